@@ -1,0 +1,45 @@
+"""Position encodings for Transformers: use, compare, extend, inspect."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "ModelShape": "posenc.encoding",
+    "PositionEncoding": "posenc.encoding",
+    "DistanceBias": "posenc.encoding",
+    "Pass": "posenc.encoding",
+    "names": "posenc.registry",
+    "create": "posenc.registry",
+    "attention": "posenc.host",
+    "explain": "posenc.host",
+    "Attention": "posenc.multihead",
+    "KVCache": "posenc.cache",
+    "Mask": "posenc.masks",
+    "Sinusoidal": "posenc.embeddings.sinusoidal",
+    "Learned": "posenc.embeddings.learned",
+    "RoPE": "posenc.queries_keys.rope",
+    "ALiBi": "posenc.scores.alibi",
+    "T5Bias": "posenc.scores.t5",
+}
+
+__all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+_MODULES = ("masks", "positions", "registry")
+"""Imported when first touched, so that `posenc.masks.causal` works after `import posenc`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"posenc.{name}")
+    raise AttributeError(f"module 'posenc' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""Place 1: position enters at the embeddings."""

@@ -1,0 +1,375 @@
+"""The host: scaled dot-product attention with a position encoding; the only file that calls
+places 2, 3 and 4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import ModuleType
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.cache import KVCache
+from posenc.encoding import PositionEncoding, Rows, ScoreMod, at_least_float32, grouped_matmul
+from posenc.kernels import reference, sdpa
+from posenc.masks import Mask
+
+IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": reference, "sdpa": sdpa}
+"""Each has refuse(call) -> reason or None, cost(call) -> Cost, and run(call) -> (out,
+log-sum-exp or None)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which implementation runs, what it is expected to cost, and why not the others.
+
+    `time` is the order in which time grows; `extra_bytes` counts memory beyond inputs and output,
+    per forward.
+    """
+
+    impl: str
+    reason: str
+    time: str
+    extra_bytes: int
+    rejected: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        extra = f"{self.extra_bytes / 2**20:.1f} MiB extra"
+        lines = [f"{self.impl}: {self.reason}; time {self.time}, {extra}"]
+        return "\n".join(lines + [f"  not {name}: {why}" for name, why in self.rejected.items()])
+
+
+@dataclass(frozen=True)
+class Call:
+    """One ordinary attention after place 2: what an implementation needs to run it.
+
+    q (batch, num_heads, q_len, width) and k (batch, num_kv_heads, kv_len, width) come from place 2;
+    raw_q and raw_k from before it, raw_k with as many heads as q and only where the encoding needs
+    it.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    raw_q: Tensor
+    raw_k: Tensor | None
+    encoding: PositionEncoding
+    q_positions: Tensor
+    kv_positions: Tensor
+    q_state: Tensor | None
+    kv_state: Tensor | None
+    mask: Mask | None
+    scale: float
+    dropout_p: float
+    need_lse: bool
+
+    @property
+    def q_len(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def kv_len(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether places 3 or 4 act, so that scores or weights must be seen."""
+        return 3 in self.encoding.places or 4 in self.encoding.places
+
+    @property
+    def needs_grad(self) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in (self.q, self.k, self.v))
+
+    @cached_property
+    def wide(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v in at least float32; as they are under autocast, which would cast them
+        back."""
+        if torch.is_autocast_enabled(self.q.device.type):
+            return self.q, self.k, self.v
+        return tuple(t.to(at_least_float32(t.dtype)) for t in (self.q, self.k, self.v))  # type: ignore[return-value]
+
+    def score_mod(self, start: int, stop: int) -> ScoreMod | None:
+        """Place 3 for queries start .. stop, counted from zero within the block."""
+        return self.encoding.score_mod(
+            self.raw_q[:, :, start:stop],
+            self.raw_k,
+            _tokens(self.q_positions, start, stop, self.encoding),
+            self.kv_positions,
+            None if self.q_state is None else self.q_state[:, :, start:stop],
+            self.kv_state,
+        )
+
+    def scores(self, start: int, stop: int) -> Tensor:
+        """Scaled scores with place 3 applied and not yet masked: (batch, num_heads, stop -
+        start, kv_len)."""
+        q, k, _ = self.wide
+        scores = grouped_matmul(q[:, :, start:stop] * self.scale, k.mT)
+        scores = scores.to(at_least_float32(scores.dtype))
+        if not self.changes_scores:
+            return scores
+        batch, heads, rows, kv_len = scores.shape
+        device = scores.device
+        block = Rows(
+            q=self.raw_q[:, :, start:stop],
+            k=self.raw_k,
+            q_positions=_tokens(self.q_positions, start, stop, self.encoding),
+            kv_positions=self.kv_positions,
+            batch=torch.arange(batch, device=device)[:, None, None, None],
+            head=torch.arange(heads, device=device)[:, None, None],
+            q_idx=torch.arange(rows, device=device)[:, None],
+            kv_idx=torch.arange(kv_len, device=device),
+        )
+        return self.encoding.score_rows(
+            scores, self.score_mod(start, stop), self.visible(start, stop), block
+        )
+
+    def visible(self, start: int, stop: int) -> Tensor | None:
+        """Booleans that broadcast to the scores of queries start .. stop; None where everything
+        is visible."""
+        if self.mask is None:
+            return None
+        return self.mask.rows(
+            self.q.shape[0], self.q.shape[1], start, stop, self.kv_len, self.q.device
+        )
+
+    @property
+    def every_row_sees_a_key(self) -> bool:
+        """Known without reading anything: under an exact mask over one set of positions each
+        token sees itself."""
+        return self.mask is None or (
+            self.mask.exact and self.mask.q_positions is self.mask.kv_positions
+        )
+
+    def combine(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """Place 4 for queries start .. stop, in the dtype of q."""
+        positions = _tokens(self.q_positions, start, stop, self.encoding)
+        out = self.encoding.combine_values(weights, self.wide[2], positions, self.kv_positions)
+        return out.to(self.q.dtype)
+
+
+def attention(
+    q: Float[Tensor, "batch num_heads q_len head_dim"],
+    k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
+    v: Float[Tensor, "batch num_kv_heads kv_len v_dim"],
+    encoding: PositionEncoding | None = None,
+    *,
+    q_positions: Tensor,
+    kv_positions: Tensor,
+    q_state: Tensor | None = None,
+    kv_state: Tensor | None = None,
+    mask: Mask | None = None,
+    cache: KVCache | None = None,
+    dropout_p: float = 0.0,
+    return_lse: bool = False,
+    impl: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale * q' k'^T + position, over visible keys) v, with every place of `encoding`
+    applied.
+
+    Args:
+        encoding: any position encoding; None for none.
+        q_positions, kv_positions: (len) or (batch, len), plus a last axis where encoding.num_axes >
+        1.
+        q_state, kv_state: what encoding.token_state gave for the tokens of q and of k.
+        mask: who may look at whom; bound to the positions here unless it already is.
+        cache: earlier keys and values; k, v, kv_positions and kv_state are appended and all of it
+            is attended to.
+        dropout_p: probability of dropping an attention weight.
+        return_lse: also return the log-sum-exp of each row's scores, -inf where nothing is visible.
+        impl: "auto", or the name of an implementation, which then runs or raises.
+
+    Shapes: (batch, num_heads, q_len, v_dim) in the dtype of q; lse (batch, num_heads, q_len).
+    Precision: scores, softmax and biases in float32 or better. A row that sees no key gives zeros
+    and zero gradient.
+    Raises: ValueError where shapes, positions or `impl` do not fit.
+    """
+    calls = _calls(
+        q,
+        k,
+        v,
+        encoding,
+        q_positions,
+        kv_positions,
+        q_state,
+        kv_state,
+        mask,
+        cache,
+        dropout_p,
+        return_lse,
+    )
+    results = [IMPLEMENTATIONS[_choose(call, impl).impl].run(call) for call in calls]
+    out, lse = results[0] if len(results) == 1 else _merge(results)
+    return (out, lse) if return_lse else out
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: PositionEncoding | None = None,
+    *,
+    q_positions: Tensor,
+    kv_positions: Tensor,
+    q_state: Tensor | None = None,
+    kv_state: Tensor | None = None,
+    mask: Mask | None = None,
+    dropout_p: float = 0.0,
+    return_lse: bool = False,
+    impl: str = "auto",
+) -> Plan:
+    """What `attention` would do with the same arguments, without computing it. An encoding of
+    several
+    passes is described by its first."""
+    calls = _calls(
+        q,
+        k,
+        v,
+        encoding,
+        q_positions,
+        kv_positions,
+        q_state,
+        kv_state,
+        mask,
+        None,
+        dropout_p,
+        return_lse,
+    )
+    return _choose(calls[0], impl)
+
+
+def _choose(call: Call, impl: str) -> Plan:
+    if impl != "auto":
+        if impl not in IMPLEMENTATIONS:
+            raise ValueError(
+                f"attention: unknown impl {impl!r}; known: auto, {', '.join(IMPLEMENTATIONS)}."
+            )
+        why_not = IMPLEMENTATIONS[impl].refuse(call)
+        if why_not:
+            raise ValueError(
+                f"attention: impl={impl!r} cannot run {type(call.encoding).__name__}: {why_not}."
+            )
+        cost = IMPLEMENTATIONS[impl].cost(call)
+        return Plan(impl, "asked for by name", cost.time, cost.extra_bytes)
+    rejected = {
+        name: why for name, kernel in IMPLEMENTATIONS.items() if (why := kernel.refuse(call))
+    }
+    # Dense softmax attention trains faster than torch's CPU flash kernel while a row fits the
+    # core's cache.
+    short = call.q.device.type == "cpu" and call.needs_grad and call.kv_len <= 512
+    if "sdpa" in rejected or short:
+        name, reason = (
+            "reference",
+            "short rows that need gradients" if short else "the encoding must see the scores",
+        )
+    else:
+        name, reason = "sdpa", "nothing needs to see the scores"
+    cost = IMPLEMENTATIONS[name].cost(call)
+    return Plan(name, reason, cost.time, cost.extra_bytes, rejected)
+
+
+def _calls(
+    q,
+    k,
+    v,
+    encoding,
+    q_positions,
+    kv_positions,
+    q_state,
+    kv_state,
+    mask,
+    cache,
+    dropout_p,
+    return_lse,
+) -> list[Call]:
+    encoding = PositionEncoding() if encoding is None else encoding
+    _check(q, k, v, encoding, q_positions, kv_positions)
+    scale = encoding.scale(q.shape[-1])
+    raw_q, new_positions = q, kv_positions
+    keep_raw = encoding.needs_raw_k
+    if cache is not None:
+        if not keep_raw:
+            q, k = encoding.transform_qk(q, k, q_positions, kv_positions)
+        axis = -2 if encoding.num_axes > 1 else -1
+        k, v, kv_positions, kv_state = cache.append(
+            k, v, kv_positions, kv_state, position_axis=axis
+        )
+    if mask is not None and not mask.bound:
+        if (
+            encoding.num_axes > 1
+        ):  # order is the order in memory where a position has several components
+            order = torch.arange(k.shape[2], device=k.device)
+            mask = mask.bind(order[k.shape[2] - q.shape[2] :], order)
+        else:
+            same = q_positions is new_positions and k.shape[2] == q.shape[2]
+            mask = mask.bind(q_positions, q_positions if same else kv_positions)
+    passes = encoding.passes(q_positions, kv_positions)
+    raw_k = _repeat_heads(k, q.shape[1]) if keep_raw else None
+    calls = []
+    for part in passes:
+        if cache is not None and not keep_raw:
+            pass_q, pass_k = q, k
+        else:
+            pass_q, pass_k = encoding.transform_qk(q, k, part.q_positions, part.kv_positions)
+        visible = mask if part.mask is None else part.mask if mask is None else part.mask & mask
+        calls.append(
+            Call(
+                pass_q, pass_k, v, raw_q, raw_k, encoding, part.q_positions, part.kv_positions,
+                q_state, kv_state, visible, scale, dropout_p, return_lse or len(passes) > 1,
+            )
+        )  # fmt: skip
+    return calls
+
+
+def _merge(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Attention over disjoint sets of keys, joined by their log-sum-exp."""
+    lses = torch.stack([lse for _, lse in results])
+    total = lses.logsumexp(0)
+    safe = total.masked_fill(total == -torch.inf, 0)  # a row that no pass sees
+    shares = (lses - safe).exp()[..., None]
+    out = sum(share * out for share, (out, _) in zip(shares, results, strict=True))
+    return out.to(results[0][0].dtype), total  # type: ignore[union-attr]
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: PositionEncoding,
+    q_positions: Tensor,
+    kv_positions: Tensor,
+):
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.ndim != 4:
+            raise ValueError(
+                f"attention: {name} must have shape (batch, heads, len, head_dim), "
+                f"got {tuple(t.shape)}."
+            )
+    if q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+        raise ValueError(
+            f"attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit: "
+            "k and v share heads and length, q and k share head_dim, all share the batch."
+        )
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"attention: {k.shape[1]} key/value heads do not divide {q.shape[1]} query heads."
+        )
+    for name, positions, t in (("q_positions", q_positions, q), ("kv_positions", kv_positions, k)):
+        tokens = positions.shape[: positions.ndim - (encoding.num_axes > 1)]
+        if tuple(tokens) not in {(t.shape[2],), (t.shape[0], t.shape[2]), (1, t.shape[2])}:
+            raise ValueError(
+                f"attention: {name} must have shape ({t.shape[2]},) or ({t.shape[0]}, {t.shape[2]})"
+                f"{' plus an axis of components' if encoding.num_axes > 1 else ''}, "
+                f"got {tuple(positions.shape)}."
+            )
+
+
+def _repeat_heads(k: Tensor, num_heads: int) -> Tensor:
+    return k if k.shape[1] == num_heads else k.repeat_interleave(num_heads // k.shape[1], dim=1)
+
+
+def _tokens(positions: Tensor, start: int, stop: int, encoding: PositionEncoding) -> Tensor:
+    if encoding.num_axes > 1:
+        return positions[..., start:stop, :]
+    return positions[..., start:stop]

@@ -1,0 +1,170 @@
+"""Who may look at whom: masks in FlexAttention's signature that compose and know their own
+structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+Predicate = Callable[["Sight"], Tensor]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a predicate may look at: FlexAttention's four indices and the positions of the pair."""
+
+    batch: Tensor
+    head: Tensor
+    q_idx: Tensor
+    kv_idx: Tensor
+    q_position: Tensor
+    kv_position: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """True where a query may look at a key.
+
+    Called as FlexAttention calls a mask_mod: mask(batch, head, q_idx, kv_idx) -> bool tensor; the
+    four broadcast. Masks compare positions, not indices; until `bind` gives the positions, a
+    token's index is its position.
+
+    causal: no query sees a key of a later position. window: no query sees a key at this distance or
+    further.
+    exact: the two say everything there is to say, so that a kernel may use them in place of the
+    predicate.
+    """
+
+    predicate: Predicate
+    causal: bool = False
+    window: int | None = None
+    exact: bool = False
+    q_positions: Tensor | None = None
+    kv_positions: Tensor | None = None
+    _last: dict[tuple, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def __call__(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        q_position = _take(self.q_positions, batch, q_idx)
+        kv_position = _take(self.kv_positions, batch, kv_idx)
+        return self.predicate(Sight(batch, head, q_idx, kv_idx, q_position, kv_position))
+
+    def __and__(self, other: Mask) -> Mask:
+        _require_mask(other, "&")
+        windows = [m.window for m in (self, other) if m.window is not None]
+        return Mask(
+            lambda sight: self.predicate(sight) & other.predicate(sight),
+            causal=self.causal or other.causal,
+            window=min(windows, default=None),
+            exact=self.exact and other.exact,
+        )._bound_like(self, other)
+
+    def __or__(self, other: Mask) -> Mask:
+        _require_mask(other, "|")
+        windows = [m.window for m in (self, other) if m.window is not None]
+        return Mask(
+            lambda sight: self.predicate(sight) | other.predicate(sight),
+            causal=self.causal and other.causal,
+            window=max(windows) if len(windows) == 2 else None,
+        )._bound_like(self, other)
+
+    def bind(self, q_positions: Tensor, kv_positions: Tensor) -> Mask:
+        """The same mask over these positions, (len) or (batch, len)."""
+        return replace(self, q_positions=q_positions, kv_positions=kv_positions)
+
+    def _bound_like(self, a: Mask, b: Mask) -> Mask:
+        if not (a.bound or b.bound):
+            return self
+        if (
+            a.bound
+            and b.bound
+            and (a.q_positions is not b.q_positions or a.kv_positions is not b.kv_positions)
+        ):
+            raise ValueError(
+                "Masks bound to different positions cannot be combined: combine, then bind."
+            )
+        owner = a if a.bound else b
+        return replace(self, q_positions=owner.q_positions, kv_positions=owner.kv_positions)
+
+    @property
+    def bound(self) -> bool:
+        return self.q_positions is not None
+
+    def rows(
+        self, batch: int, num_heads: int, start: int, stop: int, kv_len: int, device: torch.device
+    ) -> Tensor:
+        """Booleans for queries start .. stop that broadcast to (batch, num_heads, stop - start,
+        kv_len).
+
+        The last block asked for is kept: all layers of a model ask a bound mask for the same one.
+        """
+        key = (batch, num_heads, start, stop, kv_len, device)
+        if key in self._last:
+            return self._last[key]
+        seen = self(
+            torch.arange(batch, device=device)[:, None, None, None],
+            torch.arange(num_heads, device=device)[:, None, None],
+            torch.arange(start, stop, device=device)[:, None],
+            torch.arange(kv_len, device=device),
+        )
+        seen = seen.view((1,) * (4 - seen.ndim) + seen.shape)
+        if not torch.compiler.is_compiling():
+            self._last.clear()
+            self._last[key] = seen
+        return seen
+
+
+def _take(positions: Tensor | None, batch: Tensor, index: Tensor) -> Tensor:
+    if positions is None:
+        return index
+    return positions[index] if positions.ndim == 1 else positions[batch, index]
+
+
+def _require_mask(other: object, operator: str) -> None:
+    if not isinstance(other, Mask):
+        raise TypeError(f"Mask {operator} needs another Mask, got {type(other).__name__}.")
+
+
+full = Mask(lambda sight: torch.ones_like(sight.q_position >= sight.kv_position), exact=True)
+"""Everyone may look at everyone."""
+
+causal = Mask(lambda sight: sight.q_position >= sight.kv_position, causal=True, exact=True)
+"""A query sees keys at its own position and before, whatever their order in memory."""
+
+
+def sliding_window(window_size: int) -> Mask:
+    """Keys less than `window_size` positions away, on either side.
+
+    `causal & sliding_window(w)` shows w keys counting the query itself, as Hugging Face and Gemma
+    do.
+    """
+    if window_size < 1:
+        raise ValueError(f"sliding_window: window_size must be at least 1, got {window_size}.")
+    return Mask(
+        lambda sight: (sight.q_position - sight.kv_position).abs() < window_size,
+        window=window_size,
+        exact=True,
+    )
+
+
+def padding(valid: Tensor) -> Mask:
+    """Only keys where `valid` (batch, kv_len) is True or nonzero: left, right or any padding."""
+    if valid.ndim != 2:
+        raise ValueError(
+            f"padding: valid must have shape (batch, kv_len), got {tuple(valid.shape)}."
+        )
+    valid = valid.bool()
+    return Mask(lambda sight: valid[sight.batch, sight.kv_idx])
+
+
+def document(q_documents: Tensor, kv_documents: Tensor | None = None) -> Mask:
+    """Only keys of the query's own document; ids (len) or (batch, len), kv ids default to the
+    query's."""
+    kv_ids = q_documents if kv_documents is None else kv_documents
+    return Mask(
+        lambda sight: (
+            _take(q_documents, sight.batch, sight.q_idx) == _take(kv_ids, sight.batch, sight.kv_idx)
+        )
+    )

@@ -1,0 +1,1 @@
+"""A small reference Transformer that any encoding fits."""

@@ -1,0 +1,1 @@
+"""Place 2: position enters at queries and keys."""

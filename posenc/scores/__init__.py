@@ -1,0 +1,1 @@
+"""Place 3: position enters at the attention scores."""

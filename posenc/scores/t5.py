@@ -1,0 +1,103 @@
+"""T5's bucketed relative position bias."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import DistanceBias, ModelShape
+
+
+def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
+    """First distance of bucket 1, 2, ...: exact up to half of the buckets, then logarithmic.
+
+    Compared in whole numbers, so that a distance on a boundary falls where the formula says:
+    bucket b >= e starts at the least x with ln(x/e) / ln(max_distance/e) * (num_buckets - e) >= b -
+    e, e = num_buckets/2.
+    """
+    exact = num_buckets // 2
+    steps = num_buckets - exact
+    edges, x = list(range(1, exact + 1)), exact
+    for step in range(1, steps):
+        while x**steps * exact**step < max_distance**step * exact**steps:
+            x += 1
+        edges.append(x)
+    return tuple(edges)
+
+
+class T5Bias(DistanceBias):
+    """Add a learned bias per head and distance bucket to the attention scores.
+
+    score[h, i, j] += weight[bucket(position_i - position_j), h]
+
+    Buckets are exact for the nearest half and logarithmic up to max_distance; all that is further
+    shares the last one (from 113 with the defaults, from 91 on either side if bidirectional). T5
+    has no 1/sqrt(head_dim): scale() is 1, and the model's initial weights are expected to make up
+    for it.
+
+    Args:
+        num_heads: number of query heads.
+        bidirectional: half of the buckets for either direction; False: the past only, the future
+            shares bucket 0.
+        num_buckets: rows of the table, even, and a multiple of 4 if bidirectional.
+        max_distance: where the logarithmic buckets end, in tokens.
+        init_std: standard deviation of the initial values.
+
+    Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len). weight:
+    (num_buckets, num_heads).
+    Units: distances in tokens; the bias is in logits. Precision: bucket edges are exact whole
+    numbers.
+    Raises: ValueError where the buckets cannot be laid out.
+    Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1; github.com/google-research/t5x.
+    """
+
+    scope = "model"
+    source = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        bidirectional: bool = False,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        per_side = num_buckets // 2 if bidirectional else num_buckets
+        if per_side < 2 or per_side % 2 or num_buckets % 2 or max_distance <= per_side // 2:
+            raise ValueError(
+                f"T5Bias: num_buckets must be {'a multiple of 4' if bidirectional else 'even'} and "
+                f"max_distance above {max(per_side // 2, 1)}, "
+                f"got num_buckets={num_buckets}, max_distance={max_distance}."
+            )
+        self.bidirectional = bidirectional
+        self.init_std = init_std
+        self.edges = bucket_edges(per_side, max_distance)
+        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
+        self.reset_parameters()
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options) -> T5Bias:
+        return super().from_shape(shape, **{"bidirectional": not shape.causal, **options})
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.init_std)
+
+    @property
+    def num_parameters(self) -> int:
+        return self.weight.shape[0] * self.weight.shape[1]
+
+    def scale(self, head_dim: int) -> float:
+        return 1.0
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The row of the table for each distance (positive: the past)."""
+        near = distance.abs() if self.bidirectional else distance.clamp(min=0)
+        edges = torch.tensor(self.edges, device=distance.device)
+        bucket = torch.bucketize(near.contiguous(), edges, right=True)
+        return bucket + (len(self.edges) + 1) * (distance < 0) if self.bidirectional else bucket
+
+    def bias(self, distance: Tensor) -> Tensor:
+        weight = self.weight if self.weight.dtype == torch.float64 else self.weight.float()
+        return weight.T[:, self.bucket(distance)]

@@ -1,0 +1,1 @@
+"""Place 4: position enters at the values."""
