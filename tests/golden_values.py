@@ -1,4 +1,4 @@
-"""Values printed by the authors' own code: whole tensors from tests/golden, or from the folder in POSENC_GOLDEN."""
+"""Values printed by the authors' own code: from tests/golden, or the folder in POSENC_GOLDEN."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = Path(os.environ.get("POSENC_GOLDEN", Path(__file__).parent / "golden"))
 
 @dataclass(frozen=True)
 class Case:
-    """One recorded call: `params` decide the construction, inputs and expected are arrays in their own dtype."""
+    """One recorded call: `params` decide the construction; arrays keep their own dtype."""
 
     method: str
     params: dict[str, Any]
@@ -29,7 +29,7 @@ class Case:
     def assert_close(
         self, name: str, got: Tensor | np.ndarray, where: Tensor | None = None
     ) -> None:
-        """|got - expected| <= atol + rtol * |expected|, at the file's own tolerance, only where `where` is True."""
+        """|got - expected| <= atol + rtol * |expected|, by the file's tolerance, where `where`."""
         bound = {**self.tolerance, **self.tolerance.get(name, {})}
         want = torch.as_tensor(self.expected[name])
         got = torch.as_tensor(got).detach()
@@ -46,7 +46,7 @@ class Case:
 
 
 def cases(method: str) -> list[Any]:
-    """The cases of one golden file as pytest parameters; one skipped case where the folder has no such file."""
+    """The cases of one golden file as pytest parameters; one skipped case where it is missing."""
     path = FOLDER / f"{method}.json"
     if not path.exists():
         return [
