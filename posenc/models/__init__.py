@@ -1,1 +1,6 @@
-"""A small reference Transformer that any encoding fits."""
+"""A small reference Transformer that takes any position encoding."""
+
+from posenc.models.config import DecoderConfig
+from posenc.models.decoder import Decoder
+
+__all__ = ["Decoder", "DecoderConfig"]

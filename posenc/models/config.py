@@ -1,0 +1,93 @@
+"""The sizes and choices that describe a model, apart from its position encoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from posenc.encoding import ModelShape
+
+Activation = Literal["swiglu", "gelu", "relu"]
+Norm = Literal["rms", "layer"]
+NormPosition = Literal["pre", "post"]
+
+_CHOICES = {
+    "activation": Activation,
+    "norm": Norm,
+    "norm_position": NormPosition,
+}
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """A stack of Transformer layers; Encoder and EncoderDecoder are described by it too.
+
+    Args:
+        vocab_size: number of tokens.
+        embed_dim: width of the residual stream.
+        num_layers: number of layers (of each stack, in an EncoderDecoder).
+        num_heads: number of query heads.
+        num_kv_heads: number of key/value heads; None means num_heads.
+        head_dim: size of one head; None means embed_dim / num_heads.
+        ffn_dim: hidden width of the feed-forward; None means 8/3 embed_dim rounded up to a multiple
+            of 32 for swiglu, 4 embed_dim otherwise.
+        norm: "rms" (RMSNorm) or "layer" (LayerNorm).
+        norm_position: "pre" (before each sublayer, and once at the end) or "post" (after each sum).
+        norm_eps: what the norm adds to the variance.
+        activation: "swiglu", "gelu" or "relu".
+        tie_embeddings: whether the head is the token embedding.
+        attention_bias: whether the projections of attention have a bias.
+        dropout: probability of dropping an attention weight, and a channel of the embeddings and of
+            each sublayer's output.
+        impl: which implementation of attention, "auto" or by name.
+
+    Raises: ValueError where a size or a choice does not fit.
+    """
+
+    vocab_size: int
+    embed_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    ffn_dim: int | None = None
+    norm: Norm = "rms"
+    norm_position: NormPosition = "pre"
+    norm_eps: float = 1e-6
+    activation: Activation = "swiglu"
+    tie_embeddings: bool = False
+    attention_bias: bool = False
+    dropout: float = 0.0
+    impl: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "num_layers", "num_kv_heads", "head_dim", "ffn_dim"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"DecoderConfig: {name} must be at least 1, got {size}.")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(
+                    f"DecoderConfig: {name} must be one of {', '.join(get_args(choices))}, "
+                    f"got {getattr(self, name)!r}."
+                )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"DecoderConfig: dropout must be in [0, 1), got {self.dropout}.")
+        shape = self.shape()
+        object.__setattr__(self, "num_kv_heads", shape.num_kv_heads)
+        object.__setattr__(self, "head_dim", shape.head_dim)
+        if self.ffn_dim is None:
+            gated = -(-8 * self.embed_dim // 96) * 32
+            width = gated if self.activation == "swiglu" else 4 * self.embed_dim
+            object.__setattr__(self, "ffn_dim", width)
+
+    def shape(self, train_length: int = 2048, causal: bool = True) -> ModelShape:
+        """What posenc.create needs to build an encoding for this model."""
+        return ModelShape(
+            self.embed_dim,
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            train_length,
+            causal,
+        )

@@ -1,0 +1,140 @@
+"""The decoder: any encoding fits, and what it computes does not depend on how it is called."""
+
+import pytest
+import torch
+
+import posenc
+from posenc import masks
+from posenc.models import Decoder, DecoderConfig
+
+CONFIG = DecoderConfig(vocab_size=61, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2)
+
+
+def decoder(name: str, config: DecoderConfig = CONFIG, train_length: int = 32) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(config, posenc.create(name, config.shape(train_length))).eval()
+
+
+def tokens(batch: int = 2, length: int = 13) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(CONFIG.vocab_size, (batch, length), generator=generator)
+
+
+@pytest.mark.parametrize("name", posenc.names())
+@torch.no_grad()
+def test_step_by_step_with_caches_equals_one_pass(name):
+    model, ids = decoder(name), tokens()
+    caches = model.new_caches()
+    parts = [
+        model(part, caches=caches, length=ids.shape[1]) for part in ids.split([5, 1, 1, 6], dim=1)
+    ]
+    torch.testing.assert_close(
+        torch.cat(parts, dim=1), model(ids, length=ids.shape[1]), rtol=0, atol=5e-6
+    )
+
+
+@pytest.mark.parametrize("name", posenc.names())
+@torch.no_grad()
+def test_a_later_token_changes_no_earlier_logits(name):
+    model, ids = decoder(name), tokens()
+    changed = ids.clone()
+    changed[:, 8] = (changed[:, 8] + 1) % CONFIG.vocab_size
+    before, after = model(ids), model(changed)
+    assert torch.equal(before[:, :8], after[:, :8])
+    assert not torch.equal(before[:, 8:], after[:, 8:])
+
+
+@pytest.mark.parametrize("name", posenc.names())
+@torch.no_grad()
+def test_left_padding_equals_the_row_alone(name):
+    model, ids = decoder(name), tokens()
+    valid = torch.ones(2, 13, dtype=torch.bool)
+    valid[1, :4] = False
+    positions = (valid.cumsum(1) - 1).clamp(min=0)
+    if model.encoding.num_axes > 1:
+        positions = positions[..., None].expand(-1, -1, model.encoding.num_axes)
+    padded = model(ids, positions, mask=masks.causal & masks.padding(valid), length=13)
+    torch.testing.assert_close(padded[1:, 4:], model(ids[1:, 4:], length=13), rtol=0, atol=5e-6)
+    torch.testing.assert_close(padded[:1], model(ids[:1], length=13), rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("name", posenc.names())
+def test_initial_weights_are_the_same_for_every_encoding(name):
+    reference = decoder("nope").state_dict()
+    state = decoder(name).state_dict()
+    shared = {key for key in state if not key.startswith("encoding.")}
+    assert shared == set(reference)
+    assert all(torch.equal(state[key], reference[key]) for key in shared)
+
+
+def test_initial_weights_follow_the_seed_alone():
+    torch.manual_seed(3)
+    first = Decoder(CONFIG).state_dict()
+    torch.manual_seed(3)
+    torch.rand(5)  # what was drawn meanwhile does not matter
+    again = Decoder(CONFIG).state_dict()
+    torch.manual_seed(4)
+    other = Decoder(CONFIG).state_dict()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["tokens.weight"], other["tokens.weight"])
+    starts = [v.flatten()[:16] / v.flatten()[0] for v in first.values() if v.ndim == 2]
+    assert not any(torch.allclose(a, b) for i, a in enumerate(starts) for b in starts[:i])
+
+
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize("activation", ["swiglu", "gelu", "relu"])
+def test_every_choice_trains_and_starts_near_uniform(tie, norm_position, norm, activation):
+    config = DecoderConfig(
+        61, 32, 2, 4, tie_embeddings=tie, norm=norm, norm_position=norm_position,
+        activation=activation, attention_bias=True, dropout=0.1,
+    )  # fmt: skip
+    model = decoder("rope", config).train()
+    ids = tokens(8, 32)
+    logits = model(ids)
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert abs(loss.item() - torch.tensor(61.0).log().item()) < 1.2
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+
+
+def test_dropout_acts_in_training_only():
+    model = decoder("nope", DecoderConfig(61, 32, 2, 4, dropout=0.5))
+    ids = tokens()
+    assert torch.equal(model(ids), model(ids))
+    model.train()
+    assert not torch.equal(model(ids), model(ids))
+
+
+def test_the_mask_replaces_the_causal_one():
+    model, ids = decoder("alibi"), tokens()
+    sees_all = model(ids, mask=masks.full)
+    assert not torch.allclose(sees_all[:, 0], model(ids)[:, 0])
+    window = model(ids, mask=masks.causal & masks.sliding_window(1))
+    torch.testing.assert_close(window[:, 5:6], model(ids[:, 5:6]), rtol=0, atol=5e-6)
+
+
+def test_a_model_made_on_meta_gets_the_same_weights():
+    shape = CONFIG.shape(32)
+    with torch.device("meta"):
+        model = Decoder(CONFIG, posenc.create("rope", shape))
+    model.to_empty(device="cpu")
+    torch.manual_seed(0)
+    model.reset_parameters()
+    ids = tokens()
+    assert torch.equal(model.eval()(ids), decoder("rope")(ids))
+
+
+def test_config_says_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"norm must be one of rms, layer, got 'batch'"):
+        DecoderConfig(61, 32, 2, 4, norm="batch")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"embed_dim=30 and num_heads=4"):
+        DecoderConfig(61, 30, 2, 4)
+    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1.0"):
+        DecoderConfig(61, 32, 2, 4, dropout=1.0)
+    with pytest.raises(ValueError, match=r"one per layer \(2\), got 3"):
+        decoder("rope")(tokens(), caches=[posenc.KVCache()] * 3)
+    with pytest.raises(ValueError, match=r"tokens must be \(batch, len\), got \(13,\)"):
+        decoder("rope")(tokens()[0])
