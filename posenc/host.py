@@ -3,7 +3,7 @@ places 2, 3 and 4."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import ModuleType
 
@@ -13,10 +13,15 @@ from torch import Tensor
 
 from posenc.cache import KVCache
 from posenc.encoding import PositionEncoding, Rows, ScoreMod, at_least_float32, grouped_matmul
-from posenc.kernels import reference, sdpa
+from posenc.kernels import blockwise, reference, sdpa
 from posenc.masks import Mask
+from posenc.positions import run_start
 
-IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": reference, "sdpa": sdpa}
+IMPLEMENTATIONS: dict[str, ModuleType] = {
+    "reference": reference,
+    "blockwise": blockwise,
+    "sdpa": sdpa,
+}
 """Each has refuse(call) -> reason or None, cost(call) -> Cost, and run(call) -> (out,
 log-sum-exp or None)."""
 
@@ -47,7 +52,7 @@ class Call:
 
     q (batch, num_heads, q_len, width) and k (batch, num_kv_heads, kv_len, width) come from place 2;
     raw_q and raw_k from before it, raw_k with as many heads as q and only where the encoding needs
-    it.
+    it. `first_key` is where these keys begin among those the mask is bound to.
     """
 
     q: Tensor
@@ -64,6 +69,7 @@ class Call:
     scale: float
     dropout_p: float
     need_lse: bool
+    first_key: int = 0
 
     @property
     def q_len(self) -> int:
@@ -80,7 +86,54 @@ class Call:
 
     @property
     def needs_grad(self) -> bool:
-        return torch.is_grad_enabled() and any(t.requires_grad for t in (self.q, self.k, self.v))
+        if not torch.is_grad_enabled():
+            return False
+        inputs = (self.q, self.k, self.v, self.raw_q, self.raw_k, self.q_state, self.kv_state)
+        return any(t is not None and t.requires_grad for t in inputs) or any(
+            p.requires_grad for p in self.encoding.parameters()
+        )
+
+    @cached_property
+    def mask_runs(self) -> tuple[int, int] | None:
+        """The first query's and the first key's position where the mask is bound to two runs of
+        consecutive positions, known without synchronising."""
+        if self.mask is None:
+            return None
+        q_positions, kv_positions = self.mask.q_positions, self.mask.kv_positions
+        assert q_positions is not None and kv_positions is not None
+        q_start = run_start(q_positions)
+        kv_start = q_start if kv_positions is q_positions else run_start(kv_positions)
+        return None if q_start is None or kv_start is None else (q_start, kv_start)
+
+    def reach(self, start: int, stop: int) -> tuple[int, int]:
+        """first, last: queries start .. stop see no key before `first`, nor from `last` on; at
+        least one key."""
+        first, last = 0, self.kv_len
+        mask, runs = self.mask, self.mask_runs
+        if mask is not None and runs is not None:
+            shift = runs[0] - runs[1]  # the key at a query's own position
+            if mask.causal:
+                last = min(last, stop + shift)
+            if mask.window is not None:
+                first = max(first, start + shift - mask.window + 1)
+                last = min(last, stop - 1 + shift + mask.window)
+        last = max(last, 1)
+        return min(first, last - 1), last
+
+    def keys(self, first: int, last: int) -> Call:
+        """The same attention over keys first .. last alone."""
+        if (first, last) == (0, self.kv_len):
+            return self
+        state = self.kv_state
+        return replace(
+            self,
+            k=self.k[:, :, first:last],
+            v=self.v[:, :, first:last],
+            raw_k=None if self.raw_k is None else self.raw_k[:, :, first:last],
+            kv_positions=_tokens(self.kv_positions, first, last, self.encoding),
+            kv_state=None if state is None else state[:, :, first:last],
+            first_key=self.first_key + first,
+        )
 
     @cached_property
     def wide(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,8 +183,9 @@ class Call:
         is visible."""
         if self.mask is None:
             return None
+        batch, heads = self.q.shape[:2]
         return self.mask.rows(
-            self.q.shape[0], self.q.shape[1], start, stop, self.kv_len, self.q.device
+            batch, heads, start, stop, self.kv_len, self.q.device, first_key=self.first_key
         )
 
     @property
@@ -255,18 +309,29 @@ def _choose(call: Call, impl: str) -> Plan:
     rejected = {
         name: why for name, kernel in IMPLEMENTATIONS.items() if (why := kernel.refuse(call))
     }
-    # Dense softmax attention trains faster than torch's CPU flash kernel while a row fits the
-    # core's cache.
-    short = call.q.device.type == "cpu" and call.needs_grad and call.kv_len <= 512
-    if "sdpa" in rejected or short:
-        name, reason = (
-            "reference",
-            "short rows that need gradients" if short else "the encoding must see the scores",
-        )
-    else:
-        name, reason = "sdpa", "nothing needs to see the scores"
+    name, reason = _best(call, rejected)
     cost = IMPLEMENTATIONS[name].cost(call)
-    return Plan(name, reason, cost.time, cost.extra_bytes, rejected)
+    others = {n: "expected to be slower here" for n in IMPLEMENTATIONS if n != name}
+    return Plan(name, reason, cost.time, cost.extra_bytes, others | rejected)
+
+
+SHORT_ROW = 512
+"""Up to this many keys, dense softmax attention trains faster on the CPU than its flash kernel."""
+DENSE_BYTES = 64 * 2**20
+"""Scores below this size are computed whole."""
+
+
+def _best(call: Call, rejected: dict[str, str]) -> tuple[str, str]:
+    """An implementation that has not refused the call, and why it is the one."""
+    on_cpu = call.q.device.type == "cpu"
+    dense = reference.cost(call).extra_bytes <= DENSE_BYTES
+    if on_cpu and call.needs_grad and call.kv_len <= SHORT_ROW and dense:
+        return "reference", "short rows that need gradients"
+    if "sdpa" not in rejected:
+        return "sdpa", "torch's kernel computes it"
+    if dense:
+        return "reference", "the scores are small"
+    return "blockwise", "the scores are too large to hold at once"
 
 
 def _calls(

@@ -93,21 +93,29 @@ class Mask:
         return self.q_positions is not None
 
     def rows(
-        self, batch: int, num_heads: int, start: int, stop: int, kv_len: int, device: torch.device
+        self,
+        batch: int,
+        num_heads: int,
+        start: int,
+        stop: int,
+        kv_len: int,
+        device: torch.device,
+        *,
+        first_key: int = 0,
     ) -> Tensor:
-        """Booleans for queries start .. stop that broadcast to (batch, num_heads, stop - start,
-        kv_len).
+        """Booleans for queries start .. stop and the kv_len keys from first_key on, that broadcast
+        to (batch, num_heads, stop - start, kv_len).
 
         The last block asked for is kept: all layers of a model ask a bound mask for the same one.
         """
-        key = (batch, num_heads, start, stop, kv_len, device)
+        key = (batch, num_heads, start, stop, kv_len, device, first_key)
         if key in self._last:
             return self._last[key]
         seen = self(
             torch.arange(batch, device=device)[:, None, None, None],
             torch.arange(num_heads, device=device)[:, None, None],
             torch.arange(start, stop, device=device)[:, None],
-            torch.arange(kv_len, device=device),
+            torch.arange(first_key, first_key + kv_len, device=device),
         )
         seen = seen.view((1,) * (4 - seen.ndim) + seen.shape)
         if not torch.compiler.is_compiling():

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def refuse(call: Call) -> str | None:
+    if call.dropout_p:
+        return "dropout is honoured by reference and blockwise alone"
     if call.changes_scores:
         return "it changes scores or values, which these kernels do not show"
-    if call.dropout_p:
-        return "dropout is honoured by reference alone"
     if call.need_lse:
         return "torch gives no log-sum-exp"
     return None
