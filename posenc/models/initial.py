@@ -47,7 +47,8 @@ def initialise(model: nn.Module, config: DecoderConfig, seed: int | None = None)
 def _fill(weight: Tensor, std: float, name: str, seed: int) -> None:
     if weight.is_meta:
         return
-    generator = torch.Generator().manual_seed((seed * 2**32 + zlib.crc32(name.encode())) % 2**63)
+    # torch's CPU generator reads 32 bits of its seed.
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     values = torch.randn(weight.shape, generator=generator, dtype=torch.float32)
     with torch.no_grad():
         weight.copy_(values * std)
