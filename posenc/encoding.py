@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -123,6 +124,10 @@ class PositionEncoding(nn.Module):
     needs_raw_k: bool = False
     """score_mod or score_rows reads k, or the keys are rotated more than once: the cache keeps k
     unrotated."""
+    reads_scale: bool = False
+    """Place 3 multiplies terms of its own with scale(), so no other method may change the scale."""
+    shared_parameters: tuple[str, ...] = ()
+    """Parameters of an encoding of scope "layer" that all its layers have in common."""
     max_positions: int | None = None
     """Positions must be below this number; None means no limit."""
     num_axes: int = 1
@@ -211,16 +216,35 @@ class PositionEncoding(nn.Module):
         """
         return None
 
+    def split_bias(
+        self,
+        q_positions: Tensor,
+        kv_positions: Tensor,
+        q_state: Tensor | None = None,
+        kv_state: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Place 3 as a difference, where it is one: (row, key), each (num_heads, len) or (batch,
+        num_heads, len), such that every pair with kv_position <= q_position has row[i] - key[j]
+        added to its score and nothing else. None where place 3 does more than that.
+
+        A kernel can then carry it in extra columns of q and k; the row term cancels in the softmax.
+        """
+        return None
+
     def score_rows(
         self, scores: Tensor, mod: ScoreMod | None, mask: Tensor | None, rows: Rows
     ) -> Tensor:
         """Apply place 3 to whole rows of scaled scores (batch, num_heads, rows, kv_len).
 
-        The default applies `mod` pointwise. `mask` is True where a query may look, or None.
+        The default applies `mod` pointwise, or its `block`, where it has one: the same for the
+        whole block of pairs at once. `mask` is True where a query may look, or None.
         """
-        return (
-            scores if mod is None else mod(scores, rows.batch, rows.head, rows.q_idx, rows.kv_idx)
-        )
+        if mod is None:
+            return scores
+        block = getattr(mod, "block", None)
+        if block is not None:
+            return block(scores)
+        return mod(scores, rows.batch, rows.head, rows.q_idx, rows.kv_idx)
 
     def combine_values(
         self, weights: Tensor, v: Tensor, q_positions: Tensor, kv_positions: Tensor
@@ -232,8 +256,7 @@ class PositionEncoding(nn.Module):
 
 class DistanceBias(PositionEncoding):
     """A score bias that depends on the distance alone: a subclass defines `bias` and has
-    everything
-    else.
+    everything else.
 
     score[h, i, j] += bias(q_position[i] - kv_position[j])[h]
     """
@@ -242,7 +265,11 @@ class DistanceBias(PositionEncoding):
     causal_only = False
 
     def bias(self, distance: Tensor) -> Tensor:
-        """(num_heads, *distance.shape), in logits, at least float32, for distances in tokens."""
+        """(num_heads, *distance.shape), in logits, for distances in tokens, positive for the past.
+
+        `distance` is integer or real, of any shape; the result is float32, or float64 for float64.
+        `real` and `per_head` do the conversions.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
     def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
@@ -252,6 +279,8 @@ class DistanceBias(PositionEncoding):
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None) -> ScoreMod:
+        if q.dtype == torch.float64:  # positions carry the precision that the bias is asked for
+            q_positions, kv_positions = q_positions.double(), kv_positions.double()
         values = self(q_positions, kv_positions)
         if values.ndim == 3:
             return lambda score, batch, head, q_idx, kv_idx: score + values[head, q_idx, kv_idx]
@@ -261,6 +290,25 @@ class DistanceBias(PositionEncoding):
 def distances(q_positions: Tensor, kv_positions: Tensor) -> Tensor:
     """(..., q_len, kv_len): q_position - kv_position, positive for the past."""
     return q_positions[..., :, None] - kv_positions[..., None, :]
+
+
+def real(distance: Tensor) -> Tensor:
+    """A distance to compute with: float32, or float64 where it is that already."""
+    keep = distance.dtype == torch.float64
+    return distance if keep else distance.to(torch.float32)
+
+
+def per_head(values: Tensor, like: Tensor) -> Tensor:
+    """One value per head, (num_heads,), in the dtype of `like` and shaped to broadcast against
+    it."""
+    return values.to(like.dtype).view(-1, *[1] * like.ndim)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """A context in which autocast does not round what is computed in float32 for a reason."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:

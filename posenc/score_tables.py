@@ -1,0 +1,140 @@
+"""Score biases read from tables over distances: pointwise, or for a whole block at once by a
+skewed view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import distances
+from posenc.positions import run_start
+
+
+def shared_run(q_positions: Tensor, kv_positions: Tensor) -> int | None:
+    """First query position minus first key position, where both are runs p, p+1, ... known without
+    synchronising."""
+    q_start = run_start(q_positions)
+    kv_start = q_start if kv_positions is q_positions else run_start(kv_positions)
+    return None if q_start is None or kv_start is None else q_start - kv_start
+
+
+def run_distances(shift: int, q_len: int, kv_len: int, device: torch.device) -> Tensor:
+    """The distances of two runs in the order that `skew` expects: falling, one more than needed."""
+    return shift + q_len - 1 - torch.arange(q_len + kv_len, device=device)
+
+
+def skew(by_distance: Tensor, kv_len: int) -> Tensor:
+    """(..., q_len, q_len + kv_len) with columns as in `run_distances` -> (..., q_len, kv_len), by
+    views.
+
+    Query i starts q_len - 1 - i columns to the right, so each row moves by one column.
+    """
+    q_len, width = by_distance.shape[-2:]
+    flat = by_distance.flatten(-2).narrow(-1, q_len - 1, q_len * (width - 1))
+    return flat.unflatten(-1, (q_len, width - 1)).narrow(-1, 0, kv_len)
+
+
+def unskew(pairs: Tensor) -> Tensor:
+    """The transpose of `skew`: (..., q_len, kv_len) -> (..., q_len, q_len + kv_len) by distance,
+    zero where there is no key."""
+    q_len, kv_len = pairs.shape[-2:]
+    flat = torch.nn.functional.pad(pairs, (0, q_len - 1)).flatten(-2)
+    flat = torch.nn.functional.pad(flat, (q_len - 1, 1))
+    return flat.unflatten(-1, (q_len, q_len + kv_len))
+
+
+class AddPairs:
+    """A score_mod that adds a value per pair: values (batch, num_heads, q_len, kv_len)."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def __call__(
+        self, score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor
+    ) -> Tensor:
+        return score + self.values[batch, head, q_idx, kv_idx]
+
+    def block(self, scores: Tensor) -> Tensor:
+        return scores + self.values
+
+
+class AddByDistance:
+    """A score_mod that adds, to each pair, what the query's and the key's own tables hold at the
+    pair's distance.
+
+    score[b, h, i, j] += q_table[b, h, i, row(D)] + k_table[b, h, j, k_row(D)],  D = position_i -
+    position_j
+
+    Args:
+        row, k_row: from integer distances to rows of the tables.
+        q_table: (batch, num_heads, q_len, rows), or None.
+        k_table: (batch, num_heads, kv_len, rows), or None.
+    """
+
+    def __init__(
+        self,
+        q_positions: Tensor,
+        kv_positions: Tensor,
+        row: Callable[[Tensor], Tensor],
+        q_table: Tensor | None = None,
+        k_table: Tensor | None = None,
+        k_row: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.q_positions = _drop_single_batch(q_positions)
+        self.kv_positions = _drop_single_batch(kv_positions)
+        self.q_table, self.k_table = q_table, k_table
+        self.row, self.k_row = row, row if k_row is None else k_row
+
+    def __call__(
+        self, score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor
+    ) -> Tensor:
+        distance = _take(self.q_positions, batch, q_idx) - _take(self.kv_positions, batch, kv_idx)
+        if self.q_table is not None:
+            score = score + self.q_table[batch, head, q_idx, self.row(distance)]
+        if self.k_table is not None:
+            score = score + self.k_table[batch, head, kv_idx, self.k_row(distance)]
+        return score
+
+    def block(self, scores: Tensor) -> Tensor:
+        q_len, kv_len = scores.shape[-2:]
+        shift = shared_run(self.q_positions, self.kv_positions)
+        if shift is not None:
+            distance = run_distances(shift, q_len, kv_len, scores.device)
+            if self.q_table is not None:
+                by_distance = self.q_table.index_select(-1, self.row(distance))
+                scores = scores + skew(by_distance, kv_len)
+            if self.k_table is not None:
+                # The same view with queries and keys exchanged, along which distances rise.
+                rising = shift - kv_len + 1 + torch.arange(q_len + kv_len, device=scores.device)
+                by_distance = self.k_table.index_select(-1, self.k_row(rising))
+                scores = scores + skew(by_distance, q_len).mT
+            return scores
+        distance = distances(self.q_positions, self.kv_positions)
+        distance = distance if distance.ndim == 2 else distance[:, None]
+        if self.q_table is not None:
+            index = self.row(distance).expand(scores.shape)
+            scores = scores + self.q_table.gather(-1, index)
+        if self.k_table is not None:
+            index = self.k_row(distance).mT.expand(*scores.shape[:2], kv_len, q_len)
+            scores = scores + self.k_table.gather(-1, index).mT
+        return scores
+
+
+def require_whole(name: str, *positions: Tensor) -> None:
+    """Raise TypeError where a method that counts whole tokens is given real positions."""
+    for p in positions:
+        if p.is_floating_point():
+            raise TypeError(
+                f"{name}: positions must be integers, because its table has a row per whole "
+                f"distance; got {p.dtype}. Round them, or use a method that takes real positions."
+            )
+
+
+def _drop_single_batch(positions: Tensor) -> Tensor:
+    return positions[0] if positions.ndim == 2 and positions.shape[0] == 1 else positions
+
+
+def _take(positions: Tensor, batch: Tensor, index: Tensor) -> Tensor:
+    return positions[index] if positions.ndim == 1 else positions[batch, index]
