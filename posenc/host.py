@@ -4,7 +4,6 @@ places 2, 3 and 4."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from types import ModuleType
 
 import torch
@@ -93,7 +92,6 @@ class Call:
             p.requires_grad for p in self.encoding.parameters()
         )
 
-    @cached_property
     def mask_runs(self) -> tuple[int, int] | None:
         """The first query's and the first key's position where the mask is bound to two runs of
         consecutive positions, known without synchronising."""
@@ -105,11 +103,11 @@ class Call:
         kv_start = q_start if kv_positions is q_positions else run_start(kv_positions)
         return None if q_start is None or kv_start is None else (q_start, kv_start)
 
-    def reach(self, start: int, stop: int) -> tuple[int, int]:
+    def reach(self, start: int, stop: int, runs: tuple[int, int] | None) -> tuple[int, int]:
         """first, last: queries start .. stop see no key before `first`, nor from `last` on; at
-        least one key."""
+        least one key. `runs` comes from mask_runs, which is asked once for all blocks."""
         first, last = 0, self.kv_len
-        mask, runs = self.mask, self.mask_runs
+        mask = self.mask
         if mask is not None and runs is not None:
             shift = runs[0] - runs[1]  # the key at a query's own position
             if mask.causal:
@@ -135,13 +133,10 @@ class Call:
             first_key=self.first_key + first,
         )
 
-    @cached_property
-    def wide(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v in at least float32; as they are under autocast, which would cast them
-        back."""
-        if torch.is_autocast_enabled(self.q.device.type):
-            return self.q, self.k, self.v
-        return tuple(t.to(at_least_float32(t.dtype)) for t in (self.q, self.k, self.v))  # type: ignore[return-value]
+    def widen(self, t: Tensor) -> Tensor:
+        """t in at least float32; as it is under autocast, which would cast it back."""
+        autocast = torch.is_autocast_enabled(self.q.device.type)
+        return t if autocast else t.to(at_least_float32(t.dtype))
 
     def score_mod(self, start: int, stop: int) -> ScoreMod | None:
         """Place 3 for queries start .. stop, counted from zero within the block."""
@@ -157,8 +152,8 @@ class Call:
     def scores(self, start: int, stop: int) -> Tensor:
         """Scaled scores with place 3 applied and not yet masked: (batch, num_heads, stop -
         start, kv_len)."""
-        q, k, _ = self.wide
-        scores = grouped_matmul(q[:, :, start:stop] * self.scale, k.mT)
+        q, k = self.widen(self.q[:, :, start:stop]), self.widen(self.k)
+        scores = grouped_matmul(q * self.scale, k.mT)
         scores = scores.to(at_least_float32(scores.dtype))
         if not self.changes_scores:
             return scores
@@ -199,7 +194,8 @@ class Call:
     def combine(self, weights: Tensor, start: int, stop: int) -> Tensor:
         """Place 4 for queries start .. stop, in the dtype of q."""
         positions = _tokens(self.q_positions, start, stop, self.encoding)
-        out = self.encoding.combine_values(weights, self.wide[2], positions, self.kv_positions)
+        v = self.widen(self.v)
+        out = self.encoding.combine_values(weights, v, positions, self.kv_positions)
         return out.to(self.q.dtype)
 
 

@@ -42,27 +42,30 @@ def block_rows(call: Call) -> int:
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     rows = block_rows(call)
     recompute = call.needs_grad and not torch.compiler.is_compiling()
+    runs = call.mask_runs()
     outs, lses = [], []
     for start in range(0, call.q_len, rows):
         stop = min(start + rows, call.q_len)
+        keys = call.reach(start, stop, runs)
         if recompute:
             out, lse = checkpoint(  # type: ignore[misc]
                 _attend,
                 call,
                 start,
                 stop,
+                keys,
                 use_reentrant=False,
                 preserve_rng_state=call.dropout_p > 0,
                 determinism_check="none",
             )
         else:
-            out, lse = _attend(call, start, stop)
+            out, lse = _attend(call, start, stop, keys)
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2) if call.need_lse else None
 
 
-def _attend(call: Call, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-    """Queries start .. stop over the keys that the mask's structure leaves them."""
-    first, last = call.reach(start, stop)
-    return reference.attend(call.keys(first, last), start, stop)
+def _attend(
+    call: Call, start: int, stop: int, keys: tuple[int, int]
+) -> tuple[Tensor, Tensor | None]:
+    return reference.attend(call.keys(*keys), start, stop)
