@@ -57,7 +57,7 @@ class Decoder(nn.Module):
         initialise(self, self.config, seed)
         if self.config.tie_embeddings:
             last = self.layers[-1].ffn_norm if self.norm is None else self.norm
-            nn.init.constant_(last.weight, self.config.embed_dim**-0.5)  # type: ignore[arg-type]
+            nn.init.constant_(last.weight, self.config.embed_dim**-0.75)  # type: ignore[arg-type]
 
     def new_caches(self) -> list[KVCache]:
         """An empty cache for each layer."""

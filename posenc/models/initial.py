@@ -17,9 +17,10 @@ def initialise(model: nn.Module, config: DecoderConfig, seed: int | None = None)
     name: models with different encodings, or on different devices, start from the same weights.
     `seed` None means the one given to torch.manual_seed.
 
-    Token embeddings have unit variance, the size of sinusoids and of what layers add. A head tied
-    to them would give logits of size sqrt(embed_dim), so the last norm's gain starts at
-    embed_dim^-1/2 in its stead; no multiplier is left in the forward pass. q and k get
+    Token embeddings have unit variance, the size of sinusoids and of what layers add. With a head
+    tied to them the last norm's gain starts at embed_dim^-3/4, so that logits start small and a
+    token's own, which its embedding in the residual stream favours, at embed_dim^1/4. No multiplier
+    is left in the forward pass. q and k get
     fan_in^-1/2 head_dim^-1/4: logits start at size 1 for an encoding without 1/sqrt(head_dim) (T5)
     and below that for the others. What is added to the residual stream is divided by the square
     root of the number of additions.
