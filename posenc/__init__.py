@@ -27,6 +27,7 @@ _PUBLIC = {
     "RoPE": "posenc.queries_keys.rope",
     "ALiBi": "posenc.scores.alibi",
     "T5Bias": "posenc.scores.t5",
+    "Shaw": "posenc.values.shaw",
 }
 
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -26,6 +26,7 @@ _ENTRIES: dict[str, Entry] = {
     "rope": Entry("posenc.queries_keys.rope:RoPE", "golden", {"interleaved": False}),
     "alibi": Entry("posenc.scores.alibi:ALiBi", "golden"),
     "t5": Entry("posenc.scores.t5:T5Bias", "golden"),
+    "shaw": Entry("posenc.values.shaw:Shaw", "golden"),
 }
 
 

@@ -1,0 +1,112 @@
+"""Relative position representations: learned vectors added to keys and values by clipped
+distance."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import PositionEncoding, at_least_float32, distances, grouped_matmul
+from posenc.score_tables import AddByDistance, require_whole, shared_run, unskew
+
+
+class Shaw(PositionEncoding):
+    """Add a learned vector to each key and each value, by the distance clipped to max_distance.
+
+    score[i, j] = scale * q_i . (k_j + key_table[r]),  out_i = sum_j weight[i, j] (v_j +
+    value_table[r]),  r = clip(position_j - position_i, -max_distance, max_distance) + max_distance
+
+    No tensor of q_len x kv_len x head_dim is made: q . key_table has a column per distance, and
+    weights are summed per distance before they meet value_table.
+
+    Args:
+        head_dim: size of one head; the tables are shared by all heads.
+        max_distance: distances from here on share one row on either side (k in the paper).
+        values: whether place 4 acts; the paper finds little loss without.
+
+    Shapes: q_positions (q_len), kv_positions (kv_len), integer -> like scores and values. Tables:
+    (2 * max_distance + 1, head_dim), row 0 for keys max_distance or more behind the query's
+    position.
+    Units: distances in tokens. Precision: in float32 or better.
+    Raises: ValueError if max_distance < 1; TypeError for positions that are not integers.
+    Source: Shaw et al. 2018, arXiv:1803.02155, equations 3-5; github.com/tensorflow/tensor2tensor.
+    """
+
+    causal_only = False
+    scope = "layer"
+    reads_scale = True
+    source = "Shaw et al. 2018, arXiv:1803.02155, equations 3-5"
+
+    def __init__(self, head_dim: int, *, max_distance: int = 16, values: bool = True) -> None:
+        super().__init__()
+        if max_distance < 1:
+            raise ValueError(f"Shaw: max_distance must be at least 1, got {max_distance}.")
+        self.head_dim, self.max_distance = head_dim, max_distance
+        self.places = (3, 4) if values else (3,)  # type: ignore[misc]
+        rows = 2 * max_distance + 1
+        self.key_table = nn.Parameter(torch.empty(rows, head_dim))
+        self.value_table = nn.Parameter(torch.empty(rows, head_dim)) if values else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot uniform, as the authors' code draws them."""
+        nn.init.xavier_uniform_(self.key_table)
+        if self.value_table is not None:
+            nn.init.xavier_uniform_(self.value_table)
+
+    @property
+    def num_parameters(self) -> int:
+        return (1 + (4 in self.places)) * (2 * self.max_distance + 1) * self.head_dim
+
+    def row(self, distance: Tensor) -> Tensor:
+        """The row of the tables for each distance (positive: the past)."""
+        return self.max_distance - distance.clamp(-self.max_distance, self.max_distance)
+
+    def score_mod(
+        self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
+    ) -> AddByDistance:
+        require_whole("Shaw", q_positions, kv_positions)
+        if q.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"Shaw: built for head_dim={self.head_dim}, got q with shape {tuple(q.shape)}."
+            )
+        dtype = at_least_float32(q.dtype)
+        q = q.to(dtype) * self.scale(self.head_dim)
+        return AddByDistance(q_positions, kv_positions, self.row, q @ self.key_table.to(dtype).mT)
+
+    def combine_values(
+        self, weights: Tensor, v: Tensor, q_positions: Tensor, kv_positions: Tensor
+    ) -> Tensor:
+        out = grouped_matmul(weights, v)
+        if self.value_table is None:
+            return out
+        if v.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"Shaw: built for head_dim={self.head_dim}, got v with shape {tuple(v.shape)}. "
+                "Use values=False where values have another width."
+            )
+        sums = self._sum_by_row(weights, q_positions, kv_positions)
+        return out + sums @ self.value_table.to(sums.dtype)
+
+    def _sum_by_row(self, weights: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+        """(..., q_len, kv_len) -> (..., q_len, 2 * max_distance + 1): the weights of equal rows,
+        added."""
+        rows = 2 * self.max_distance + 1
+        shift = shared_run(q_positions, kv_positions)
+        if shift is None:
+            distance = distances(q_positions, kv_positions)
+            index = self.row(distance if distance.ndim == 2 else distance[:, None])
+            sums = weights.new_zeros(*weights.shape[:-1], rows)
+            return sums.scatter_add(-1, index.expand(weights.shape), weights)
+        # Runs: in the skewed view a column is a distance, falling from the first; the tails share
+        # the outer rows.
+        by_distance = unskew(weights)
+        first = shift + weights.shape[-2] - 1
+        width = by_distance.shape[-1]
+        start = min(max(first - self.max_distance + 1, 0), width)
+        stop = min(max(first + self.max_distance, 0), width)
+        past, near, future = by_distance.split([start, stop - start, width - stop], dim=-1)
+        free = rows - 2 - near.shape[-1]  # inner rows at distances that no pair has
+        left = min(max(self.max_distance - 1 - first, 0), free)
+        near = nn.functional.pad(near, (left, free - left))
+        return torch.cat([past.sum(-1, keepdim=True), near, future.sum(-1, keepdim=True)], dim=-1)
