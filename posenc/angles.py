@@ -36,11 +36,14 @@ class Angles:
         return len(self.turns)
 
     def cos_sin(
-        self, positions: Tensor, dtype: torch.dtype = torch.float32
+        self, positions: Tensor, dtype: torch.dtype = torch.float32, factor: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin, each (*positions.shape, len(inv_freq)), in `dtype`."""
+        """cos and sin times `factor`, each (*positions.shape, len(inv_freq)), in `dtype`."""
         angle = self.reduced(positions)
-        return angle.cos().to(dtype), angle.sin().to(dtype)
+        cos, sin = angle.cos(), angle.sin()
+        if factor != 1:
+            cos, sin = cos * factor, sin * factor
+        return cos.to(dtype), sin.to(dtype)
 
     def reduced(self, positions: Tensor) -> Tensor:
         """The angle in radians modulo a turn, float64, within (-2 pi, 2 pi)."""

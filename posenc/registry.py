@@ -24,6 +24,52 @@ _ENTRIES: dict[str, Entry] = {
     "sinusoidal": Entry("posenc.embeddings.sinusoidal:Sinusoidal", "golden"),
     "learned": Entry("posenc.embeddings.learned:Learned", "golden"),
     "rope": Entry("posenc.queries_keys.rope:RoPE", "golden", {"interleaved": False}),
+    "rope_interleaved": Entry("posenc.queries_keys.rope:RoPE", "golden", {"interleaved": True}),
+    "partial_rope": Entry(
+        "posenc.queries_keys.rope:RoPE",
+        "golden",
+        {"interleaved": False, "partial_rotary_factor": 0.5},
+    ),
+    "p_rope": Entry(
+        "posenc.queries_keys.rope:RoPE",
+        "golden",
+        {"interleaved": False, "scaling": "proportional", "p": 0.75},
+    ),
+    "linear": Entry(
+        "posenc.queries_keys.rope:RoPE",
+        "golden",
+        {"interleaved": False, "scaling": "linear", "factor": 4.0},
+    ),
+    "ntk": Entry(
+        "posenc.queries_keys.rope:RoPE",
+        "golden",
+        {"interleaved": False, "scaling": "ntk", "factor": 4.0},
+    ),
+    "ntk_by_parts": Entry(
+        "posenc.queries_keys.rope:RoPE",
+        "reference",
+        {"interleaved": False, "scaling": "ntk_by_parts", "factor": 4.0},
+    ),
+    "dynamic_ntk": Entry(
+        "posenc.queries_keys.rope:RoPE",
+        "golden",
+        {"interleaved": False, "scaling": "dynamic_ntk", "factor": 4.0},
+    ),
+    "yarn": Entry(
+        "posenc.queries_keys.rope:RoPE",
+        "golden",
+        {"interleaved": False, "scaling": "yarn", "factor": 4.0},
+    ),
+    "llama3": Entry(
+        "posenc.queries_keys.rope:RoPE",
+        "golden",
+        {"interleaved": False, "scaling": "llama3", "factor": 4.0},
+    ),
+    "longrope": Entry(
+        "posenc.queries_keys.rope:RoPE",
+        "golden",
+        {"interleaved": False, "scaling": "longrope", "factor": 4.0},
+    ),
     "alibi": Entry("posenc.scores.alibi:ALiBi", "golden"),
     "t5": Entry("posenc.scores.t5:T5Bias", "golden"),
     "shaw": Entry("posenc.values.shaw:Shaw", "golden"),

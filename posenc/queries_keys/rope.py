@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import copy
+import inspect
+from dataclasses import fields
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from posenc.angles import Angles
-from posenc.encoding import PositionEncoding, at_least_float32
+from posenc.encoding import ModelShape, PositionEncoding, at_least_float32
 from posenc.frequencies import inverse_frequencies
+from posenc.queries_keys.rope_scaling import SCALINGS, Frequencies, Scaling, rope_frequencies
 from posenc.queries_keys.rotate import rotate
 
 
 class RoPE(PositionEncoding):
     """Rotate each pair of channels of q and k by an angle proportional to the position.
 
-    (q_a, q_b) -> (q_a cos - q_b sin, q_b cos + q_a sin), angle = position *
-    rope_theta^(-2t/rotary_dim)
+    (q_a, q_b) -> m (q_a cos - q_b sin, q_b cos + q_a sin), angle = position * inv_freq[t]
 
-    The score of a rotated query and key depends on their positions through the difference alone.
+    inv_freq[t] = rope_theta^(-2t/rotary_dim) and m = 1, unless `scaling` says otherwise. The score
+    of a rotated query and key depends on their positions through the difference alone.
 
     Args:
         head_dim: size of one head.
         rope_theta: base of the geometric series of frequencies.
         interleaved: pairs are (2t, 2t+1), as in RoFormer, GPT-J and Meta's Llama; False: (t, t +
-            rotary_dim/2), as
-            in GPT-NeoX and Hugging Face's Llama. Checkpoints of one layout are wrong in the other,
-            so there is no default.
-        rotary_dim: rotate only the first channels; None means all of them.
+            rotary_dim/2), as in GPT-NeoX and Hugging Face's Llama. Checkpoints of one layout are
+            wrong in the other, so there is no default.
+        rotary_dim: rotate only the first channels, with the whole spectrum; None means all.
+        scaling: how frequencies change for longer contexts, see posenc.queries_keys.rope_scaling.
+            Where it depends on the length, `prepare` takes it and the encoding is not cache_safe.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
     same.
@@ -49,42 +54,86 @@ class RoPE(PositionEncoding):
         *,
         interleaved: bool,
         rotary_dim: int | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         super().__init__()
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        name = type(self).__name__
         if rotary_dim % 2:
-            name = "head_dim" if rotary_dim == head_dim else "rotary_dim"
+            argument = "head_dim" if rotary_dim == head_dim else "rotary_dim"
             even = rotary_dim - 1
             raise ValueError(
-                f"RoPE: {name} must be even, got {rotary_dim}. "
+                f"{name}: {argument} must be even, got {rotary_dim}. "
                 f"Use rotary_dim={even} to rotate only the first {even} channels."
             )
         if not 0 < rotary_dim <= head_dim:
             raise ValueError(
-                f"RoPE: rotary_dim must be between 2 and head_dim={head_dim}, got {rotary_dim}."
+                f"{name}: rotary_dim must be between 2 and head_dim={head_dim}, got {rotary_dim}."
             )
+        if not rope_theta > 0:
+            raise ValueError(f"{name}: rope_theta must be positive, got {rope_theta}.")
         self.head_dim = head_dim
         self.rope_theta = rope_theta
         self.interleaved = interleaved
         self.rotary_dim = rotary_dim
-        self.angles = Angles(inverse_frequencies(rotary_dim, rope_theta))
-        self._ready: tuple[Tensor, Tensor, Tensor] | None = None
+        self.scaling = scaling
+        if scaling is not None:
+            self.cache_safe = not scaling.depends_on_length
+            self.shift_invariant = not scaling.exempt_tokens
+        self._use(self.frequencies())
+
+    @classmethod
+    def from_shape(
+        cls,
+        shape: ModelShape,
+        *,
+        scaling: Scaling | str | None = None,
+        partial_rotary_factor: float | None = None,
+        **options: Any,
+    ) -> Self:
+        """`scaling` may be a name: its parameters are then options of their own, and
+        original_max_positions is the shape's train_length unless given.
+
+        `partial_rotary_factor` gives rotary_dim as a share of head_dim.
+        """
+        if isinstance(scaling, str):
+            scaling = _named_scaling(cls, scaling, shape.train_length, options)
+        if scaling is not None:
+            options["scaling"] = scaling
+        if partial_rotary_factor is not None:
+            if "rotary_dim" in options:
+                raise ValueError(f"{cls.__name__}: give rotary_dim or partial_rotary_factor.")
+            assert shape.head_dim is not None
+            options["rotary_dim"] = max(2, int(shape.head_dim * partial_rotary_factor) // 2 * 2)
+        return super().from_shape(shape, **options)
+
+    def frequencies(self, length: int | None = None) -> Frequencies:
+        """The frequencies of the pairs, and what multiplies cos and sin, at this length."""
+        return rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
+
+    def scale(self, head_dim: int) -> float:
+        return super().scale(head_dim) * (1 if self.scaling is None else self.scaling.logit_scale)
 
     def cos_sin(
         self, positions: Tensor, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, Tensor]:
         """cos and sin of every pair's angle, each (*positions.shape, rotary_dim / 2)."""
-        if (
-            self._ready is not None
-            and positions is self._ready[0]
-            and dtype == self._ready[1].dtype
-        ):
-            return self._ready[1], self._ready[2]
-        return self.angles.cos_sin(positions, dtype)
+        for ready, cos, sin in self._ready:
+            if positions is ready and dtype == cos.dtype:
+                return cos, sin
+        cos, sin = self.angles.cos_sin(positions, dtype, self.attention_factor)
+        if self.scaling is None or not self.scaling.exempt_tokens:
+            return cos, sin
+        first = (positions < self.scaling.exempt_tokens)[..., None]
+        plain = Angles(inverse_frequencies(self.rotary_dim, self.rope_theta))
+        plain_cos, plain_sin = plain.cos_sin(positions, dtype)
+        return torch.where(first, plain_cos, cos), torch.where(first, plain_sin, sin)
 
-    def prepare(self, positions: Tensor, length: int | None = None) -> RoPE:
+    def prepare(self, positions: Tensor, length: int | None = None) -> Self:
         prepared = copy.copy(self)
-        prepared._ready = (positions, *self.angles.cos_sin(positions))
+        if length is not None and not self.cache_safe:
+            prepared._use(self.frequencies(length))
+        prepared._ready = ((positions, *prepared.cos_sin(positions)),)
         return prepared
 
     def transform_qk(
@@ -103,8 +152,33 @@ class RoPE(PositionEncoding):
         """Rotate q and k of the same tokens."""
         return self.transform_qk(q, k, positions, positions)
 
+    def _use(self, frequencies: Frequencies) -> None:
+        self.angles = Angles(frequencies.inv_freq)
+        self.attention_factor = frequencies.attention_factor
+        self._ready: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
+
     def _check(self, x: Tensor) -> None:
         if x.shape[-1] != self.head_dim:
             raise ValueError(
-                f"RoPE: built for head_dim={self.head_dim}, got q or k with shape {tuple(x.shape)}."
+                f"{type(self).__name__}: built for head_dim={self.head_dim}, "
+                f"got q or k with shape {tuple(x.shape)}."
             )
+
+
+def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, Any]) -> Scaling:
+    """Build the scaling `name` from the options that are its own, and take them out."""
+    if name not in SCALINGS:
+        raise ValueError(f"{cls.__name__}: unknown scaling {name!r}; known: {', '.join(SCALINGS)}.")
+    kind = SCALINGS[name]
+    own = [f.name for f in fields(kind)]  # pyright: ignore[reportArgumentType]
+    accepted = [*own, *inspect.signature(cls).parameters, "partial_rotary_factor"]
+    wrong = sorted(set(options) - set(accepted))
+    if wrong:
+        raise ValueError(
+            f"{cls.__name__} with scaling {name!r}: unknown option {', '.join(wrong)}; "
+            f"it takes {', '.join(accepted)}."
+        )
+    given = {n: options.pop(n) for n in own if n in options}
+    if "original_max_positions" in own:
+        given.setdefault("original_max_positions", train_length)
+    return kind(**given)
