@@ -135,7 +135,8 @@ class Call:
 
     def widen(self, t: Tensor) -> Tensor:
         """t in at least float32; as it is under autocast, which would cast it back."""
-        autocast = torch.is_autocast_enabled(self.q.device.type)
+        device = self.q.device.type
+        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         return t if autocast else t.to(at_least_float32(t.dtype))
 
     def score_mod(self, start: int, stop: int) -> ScoreMod | None:
@@ -373,7 +374,12 @@ def _calls(
             pass_q, pass_k = q, k
         else:
             pass_q, pass_k = encoding.transform_qk(q, k, part.q_positions, part.kv_positions)
-        visible = mask if part.mask is None else part.mask if mask is None else part.mask & mask
+        if part.q_factor is not None:
+            pass_q = (pass_q * part.q_factor[..., None, :, None]).to(pass_q.dtype)
+        visible = mask
+        if part.mask is not None:
+            own = part.mask
+            visible = own.bind(q_positions, kv_positions) if mask is None else own & mask
         calls.append(
             Call(
                 pass_q, pass_k, v, raw_q, raw_k, encoding, part.q_positions, part.kv_positions,
@@ -418,7 +424,9 @@ def _check(
         )
     for name, positions, t in (("q_positions", q_positions, q), ("kv_positions", kv_positions, k)):
         tokens = positions.shape[: positions.ndim - (encoding.num_axes > 1)]
-        if tuple(tokens) not in {(t.shape[2],), (t.shape[0], t.shape[2]), (1, t.shape[2])}:
+        # Compared one by one: a set would hash the sizes, and compiled code be made per length.
+        batched = len(tokens) == 2 and (tokens[0] == 1 or tokens[0] == t.shape[0])
+        if not (len(tokens) == 1 or batched) or tokens[-1] != t.shape[2]:
             raise ValueError(
                 f"attention: {name} must have shape ({t.shape[2]},) or ({t.shape[0]}, {t.shape[2]})"
                 f"{' plus an axis of components' if encoding.num_axes > 1 else ''}, "

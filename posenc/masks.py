@@ -109,7 +109,9 @@ class Mask:
         The last block asked for is kept: all layers of a model ask a bound mask for the same one.
         """
         key = (batch, num_heads, start, stop, kv_len, device, first_key)
-        if key in self._last:
+        # While tracing a key would hash the sizes, and compiled code be made per length.
+        keep = not torch.compiler.is_compiling()
+        if keep and key in self._last:
             return self._last[key]
         seen = self(
             torch.arange(batch, device=device)[:, None, None, None],
@@ -118,7 +120,7 @@ class Mask:
             torch.arange(first_key, first_key + kv_len, device=device),
         )
         seen = seen.view((1,) * (4 - seen.ndim) + seen.shape)
-        if not torch.compiler.is_compiling():
+        if keep:
             self._last.clear()
             self._last[key] = seen
         return seen
