@@ -28,6 +28,7 @@ _PUBLIC = {
     "ALiBi": "posenc.scores.alibi",
     "T5Bias": "posenc.scores.t5",
     "Shaw": "posenc.values.shaw",
+    "TransformerXL": "posenc.scores.transformer_xl",
 }
 
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -73,6 +73,7 @@ _ENTRIES: dict[str, Entry] = {
     "alibi": Entry("posenc.scores.alibi:ALiBi", "golden"),
     "t5": Entry("posenc.scores.t5:T5Bias", "golden"),
     "shaw": Entry("posenc.values.shaw:Shaw", "golden"),
+    "transformer_xl": Entry("posenc.scores.transformer_xl:TransformerXL", "golden"),
 }
 
 
