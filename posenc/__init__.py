@@ -29,6 +29,7 @@ _PUBLIC = {
     "T5Bias": "posenc.scores.t5",
     "Shaw": "posenc.values.shaw",
     "TransformerXL": "posenc.scores.transformer_xl",
+    "DeBERTa": "posenc.scores.deberta",
 }
 
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]

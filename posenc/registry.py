@@ -74,6 +74,7 @@ _ENTRIES: dict[str, Entry] = {
     "t5": Entry("posenc.scores.t5:T5Bias", "golden"),
     "shaw": Entry("posenc.values.shaw:Shaw", "golden"),
     "transformer_xl": Entry("posenc.scores.transformer_xl:TransformerXL", "golden"),
+    "deberta": Entry("posenc.scores.deberta:DeBERTa", "golden"),
 }
 
 
