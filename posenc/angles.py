@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc import frequencies
+from posenc.constants import Constants
 
 _RADIANS_PER_UNIT = 2 * math.pi / frequencies.TURN
 
@@ -23,22 +24,28 @@ class Angles:
     5e-7 up to 2^40. Real positions are split into a whole and a fractional part and are as exact as
     they are given.
 
-    Only Python integers are kept, and a device's copy of them as int64: no cast of a module can
-    round them.
+    Only Python numbers are kept, and a device's own copy of them: no cast of a module can round
+    them.
     """
 
-    def __init__(self, inv_freq: Sequence[Decimal | float]) -> None:
+    def __init__(
+        self, inv_freq: Sequence[Decimal | float], axes: Sequence[int] | None = None
+    ) -> None:
+        """`axes`: for each frequency the component of a position that it turns with, where
+        positions have a last axis of components."""
         self.inv_freq = tuple(inv_freq)
-        self.turns = frequencies.turns(self.inv_freq)
-        self._on_device: dict[torch.device, Tensor] = {}
+        self.axes = None if axes is None else tuple(axes)
+        self.turns = Constants(frequencies.turns(self.inv_freq))
+        self._component = Constants(() if axes is None else axes)
+        self._radians = Constants([float(f) for f in self.inv_freq])
 
     def __len__(self) -> int:
-        return len(self.turns)
+        return len(self.inv_freq)
 
     def cos_sin(
         self, positions: Tensor, dtype: torch.dtype = torch.float32, factor: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin times `factor`, each (*positions.shape, len(inv_freq)), in `dtype`."""
+        """cos and sin times `factor`, each (..., len(inv_freq)), in `dtype`."""
         angle = self.reduced(positions)
         cos, sin = angle.cos(), angle.sin()
         if factor != 1:
@@ -46,23 +53,19 @@ class Angles:
         return cos.to(dtype), sin.to(dtype)
 
     def reduced(self, positions: Tensor) -> Tensor:
-        """The angle in radians modulo a turn, float64, within (-2 pi, 2 pi)."""
-        units = self._turns_on(positions.device)
-        if not positions.is_floating_point():
-            return (positions.long()[..., None] * units).double() * _RADIANS_PER_UNIT
-        whole = positions.double().floor()
-        fraction = (positions.double() - whole)[..., None]
-        inv_freq = torch.tensor(
-            [float(f) for f in self.inv_freq], dtype=torch.float64, device=positions.device
-        )
-        angle = (whole.long()[..., None] * units).double() * _RADIANS_PER_UNIT
-        return angle + torch.remainder(fraction * inv_freq, 2 * math.pi)
+        """The angle in radians modulo a turn, float64, (..., len(inv_freq)), within
+        (-2 pi, 2 pi).
 
-    def _turns_on(self, device: torch.device) -> Tensor:
-        units = self._on_device.get(device)
-        if units is None:
-            units = torch.tensor(self.turns, dtype=torch.int64, device=device)
-            # A tensor made while tracing is the tracer's own and must not outlive it.
-            if type(units) is Tensor and not torch.compiler.is_compiling():
-                self._on_device[device] = units
-        return units
+        `...` is the shape of `positions`, less its axis of components where `axes` is given.
+        """
+        if self.axes is None:
+            positions = positions[..., None]
+        else:
+            index = self._component.like(positions.new_empty(0, dtype=torch.int64))
+            positions = positions.index_select(-1, index)
+        whole = (positions.double().floor() if positions.is_floating_point() else positions).long()
+        angle = (whole * self.turns.like(whole)).double() * _RADIANS_PER_UNIT
+        if not positions.is_floating_point():
+            return angle
+        fraction = positions.double() - whole
+        return angle + torch.remainder(fraction * self._radians.like(fraction), 2 * math.pi)

@@ -69,13 +69,15 @@ class ModelShape:
 class Pass:
     """One ordinary attention among several that are merged by log-sum-exp.
 
-    q_positions and kv_positions are what the encoding sees in this pass; `mask` is bound to the
-    true positions and says which pairs the pass is responsible for (None: all of them).
+    q_positions and kv_positions are what the encoding sees in this pass. `mask` says which pairs of
+    true positions, to which the host binds it, the pass is responsible for (None: all of them).
+    `q_factor` (q_len) or (batch, q_len) multiplies the queries.
     """
 
     q_positions: Tensor
     kv_positions: Tensor
     mask: Mask | None = None
+    q_factor: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,12 @@ class PositionEncoding(nn.Module):
         length.
         """
         return self
+
+    def shallow_copy(self) -> Self:
+        """A second object over the same parameters, for `prepare`; copy.copy cannot be traced."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
 
     def scale(self, head_dim: int) -> float:
         """What q @ k.mT is multiplied with, from the width before place 2."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from dataclasses import fields
 from typing import Any, Self
@@ -11,13 +10,13 @@ import torch
 from torch import Tensor
 
 from posenc.angles import Angles
-from posenc.encoding import ModelShape, PositionEncoding, at_least_float32
+from posenc.encoding import ModelShape
 from posenc.frequencies import inverse_frequencies
 from posenc.queries_keys.rope_scaling import SCALINGS, Frequencies, Scaling, rope_frequencies
-from posenc.queries_keys.rotate import rotate
+from posenc.queries_keys.rotation import Rotation
 
 
-class RoPE(PositionEncoding):
+class RoPE(Rotation):
     """Rotate each pair of channels of q and k by an angle proportional to the position.
 
     (q_a, q_b) -> m (q_a cos - q_b sin, q_b cos + q_a sin), angle = position * inv_freq[t]
@@ -43,8 +42,6 @@ class RoPE(PositionEncoding):
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2.
     """
 
-    places = (2,)
-    causal_only = False
     source = "Su et al. 2021, arXiv:2104.09864, section 3.2"
 
     def __init__(
@@ -56,7 +53,7 @@ class RoPE(PositionEncoding):
         rotary_dim: int | None = None,
         scaling: Scaling | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(head_dim, interleaved=interleaved)
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
         name = type(self).__name__
         if rotary_dim % 2:
@@ -72,15 +69,13 @@ class RoPE(PositionEncoding):
             )
         if not rope_theta > 0:
             raise ValueError(f"{name}: rope_theta must be positive, got {rope_theta}.")
-        self.head_dim = head_dim
         self.rope_theta = rope_theta
-        self.interleaved = interleaved
         self.rotary_dim = rotary_dim
         self.scaling = scaling
         if scaling is not None:
             self.cache_safe = not scaling.depends_on_length
             self.shift_invariant = not scaling.exempt_tokens
-        self._use(self.frequencies())
+        self._rotate_by(self.frequencies())
 
     @classmethod
     def from_shape(
@@ -118,10 +113,7 @@ class RoPE(PositionEncoding):
         self, positions: Tensor, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, Tensor]:
         """cos and sin of every pair's angle, each (*positions.shape, rotary_dim / 2)."""
-        for ready, cos, sin in self._ready:
-            if positions is ready and dtype == cos.dtype:
-                return cos, sin
-        cos, sin = self.angles.cos_sin(positions, dtype, self.attention_factor)
+        cos, sin = super().cos_sin(positions, dtype)
         if self.scaling is None or not self.scaling.exempt_tokens:
             return cos, sin
         first = (positions < self.scaling.exempt_tokens)[..., None]
@@ -130,39 +122,12 @@ class RoPE(PositionEncoding):
         return torch.where(first, plain_cos, cos), torch.where(first, plain_sin, sin)
 
     def prepare(self, positions: Tensor, length: int | None = None) -> Self:
-        prepared = copy.copy(self)
-        if length is not None and not self.cache_safe:
-            prepared._use(self.frequencies(length))
-        prepared._ready = ((positions, *prepared.cos_sin(positions)),)
-        return prepared
-
-    def transform_qk(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        self._check(q)
-        self._check(k)
-        dtype = at_least_float32(q.dtype)
-        cos, sin = self.cos_sin(q_positions, dtype)
-        q = rotate(q, cos, sin, interleaved=self.interleaved)
-        if kv_positions is not q_positions:
-            cos, sin = self.cos_sin(kv_positions, dtype)
-        return q, rotate(k, cos, sin, interleaved=self.interleaved)
-
-    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate q and k of the same tokens."""
-        return self.transform_qk(q, k, positions, positions)
-
-    def _use(self, frequencies: Frequencies) -> None:
-        self.angles = Angles(frequencies.inv_freq)
-        self.attention_factor = frequencies.attention_factor
-        self._ready: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
-
-    def _check(self, x: Tensor) -> None:
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"{type(self).__name__}: built for head_dim={self.head_dim}, "
-                f"got q or k with shape {tuple(x.shape)}."
-            )
+        if length is None or self.cache_safe:
+            return super().prepare(positions)
+        stretched = self.shallow_copy()
+        stretched._rotate_by(self.frequencies(length), self.angles.axes)
+        stretched._ready = ((positions, *stretched.cos_sin(positions)),)
+        return stretched
 
 
 def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, Any]) -> Scaling:
