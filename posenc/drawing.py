@@ -131,17 +131,19 @@ def style() -> Iterator[None]:
 
 @contextmanager
 def figure(
-    x_label: str, y_label: str, *, width: float = 5.0, height: float = 3.3
+    x_label: str, y_label: str, *, width: float = 5.0, height: float = 3.3, grid: bool = True
 ) -> Iterator[tuple[Figure, Axes]]:
     """A figure with one pair of labelled axes; draw inside the `with`, return the figure after it.
 
     Args:
         x_label, y_label: what is on the axis, with its unit: "distance, tokens".
         width, height: in inches; five inches fill a phone with letters of natural size.
+        grid: lines behind the data; False for pictures of matrices, which would lie below them.
     """
     with style():
         drawn = Figure(figsize=(width, height))
         axes = drawn.add_subplot(xlabel=x_label, ylabel=y_label)
+        axes.grid(grid)
         yield drawn, axes
 
 

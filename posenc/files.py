@@ -1,4 +1,4 @@
-"""Writing files so that a reader never meets half of one."""
+"""Files that are either whole or not there."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write UTF-8 text beside `path`, then move it there; lone surrogates become question marks."""
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write `path` so that a crash at any moment leaves the old content or the new.
+
+    Text becomes UTF-8; lone surrogates become question marks.
+    """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    data = content.encode(errors="replace") if isinstance(content, str) else content
     try:
-        with temporary.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
-            file.write(text)
+        with partial.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        partial.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)

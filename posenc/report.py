@@ -180,8 +180,10 @@ def _block(block: Block, plots: _Numbers) -> str:
         case Plot(drawn, caption, description, wide):
             size = " class=wide" if wide else ""
             svg = to_svg(drawn, description, plots.next())
+            width = 72 * drawn.get_figwidth()  # its letters are then as large as the page's
             return (
-                f"<figure{size}><div class=drawing tabindex=0>{svg}</div>"
+                f'<figure{size}><div class=drawing tabindex=0 style="--natural:{width:g}px">'
+                f"{svg}</div>"
                 f"<figcaption>{escape(caption)}</figcaption></figure>"
             )
         case Table():
@@ -204,10 +206,10 @@ def _table(table: Table) -> str:
             for value, number in zip(row[1:], numeric[1:], strict=True)
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    caption = f"<p class=caption>{escape(table.caption)}</p>" if table.caption else ""
     below = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return (
-        f"<div class=table tabindex=0><table>{caption}<thead><tr>{head}</tr></thead>"
+        f"{caption}<div class=table tabindex=0><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
         + (f"<ol class=notes>{below}</ol>" if below else "")
     )

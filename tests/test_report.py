@@ -46,7 +46,7 @@ def curves(names=("rope", "alibi", "t5", "learned", "nope", "sinusoidal")):
 
 
 def heat_map():
-    with figure("key 公司", "query $x$") as (drawn, axes):
+    with figure("key 公司", "query $x$", grid=False) as (drawn, axes):
         axes.imshow(np.arange(16.0).reshape(4, 4))
         axes.set_xticks(range(4), list("公司收购"))
     return drawn
@@ -73,7 +73,7 @@ def sample() -> Page:
         ),
         Plot(curves(), "Loss by length.", f"alibi stays flat {NASTY}"),
         Plot(heat_map(), NASTY, "Attention"),
-        Plot(curves((NASTY[:30], NASTY[-16:])), "A wide one.", "wide", wide=True),
+        Plot(curves((NASTY[:30], NASTY[-14:])), "A wide one.", "wide", wide=True),
         Code(f"posenc compare rope alibi --out runs/{'long' * 60} {NASTY}"),
         Facts({"torch": "2.13.0", "processor": "x" * 300, NASTY: NASTY}),
         Items(["one", NASTY]),
