@@ -30,6 +30,7 @@ _PUBLIC = {
     "Shaw": "posenc.values.shaw",
     "TransformerXL": "posenc.scores.transformer_xl",
     "DeBERTa": "posenc.scores.deberta",
+    "CoPE": "posenc.scores.cope",
 }
 
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]

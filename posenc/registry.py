@@ -75,6 +75,7 @@ _ENTRIES: dict[str, Entry] = {
     "shaw": Entry("posenc.values.shaw:Shaw", "golden"),
     "transformer_xl": Entry("posenc.scores.transformer_xl:TransformerXL", "golden"),
     "deberta": Entry("posenc.scores.deberta:DeBERTa", "golden"),
+    "cope": Entry("posenc.scores.cope:CoPE", "golden"),
 }
 
 

@@ -156,6 +156,7 @@ class DeBERTa(PositionEncoding):
         if self.c2p:
             q_table = (q.to(dtype) * scale) @ self._by_head(pos_key, table).mT
         if self.p2c:
+            assert k is not None  # needs_raw_k
             k_table = (k.to(dtype) * scale) @ self._by_head(pos_query, table).mT
         k_row = (lambda distance: self.row(-distance)) if self.paper_p2c else self.row
         return AddByDistance(q_positions, kv_positions, self.row, q_table, k_table, k_row)
