@@ -9,12 +9,13 @@ from posenc.cache import KVCache
 from posenc.encoding import PositionEncoding
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
+from posenc.models.norms import RMSNorm
 from posenc.multihead import Attention
 
 
 def norm_layer(config: DecoderConfig) -> nn.Module:
     """The norm that the config asks for."""
-    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    kind = RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(config.embed_dim, eps=config.norm_eps)
 
 

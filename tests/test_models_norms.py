@@ -1,0 +1,47 @@
+"""RMSNorm: the paper's formula, and torch's gradients."""
+
+import pytest
+import torch
+
+from posenc.models.norms import RMSNorm
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 8), (2, 41), (1, 1, 3)])
+def test_rms_norm_has_the_paper_s_values_and_gradients(shape):
+    generator = torch.Generator().manual_seed(0)
+    norm = RMSNorm(shape[-1], eps=1e-3).double()
+    x = torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(shape[-1], generator=generator))
+    expected = x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(
+        lambda x, weight: torch.func.functional_call(norm, {"weight": weight}, x),
+        (x, norm.weight),
+    )
+
+
+def test_rms_norm_equals_torch_in_float32_with_and_without_gradients():
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = RMSNorm(64, eps=1e-6), torch.nn.RMSNorm(64, eps=1e-6)
+    x = torch.randn(4, 7, 64, generator=generator) * 10
+    grads = []
+    for norm in (ours, theirs):
+        leaf = x.clone().requires_grad_()
+        out = norm(leaf)
+        out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(1)))
+        grads.append((leaf.grad, norm.weight.grad))
+        torch.testing.assert_close(out, theirs(x), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(ours(x), theirs(x))
+
+
+def test_rms_norm_runs_in_bfloat16_and_under_autocast():
+    x = torch.randn(2, 3, 16, requires_grad=True)
+    half = RMSNorm(16).bfloat16()(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        out = RMSNorm(16, eps=1e-6)(x)
+    out.sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
