@@ -196,7 +196,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return tuple(_read(inner[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is dict and isinstance(value, dict):
         return {k: _read(inner[1], v, f"{where}[{k!r}]") for k, v in value.items()}
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = typing.get_type_hints(kind)
         needed = {f.name for f in dataclasses.fields(kind)}
         if set(value) != needed:

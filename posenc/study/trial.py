@@ -6,6 +6,9 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
+
+from posenc.study.files import write_atomically
 
 RECIPE = 1
 """Grows when the same config would give other numbers, so that old results are not taken for
@@ -59,3 +62,14 @@ class TrialConfig:
     def folder(self) -> str:
         """Name of the trial's folder."""
         return f"{self.encoding}-seed{self.seed}-{self.hash}"
+
+
+def write_config(folder: Path, config: TrialConfig) -> None:
+    """Write config.json into the trial's folder, for its worker."""
+    write_atomically(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1))
+
+
+def read_config(folder: Path) -> TrialConfig:
+    """What `write_config` wrote."""
+    fields = json.loads((folder / "config.json").read_text())
+    return TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})

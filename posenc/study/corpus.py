@@ -1,0 +1,230 @@
+"""The text of a study: bytes, cut into training, validation and test without a file in two of
+them."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import platform
+import shutil
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from posenc.study.results import CorpusInfo
+
+SEPARATOR = 256
+"""The symbol after each file."""
+VOCABULARY = 257
+SPLITS = ("train", "valid", "test")
+HELD_OUT = 0.05
+"""Share of the bytes in validation, and again in test."""
+
+_SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+_CHUNK = 1 << 24
+
+Stretch = tuple[str, int, int]
+"""A file's name, and the bytes start .. stop - 1 of it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a text, with the names under which they are hashed."""
+
+    name: str
+    files: tuple[tuple[str, Path], ...]
+
+
+def embedded() -> Source:
+    """The standard library's source of the Python that runs this, without its tests, which not
+    every installation has."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [
+        (path.relative_to(root).as_posix(), path)
+        for path in root.rglob("*.py")
+        if not _SKIPPED.intersection(path.relative_to(root).parts)
+    ]
+    if not files:
+        raise ValueError(f"No Python source in {root}. Give a text of your own with --text.")
+    return Source(f"Python {platform.python_version()} standard library", tuple(sorted(files)))
+
+
+def find(texts: Sequence[str]) -> Source:
+    """The files that `texts` name: files, folders (with all that is in them but hidden files) and
+    globs.
+
+    Raises: ValueError where one of them names no file.
+    """
+    found: dict[Path, None] = {}
+    for text in texts:
+        matches = [text] if Path(text).exists() else glob.glob(text, recursive=True)
+        files = [f for match in sorted(matches) for f in _files_below(Path(match))]
+        if not files:
+            what = "No file in the folder" if Path(text).is_dir() else "No such file"
+            raise ValueError(f"{what}: {text}. --text takes files, folders and globs.")
+        found.update((f.resolve(), None) for f in files)
+    root = Path(os.path.commonpath([path.parent for path in found]))
+    named = sorted((path.relative_to(root).as_posix(), path) for path in found)
+    name = ", ".join(Path(text).name or text for text in texts)
+    return Source(name, tuple(named))
+
+
+@dataclass(frozen=True)
+class Need:
+    """The least bytes that each split must have, and why.
+
+    Training: one batch of windows that do not overlap. Validation and test: eight of the longest
+    windows.
+    """
+
+    train_length: int
+    longest: int
+    batch: int
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        return {
+            "train": self.batch * (self.train_length + 1),
+            "valid": 8 * (self.train_length + 1),
+            "test": 8 * (self.longest + 1),
+        }
+
+    def complain(self, sizes: dict[str, int], source: Source) -> ValueError:
+        need, total = self.bytes, sum(sizes.values())
+        parts = ", ".join(f"{split} {sizes[split]:,} of {need[split]:,}" for split in SPLITS)
+        advice = "Give more text or shorter lengths."
+        if len(source.files) >= 3 and total >= sum(need.values()):
+            advice = "A few files cannot be cut well: join them into one, or give more files."
+        return ValueError(
+            f"The text is too short: it has {total:,} bytes in {len(source.files)} "
+            f"{'file' if len(source.files) == 1 else 'files'}; training at {self.train_length} "
+            f"bytes in batches of {self.batch} and testing up to {self.longest} bytes needs at "
+            f"least {sum(need.values()):,} ({parts}). {advice}"
+        )
+
+
+def write(source: Source, folder: Path, need: Need) -> CorpusInfo:
+    """Write the three splits of `source` below `folder`, in a folder named by the text's hash.
+
+    With three files or more each file belongs to one split, chosen by a hash of its name, the
+    largest to training; with fewer, each file is cut into three contiguous stretches.
+    The same text gives the same splits on every machine.
+
+    Raises: ValueError where a split comes out shorter than `need`.
+    """
+    digest = hashlib.sha256()
+    sizes: dict[str, int] = {}
+    for name, path in source.files:
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        sizes[name] = 0
+        for chunk in _chunks(path, 0, None):
+            digest.update(chunk)
+            sizes[name] += len(chunk)
+    by_file = len(source.files) >= 3
+    stretches = _by_file(sizes, need) if by_file else _by_stretch(sizes, need)
+    totals = {split: sum(stop - start for _, start, stop in stretches[split]) for split in SPLITS}
+    if any(totals[split] < need.bytes[split] for split in SPLITS):
+        raise need.complain(totals, source)
+    digest.update(repr(sorted(stretches.items())).encode())
+    info = CorpusInfo(
+        name=source.name,
+        hash=digest.hexdigest()[:16],
+        num_files=len(source.files),
+        train_bytes=totals["train"],
+        valid_bytes=totals["valid"],
+        test_bytes=totals["test"],
+        split="by file" if by_file else "by contiguous stretches",
+    )
+    _write_splits(dict(source.files), stretches, folder, info)
+    return info
+
+
+def read(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
+    """The symbols of one split, mapped from disk."""
+    return np.memmap(path_of(folder, corpus_hash) / f"{split}.u16", dtype="<u2", mode="r")
+
+
+def path_of(folder: Path, corpus_hash: str) -> Path:
+    """The folder of the corpus with this hash below a study's folder."""
+    return folder / f"corpus-{corpus_hash}"
+
+
+def _by_file(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
+    order = sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest())
+    largest = max(order, key=lambda name: sizes[name])
+    order.remove(largest)
+    stretches: dict[str, list[Stretch]] = {split: [] for split in SPLITS}
+    total = sum(sizes.values())
+    for split in ("test", "valid"):
+        goal = max(HELD_OUT * total, need.bytes[split])
+        while order and sum(stop for _, _, stop in stretches[split]) < goal:
+            name = order.pop(0)
+            stretches[split].append((name, 0, sizes[name]))
+    stretches["train"] = [(name, 0, sizes[name]) for name in sorted([*order, largest])]
+    return stretches
+
+
+def _by_stretch(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
+    stretches: dict[str, list[Stretch]] = {split: [] for split in SPLITS}
+    total = sum(sizes.values())
+    for name, size in sizes.items():
+        held = {
+            split: round(size * max(HELD_OUT, need.bytes[split] / max(total, 1)) + 0.5)
+            for split in ("valid", "test")
+        }
+        test = max(size - held["test"], 0)
+        valid = max(test - held["valid"], 0)
+        cuts = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
+        for split, (start, stop) in cuts.items():
+            stretches[split].append((name, start, stop))
+    return stretches
+
+
+def _write_splits(
+    files: dict[str, Path], stretches: dict[str, list[Stretch]], folder: Path, info: CorpusInfo
+) -> None:
+    target = path_of(folder, info.hash)
+    symbols = {s: sum(stop - start + 1 for _, start, stop in stretches[s]) for s in SPLITS}
+    written = {s: target / f"{s}.u16" for s in SPLITS}
+    if all(p.exists() and p.stat().st_size == 2 * symbols[s] for s, p in written.items()):
+        return
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for split in SPLITS:
+        with (partial / f"{split}.u16").open("wb") as out:
+            for name, start, stop in stretches[split]:
+                for chunk in _chunks(files[name], start, stop):
+                    np.frombuffer(chunk, np.uint8).astype("<u2").tofile(out)
+                np.array([SEPARATOR], "<u2").tofile(out)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+
+
+def _chunks(path: Path, start: int, stop: int | None) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(start)
+        left = None if stop is None else stop - start
+        while left is None or left > 0:
+            chunk = file.read(_CHUNK if left is None else min(_CHUNK, left))
+            if not chunk:
+                return
+            yield chunk
+            left = None if left is None else left - len(chunk)
+
+
+def _files_below(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return [
+        file
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+        and not any(
+            part.startswith(".") or part == "__pycache__" for part in file.relative_to(path).parts
+        )
+    ]

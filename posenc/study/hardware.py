@@ -1,0 +1,75 @@
+"""What this machine is and what it computes fast."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def default_precision(device: str) -> str:
+    """bfloat16 (autocast) where the hardware multiplies it, float32 elsewhere."""
+    if device == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    return "bfloat16" if cpu_multiplies_bfloat16() else "float32"
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether the CPU has AVX512-BF16 or AMX-BF16; without them autocast is slower than
+    float32."""
+    flags = set(_cpuinfo("flags").split())
+    if flags:
+        return bool(flags & {"avx512_bf16", "amx_bf16"})
+    ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(ask is not None and ask())
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def describe(device: str, precision: str, workers: int) -> dict[str, str]:
+    """What a report says about the machine."""
+    processor = _cpuinfo("model name") or platform.processor() or platform.machine()
+    if device == "cuda":
+        processor = f"{torch.cuda.get_device_name()}; {processor}"
+    return {
+        "processor": processor,
+        "cores": str(num_cores()),
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": device,
+        "precision": precision,
+        "workers": str(workers),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The software that decided the numbers."""
+    import numpy
+
+    import posenc
+
+    return {
+        "posenc": posenc.__version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _cpuinfo(field: str) -> str:
+    """The first line of Linux's /proc/cpuinfo with this name; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((ln.partition(":")[2].strip() for ln in lines if ln.startswith(field)), "")
