@@ -17,6 +17,7 @@ class KVCache:
     def __init__(self) -> None:
         self.length = 0
         self.positions: Tensor | None = None
+        self._token_axis = -1
         self._buffers: dict[str, Tensor] = {}
 
     def append(
@@ -41,6 +42,7 @@ class KVCache:
         for name, new in (("k", k), ("v", v), ("state", state)):
             if new is not None:
                 self._write(name, new, end)
+        self._token_axis = position_axis
         if self.positions is None:
             self.positions = positions
         else:
@@ -78,8 +80,9 @@ class KVCache:
     def reorder(self, rows: Tensor) -> None:
         """Keep the batch rows `rows` in that order, as beam search needs."""
         self._buffers = {name: b.index_select(0, rows) for name, b in self._buffers.items()}
-        if self.positions is not None and self.positions.shape[0] != self.length:
-            self.positions = self.positions.index_select(0, rows)
+        own = self.positions is not None and self.positions.ndim + self._token_axis > 0
+        if own and self.positions.shape[0] > 1:  # type: ignore[union-attr]
+            self.positions = self.positions.index_select(0, rows)  # type: ignore[union-attr]
 
     def _write(self, name: str, new: Tensor, end: int) -> None:
         buffer = self._buffers.get(name)

@@ -2,5 +2,6 @@
 
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
+from posenc.models.generating import generate
 
-__all__ = ["Decoder", "DecoderConfig"]
+__all__ = ["Decoder", "DecoderConfig", "generate"]

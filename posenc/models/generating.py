@@ -1,0 +1,211 @@
+"""Write on from a prompt: greedily, by sampling, or by beam search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from posenc import masks
+from posenc.cache import KVCache
+from posenc.encoding import PositionEncoding
+from posenc.masks import Mask
+
+
+class LanguageModel(Protocol):
+    """What generate needs: Decoder has it, and EncoderDecoder.given(...) returns it."""
+
+    @property
+    def encoding(self) -> PositionEncoding: ...
+
+    def new_caches(self) -> list[KVCache]: ...
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        *,
+        caches: Sequence[KVCache] | None = None,
+        mask: Mask | None = None,
+        length: int | None = None,
+    ) -> Tensor: ...
+
+
+@torch.no_grad()
+def generate(
+    model: LanguageModel,
+    tokens: Int[Tensor, "batch len"],
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    stop_token: int | None = None,
+    valid: Tensor | None = None,
+    length: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Int[Tensor, "batch total"]:
+    """The prompt and what the model writes after it, with a key/value cache.
+
+    Args:
+        model: a Decoder, in eval mode.
+        tokens: the prompts, padded on the left where they differ in length.
+        max_new_tokens: how many tokens to add at most.
+        temperature: what logits are divided by before sampling; 0 takes the likeliest token.
+        top_k: sample among the k likeliest tokens only.
+        top_p: sample among the likeliest tokens that together reach this probability only.
+        num_beams: above 1, search for the likeliest sequence with this many candidates.
+        length_penalty: candidates are compared by log-probability / new tokens^length_penalty.
+        stop_token: ends a row; what follows it in the row is filled with it.
+        valid: (batch, len), False where tokens are padding.
+        length: the current length in tokens, for encodings whose frequencies depend on it; give the
+            length that will be reached, so that cached keys stay right.
+        generator: the source of random numbers for sampling.
+
+    Raises: ValueError where options contradict one another or shapes do not fit.
+    """
+    _check(tokens, max_new_tokens, temperature, top_k, top_p, num_beams, valid)
+    writer = _Writer(model, tokens, valid, length)
+    if num_beams > 1:
+        return _beam_search(writer, max_new_tokens, num_beams, length_penalty, stop_token)
+    done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
+    for _ in range(max_new_tokens):
+        if temperature == 0:
+            chosen = writer.logits.argmax(-1)
+        else:
+            probabilities = _truncated(writer.logits / temperature, top_k, top_p).softmax(-1)
+            chosen = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+        if stop_token is not None:
+            chosen = chosen.masked_fill(done, stop_token)
+            done = done | (chosen == stop_token)
+        tokens = torch.cat([tokens, chosen[:, None]], dim=1)
+        if stop_token is not None and done.all():
+            break
+        writer.write(chosen)
+    return tokens
+
+
+class _Writer:
+    """The state of generation: caches, positions, padding, and the logits of the next token."""
+
+    def __init__(
+        self, model: LanguageModel, tokens: Tensor, valid: Tensor | None, length: int | None
+    ) -> None:
+        self.model, self.length, self.tokens = model, length, tokens
+        self.caches = model.new_caches()
+        self.valid = None if valid is None else valid.bool()
+        positions = None if self.valid is None else (self.valid.cumsum(1) - 1).clamp(min=0)
+        self._run(tokens, positions)
+
+    def write(self, chosen: Tensor) -> None:
+        """Append one token per row."""
+        positions = None
+        if self.valid is not None:
+            positions = self.valid.sum(1, keepdim=True)
+            self.valid = torch.cat([self.valid, torch.ones_like(self.valid[:, :1])], dim=1)
+        self._run(chosen[:, None], positions)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Go on with these rows, in this order."""
+        for cache in self.caches:
+            cache.reorder(rows)
+        self.logits = self.logits[rows]
+        self.valid = None if self.valid is None else self.valid[rows]
+
+    def _run(self, tokens: Tensor, positions: Tensor | None) -> None:
+        if positions is not None and self.model.encoding.num_axes > 1:
+            positions = positions[..., None].expand(-1, -1, self.model.encoding.num_axes)
+        mask = None if self.valid is None else masks.causal & masks.padding(self.valid)
+        logits = self.model(tokens, positions, caches=self.caches, mask=mask, length=self.length)
+        self.logits = logits[:, -1].float()
+
+
+def _beam_search(
+    writer: _Writer, max_new_tokens: int, num_beams: int, length_penalty: float, stop: int | None
+) -> Tensor:
+    """Keep the num_beams likeliest beginnings of each row; a finished one stays as it is."""
+    batch, device = writer.tokens.shape[0], writer.tokens.device
+    first = torch.arange(batch, device=device)
+    writer.reorder(first.repeat_interleave(num_beams))
+    tokens = writer.tokens.repeat_interleave(num_beams, dim=0)
+    # All beams of a row begin alike: let the first alone speak for them.
+    scores = torch.full((batch, num_beams), -torch.inf, device=device)
+    scores[:, 0] = 0
+    done = torch.zeros(batch * num_beams, dtype=torch.bool, device=device)
+    lengths = torch.zeros(batch, num_beams, device=device)
+    for step in range(max_new_tokens):
+        steps = writer.logits.log_softmax(-1)
+        if stop is not None:
+            steps = steps.masked_fill(done[:, None], -torch.inf)
+            steps[:, stop] = steps[:, stop].masked_fill(done, 0)
+        total = scores[..., None] + steps.view(batch, num_beams, -1)
+        grown = lengths + (~done).view(batch, num_beams)
+        ranked = total / grown[..., None] ** length_penalty
+        best = ranked.flatten(1).topk(num_beams).indices  # (batch, num_beams)
+        beam, chosen = best // total.shape[-1], (best % total.shape[-1]).flatten()
+        scores = total.flatten(1).gather(1, best)
+        lengths = grown.gather(1, beam)
+        rows = (beam + first[:, None] * num_beams).flatten()
+        tokens = torch.cat([tokens[rows], chosen[:, None]], dim=1)
+        if stop is not None:
+            done = done[rows] | (chosen == stop)
+            if done.all():
+                break
+        if step + 1 < max_new_tokens:
+            writer.reorder(rows)
+            writer.write(chosen)
+    winner = (scores / lengths**length_penalty).argmax(1)
+    return tokens[first * num_beams + winner]
+
+
+def _truncated(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """-inf where a token is out of the running."""
+    if top_k is not None:
+        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if top_p is not None:
+        values, order = logits.sort(descending=True)
+        shares = values.softmax(-1)
+        # A token stays if those before it have not reached top_p: the first always does.
+        out = shares.cumsum(-1) - shares >= top_p
+        logits = logits.masked_fill(out.scatter(1, order, out), -torch.inf)
+    return logits
+
+
+def _check(
+    tokens: Tensor,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    num_beams: int,
+    valid: Tensor | None,
+) -> None:
+    if tokens.ndim != 2 or not tokens.shape[1]:
+        raise ValueError(
+            f"generate: tokens must be (batch, len) with at least one token, "
+            f"got {tuple(tokens.shape)}."
+        )
+    if valid is not None and (valid.shape != tokens.shape or not bool(valid[:, -1].all())):
+        raise ValueError(
+            f"generate: valid must have the shape of tokens {tuple(tokens.shape)} and end with "
+            f"True in every row (padding goes on the left), got shape {tuple(valid.shape)}."
+        )
+    for name, value, good in (
+        ("max_new_tokens", max_new_tokens, max_new_tokens >= 1),
+        ("num_beams", num_beams, num_beams >= 1),
+        ("temperature", temperature, temperature >= 0),
+        ("top_k", top_k, top_k is None or top_k >= 1),
+        ("top_p", top_p, top_p is None or 0 < top_p <= 1),
+    ):
+        if not good:
+            raise ValueError(f"generate: {name} is out of range, got {value}.")
+    if num_beams > 1 and temperature:
+        raise ValueError("generate: beam search does not sample; leave temperature at 0.")
+    if temperature == 0 and (top_k is not None or top_p is not None):
+        raise ValueError("generate: top_k and top_p need a temperature above 0.")
