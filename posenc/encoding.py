@@ -254,6 +254,11 @@ class PositionEncoding(nn.Module):
             return block(scores)
         return mod(scores, rows.batch, rows.head, rows.q_idx, rows.kv_idx)
 
+    @property
+    def pointwise(self) -> bool:
+        """Whether place 3 is score_mod alone, one pair at a time."""
+        return type(self).score_rows is PositionEncoding.score_rows
+
     def combine_values(
         self, weights: Tensor, v: Tensor, q_positions: Tensor, kv_positions: Tensor
     ) -> Tensor:
@@ -275,8 +280,8 @@ class DistanceBias(PositionEncoding):
     def bias(self, distance: Tensor) -> Tensor:
         """(num_heads, *distance.shape), in logits, for distances in tokens, positive for the past.
 
-        `distance` is integer or real, of any shape; the result is float32, or float64 for float64.
-        `real` and `per_head` do the conversions.
+        `distance` is integer or real, of any shape; the result is in float32, in float64 where
+        distance or parameters are. `real` and `per_head` do the conversions.
         """
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
@@ -290,9 +295,24 @@ class DistanceBias(PositionEncoding):
         if q.dtype == torch.float64:  # positions carry the precision that the bias is asked for
             q_positions, kv_positions = q_positions.double(), kv_positions.double()
         values = self(q_positions, kv_positions)
-        if values.ndim == 3:
-            return lambda score, batch, head, q_idx, kv_idx: score + values[head, q_idx, kv_idx]
-        return lambda score, batch, head, q_idx, kv_idx: score + values[batch, head, q_idx, kv_idx]
+        check_heads(self, values.shape[-3], q)
+        return DenseBias(values if values.ndim == 4 else values[None])
+
+
+@dataclass(frozen=True)
+class DenseBias:
+    """A score_mod that adds ready values (batch or 1, num_heads, q_len, kv_len)."""
+
+    values: Tensor
+
+    def __call__(
+        self, score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor
+    ) -> Tensor:
+        return score + self.values[batch if len(self.values) > 1 else 0, head, q_idx, kv_idx]
+
+    def block(self, scores: Tensor) -> Tensor:
+        """The same for all pairs at once."""
+        return scores + self.values
 
 
 def distances(q_positions: Tensor, kv_positions: Tensor) -> Tensor:
@@ -307,9 +327,27 @@ def real(distance: Tensor) -> Tensor:
 
 
 def per_head(values: Tensor, like: Tensor) -> Tensor:
-    """One value per head, (num_heads,), in the dtype of `like` and shaped to broadcast against
-    it."""
-    return values.to(like.dtype).view(-1, *[1] * like.ndim)
+    """One value per head, (num_heads,), in at least the dtype of `like` and shaped to broadcast
+    against it."""
+    return values.to(torch.promote_types(values.dtype, like.dtype)).view(-1, *[1] * like.ndim)
+
+
+def check_heads(encoding: PositionEncoding, num_heads: int, q: Tensor) -> None:
+    """Raise ValueError unless q (batch, num_heads, len, head_dim) has the encoding's heads."""
+    if q.shape[1] != num_heads:
+        raise ValueError(
+            f"{type(encoding).__name__}: built for {num_heads} heads, got {q.shape[1]} "
+            f"(q with shape {tuple(q.shape)})."
+        )
+
+
+def check_head_dim(encoding: PositionEncoding, head_dim: int, q: Tensor) -> None:
+    """Raise ValueError unless q (batch, num_heads, len, head_dim) has the encoding's head_dim."""
+    if q.shape[-1] != head_dim:
+        raise ValueError(
+            f"{type(encoding).__name__}: built for head_dim={head_dim}, got {q.shape[-1]} "
+            f"(q with shape {tuple(q.shape)})."
+        )
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:

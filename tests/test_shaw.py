@@ -153,6 +153,6 @@ def test_shaw_refuses_what_it_cannot_serve():
     with pytest.raises(TypeError, match=r"integers.*float32"):
         p = torch.arange(3.0)
         posenc.attention(q, q, q, Shaw(4), q_positions=p, kv_positions=p)
-    with pytest.raises(ValueError, match=r"head_dim=8, got q with shape \(1, 1, 3, 4\)"):
+    with pytest.raises(ValueError, match=r"head_dim=8, got 4 \(q with shape \(1, 1, 3, 4\)\)"):
         p = torch.arange(3)
         posenc.attention(q, q, q, Shaw(8), q_positions=p, kv_positions=p)

@@ -8,7 +8,14 @@ from typing import Literal, NoReturn
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import PositionEncoding, Rows, at_least_float32, grouped_matmul
+from posenc.encoding import (
+    PositionEncoding,
+    Rows,
+    at_least_float32,
+    check_head_dim,
+    grouped_matmul,
+    without_autocast,
+)
 
 
 class CoPE(PositionEncoding):
@@ -93,20 +100,17 @@ class CoPE(PositionEncoding):
     def score_mod(
         self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
     ) -> CountedGates:
-        if q.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"CoPE: built for head_dim={self.head_dim}, got q with shape {tuple(q.shape)}."
-            )
+        check_head_dim(self, self.head_dim, q)
         dtype, scale = at_least_float32(q.dtype), self.scale(self.head_dim)
-        q = q.to(dtype)
-        table = q @ self.e.to(dtype).mT
-        if self.gates == "key":
-            gate_scores = None
-        elif kv_state is None:
+        q, gate_scores = q.to(dtype), None
+        if self.gates != "key" and kv_state is None:
             what = "v" if self.gates == "value" else "token_state(x, positions)"
             raise ValueError(f"CoPE: gates={self.gates!r} needs kv_state={what}.")
-        else:
-            gate_scores = grouped_matmul(q * scale, kv_state.to(dtype).mT)
+        with without_autocast(q.device):
+            table = q @ self.e.to(dtype).mT
+            if self.gates != "key":
+                assert kv_state is not None
+                gate_scores = grouped_matmul(q * scale, kv_state.to(dtype).mT)
         return CountedGates(table * scale if self.divide else table, gate_scores)
 
     def score_rows(self, scores: Tensor, mod, mask: Tensor | None, rows: Rows) -> Tensor:

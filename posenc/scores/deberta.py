@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding import PositionEncoding, at_least_float32
+from posenc.encoding import (
+    PositionEncoding,
+    at_least_float32,
+    check_head_dim,
+    check_heads,
+    without_autocast,
+)
 from posenc.score_tables import AddByDistance, require_whole
 
 
@@ -146,18 +152,21 @@ class DeBERTa(PositionEncoding):
         self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
     ) -> AddByDistance:
         require_whole("DeBERTa", q_positions, kv_positions)
-        dtype, scale = at_least_float32(q.dtype), self.scale(q.shape[-1])
-        table = self.table.to(dtype)
-        if self.norm is not None:
-            weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
-            table = F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
+        check_heads(self, self.num_heads, q)
+        check_head_dim(self, self.head_dim, q)
+        dtype, scale = at_least_float32(q.dtype), self.scale(self.head_dim)
         pos_query, pos_key = self._projections()
         q_table = k_table = None
-        if self.c2p:
-            q_table = (q.to(dtype) * scale) @ self._by_head(pos_key, table).mT
-        if self.p2c:
-            assert k is not None  # needs_raw_k
-            k_table = (k.to(dtype) * scale) @ self._by_head(pos_query, table).mT
+        with without_autocast(q.device):
+            table = self.table.to(dtype)
+            if self.norm is not None:
+                weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
+                table = F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
+            if self.c2p:
+                q_table = (q.to(dtype) * scale) @ self._by_head(pos_key, table).mT
+            if self.p2c:
+                assert k is not None  # needs_raw_k
+                k_table = (k.to(dtype) * scale) @ self._by_head(pos_query, table).mT
         k_row = (lambda distance: self.row(-distance)) if self.paper_p2c else self.row
         return AddByDistance(q_positions, kv_positions, self.row, q_table, k_table, k_row)
 

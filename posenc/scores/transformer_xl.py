@@ -7,7 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from posenc.angles import Angles
-from posenc.encoding import PositionEncoding, at_least_float32, distances
+from posenc.encoding import (
+    PositionEncoding,
+    at_least_float32,
+    check_head_dim,
+    check_heads,
+    distances,
+    without_autocast,
+)
 from posenc.frequencies import inverse_frequencies
 from posenc.score_tables import AddPairs, run_distances, shared_run, skew
 
@@ -87,27 +94,24 @@ class TransformerXL(PositionEncoding):
     def transform_qk(
         self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        heads, head_dim = self.u.shape
-        if q.shape[1] != heads or q.shape[-1] != head_dim:
-            raise ValueError(
-                f"TransformerXL: built for num_heads={heads} and head_dim={head_dim}, "
-                f"got q with shape {tuple(q.shape)}."
-            )
+        check_heads(self, self.u.shape[0], q)
+        check_head_dim(self, self.u.shape[1], q)
         dtype = at_least_float32(q.dtype)
         return (q.to(dtype) + self.u.to(dtype)[:, None]).to(q.dtype), k
 
     def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None) -> AddPairs:
         dtype = at_least_float32(q.dtype)
-        q = (q.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.shape[-1])
-        # (num_heads, head_dim, embed_dim)
-        weight = self.projection.weight.to(dtype).unflatten(0, self.u.shape)
         shift = shared_run(q_positions, kv_positions)
-        if shift is None:
-            return AddPairs(self._products(q @ weight, q_positions, kv_positions))
-        kv_len = kv_positions.shape[-1]
-        distance = run_distances(shift, q.shape[-2], kv_len, q.device)
-        table = self.sinusoid(distance, dtype) @ weight.mT  # (num_heads, distances, head_dim)
-        return AddPairs(skew(q @ table.mT, kv_len))
+        with without_autocast(q.device):
+            q = (q.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.shape[-1])
+            # (num_heads, head_dim, embed_dim)
+            weight = self.projection.weight.to(dtype).unflatten(0, self.u.shape)
+            if shift is None:
+                return AddPairs(self._products(q @ weight, q_positions, kv_positions))
+            kv_len = kv_positions.shape[-1]
+            distance = run_distances(shift, q.shape[-2], kv_len, q.device)
+            table = self.sinusoid(distance, dtype) @ weight.mT  # (num_heads, distances, head_dim)
+            return AddPairs(skew(q @ table.mT, kv_len))
 
     def _products(self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
         """coefficients (batch, num_heads, q_len, embed_dim) . R(position_i - position_j) for all

@@ -6,7 +6,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import PositionEncoding, at_least_float32, distances, grouped_matmul
+from posenc.encoding import (
+    PositionEncoding,
+    at_least_float32,
+    check_head_dim,
+    distances,
+    grouped_matmul,
+    without_autocast,
+)
 from posenc.score_tables import AddByDistance, require_whole, shared_run, unskew
 
 
@@ -66,13 +73,11 @@ class Shaw(PositionEncoding):
         self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
     ) -> AddByDistance:
         require_whole("Shaw", q_positions, kv_positions)
-        if q.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"Shaw: built for head_dim={self.head_dim}, got q with shape {tuple(q.shape)}."
-            )
+        check_head_dim(self, self.head_dim, q)
         dtype = at_least_float32(q.dtype)
-        q = q.to(dtype) * self.scale(self.head_dim)
-        return AddByDistance(q_positions, kv_positions, self.row, q @ self.key_table.to(dtype).mT)
+        with without_autocast(q.device):
+            table = (q.to(dtype) * self.scale(self.head_dim)) @ self.key_table.to(dtype).mT
+        return AddByDistance(q_positions, kv_positions, self.row, table)
 
     def combine_values(
         self, weights: Tensor, v: Tensor, q_positions: Tensor, kv_positions: Tensor
