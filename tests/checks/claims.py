@@ -1,0 +1,141 @@
+"""Claims, held both ways: made if and only if they hold."""
+
+from __future__ import annotations
+
+import torch
+
+from posenc import KVCache, PositionEncoding, attention, masks
+from tests.checks.harness import (
+    LENGTH,
+    SHAPE,
+    Make,
+    build,
+    differs,
+    heads,
+    hidden,
+    layer,
+    room,
+    tokens,
+)
+
+FAR = 20_000
+"""A shift that every method which looks at absolute positions can see."""
+
+
+def _hold(name: str, claimed: bool, holds: bool) -> None:
+    assert claimed == holds, f"{name} is claimed as {claimed}, and {'holds' if holds else 'fails'}"
+
+
+def assert_shift_invariance_as_claimed(make: Make) -> None:
+    model = layer(make)
+    encoding = model.attention.encoding
+    if encoding.max_positions is None:
+        length, shift = LENGTH, FAR
+    else:
+        length, shift = encoding.max_positions // 2, encoding.max_positions // 2
+    x, positions = hidden(length), tokens(encoding, length)
+    if encoding.max_positions is not None and encoding.num_axes > 1:
+        positions = positions % length
+    changed = differs(model(x, positions), model(x, positions + shift))
+    _hold("shift_invariant", encoding.shift_invariant, not changed)
+
+
+def assert_permutation_invariance_as_claimed(make: Make) -> None:
+    """Tokens that are attended to move in memory, with everything that belongs to them."""
+    encoding = build(make, dtype=torch.float64).for_layer(0)
+    length = room(encoding)
+    positions = tokens(encoding, length)
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(4))
+    x, (q, k, v) = hidden(length), heads(length)
+    state = encoding.token_state(x, positions)
+    moved = encoding.token_state(x[:, order], positions[order])
+    # With several axes a causal mask means the order in memory, which is what moves here.
+    mask = masks.causal if encoding.num_axes == 1 else None
+
+    def attend(k, v, kv_positions, kv_state):
+        return attention(
+            q, k, v, encoding, q_positions=positions, kv_positions=kv_positions, q_state=state,
+            kv_state=kv_state, mask=mask,
+        )  # fmt: skip
+
+    changed = differs(
+        attend(k, v, positions, state),
+        attend(k[:, :, order], v[:, :, order], positions[order], moved),
+    )
+    _hold("permutation_invariant", encoding.permutation_invariant, not changed)
+
+
+def assert_order_is_seen_without_a_mask(make: Make) -> None:
+    """causal_only is claimed where permuted tokens give the same outputs, permuted, or no answer."""
+    model = layer(make)
+    encoding = model.attention.encoding
+    length = room(encoding)
+    positions = tokens(encoding, length)
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(4))
+    if encoding.causal_only:
+        return
+    x = hidden(length)
+    seen = differs(model(x, positions, None)[:, order], model(x[:, order], positions, None))
+    assert seen, "not claimed causal_only, and blind to order without a mask"
+
+
+def assert_cache_safety_as_claimed(make: Make) -> None:
+    """Each step knows only the length so far; a full run knows the whole."""
+    model = layer(make)
+    encoding = model.attention.encoding
+    length = room(encoding)
+    x, positions = hidden(length), tokens(encoding, length)
+    full = model(x, positions, length=length)
+    cache = KVCache()
+    steps = [
+        model(x[:, t : t + 1], positions[t : t + 1], cache=cache, length=t + 1)
+        for t in range(length)
+    ]
+    changed = differs(full, torch.cat(steps, dim=1))
+    _hold("cache_safe", encoding.cache_safe, not changed)
+
+
+def assert_places_as_claimed(make: Make) -> None:
+    """Each place that is claimed does something, and no other does."""
+    encoding = build(make, dtype=torch.float64).for_layer(0)
+    base = PositionEncoding
+    methods = {
+        1: ("embed",),
+        2: ("transform_qk",),
+        3: ("score_mod", "score_rows"),
+        4: ("combine_values",),
+    }
+    for place, names in methods.items():
+        acts = any(getattr(type(encoding), n) is not getattr(base, n) for n in names)
+        if place in encoding.places:
+            assert acts, f"place {place} is claimed and none of {names} is overridden"
+    length = room(encoding, 9)
+    positions, x, (q, k, v) = tokens(encoding, length), hidden(length), heads(length)
+    if 1 not in encoding.places:
+        assert encoding.embed(x, positions) is x
+    if 2 not in encoding.places:
+        new_q, new_k = encoding.transform_qk(q, k, positions, positions)
+        assert new_q is q and new_k is k
+    if 3 not in encoding.places:
+        assert encoding.score_mod(q, k, positions, positions) is None
+
+
+def assert_claims_have_their_types(make: Make) -> None:
+    encoding = make(SHAPE)
+    kinds = {
+        "shift_invariant": bool,
+        "permutation_invariant": bool,
+        "causal_only": bool,
+        "cache_safe": bool,
+        "needs_raw_k": bool,
+        "max_positions": (int, type(None)),
+        "num_axes": int,
+        "num_parameters": int,
+        "source": str,
+    }
+    for name, kind in kinds.items():
+        value = getattr(encoding, name)
+        assert isinstance(value, kind), f"{name} is {value!r}"
+    assert set(encoding.places) <= {1, 2, 3, 4} and encoding.scope in ("model", "layer")
+    assert encoding.num_axes >= 1
+    assert any(c.isdigit() for c in encoding.source), "source names no paper and year"

@@ -1,0 +1,126 @@
+"""One attention layer around an encoding, and inputs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from posenc import Attention, KVCache, Mask, ModelShape, PositionEncoding, masks
+
+Make = Callable[[ModelShape], PositionEncoding]
+"""Builds the encoding under test for a model of this shape."""
+
+SHAPE = ModelShape(embed_dim=64, num_heads=4, num_kv_heads=2, head_dim=16, train_length=24)
+LENGTH = 41
+"""Odd, and longer than the trained length."""
+
+
+def build(
+    make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32
+) -> PositionEncoding:
+    """The encoding in `dtype`, with parameters moved off their start, which may hide what they
+    do."""
+    torch.manual_seed(0)
+    encoding = make(shape)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape)
+    return encoding.to(dtype)
+
+
+class Layer(nn.Module):
+    """Embeddings, then one attention layer: every place of the encoding acts."""
+
+    def __init__(self, encoding: PositionEncoding, shape: ModelShape = SHAPE) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.attention = Attention(
+            shape.embed_dim,
+            shape.num_heads,
+            shape.num_kv_heads,
+            encoding.for_layer(0),
+            head_dim=shape.head_dim,
+        )
+        with torch.no_grad():
+            for module in self.attention.children():
+                if isinstance(module, nn.Linear):  # scores of a trained model's size, about +-2
+                    module.weight *= 2.5
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        mask: Mask | None = masks.causal,
+        cache: KVCache | None = None,
+        length: int | None = None,
+    ) -> Tensor:
+        encoding = self.attention.encoding.prepare(positions, length)
+        x = encoding.embed(x, positions)
+        return self.attention(x, positions, mask=mask, cache=cache, encoding=encoding)
+
+
+def layer(make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64) -> Layer:
+    """float64 by default: a claim that holds then differs by 1e-12 or less, one that does not by
+    far more."""
+    return Layer(build(make, shape, dtype), shape).to(dtype)
+
+
+def room(encoding: PositionEncoding, want: int = LENGTH) -> int:
+    """How many of `want` tokens the encoding has positions for."""
+    if encoding.max_positions is None or encoding.num_axes > 1:
+        return want
+    return min(want, encoding.max_positions)
+
+
+def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
+    """Positions offset, offset + 1, ...; cells of a grid, row by row, where there are several
+    axes."""
+    steps = torch.arange(length)
+    if encoding.num_axes == 1:
+        return steps + offset
+    side = 5 if encoding.max_positions is None else min(5, encoding.max_positions - offset)
+    cells = [steps // side**axis % side for axis in reversed(range(encoding.num_axes))]
+    return torch.stack(cells, dim=-1) + offset
+
+
+def hidden(
+    length: int,
+    batch: int = 1,
+    *,
+    shape: ModelShape = SHAPE,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 2,
+) -> Tensor:
+    """Random token embeddings (batch, length, embed_dim)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, shape.embed_dim, generator=generator, dtype=torch.float64).to(
+        dtype
+    )
+
+
+def heads(
+    length: int, *, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random q, k, v for one sequence, before place 2."""
+    generator = torch.Generator().manual_seed(3)
+    assert shape.num_kv_heads is not None and shape.head_dim is not None
+
+    def draw(count: int) -> Tensor:
+        size = (1, count, length, shape.head_dim)
+        return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+
+    return draw(shape.num_heads), draw(shape.num_kv_heads), draw(shape.num_kv_heads)
+
+
+def assert_same(got: Tensor, want: Tensor, message: str, *, atol: float = 1e-9) -> None:
+    """Equal but for rounding in float64."""
+    torch.testing.assert_close(
+        got, want, rtol=0, atol=atol, msg=lambda detail: f"{message}: {detail}"
+    )
+
+
+def differs(a: Tensor, b: Tensor) -> bool:
+    """Whether two float64 results differ by more than rounding can explain."""
+    return (a - b).abs().max().item() > 1e-6
