@@ -1,8 +1,10 @@
 # Everything runs in .venv at the root; the first call sets it up.
 PYTHON ?= python3
 BIN := .venv/bin
+# One thread a process: the tests run in parallel, and threads of their own would fight.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
-.PHONY: compare test test-all lint bench clean
+.PHONY: compare test test-all lint bench readme clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -14,7 +16,7 @@ compare: .venv/.installed
 	$(BIN)/posenc compare
 
 test: .venv/.installed
-	$(BIN)/python -m pytest -q -n auto
+	$(PYTEST)
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
@@ -23,6 +25,9 @@ lint: .venv/.installed
 
 bench: .venv/.installed
 	$(BIN)/posenc bench
+
+readme: .venv/.installed
+	$(BIN)/python docs/update_readme.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist

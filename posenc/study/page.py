@@ -109,7 +109,7 @@ def _curves(study: Study) -> Iterator[Plot]:
         figures.by_length(study, styles),
         "Loss by test length. Every length reads the same held-out bytes, cut into windows that "
         "do not overlap.",
-        _in_words(study),
+        describe_by_length(study),
     )
     yield Plot(
         figures.by_context(study, styles),
@@ -129,7 +129,7 @@ def _curves(study: Study) -> Iterator[Plot]:
     )
 
 
-def _in_words(study: Study) -> str:
+def describe_by_length(study: Study) -> str:
     """The curves over test length, for those who cannot see them."""
     lines = []
     for row in study.summary:

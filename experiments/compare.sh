@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# The comparison behind the README's figure and results/compare. Minutes on two CPU cores.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+.venv/bin/posenc compare --out runs/compare
+mkdir -p results/compare
+cp runs/compare/results.csv runs/compare/study.json results/compare/
+.venv/bin/python experiments/compare_figure.py results/compare/study.json docs/figures/compare.svg

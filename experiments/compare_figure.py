@@ -1,0 +1,16 @@
+"""Draw the README's figure: compare_figure.py STUDY.json FIGURE.svg"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from posenc.drawing import line_styles, write_svg
+from posenc.study.figures import by_length
+from posenc.study.page import describe_by_length
+from posenc.study.results import Study
+
+if __name__ == "__main__":
+    source, target = map(Path, sys.argv[1:])
+    study = Study.from_json(source.read_text(encoding="utf-8"))
+    write_svg(by_length(study, line_styles(study.encodings)), target, describe_by_length(study))
