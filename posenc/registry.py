@@ -19,57 +19,44 @@ class Entry(NamedTuple):
     defaults: dict[str, Any] = {}  # noqa: RUF012 - read only
 
 
+_QK = "posenc.queries_keys"
+_ROPE = f"{_QK}.rope:RoPE"
+_MAPS = f"{_QK}.position_maps"
+
+
+def _scaled(scaling: str, checked: str = "golden", **options: Any) -> Entry:
+    return Entry(_ROPE, checked, {"interleaved": False, "scaling": scaling, **options})
+
+
 _ENTRIES: dict[str, Entry] = {
     "nope": Entry("posenc.encoding:PositionEncoding", "reference"),
     "sinusoidal": Entry("posenc.embeddings.sinusoidal:Sinusoidal", "golden"),
     "learned": Entry("posenc.embeddings.learned:Learned", "golden"),
-    "rope": Entry("posenc.queries_keys.rope:RoPE", "golden", {"interleaved": False}),
-    "rope_interleaved": Entry("posenc.queries_keys.rope:RoPE", "golden", {"interleaved": True}),
-    "partial_rope": Entry(
-        "posenc.queries_keys.rope:RoPE",
-        "golden",
-        {"interleaved": False, "partial_rotary_factor": 0.5},
+    "rope": Entry(_ROPE, "golden", {"interleaved": False}),
+    "rope_interleaved": Entry(_ROPE, "golden", {"interleaved": True}),
+    "partial_rope": Entry(_ROPE, "golden", {"interleaved": False, "partial_rotary_factor": 0.5}),
+    "p_rope": _scaled("proportional", p=0.75),
+    "linear": _scaled("linear", factor=4.0),
+    "ntk": _scaled("ntk", factor=4.0),
+    "dynamic_ntk": _scaled("dynamic_ntk", factor=4.0),
+    "ntk_by_parts": _scaled("ntk_by_parts", checked="reference", factor=4.0),
+    "yarn": _scaled("yarn", factor=4.0),
+    "llama3": _scaled("llama3", factor=4.0),
+    "longrope": _scaled("longrope", factor=4.0),
+    "rerope": Entry(f"{_MAPS}:ReRoPE", "golden", {"interleaved": False}),
+    "leaky_rerope": Entry(f"{_MAPS}:ReRoPE", "golden", {"interleaved": False, "leak": 8.0}),
+    "self_extend": Entry(f"{_MAPS}:SelfExtend", "golden", {"interleaved": False}),
+    "dual_chunk": Entry(f"{_MAPS}:DualChunk", "golden", {"interleaved": False}),
+    "xpos": Entry(f"{_QK}.xpos:XPos", "golden", {"interleaved": False}),
+    "mrope": Entry(f"{_QK}.mrope:MRoPE", "golden", {"interleaved": False}),
+    "mrope_interleaved": Entry(
+        f"{_QK}.mrope:MRoPE", "golden", {"interleaved": False, "in_turns": True}
     ),
-    "p_rope": Entry(
-        "posenc.queries_keys.rope:RoPE",
-        "golden",
-        {"interleaved": False, "scaling": "proportional", "p": 0.75},
-    ),
-    "linear": Entry(
-        "posenc.queries_keys.rope:RoPE",
-        "golden",
-        {"interleaved": False, "scaling": "linear", "factor": 4.0},
-    ),
-    "ntk": Entry(
-        "posenc.queries_keys.rope:RoPE",
-        "golden",
-        {"interleaved": False, "scaling": "ntk", "factor": 4.0},
-    ),
-    "ntk_by_parts": Entry(
-        "posenc.queries_keys.rope:RoPE",
-        "reference",
-        {"interleaved": False, "scaling": "ntk_by_parts", "factor": 4.0},
-    ),
-    "dynamic_ntk": Entry(
-        "posenc.queries_keys.rope:RoPE",
-        "golden",
-        {"interleaved": False, "scaling": "dynamic_ntk", "factor": 4.0},
-    ),
-    "yarn": Entry(
-        "posenc.queries_keys.rope:RoPE",
-        "golden",
-        {"interleaved": False, "scaling": "yarn", "factor": 4.0},
-    ),
-    "llama3": Entry(
-        "posenc.queries_keys.rope:RoPE",
-        "golden",
-        {"interleaved": False, "scaling": "llama3", "factor": 4.0},
-    ),
-    "longrope": Entry(
-        "posenc.queries_keys.rope:RoPE",
-        "golden",
-        {"interleaved": False, "scaling": "longrope", "factor": 4.0},
-    ),
+    "axial_rope": Entry(f"{_QK}.axial:AxialRoPE", "golden", {"interleaved": False}),
+    "mixed_rope": Entry(f"{_QK}.axial:MixedRoPE", "golden", {"interleaved": False}),
+    "pope": Entry(f"{_QK}.pope:PoPE", "golden"),
+    "logn": Entry(f"{_QK}.query_temperature:LogN", "reference"),
+    "llama4_temperature": Entry(f"{_QK}.query_temperature:Llama4Temperature", "reference"),
     "alibi": Entry("posenc.scores.alibi:ALiBi", "golden"),
     "t5": Entry("posenc.scores.t5:T5Bias", "golden"),
     "shaw": Entry("posenc.values.shaw:Shaw", "golden"),

@@ -1,0 +1,73 @@
+"""Move weights between RoPE's two layouts, without changing what the model computes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+def layout_permutation(
+    head_dim: int, rotary_dim: int | None = None, *, to: Literal["half_split", "interleaved"]
+) -> Tensor:
+    """For each channel of a head in the new layout, its index in the old one: (head_dim,).
+
+    Pair t is (2t, 2t+1) if interleaved, (t, t + rotary_dim/2) if half-split; channels from
+    rotary_dim on stay.
+    """
+    rotary_dim = head_dim if rotary_dim is None else rotary_dim
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise ValueError(
+            f"layout_permutation: rotary_dim must be even and between 2 and head_dim={head_dim}, "
+            f"got {rotary_dim}."
+        )
+    channels = torch.arange(head_dim)
+    if to == "half_split":
+        pairs = channels[:rotary_dim].view(-1, 2).T
+    elif to == "interleaved":
+        pairs = channels[:rotary_dim].view(2, -1).T
+    else:
+        raise ValueError(
+            f"layout_permutation: to must be 'half_split' or 'interleaved', got {to!r}."
+        )
+    return torch.cat([pairs.flatten(), channels[rotary_dim:]])
+
+
+def convert_layout(
+    weight: Tensor,
+    head_dim: int,
+    *,
+    to: Literal["half_split", "interleaved"],
+    rotary_dim: int | None = None,
+    dim: int = 0,
+) -> Tensor:
+    """Permute the output channels of a query or key weight from one layout to the other.
+
+    weight'[h * head_dim + c] = weight[h * head_dim + permutation[c]]
+
+    Convert everything that touches the channels of q and k: projection weights, their biases, and
+    the weights of q- and k-norms. v and o stay as they are. The number of heads follows from the
+    size, so grouped queries need nothing of their own.
+
+    Args:
+        weight: (num_heads * head_dim, in_features) as torch stores it, or a bias
+            (num_heads * head_dim), or a norm's weight (head_dim) or (num_heads * head_dim).
+        head_dim: size of one head.
+        to: the layout wanted; the weight is taken to be in the other one.
+        rotary_dim: the first channels are rotated; None means all of them.
+        dim: the axis of output channels; -1 for kernels stored (in_features, out_features).
+
+    Returns: a new tensor like `weight`.
+    Raises: ValueError where the sizes do not fit.
+    Source: Su et al. 2021, arXiv:2104.09864, for the pairs; the permutation is elementary.
+    """
+    channels = weight.shape[dim]
+    if channels % head_dim:
+        raise ValueError(
+            f"convert_layout: axis {dim} must hold whole heads of {head_dim} channels, "
+            f"got {channels} (weight with shape {tuple(weight.shape)})."
+        )
+    order = layout_permutation(head_dim, rotary_dim, to=to)
+    heads = torch.arange(0, channels, head_dim)[:, None]
+    return weight.index_select(dim, (heads + order).flatten().to(weight.device))

@@ -1,0 +1,93 @@
+"""PoPE: content in the magnitude, position in the phase."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.angles import Angles
+from posenc.encoding import PositionEncoding, at_least_float32
+from posenc.frequencies import inverse_frequencies
+
+
+class PoPE(PositionEncoding):
+    """Give every channel a magnitude from its content and a phase from its position.
+
+    score[i, j] = scale * sum_c softplus(q_ic) softplus(k_jc) cos((i - j) theta_c - delta_hc),
+    theta_c = rope_theta^(-c/head_dim)
+
+    A channel's phase no longer depends on its content, so that what and where do not mix. q and k
+    become twice as wide.
+
+    Args:
+        head_dim: size of one head.
+        num_kv_heads: heads with phases of their own; the query heads of a group share them.
+        rope_theta: base of the geometric series of frequencies.
+
+    Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
+    same, twice as wide. weight: (num_kv_heads, head_dim), delta before it is clamped to -2 pi .. 0.
+    Units: positions in tokens, delta in radians. Precision: exact angles, float32, rounded once.
+    Raises: ValueError where k has other heads.
+    Source: Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3.
+    """
+
+    places = (2,)
+    causal_only = False
+    scope = "layer"
+    source = "Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3"
+
+    def __init__(self, head_dim: int, num_kv_heads: int, rope_theta: float = 10000.0) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.num_kv_heads = num_kv_heads
+        self.angles = Angles(inverse_frequencies(2 * head_dim, rope_theta))
+        self.weight = nn.Parameter(torch.empty(num_kv_heads, head_dim))
+        self._ready: tuple[Tensor, Tensor, Tensor] | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    @property
+    def num_parameters(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    def prepare(self, positions: Tensor, length: int | None = None) -> PoPE:
+        prepared = self.shallow_copy()
+        prepared._ready = (positions, *self._cos_sin(positions, torch.float32))
+        return prepared
+
+    def transform_qk(
+        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if k.shape[1] != self.num_kv_heads or k.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"PoPE: built for {self.num_kv_heads} key/value heads of {self.head_dim}, "
+                f"got k with shape {tuple(k.shape)}."
+            )
+        dtype = at_least_float32(q.dtype)
+        q_cos, q_sin = self._cos_sin(q_positions, dtype)
+        cos, sin = self._cos_sin(kv_positions, dtype)
+        delta = self.weight.to(dtype).clamp(-2 * math.pi, 0)[:, None]  # (num_kv_heads, 1, head_dim)
+        delta_cos, delta_sin = delta.cos(), delta.sin()
+        k_cos, k_sin = cos * delta_cos - sin * delta_sin, sin * delta_cos + cos * delta_sin
+        return _polar(q, q_cos, q_sin), _polar(k, k_cos, k_sin)
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k of the same tokens in their wide form."""
+        return self.transform_qk(q, k, positions, positions)
+
+    def _cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(..., 1, len, head_dim), to broadcast over heads."""
+        if self._ready is not None and positions is self._ready[0] and dtype == torch.float32:
+            return self._ready[1], self._ready[2]
+        cos, sin = self.angles.cos_sin(positions, dtype)
+        return cos.unsqueeze(-3), sin.unsqueeze(-3)
+
+
+def _polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    magnitude = F.softplus(x.to(cos.dtype))
+    return torch.cat([magnitude * cos, magnitude * sin], dim=-1).to(x.dtype)

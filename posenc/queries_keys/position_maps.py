@@ -1,0 +1,278 @@
+"""Longer contexts without training: RoPE over positions mapped into the trained range.
+
+Each method is two or three ordinary attentions over disjoint sets of keys, merged by the host, and
+keeps keys unrotated in the cache. All are for causal attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import ModelShape, Pass
+from posenc.masks import Mask, sliding_window
+from posenc.queries_keys.query_temperature import log_n
+from posenc.queries_keys.rope import RoPE
+from posenc.queries_keys.rope_scaling import Scaling
+
+
+class PositionMap(RoPE):
+    """RoPE in several passes; a subclass defines `parts`.
+
+    `log_n_length`: queries are multiplied by max(1, ln(p + 1) / ln(log_n_length)); None: not.
+    """
+
+    needs_raw_k = True
+    causal_only = True
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float,
+        *,
+        interleaved: bool,
+        rotary_dim: int | None,
+        scaling: Scaling | None,
+        log_n_length: int | None,
+    ) -> None:
+        super().__init__(
+            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
+        )
+        if log_n_length is not None and log_n_length < 2:
+            raise ValueError(
+                f"{type(self).__name__}: log_n_length must be at least 2, got {log_n_length}."
+            )
+        self.log_n_length = log_n_length
+        if log_n_length is not None:
+            self.shift_invariant = False
+        self._prepared: tuple[Tensor, tuple[Pass, ...]] | None = None
+
+    def parts(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
+        """The passes: mapped positions, and which true positions they are for."""
+        raise NotImplementedError(f"{type(self).__name__} must define parts()")
+
+    def passes(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
+        if self._prepared is not None:
+            positions, parts = self._prepared
+            if q_positions is positions and kv_positions is positions:
+                return parts
+        parts = self.parts(q_positions, kv_positions)
+        if self.log_n_length is None:
+            return parts
+        factor = log_n(q_positions, self.log_n_length)
+        return tuple(Pass(p.q_positions, p.kv_positions, p.mask, factor) for p in parts)
+
+    def prepare(self, positions: Tensor, length: int | None = None) -> Self:
+        prepared = super().prepare(positions, length)
+        parts = self.passes(positions, positions)
+        mapped = [p for part in parts for p in (part.q_positions, part.kv_positions)]
+        prepared._prepared = (positions, parts)
+        prepared._ready += tuple((p, *prepared.cos_sin(p)) for p in mapped if p is not positions)
+        return prepared
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        raise TypeError(
+            f"{type(self).__name__} rotates q and k once for each of its passes: use it through "
+            "posenc.attention or posenc.Attention."
+        )
+
+
+class ReRoPE(PositionMap):
+    """RoPE whose relative position stops growing at a window, or grows slower beyond it.
+
+    relative = D for D < window, else window (leak=None) or window + (D - window) / leak
+
+    Args:
+        head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
+        window: distance in tokens up to which positions are exact.
+        leak: Leaky ReRoPE's divisor of the distance beyond the window, at least 1; None: infinite.
+        log_n_length: also multiply queries by max(1, ln(p + 1) / ln(log_n_length)).
+
+    Shapes: as RoPE; two passes. Units: tokens. Precision: as RoPE.
+    Raises: ValueError if window < 1 or leak < 1.
+    Source: Su 2023, kexue.fm/archives/9706 and 9708; github.com/bojone/rerope.
+    """
+
+    source = "Su 2023, kexue.fm/archives/9706 and 9708"
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        window: int,
+        leak: float | None = None,
+        log_n_length: int | None = None,
+        rotary_dim: int | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        super().__init__(
+            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling,
+            log_n_length=log_n_length,
+        )  # fmt: skip
+        if window < 1 or (leak is not None and leak < 1):
+            raise ValueError(
+                f"ReRoPE: window and leak must be at least 1, got window={window}, leak={leak}."
+            )
+        self.window = window
+        self.leak = leak
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
+        return super().from_shape(shape, **{"window": max(1, shape.train_length // 2), **options})
+
+    def parts(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
+        if self.leak is None:
+            far = torch.full_like(q_positions, self.window), torch.zeros_like(kv_positions)
+        else:
+            shift = self.window - self.window / self.leak
+            far = q_positions.double() / self.leak + shift, kv_positions.double() / self.leak
+        return _near_and_far(q_positions, kv_positions, self.window, *far)
+
+
+class SelfExtend(PositionMap):
+    """RoPE with exact positions nearby and positions shared by groups of tokens far away.
+
+    relative = D for D < window, else floor(i/group_size) - floor(j/group_size)
+    + window - window/group_size
+
+    Reaches (train_length - window) * group_size + window tokens.
+
+    Args:
+        head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
+        group_size: tokens that share a position.
+        window: distance in tokens up to which positions are exact.
+        log_n_length: also multiply queries by max(1, ln(p + 1) / ln(log_n_length)).
+
+    Shapes: as RoPE; two passes. Units: tokens. Precision: as RoPE.
+    Raises: ValueError if group_size or window < 1.
+    Source: Jin et al. 2024, arXiv:2401.01325, section 3; the released code shifts by
+    window - window/group_size without rounding, and so do we.
+    """
+
+    source = "Jin et al. 2024, arXiv:2401.01325, section 3"
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        window: int,
+        group_size: int = 8,
+        log_n_length: int | None = None,
+        rotary_dim: int | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        super().__init__(
+            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling,
+            log_n_length=log_n_length,
+        )  # fmt: skip
+        self.shift_invariant = False
+        if window < 1 or group_size < 1:
+            raise ValueError(
+                "SelfExtend: window and group_size must be at least 1, "
+                f"got window={window}, group_size={group_size}."
+            )
+        self.window = window
+        self.group_size = group_size
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
+        return super().from_shape(shape, **{"window": max(1, shape.train_length // 4), **options})
+
+    def parts(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
+        def group(positions: Tensor) -> Tensor:
+            return torch.div(positions, self.group_size, rounding_mode="floor")
+
+        q_far, shift = group(q_positions), self.window - self.window / self.group_size
+        q_far = q_far + int(shift) if shift.is_integer() else q_far.double() + shift
+        return _near_and_far(q_positions, kv_positions, self.window, q_far, group(kv_positions))
+
+
+def _near_and_far(
+    q_positions: Tensor, kv_positions: Tensor, window: int, q_far: Tensor, kv_far: Tensor
+) -> tuple[Pass, Pass]:
+    """True positions for distances below the window, mapped ones from it on."""
+    beyond = Mask(lambda sight: sight.q_position - sight.kv_position >= window)
+    return (
+        Pass(q_positions, kv_positions, sliding_window(window)),
+        Pass(q_far, kv_far, beyond),
+    )
+
+
+class DualChunk(PositionMap):
+    """Dual chunk attention: positions within a chunk, and bounded ones to the chunks before.
+
+    With s = chunk_size - local_window, a key is at j mod s; a query is at i mod s for its own
+    chunk, at min(i mod s + s, chunk_size) for the one before, and at min(2s - 1, chunk_size) for
+    all earlier ones.
+
+    Args:
+        head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
+        chunk_size: the largest relative position, below the trained length.
+        local_window: how far distances stay exact across the border of two chunks.
+        log_n_length: also multiply queries by max(1, ln(p + 1) / ln(log_n_length)).
+
+    Shapes: as RoPE; three passes. Units: tokens. Precision: as RoPE.
+    Raises: ValueError unless 0 <= local_window < chunk_size.
+    Source: An et al. 2024, arXiv:2402.17463, section 3; github.com/HKUNLP/ChunkLlama.
+    """
+
+    source = "An et al. 2024, arXiv:2402.17463, section 3"
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        chunk_size: int,
+        local_window: int,
+        log_n_length: int | None = None,
+        rotary_dim: int | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        super().__init__(
+            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling,
+            log_n_length=log_n_length,
+        )  # fmt: skip
+        self.shift_invariant = False
+        if not 0 <= local_window < chunk_size:
+            raise ValueError(
+                "DualChunk: local_window must be at least 0 and below chunk_size, "
+                f"got local_window={local_window}, chunk_size={chunk_size}."
+            )
+        self.chunk_size = chunk_size
+        self.local_window = local_window
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
+        """The authors' shares of the trained length: 3/4 and 1/16."""
+        sizes = {
+            "chunk_size": max(1, shape.train_length * 3 // 4),
+            "local_window": shape.train_length // 16,
+        }
+        return super().from_shape(shape, **{**sizes, **options})
+
+    def parts(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
+        stride = self.chunk_size - self.local_window
+        keys, own = kv_positions % stride, q_positions % stride
+        before = (own + stride).clamp(max=self.chunk_size)
+        earlier = torch.full_like(own, min(2 * stride - 1, self.chunk_size))
+
+        def chunks_apart(low: int, high: float) -> Mask:
+            def visible(sight):
+                apart = sight.q_position // stride - sight.kv_position // stride
+                return (apart >= low) & (apart <= high)
+
+            return Mask(visible)
+
+        return (
+            Pass(own, keys, chunks_apart(0, 0)),
+            Pass(before, keys, chunks_apart(1, 1)),
+            Pass(earlier, keys, chunks_apart(2, float("inf"))),
+        )

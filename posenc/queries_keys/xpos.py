@@ -1,0 +1,115 @@
+"""xPos: RoPE whose pairs also fade with distance."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from posenc.constants import Constants
+from posenc.encoding import at_least_float32
+from posenc.frequencies import inverse_frequencies
+from posenc.queries_keys.rope_scaling import Frequencies
+from posenc.queries_keys.rotate import rotate
+from posenc.queries_keys.rotation import Rotation
+
+_HEADROOM = 256
+"""How much larger than 1 a channel may be before scaling, at the last position allowed."""
+
+
+class XPos(Rotation):
+    """Rotate as RoPE does and let pair t fade by zeta_t^(distance / scale_base).
+
+    q *= zeta_t^((p - origin) / scale_base), k *= zeta_t^(-(p - origin) / scale_base),
+    zeta_t = (2t/head_dim + 0.4) / 1.4
+
+    Fast pairs fade most. The score grows towards the future, so only the past may be seen. The
+    origin is fixed, so that cached keys stay right; positions far from it overflow the dtype.
+
+    Args:
+        head_dim: size of one head, even.
+        rope_theta: base of the geometric series of frequencies.
+        interleaved: pairs are (2t, 2t+1), as in the authors' code; False: (t, t + head_dim/2).
+        scale_base: distance, in tokens, over which pair t fades to zeta_t.
+        origin: the position that is not scaled; it changes no score.
+
+    Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
+    same.
+    Units: positions in tokens. Precision: exact angles, scaled in float32, rounded once.
+    Raises: ValueError for an odd head_dim, and for a position further from the origin than
+    `reach(dtype)` (checked on the CPU).
+    Source: Sun et al. 2022, arXiv:2212.10554, section 3; github.com/microsoft/torchscale.
+    """
+
+    causal_only = True
+    source = "Sun et al. 2022, arXiv:2212.10554, section 3"
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        scale_base: float = 512.0,
+        origin: int = 0,
+    ) -> None:
+        super().__init__(head_dim, interleaved=interleaved)
+        if head_dim < 2 or head_dim % 2:
+            raise ValueError(f"XPos: head_dim must be even, got {head_dim}.")
+        if not scale_base > 0:
+            raise ValueError(f"XPos: scale_base must be positive, got {scale_base}.")
+        self.scale_base = scale_base
+        self.origin = origin
+        zeta = [(2 * t + 0.4 * head_dim) / (1.4 * head_dim) for t in range(head_dim // 2)]
+        self._decay = Constants([math.log(z) / scale_base for z in zeta])
+        self._rotate_by(Frequencies(inverse_frequencies(head_dim, rope_theta)))
+        self._faded: tuple[tuple[Tensor, int, Tensor, Tensor], ...] = ()
+        self.max_positions = origin + self.reach(torch.float32)
+
+    def reach(self, dtype: torch.dtype) -> int:
+        """How far from the origin a position may be for q and k of this dtype, in tokens."""
+        room = math.log(torch.finfo(dtype).max / _HEADROOM)
+        return int(room / -self._decay.values[0])
+
+    def prepare(self, positions: Tensor, length: int | None = None) -> XPos:
+        prepared = super().prepare(positions)
+        prepared._faded = tuple(
+            (positions, sign, *prepared._tables(positions, torch.float32, sign)) for sign in (1, -1)
+        )
+        return prepared
+
+    def transform_qk(
+        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        self._check(q)
+        self._check(k)
+        out = []
+        for x, positions, sign in ((q, q_positions, 1), (k, kv_positions, -1)):
+            self._check_reach(positions, x.dtype)
+            cos, sin = self._tables(positions, at_least_float32(x.dtype), sign)
+            out.append(rotate(x, cos, sin, interleaved=self.interleaved))
+        return out[0], out[1]
+
+    def _tables(self, positions: Tensor, dtype: torch.dtype, sign: int) -> tuple[Tensor, Tensor]:
+        for ready, ready_sign, cos, sin in self._faded:
+            if positions is ready and sign == ready_sign and dtype == cos.dtype:
+                return cos, sin
+        cos, sin = self.cos_sin(positions, dtype)
+        steps = (positions - self.origin).double()[..., None]
+        fade = (sign * steps * self._decay.like(steps)).exp().to(dtype)
+        return cos * fade, sin * fade
+
+    def _check_reach(self, positions: Tensor, dtype: torch.dtype) -> None:
+        if torch.compiler.is_compiling() or positions.device.type != "cpu":
+            return
+        if not positions.numel():
+            return
+        low, high = (float(p) - self.origin for p in positions.aminmax())
+        furthest, reach = max(-low, high), self.reach(dtype)
+        if furthest > reach:
+            raise ValueError(
+                f"XPos: a position is {furthest:.0f} tokens from the origin {self.origin}, and "
+                f"{dtype} overflows beyond {reach}. Move the origin, raise scale_base or use a "
+                "wider dtype."
+            )
