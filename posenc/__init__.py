@@ -41,10 +41,18 @@ _PUBLIC = {
     "linear_attention": "posenc.queries_keys.linear_attention",
     "ALiBi": "posenc.scores.alibi",
     "T5Bias": "posenc.scores.t5",
+    "Kerple": "posenc.scores.kerple",
+    "Sandwich": "posenc.scores.sandwich",
+    "FIRE": "posenc.scores.fire",
+    "FoX": "posenc.scores.forgetting",
+    "DAPE": "posenc.scores.dape",
+    "RelativeLogits": "posenc.scores.relative_logits",
     "Shaw": "posenc.values.shaw",
     "TransformerXL": "posenc.scores.transformer_xl",
     "DeBERTa": "posenc.scores.deberta",
     "CoPE": "posenc.scores.cope",
+    "Compose": "posenc.compose",
+    "Within": "posenc.compose",
 }
 
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -78,22 +78,19 @@ class PerLayer(PositionEncoding):
         repeats gives layer i a copy of its layers[i % n], or that very encoding where its scope is
         the model.
         """
-        repeats = isinstance(encoding, PerLayer)
-        pattern = list(encoding.layers) if repeats else [encoding]
+        pattern = encoding._members() if isinstance(encoding, PerLayer) else (encoding,)
         layers = [_own_copy(pattern[i % len(pattern)]) for i in range(num_layers)]
         return PerLayer(layers)
 
     @property
     def num_parameters(self) -> int:
         """By the formulas of the distinct encodings; parameters that copies share count once."""
-        distinct = dict.fromkeys(
-            part
-            for e in self._members()
-            for part in (e.encodings if isinstance(e, Compose) else [e])
-        )
+        parts: list[PositionEncoding] = []
+        for e in self._members():
+            parts.extend(e.encodings if isinstance(e, Compose) else [e])  # type: ignore[arg-type]
         seen, total = set(), 0
-        for e in distinct:
-            total += e.num_parameters  # type: ignore[operator]
+        for e in dict.fromkeys(parts):
+            total += e.num_parameters
             total -= sum(p.numel() for p in e.parameters() if p in seen)
             seen.update(e.parameters())
         return total
