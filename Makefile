@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
 .PHONY: compare test test-all lint bench readme clean
 

@@ -3,6 +3,7 @@ takes its colours from the page around it."""
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import warnings
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import matplotlib
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
@@ -47,9 +49,9 @@ ElementTree.register_namespace("", _SVG)
 ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+_CHINESE = ("Noto Sans CJK SC", "Noto Sans SC", "PingFang SC", "Microsoft YaHei", "SimHei")
+
 _STYLE: dict[str, Any] = {
-    # DejaVu Sans comes with matplotlib, so the layout is the same on every machine.
-    "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.titlesize": 9.5,
     "axes.labelsize": 9.5,
@@ -120,11 +122,23 @@ def ordered_colours(count: int) -> list[str]:
     return [to_hex(ramp(i / max(1, count - 1))) for i in range(count)]
 
 
+@functools.cache
+def _layout_fonts() -> list[str]:
+    """Fonts to measure letters with; the reader's browser draws them in its own.
+
+    DejaVu Sans comes with matplotlib, so that Latin text is laid out alike on every machine.
+    Chinese text needs a font of this machine to be measured right; without one it is guessed.
+    """
+    here = {font.name for font in font_manager.fontManager.ttflist}
+    return ["DejaVu Sans", *[name for name in _CHINESE if name in here][:1]]
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Everything drawn inside looks like posenc; for figures with more than one pair of axes."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # the user's own settings stay out
+        matplotlib.rcParams["font.family"] = _layout_fonts()
         matplotlib.rcParams.update(_STYLE)  # type: ignore[call-overload]
         yield
 
@@ -194,7 +208,7 @@ def readable(text: str) -> str:
 def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
     """The figure as an <svg> element for a page that defines `css_variables` and --font.
 
-    The same figure gives the same text on every machine. Letters stay text.
+    The same figure gives the same text every time. Letters stay text.
 
     Args:
         drawn: the figure; colours of this module's palette become CSS variables.
