@@ -148,7 +148,7 @@ def sliding_window(window_size: int) -> Mask:
     """Keys less than `window_size` positions away, on either side.
 
     `causal & sliding_window(w)` shows w keys counting the query itself, as Hugging Face and Gemma
-    do.
+    do. Without causal, Gemma shows 2w - 1 keys like this function, Hugging Face 2w + 1: w + 1 here.
     """
     if window_size < 1:
         raise ValueError(f"sliding_window: window_size must be at least 1, got {window_size}.")
@@ -178,3 +178,58 @@ def document(q_documents: Tensor, kv_documents: Tensor | None = None) -> Mask:
             _take(q_documents, sight.batch, sight.q_idx) == _take(kv_ids, sight.batch, sight.kv_idx)
         )
     )
+
+
+def prefix(length: int | Tensor) -> Mask:
+    """Keys at positions below `length`, an integer or one for each batch row.
+
+    `causal | prefix(n)` is the prefix language model: the first n tokens see one another.
+    """
+    if isinstance(length, int):
+        if length < 0:
+            raise ValueError(f"prefix: length must not be negative, got {length}.")
+        return Mask(lambda sight: sight.kv_position < length)
+    if length.ndim != 1:
+        raise ValueError(f"prefix: length must have shape (batch,), got {tuple(length.shape)}.")
+    return Mask(lambda sight: sight.kv_position < length[sight.batch])
+
+
+def attention_sinks(num_sinks: int, window_size: int) -> Mask:
+    """The past within a window, and always the first `num_sinks` positions (StreamingLLM).
+
+    Source: Xiao et al. 2023, arXiv:2309.17453.
+    """
+    return causal & (sliding_window(window_size) | prefix(num_sinks))
+
+
+def chunked(chunk_size: int) -> Mask:
+    """Only keys of the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
+    if chunk_size < 1:
+        raise ValueError(f"chunked: chunk_size must be at least 1, got {chunk_size}.")
+    return Mask(
+        lambda sight: sight.q_position // chunk_size == sight.kv_position // chunk_size,
+        window=chunk_size,
+    )
+
+
+def permutation(order: Tensor, *, stream: str) -> Mask:
+    """Keys that come earlier in a factorisation order (XLNet).
+
+    Args:
+        order: each token's place in the order, (len) or (batch, len). A negative place is context
+            that is given and not predicted: every query sees it.
+        stream: "content": a token also sees itself; "query": it does not, so that it can be
+            predicted.
+
+    Source: Yang et al. 2019, arXiv:1906.08237, section 2.3.
+    """
+    if stream not in ("content", "query"):
+        raise ValueError(f'permutation: stream must be "content" or "query", got {stream!r}.')
+
+    def sees(sight: Sight) -> Tensor:
+        own = _take(order, sight.batch, sight.q_idx)
+        other = _take(order, sight.batch, sight.kv_idx)
+        earlier = (other < own) | (other < 0)
+        return earlier if stream == "query" else earlier | (sight.q_idx == sight.kv_idx)
+
+    return Mask(sees)

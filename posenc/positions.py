@@ -1,4 +1,4 @@
-"""Token positions: what is known about them."""
+"""Token positions: from masks, documents and grids, and what is known about them."""
 
 from __future__ import annotations
 
@@ -25,3 +25,48 @@ def run_start(positions: Tensor) -> int | None:
     length = positions.shape[-1]
     run = torch.arange(start, start + length)
     return start if bool((positions == run).all()) else None
+
+
+def positions_from_mask(valid: Tensor, *, start: int = 0) -> Tensor:
+    """Positions that count real tokens, wherever the padding is.
+
+    Args:
+        valid: (batch, len), True or nonzero for real tokens: Hugging Face's attention_mask.
+        start: position of the first real token. RoBERTa and fairseq use padding_idx + 1.
+
+    Shapes: (batch, len) -> (batch, len), int64. Padding gets start - 1, or 0 where that is negative.
+    """
+    valid = valid.bool()
+    counted = valid.long().cumsum(-1) + (start - 1)
+    return counted.masked_fill(~valid, max(start - 1, 0))
+
+
+def positions_from_documents(documents: Tensor) -> Tensor:
+    """Positions that begin at 0 with every document of a packed sequence.
+
+    Args:
+        documents: ids (len) or (batch, len); a document is a run of equal ids.
+
+    Shapes: like `documents`, int64.
+    """
+    index = torch.arange(documents.shape[-1], device=documents.device)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[..., 1:] = documents[..., 1:] != documents[..., :-1]
+    return index - (index * begins).cummax(-1).values
+
+
+def documents_from_positions(positions: Tensor) -> Tensor:
+    """Document ids 0, 1, ... of a packed sequence: a new one where a position is not one more than
+    the last.
+
+    Shapes: integer positions (len) or (batch, len) -> the same.
+    """
+    begins = torch.zeros_like(positions)
+    begins[..., 1:] = positions[..., 1:] != positions[..., :-1] + 1
+    return begins.cumsum(-1)
+
+
+def grid(height: int, width: int, device: torch.device | None = None) -> Tensor:
+    """(row, column) of each cell, row by row: (height * width, 2), for encodings with two axes."""
+    cells = torch.arange(height * width, device=device)
+    return torch.stack([cells // width, cells % width], dim=-1)

@@ -66,7 +66,7 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
 
 
 def assert_order_is_seen_without_a_mask(make: Make) -> None:
-    """causal_only is claimed where permuted tokens give the same outputs, permuted, or no answer."""
+    """causal_only is claimed where permuted tokens give permuted outputs, or no answer."""
     model = layer(make)
     encoding = model.attention.encoding
     length = room(encoding)
@@ -110,7 +110,7 @@ def assert_places_as_claimed(make: Make) -> None:
         if place in encoding.places:
             assert acts, f"place {place} is claimed and none of {names} is overridden"
     length = room(encoding, 9)
-    positions, x, (q, k, v) = tokens(encoding, length), hidden(length), heads(length)
+    positions, x, (q, k, _) = tokens(encoding, length), hidden(length), heads(length)
     if 1 not in encoding.places:
         assert encoding.embed(x, positions) is x
     if 2 not in encoding.places:
