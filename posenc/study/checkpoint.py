@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from posenc.study.files import write_atomically
+from posenc.files import write_atomically
 from posenc.study.results import Record, TrainingPoint
 
 STATE = "checkpoint.json"

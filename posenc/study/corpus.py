@@ -61,7 +61,8 @@ def find(texts: Sequence[str]) -> Source:
     """
     found: dict[Path, None] = {}
     for text in texts:
-        matches = [text] if Path(text).exists() else glob.glob(text, recursive=True)
+        # glob.glob, since Path.glob takes no absolute pattern.
+        matches = [text] if Path(text).exists() else glob.glob(text, recursive=True)  # noqa: PTH207
         files = [f for match in sorted(matches) for f in _files_below(Path(match))]
         if not files:
             what = "No file in the folder" if Path(text).is_dir() else "No such file"
@@ -107,12 +108,42 @@ class Need:
         )
 
 
-def write(source: Source, folder: Path, need: Need) -> CorpusInfo:
-    """Write the three splits of `source` below `folder`, in a folder named by the text's hash.
+@dataclass(frozen=True)
+class Cut:
+    """A text and where it is cut."""
+
+    source: Source
+    stretches: dict[str, list[Stretch]]
+    info: CorpusInfo
+
+    def write(self, folder: Path) -> None:
+        """Write the splits into a folder below `folder` that the hash names, if they are not
+        there."""
+        target = path_of(folder, self.info.hash)
+        files = dict(self.source.files)
+        symbols = {s: sum(b - a + 1 for _, a, b in self.stretches[s]) for s in SPLITS}
+        written = {s: target / f"{s}.u16" for s in SPLITS}
+        if all(p.exists() and p.stat().st_size == 2 * symbols[s] for s, p in written.items()):
+            return
+        partial = target.with_name(target.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for split in SPLITS:
+            with (partial / f"{split}.u16").open("wb") as out:
+                for name, start, stop in self.stretches[split]:
+                    for chunk in _chunks(files[name], start, stop):
+                        np.frombuffer(chunk, np.uint8).astype("<u2").tofile(out)
+                    np.array([SEPARATOR], "<u2").tofile(out)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+
+
+def cut(source: Source, need: Need) -> Cut:
+    """Cut a text into training, validation and test.
 
     With three files or more each file belongs to one split, chosen by a hash of its name, the
-    largest to training; with fewer, each file is cut into three contiguous stretches.
-    The same text gives the same splits on every machine.
+    largest to training; with fewer, each file is cut into three contiguous stretches. The same
+    text is cut alike on every machine.
 
     Raises: ValueError where a split comes out shorter than `need`.
     """
@@ -126,7 +157,7 @@ def write(source: Source, folder: Path, need: Need) -> CorpusInfo:
             sizes[name] += len(chunk)
     by_file = len(source.files) >= 3
     stretches = _by_file(sizes, need) if by_file else _by_stretch(sizes, need)
-    totals = {split: sum(stop - start for _, start, stop in stretches[split]) for split in SPLITS}
+    totals = {split: sum(b - a for _, a, b in stretches[split]) for split in SPLITS}
     if any(totals[split] < need.bytes[split] for split in SPLITS):
         raise need.complain(totals, source)
     digest.update(repr(sorted(stretches.items())).encode())
@@ -139,8 +170,7 @@ def write(source: Source, folder: Path, need: Need) -> CorpusInfo:
         test_bytes=totals["test"],
         split="by file" if by_file else "by contiguous stretches",
     )
-    _write_splits(dict(source.files), stretches, folder, info)
-    return info
+    return Cut(source, stretches, info)
 
 
 def read(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
@@ -182,27 +212,6 @@ def _by_stretch(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
         for split, (start, stop) in cuts.items():
             stretches[split].append((name, start, stop))
     return stretches
-
-
-def _write_splits(
-    files: dict[str, Path], stretches: dict[str, list[Stretch]], folder: Path, info: CorpusInfo
-) -> None:
-    target = path_of(folder, info.hash)
-    symbols = {s: sum(stop - start + 1 for _, start, stop in stretches[s]) for s in SPLITS}
-    written = {s: target / f"{s}.u16" for s in SPLITS}
-    if all(p.exists() and p.stat().st_size == 2 * symbols[s] for s, p in written.items()):
-        return
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for split in SPLITS:
-        with (partial / f"{split}.u16").open("wb") as out:
-            for name, start, stop in stretches[split]:
-                for chunk in _chunks(files[name], start, stop):
-                    np.frombuffer(chunk, np.uint8).astype("<u2").tofile(out)
-                np.array([SEPARATOR], "<u2").tofile(out)
-    shutil.rmtree(target, ignore_errors=True)
-    partial.rename(target)
 
 
 def _chunks(path: Path, start: int, stop: int | None) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from posenc.study.files import write_atomically
+from posenc.files import write_atomically
 from posenc.study.results import Timing, TrialResult
 from posenc.study.trial import TrialConfig, write_config
 

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.study.files import write_atomically
+from posenc.files import write_atomically
 
 RECIPE = 1
 """Grows when the same config would give other numbers, so that old results are not taken for

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from posenc.encoding import PositionEncoding
+from posenc.files import write_atomically
+from posenc.registry import create
 from posenc.study import checkpoint, corpus, evaluate, train
-from posenc.study.files import write_atomically
 from posenc.study.results import Timing, TrialResult
 from posenc.study.spec import effective_spec
 from posenc.study.trial import TrialConfig, read_config
@@ -63,12 +63,13 @@ def run(
     event("testing")
     began = time.perf_counter()
     by_length, by_position, by_context = evaluate.evaluate(model, symbols["test"], config)
-    encoding: PositionEncoding = train.build(config).encoding
+    shape = train.shape_of(config)
+    encoding = create(config.encoding, shape)  # one layer's, where each has its own
     result = TrialResult(
         config=config,
         parameters=sum(p.numel() for p in model.parameters()),
         encoding_parameters=sum(p.numel() for p in model.encoding.parameters()),
-        spec=effective_spec(config.encoding, encoding, train.shape_of(config)),
+        spec=effective_spec(config.encoding, encoding, shape),
         training=cursor.training,
         by_length=by_length,
         by_position=by_position,
@@ -115,7 +116,9 @@ class _Events:
 
 
 def _end_with_stdin() -> None:
-    sys.stdin.buffer.read()
+    # Not sys.stdin, whose lock a thread must not hold when the interpreter ends.
+    while os.read(0, 1):
+        pass
     os._exit(3)
 
 
