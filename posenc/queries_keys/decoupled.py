@@ -1,0 +1,85 @@
+"""Decoupled rotary embeddings: a rotary part of each head beside a part that knows no position."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import at_least_float32
+from posenc.queries_keys.rope import RoPE
+from posenc.queries_keys.rope_scaling import Scaling
+from posenc.queries_keys.rotate import rotate
+
+
+class DecoupledRoPE(RoPE):
+    """Rotate the last rotary_dim channels of q and k and leave the content channels before them.
+
+    score = scale * (q_content . k_content + rotate(q_rotary) . rotate(k_rotary)),  scale =
+    head_dim^-1/2
+
+    In multi-head latent attention the content part is unfolded from a compressed latent and the
+    rotary key is one for all heads: `join` puts the parts together, head_dim counts both.
+
+    Args:
+        head_dim: content and rotary channels together (DeepSeek-V2 and V3: 128 + 64).
+        rope_theta: base of the geometric series of frequencies.
+        interleaved: pairs are (2t, 2t+1) within the rotary part, as in DeepSeek's code; False: (t,
+            t + rotary_dim/2).
+        rotary_dim: channels that turn, even; None means a third of head_dim, DeepSeek's share.
+        scaling: how frequencies change for longer contexts, see RoPE.
+
+    Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
+    same.
+    Units: positions in tokens, integer or real. Precision: exact angles, rotated in float32,
+    rounded once; content channels are not touched.
+    Raises: ValueError if rotary_dim is odd, or leaves no content channel.
+    Source: DeepSeek-AI 2024, arXiv:2405.04434 (DeepSeek-V2), section 2.1.3, equations 14-19.
+    """
+
+    source = "DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.3, equations 14-19"
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        rotary_dim: int | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        rotary_dim = max(2, head_dim // 6 * 2) if rotary_dim is None else rotary_dim
+        if rotary_dim >= head_dim:
+            raise ValueError(
+                f"DecoupledRoPE: rotary_dim={rotary_dim} leaves no content channel of "
+                f"head_dim={head_dim}; head_dim counts both parts. Without content, use RoPE."
+            )
+        super().__init__(
+            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
+        )
+
+    def transform_qk(
+        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        self._check(q)
+        self._check(k)
+        dtype = at_least_float32(q.dtype)
+        cos, sin = self.cos_sin(q_positions, dtype)
+        q = self._rotate_last(q, cos, sin)
+        if kv_positions is not q_positions:
+            cos, sin = self.cos_sin(kv_positions, dtype)
+        return q, self._rotate_last(k, cos, sin)
+
+    def _rotate_last(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        content, rotary = x.split([self.head_dim - self.rotary_dim, self.rotary_dim], dim=-1)
+        return torch.cat([content, rotate(rotary, cos, sin, interleaved=self.interleaved)], dim=-1)
+
+
+def join(content: Tensor, rotary: Tensor) -> Tensor:
+    """Content channels (batch, heads, len, c) and rotary channels (batch, heads or 1, len, r), one
+    for all heads where there is one, as q or k of width c + r."""
+    if rotary.shape[1] not in (1, content.shape[1]):
+        raise ValueError(
+            f"join: rotary must have 1 head or content's {content.shape[1]}, "
+            f"got {rotary.shape[1]} (shape {tuple(rotary.shape)})."
+        )
+    return torch.cat([content, rotary.expand(-1, content.shape[1], -1, -1)], dim=-1)
