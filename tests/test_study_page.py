@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from posenc.study.figures import _merged
 from posenc.study.page import write_report
 from posenc.study.results import (
     FORMAT,
@@ -183,6 +184,28 @@ def test_report_of_a_study_without_results(tmp_path):
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "0 of 12 trials have run" in html
     assert "<svg" not in html
+
+
+def test_positions_are_merged_into_wider_buckets():
+    fine = [PositionScore(i, i + 8, 2.0 + i / 1000) for i in range(0, 1024, 8)]
+    merged = _merged(fine, 128)
+    assert 15 < len(merged) < 30
+    mean = sum(score.bits_per_byte for score in fine) / len(fine)
+    edges = [0.0]
+    for middle, _ in merged:
+        edges.append(2 * middle - edges[-1])
+    assert 128 in edges and edges[-1] == 1024
+    widths = [b - a for a, b in itertools.pairwise(edges)]
+    weighted = sum(bits * w for (_, bits), w in zip(merged, widths, strict=True)) / 1024
+    assert weighted == pytest.approx(mean)
+
+
+def test_one_seed_has_no_spread(tmp_path):
+    alone = dataclasses.replace(
+        study(), summary=(dataclasses.replace(summary("rope"), num_seeds=1),)
+    )
+    write_report(alone, tmp_path / "report.html")
+    assert "<td class=number><strong>2.210</strong></td>" in (tmp_path / "report.html").read_text()
 
 
 def test_report_is_reproducible(page, tmp_path):

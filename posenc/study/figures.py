@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import log2
 from statistics import fmean
 
 from matplotlib.figure import Figure
 
 from posenc.drawing import LineStyle, figure, legend_above, length_axis
-from posenc.study.results import Study, TrialResult
+from posenc.study.results import PositionScore, Study, TrialResult
 
 Styles = Mapping[str, LineStyle]
 
@@ -57,7 +57,7 @@ def by_position(study: Study, styles: Styles) -> Figure:
         for encoding, trials in _by_encoding(study):
             middles, means = _mean_curve(
                 trials,
-                lambda t: [((s.start + s.stop) / 2, s.bits_per_byte) for s in t.by_position],
+                lambda t: _merged(t.by_position, t.config.train_length),
             )
             axes.plot(middles, means, label=encoding, **styles[encoding].curve(len(middles)))
             first = min(first, *middles)
@@ -77,6 +77,23 @@ def training(study: Study, styles: Styles) -> Figure:
             axes.plot(steps, train, color=styles[encoding].color, linewidth=0.7, alpha=0.6)
         legend_above(drawn)
     return drawn
+
+
+def _merged(buckets: Sequence[PositionScore], cut: int) -> list[tuple[float, float]]:
+    """Middles and means of wider buckets, each a quarter longer than what lies before it, so that
+    noise does not hide the curve; none spans the position `cut`."""
+    groups: list[list[PositionScore]] = []
+    for bucket in buckets:
+        if groups and bucket.start != cut and bucket.stop <= 1.25 * groups[-1][0].start:
+            groups[-1].append(bucket)
+        else:
+            groups.append([bucket])
+    points = []
+    for group in groups:
+        sizes = [bucket.stop - bucket.start for bucket in group]
+        total = sum(b.bits_per_byte * size for b, size in zip(group, sizes, strict=True))
+        points.append(((group[0].start + group[-1].stop) / 2, total / sum(sizes)))
+    return points
 
 
 def _lengths(study: Study) -> list[int]:

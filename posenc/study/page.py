@@ -92,7 +92,7 @@ def _row(
         elif score.mean is None:
             yield Cell("cannot", note=f"{row.encoding}: {score.cannot or 'no reason given'}")
         else:
-            spread = f" ± {score.spread:.3f}" if score.spread is not None else ""
+            spread = f" ± {score.spread:.3f}" if row.num_seeds > 1 else ""
             yield Cell(f"{score.mean:.3f}{spread}", strong=score.mean == best[length])
     yield (
         Cell("none", note="Not within 5 % of the best encoding at any tested length.")
@@ -154,7 +154,7 @@ def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
     yield Code(study.command)
     yield Facts(
         {
-            "text": f"{corpus.name}, {corpus.num_files:,} files, hash {corpus.hash}",
+            "text": f"{corpus.name}, {_count(corpus.num_files, 'file')}, hash {corpus.hash}",
             "split": f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, "
             f"{corpus.valid_bytes:,} to validate, {corpus.test_bytes:,} to test",
             "model": f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads "
@@ -174,3 +174,7 @@ def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
             "Numbers of different texts or model sizes must not be compared with each other.",
         )
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
