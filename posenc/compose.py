@@ -198,6 +198,7 @@ class Within(PositionEncoding):
     Args:
         mask: an unbound mask; it is bound to the positions of each call.
 
+    shift_invariant is claimed for masks that distance alone decides (exact ones), not for chunks.
     Raises: ValueError for a mask that is bound already.
     """
 
@@ -206,6 +207,7 @@ class Within(PositionEncoding):
         if mask.bound:
             raise ValueError("Within: mask must not be bound to positions; each call binds it.")
         self.mask = mask
+        self.shift_invariant = mask.exact
 
     def passes(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
         mask = self.mask.bind(q_positions, kv_positions)
