@@ -59,10 +59,23 @@ _ENTRIES: dict[str, Entry] = {
     "llama4_temperature": Entry(f"{_QK}.query_temperature:Llama4Temperature", "reference"),
     "alibi": Entry("posenc.scores.alibi:ALiBi", "golden"),
     "t5": Entry("posenc.scores.t5:T5Bias", "golden"),
+    "kerple": Entry("posenc.scores.kerple:Kerple", "golden"),
+    "kerple_power": Entry("posenc.scores.kerple:Kerple", "golden", {"form": "power"}),
+    "sandwich": Entry("posenc.scores.sandwich:Sandwich", "reference"),
+    "fire": Entry("posenc.scores.fire:FIRE", "golden"),
+    "fox": Entry("posenc.scores.forgetting:FoX", "golden"),
+    "dape": Entry("posenc.scores.dape:DAPE", "golden", {"inner": "kerple"}),
+    "inkling": Entry("posenc.scores.relative_logits:RelativeLogits", "reference"),
     "shaw": Entry("posenc.values.shaw:Shaw", "golden"),
     "transformer_xl": Entry("posenc.scores.transformer_xl:TransformerXL", "golden"),
     "deberta": Entry("posenc.scores.deberta:DeBERTa", "golden"),
     "cope": Entry("posenc.scores.cope:CoPE", "golden"),
+    "decoupled_rope": Entry(f"{_QK}.decoupled:DecoupledRoPE", "reference", {"interleaved": True}),
+    "rnope": Entry(f"{_QK}.rnope:RNoPE", "reference", {"interleaved": False}),
+    "rnope_swa": Entry(
+        f"{_QK}.rnope:RNoPE", "reference", {"interleaved": False, "windows": "sliding"}
+    ),
+    "irope": Entry(f"{_QK}.rnope:RNoPE", "reference", {"interleaved": True, "windows": "chunked"}),
 }
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from posenc.encoding import DistanceBias, at_least_float32
+from posenc.constants import Constants
+from posenc.encoding import DistanceBias, per_head, real
 
 
-def slopes(num_heads: int) -> tuple[float, ...]:
-    """The authors' slopes for any number of heads, steepest first: 2^(-8h/P) for the largest power
-    of two P,
-    then every second slope of 2P heads."""
+def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
+    """The authors' slopes for any number of heads: 2^(-8h/P), steepest first, for the largest power
+    of two P, then every second slope of 2P heads; 8 is `bias_max`."""
     power = 1 << (num_heads.bit_length() - 1)
-    own = [2 ** (-8 * h / power) for h in range(1, power + 1)]
-    between = [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
+    own = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
+    between = [2 ** (-bias_max * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
     return tuple(own + between[: num_heads - power])
 
 
@@ -23,8 +25,21 @@ class ALiBi(DistanceBias):
 
     score[h, i, j] += -slope[h] * |position_i - position_j|
 
+    Under a causal mask this is the paper's method. Without one, form="symmetric" cannot tell left
+    from right; form="left_right" can: the first half of the heads sees the past and the token
+    itself, the second half the future and the token itself (-inf elsewhere), each half with the
+    slopes of num_heads / 2 heads.
+
     Args:
-        num_heads: number of query heads, > 0.
+        num_heads: number of query heads here, > 0.
+        form: "symmetric" or "left_right"; the latter is for self-attention in encoders, where a
+            token sees at least itself.
+        learned: slopes are parameters (kept as logarithms) that start at the paper's values. FoX's
+            gate without data is this with another start.
+        bias_max: the exponent of the last slope of a power of two heads; MPT calls it
+            alibi_bias_max.
+        total_heads: heads of the whole model, where num_heads are one rank's share of them.
+        head_offset: the first of those heads.
 
     Shapes: q_positions (batch, q_len), kv_positions (batch, kv_len) -> (batch, num_heads, q_len,
     kv_len).
@@ -32,20 +47,73 @@ class ALiBi(DistanceBias):
     1/sqrt(head_dim)).
     Precision: computed in float32 from the distance, so that it does not lose bits at far
     positions.
-    Raises: ValueError if num_heads < 1.
+    Raises: ValueError where the heads do not fit.
     Source: Press et al. 2022, arXiv:2108.12409, section 3;
-    github.com/ofirpress/attention_with_linear_biases.
+    github.com/ofirpress/attention_with_linear_biases, its issue 5 for encoders.
     """
 
     source = "Press et al. 2022, arXiv:2108.12409, section 3"
 
-    def __init__(self, num_heads: int) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        form: Literal["symmetric", "left_right"] = "symmetric",
+        learned: bool = False,
+        bias_max: float = 8.0,
+        total_heads: int | None = None,
+        head_offset: int = 0,
+    ) -> None:
         super().__init__()
+        total = num_heads if total_heads is None else total_heads
         if num_heads < 1:
             raise ValueError(f"ALiBi: num_heads must be at least 1, got {num_heads}.")
-        self.slopes = slopes(num_heads)
+        if not 0 <= head_offset <= total - num_heads:
+            raise ValueError(
+                f"ALiBi: heads {head_offset} to {head_offset + num_heads - 1} are not among "
+                f"total_heads={total}. total_heads counts the heads of all ranks."
+            )
+        if form not in ("symmetric", "left_right"):
+            raise ValueError(f"ALiBi: form must be 'symmetric' or 'left_right', got {form!r}.")
+        if form == "left_right" and total % 2:
+            raise ValueError(
+                f"ALiBi: form='left_right' needs an even number of heads, got {total}."
+            )
+        halves = 2 if form == "left_right" else 1
+        here = slice(head_offset, head_offset + num_heads)
+        self.form = form
+        self.slopes = (slopes(total // halves, bias_max) * halves)[here]
+        self._slopes = Constants(self.slopes)
+        sides = [1.0] * (total // 2) + [-1.0] * (total - total // 2)
+        self._sides = Constants(sides[here]) if form == "left_right" else None
+        self.log_slopes = nn.Parameter(torch.empty(num_heads)) if learned else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.log_slopes is not None:
+            with torch.no_grad():
+                self.log_slopes.copy_(torch.tensor(self.slopes, dtype=torch.float64).log())
+
+    @property
+    def num_parameters(self) -> int:
+        return 0 if self.log_slopes is None else len(self.slopes)
 
     def bias(self, distance: Tensor) -> Tensor:
-        dtype = at_least_float32(distance.dtype if distance.is_floating_point() else torch.float32)
-        slope = torch.tensor(self.slopes, dtype=dtype, device=distance.device)
-        return -slope.view(-1, *[1] * distance.ndim) * distance.abs().to(dtype)
+        signed = real(distance)
+        bias = -per_head(self._slope(signed), signed) * signed.abs()
+        if self._sides is None:
+            return bias
+        hidden = per_head(self._sides.like(signed), signed) * signed < 0
+        return bias.masked_fill(hidden, -torch.inf)
+
+    def split_bias(self, q_positions, kv_positions, q_state=None, kv_state=None):
+        if self._sides is not None:
+            return None
+        q, k = q_positions.double(), kv_positions.double()  # exact, for the reader to centre
+        slope = self._slope(q)[:, None]
+        return -slope * q.unsqueeze(-2), -slope * k.unsqueeze(-2)
+
+    def _slope(self, like: Tensor) -> Tensor:
+        if self.log_slopes is None:
+            return self._slopes.like(like)
+        return self.log_slopes.to(torch.promote_types(self.log_slopes.dtype, like.dtype)).exp()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import DistanceBias, ModelShape
+from posenc.constants import Constants
+from posenc.encoding import DistanceBias, ModelShape, real
 
 
 def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
@@ -39,7 +40,7 @@ class T5Bias(DistanceBias):
         num_heads: number of query heads.
         bidirectional: half of the buckets for either direction; False: the past only, the future
             shares bucket 0.
-        num_buckets: rows of the table, even, and a multiple of 4 if bidirectional.
+        num_buckets: rows of the table, at least 2 per direction, and even if bidirectional.
         max_distance: where the logarithmic buckets end, in tokens.
         init_std: standard deviation of the initial values.
 
@@ -65,15 +66,18 @@ class T5Bias(DistanceBias):
     ) -> None:
         super().__init__()
         per_side = num_buckets // 2 if bidirectional else num_buckets
-        if per_side < 2 or per_side % 2 or num_buckets % 2 or max_distance <= per_side // 2:
+        odd = bidirectional and num_buckets % 2
+        if per_side < 2 or odd or max_distance <= per_side // 2:
             raise ValueError(
-                f"T5Bias: num_buckets must be {'a multiple of 4' if bidirectional else 'even'} and "
-                f"max_distance above {max(per_side // 2, 1)}, "
+                f"T5Bias: num_buckets must be {'even and at least 4' if bidirectional else '>= 2'} "
+                f"and max_distance above {max(per_side // 2, 1)}, "
                 f"got num_buckets={num_buckets}, max_distance={max_distance}."
             )
         self.bidirectional = bidirectional
+        self.causal_only = not bidirectional  # one bucket for all of the future
         self.init_std = init_std
         self.edges = bucket_edges(per_side, max_distance)
+        self._edges = Constants(self.edges)
         self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
         self.reset_parameters()
 
@@ -94,10 +98,9 @@ class T5Bias(DistanceBias):
     def bucket(self, distance: Tensor) -> Tensor:
         """The row of the table for each distance (positive: the past)."""
         near = distance.abs() if self.bidirectional else distance.clamp(min=0)
-        edges = torch.tensor(self.edges, device=distance.device)
-        bucket = torch.bucketize(near.contiguous(), edges, right=True)
+        bucket = torch.bucketize(near.contiguous(), self._edges.like(near), right=True)
         return bucket + (len(self.edges) + 1) * (distance < 0) if self.bidirectional else bucket
 
     def bias(self, distance: Tensor) -> Tensor:
-        weight = self.weight if self.weight.dtype == torch.float64 else self.weight.float()
-        return weight.T[:, self.bucket(distance)]
+        dtype = torch.promote_types(self.weight.dtype, real(distance).dtype)
+        return self.weight.to(dtype).T[:, self.bucket(distance)]

@@ -1,0 +1,104 @@
+"""FIRE: functional interpolation for relative positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.encoding import (
+    DenseBias,
+    ModelShape,
+    PositionEncoding,
+    ScoreMod,
+    check_heads,
+    distances,
+    real,
+    without_autocast,
+)
+
+
+class FIRE(PositionEncoding):
+    """Add a small network of the distance, relative to the query's position, to the scores.
+
+    score[h, i, j] += mlp(psi(i - j) / psi(max(|multiplier * init_L|, i)))[h], psi(x) = ln(|c x| +
+    1)
+
+    The quotient stays between 0 and 1 at any length. It depends on the query's position as well as
+    on the distance, and is defined for the past: positions count from 0 at the start of a document.
+
+    Args:
+        num_heads: number of query heads.
+        init_L: where the normalisation starts, in tokens, before `multiplier` learns; the paper's
+            512 is a quarter of its training length.
+        mlp_width: width of the hidden layer.
+
+    Shapes: q_positions (batch, q_len), kv_positions (batch, kv_len) -> (batch, num_heads, q_len,
+    kv_len).
+    Units: positions in tokens; the bias is in logits.
+    Precision: float32, float64 for float64 inputs; autocast does not reach it.
+    Raises: ValueError if init_L or mlp_width is not positive.
+    Source: Li et al. 2023, arXiv:2310.04418, section 3 and appendix E.
+    """
+
+    places = (3,)
+    shift_invariant = False
+    scope = "layer"
+    source = "Li et al. 2023, arXiv:2310.04418, section 3"
+
+    eps = 1e-6
+    """Added to the denominator; of no effect but where c has become zero."""
+
+    def __init__(self, num_heads: int, init_L: float = 512.0, *, mlp_width: int = 32) -> None:
+        super().__init__()
+        if init_L <= 0 or mlp_width < 1:
+            raise ValueError(
+                f"FIRE: init_L and mlp_width must be positive, got {init_L} and {mlp_width}."
+            )
+        self.init_L = init_L
+        self.hidden = nn.Linear(1, mlp_width)
+        self.out = nn.Linear(mlp_width, num_heads)
+        self.c = nn.Parameter(torch.empty(()))
+        self.multiplier = nn.Parameter(torch.empty(()))
+        self.reset_parameters()
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options: Any) -> FIRE:
+        return super().from_shape(shape, **{"init_L": max(1, shape.train_length / 4), **options})
+
+    def reset_parameters(self) -> None:
+        self.hidden.reset_parameters()
+        self.out.reset_parameters()
+        nn.init.constant_(self.c, 0.1)
+        nn.init.constant_(self.multiplier, 1.0)
+
+    @property
+    def num_parameters(self) -> int:
+        width, num_heads = self.hidden.out_features, self.out.out_features
+        return 2 * width + width * num_heads + num_heads + 2
+
+    def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+        """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
+        batched positions."""
+        dtype = torch.promote_types(real(q_positions).dtype, self.c.dtype)
+        distance, q = distances(q_positions, kv_positions).to(dtype), q_positions.to(dtype)
+        c = self.c.to(dtype)
+        start = (self.multiplier.to(dtype) * self.init_L).abs()
+        reach = (c * torch.maximum(q, start)).abs().log1p() + self.eps
+        share = (c * distance).abs().log1p() / reach.unsqueeze(-1)
+        with without_autocast(share.device):
+            hidden = F.linear(share.unsqueeze(-1), *_as(self.hidden, dtype)).relu()
+            return F.linear(hidden, *_as(self.out, dtype)).movedim(-1, -3)
+
+    def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None) -> ScoreMod:
+        if q.dtype == torch.float64:
+            q_positions, kv_positions = q_positions.double(), kv_positions.double()
+        values = self(q_positions, kv_positions)
+        check_heads(self, values.shape[-3], q)
+        return DenseBias(values if values.ndim == 4 else values[None])
+
+
+def _as(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return layer.weight.to(dtype), layer.bias.to(dtype)

@@ -1,0 +1,64 @@
+"""KERPLE: kernelized relative position biases."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import DistanceBias, per_head, real
+
+
+class Kerple(DistanceBias):
+    """Add a learned kernel of the distance to the attention scores.
+
+    form="log":   score[h, i, j] += -r1[h] * ln(1 + r2[h] * |position_i - position_j|)
+    form="power": score[h, i, j] += -r1[h] * |position_i - position_j|^r2[h]
+
+    power with r2 = 1 is ALiBi with learned slopes.
+
+    Args:
+        num_heads: number of query heads.
+        form: "log", the paper's best, or "power".
+
+    Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len); r1, r2
+    (num_heads), shared by all layers as in the authors' code.
+    Units: distances in tokens; the bias is in logits.
+    Precision: float32. As in the authors' code r1 and r2 act as at least 0.01, and the power's r2
+    as at most 2, and learn beyond these bounds as if there were none.
+    Raises: ValueError for an unknown form.
+    Source: Chi et al. 2022, arXiv:2205.09921, section 4; github.com/chijames/KERPLE.
+    """
+
+    source = "Chi et al. 2022, arXiv:2205.09921, section 4"
+
+    def __init__(self, num_heads: int, *, form: Literal["log", "power"] = "log") -> None:
+        super().__init__()
+        if form not in ("log", "power"):
+            raise ValueError(f"Kerple: form must be 'log' or 'power', got {form!r}.")
+        self.form = form
+        self.r1, self.r2 = (nn.Parameter(torch.empty(num_heads)) for _ in range(2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        log = self.form == "log"
+        nn.init.uniform_(self.r1, 0, 2 if log else 1)
+        nn.init.uniform_(self.r2, 0, 1 if log else 2)
+
+    @property
+    def num_parameters(self) -> int:
+        return self.r1.numel() + self.r2.numel()
+
+    def bias(self, distance: Tensor) -> Tensor:
+        distance = real(distance).abs()
+        r1 = per_head(_bounded(self.r1), distance)
+        if self.form == "log":
+            return -r1 * (per_head(_bounded(self.r2), distance) * distance).log1p()
+        return -r1 * distance ** per_head(_bounded(self.r2, 2), distance)
+
+
+def _bounded(x: Tensor, high: float = torch.inf) -> Tensor:
+    """x clamped to [0.01, high], with the gradient of x: a plain clamp's would be zero outside, and
+    a parameter that starts there (r2, one time in a hundred) would never learn."""
+    return x + (x.clamp(0.01, high) - x).detach()

@@ -1,0 +1,62 @@
+"""Sandwich: the inner products of sinusoidal embeddings as a score bias."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from posenc.angles import Angles
+from posenc.constants import Constants
+from posenc.encoding import DistanceBias, per_head, real
+from posenc.frequencies import geometric
+
+
+class Sandwich(DistanceBias):
+    """Add the inner product of two positions' sinusoidal embeddings, smaller from head to head.
+
+    score[h, i, j] += sum_t cos((position_i - position_j) / 10000^(2t/dim)) / (8 (h+1) / num_heads)
+
+    Args:
+        num_heads: number of query heads.
+        dim: width of the sinusoidal embeddings, even; the paper's 128 whatever the model's.
+        form: "paper", with t = 0 .. dim/2 - 1; or "nemo", NVIDIA NeMo's version, with t = 1 ..
+            dim/2 and dim/2 subtracted, which differs by more than a constant.
+
+    Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len). No parameters.
+    Units: distances in tokens; the bias is in logits, up to num_heads * dim / 16.
+    Precision: exact angles (posenc.angles), summed in float64, rounded once.
+    Raises: ValueError if dim is odd or the form unknown.
+    Source: Chi et al. 2022, arXiv:2212.10356, section 5 and its listing.
+    """
+
+    source = "Chi et al. 2022, arXiv:2212.10356, section 5"
+
+    def __init__(
+        self, num_heads: int, *, dim: int = 128, form: Literal["paper", "nemo"] = "paper"
+    ) -> None:
+        super().__init__()
+        if dim < 2 or dim % 2:
+            raise ValueError(f"Sandwich: dim must be even and at least 2, got {dim}.")
+        if form not in ("paper", "nemo"):
+            raise ValueError(f"Sandwich: form must be 'paper' or 'nemo', got {form!r}.")
+        first = 0 if form == "paper" else 1
+        self.angles = Angles(geometric(dim // 2 + first, 10000, 2 / dim)[first:])
+        self.offset = first * dim / 2
+        self._shares = Constants([num_heads / (8 * h) for h in range(1, num_heads + 1)])
+
+    def bias(self, distance: Tensor) -> Tensor:
+        cos, _ = self.angles.cos_sin(distance, torch.float64)
+        return self._shared(cos.sum(-1), real(distance).dtype)
+
+    def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+        """cos(a - b) = cos a cos b + sin a sin b: one product in place of a cosine per pair."""
+        q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
+        k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
+        values = self._shared(q @ k.mT, real(q_positions).dtype)
+        return values if values.ndim == 3 else values.movedim(0, 1)
+
+    def _shared(self, total: Tensor, dtype: torch.dtype) -> Tensor:
+        total = total - self.offset
+        return (per_head(self._shares.like(total), total) * total).to(dtype)
