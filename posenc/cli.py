@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import cast
 
 import typer
 
@@ -20,8 +21,9 @@ COMMANDS = {
 }
 """name: "module:function"."""
 
-_UsageError: type = typer.BadParameter.__mro__[1]  # typer brings its own click, or the real one
-_Abort: type = typer.Abort
+# typer brings its own click, or uses the real one: reach the class through what it exports.
+_UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
+_Abort = cast(type[Exception], typer.Abort)
 
 
 class RunFailed(Exception):
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, _Abort):
         code = _complain("stopped; the same command goes on from here.", 130)
     except _UsageError as error:
-        code = _complain(f"{error.format_message()} See posenc --help.", 2)  # type: ignore[attr-defined]
+        code = _complain(f"{error.format_message().rstrip('.')}; see posenc --help.", 2)  # type: ignore[attr-defined]
     except RunFailed as error:
         code = _complain(str(error), 1)
     except BrokenPipeError:  # `posenc list | head`
