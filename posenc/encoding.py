@@ -135,7 +135,7 @@ class PositionEncoding(nn.Module):
     num_axes: int = 1
     scope: Literal["model", "layer"] = "model"
     """Whether one instance serves all layers, or each layer has its own parameters."""
-    source: ClassVar[str] = (
+    source: str = (
         "Kazemnejad et al. 2023, arXiv:2305.19466; Haviv et al. 2022, arXiv:2203.16634"
     )
 

@@ -75,6 +75,7 @@ class RoPE(Rotation):
         if scaling is not None:
             self.cache_safe = not scaling.depends_on_length
             self.shift_invariant = not scaling.exempt_tokens
+            self.source = scaling.source
         self._rotate_by(self.frequencies())
 
     @classmethod
