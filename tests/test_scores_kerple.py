@@ -61,12 +61,12 @@ def test_gradients_are_right_at_distance_zero_too(form):
     assert torch.autograd.gradcheck(bias, (values[0], values[1]))
 
 
-def test_start_is_drawn_from_the_papers_ranges():
+@pytest.mark.parametrize(("form", "high"), [("log", (2, 1)), ("power", (1, 2))])
+def test_start_is_drawn_from_the_papers_ranges(form, high):
     torch.manual_seed(0)
-    for form, high in (("log", (2, 1)), ("power", (1, 2))):
-        encoding = Kerple(2000, form=form)
-        for parameter, top in zip((encoding.r1, encoding.r2), high, strict=True):
-            assert 0 <= parameter.min() < 0.05 * top and 0.95 * top < parameter.max() <= top
+    encoding = Kerple(2000, form=form)
+    for parameter, top in zip((encoding.r1, encoding.r2), high, strict=True):
+        assert 0 <= parameter.min() < 0.05 * top and 0.95 * top < parameter.max() <= top
 
 
 def test_unknown_form_is_refused():
