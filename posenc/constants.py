@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Constants:
@@ -22,7 +22,8 @@ class Constants:
     def like(self, other: Tensor) -> Tensor:
         """The numbers, (len,), in the dtype and on the device of `other`."""
         key = (other.device, other.dtype)
-        if torch.compiler.is_compiling():  # a tensor made while tracing must not outlive the trace
+        if torch.compiler.is_compiling() or type(other) not in (Tensor, nn.Parameter):
+            # A tensor made while tracing must not outlive the trace, nor meet a fake one.
             return torch.tensor(self.values, dtype=other.dtype, device=other.device)
         if key not in self._copies:
             with torch.inference_mode(False):  # else a later backward pass could not save it

@@ -80,8 +80,8 @@ def test_xpos_keeps_its_origin_while_the_cache_grows():
 def test_xpos_refuses_positions_that_overflow():
     x = torch.ones(1, 1, 1, 8)
     xpos = XPos(8, interleaved=False)
-    assert xpos.max_positions == xpos.reach(torch.float32)
-    for dtype in (torch.float16, torch.float32, torch.bfloat16):
+    assert xpos.max_positions == xpos.reach(torch.float32) + 1 == xpos.reach(torch.float64) + 1
+    for dtype in (torch.float16, torch.float32, torch.bfloat16, torch.float64):
         last = torch.tensor([xpos.reach(dtype)])
         _, k = xpos(x.to(dtype), x.to(dtype), last)
         assert k.isfinite().all()

@@ -107,8 +107,8 @@ class MixedRoPE(PositionEncoding):
 
     Shapes: weight (2, num_kv_heads, head_dim/2); positions (len, 2) or (batch, len, 2) of (row,
     column).
-    Units: radians per patch. Precision: the product is float32, fit for grids of some thousand
-    patches a side; rotated in float32, rounded once.
+    Units: radians per patch. Precision: angles in float64 from the weights as they are, rotated in
+    float32, rounded once.
     Raises: ValueError if head_dim is no multiple of 4, or k has other heads.
     Source: Heo et al. 2024, arXiv:2403.13298, section 3.3; github.com/naver-ai/rope-vit.
     """
@@ -166,16 +166,15 @@ class MixedRoPE(PositionEncoding):
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         dtype = torch.promote_types(at_least_float32(x.dtype), self.weight.dtype)
-        weight = self.weight.to(dtype)
+        weight = self.weight.double()
         batch, heads = x.shape[:2]
-        place = positions.to(dtype)[..., None, :, None, :]  # (..., 1, len, 1, 2)
+        place = positions.double()[..., None, :, None, :]  # (..., 1, len, 1, 2)
         angle = place[..., 0] * weight[0][:, None] + place[..., 1] * weight[1][:, None]
         # (batch, num_kv_heads, len, pairs), then one row of `rotate`'s batch for each head
         angle = angle.expand(batch, *angle.shape[-3:])
         angle = angle.repeat_interleave(heads // self.num_kv_heads, dim=1).flatten(0, 1)
-        out = rotate(
-            x.flatten(0, 1)[:, None], angle.cos(), angle.sin(), interleaved=self.interleaved
-        )
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        out = rotate(x.flatten(0, 1)[:, None], cos, sin, interleaved=self.interleaved)
         return out.view_as(x)
 
 

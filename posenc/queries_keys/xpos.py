@@ -65,11 +65,13 @@ class XPos(Rotation):
         self._decay = Constants([math.log(z) / scale_base for z in zeta])
         self._rotate_by(Frequencies(inverse_frequencies(head_dim, rope_theta)))
         self._faded: tuple[tuple[Tensor, int, Tensor, Tensor], ...] = ()
-        self.max_positions = origin + self.reach(torch.float32)
+        self.max_positions = origin + self.reach(torch.float32) + 1
 
     def reach(self, dtype: torch.dtype) -> int:
-        """How far from the origin a position may be for q and k of this dtype, in tokens."""
-        room = math.log(torch.finfo(dtype).max / _HEADROOM)
+        """How far from the origin a position may be for q and k of this dtype, in tokens; for
+        float64 as for float32, so that results in either can be compared."""
+        largest = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+        room = math.log(largest / _HEADROOM)
         return int(room / -self._decay.values[0])
 
     def prepare(self, positions: Tensor, length: int | None = None) -> XPos:

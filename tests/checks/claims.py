@@ -18,8 +18,9 @@ from tests.checks.harness import (
     tokens,
 )
 
-FAR = 20_000
-"""A shift that every method which looks at absolute positions can see."""
+FAR = 20_011
+"""A shift that every method which looks at absolute positions can see: prime, so that it is no
+multiple of a group or a chunk."""
 
 
 def _hold(name: str, claimed: bool, holds: bool) -> None:
