@@ -18,6 +18,7 @@ NAMES = names()
 
 
 HARMLESS = {
+    "every": "which layers of RNoPE rotate; layer 0, which is checked, always does",
     "num_positions": "CoPE counts open gates, fewer than its rows at the length that is checked",
     "init_std": "the start of parameters, which a checkpoint replaces",
 }
