@@ -8,8 +8,9 @@ from posenc.scores.fire import FIRE
 from tests.golden_values import Case, cases
 
 
-def fire(params, weights) -> FIRE:
-    encoding = FIRE(params["heads"], params["init_L"], mlp_width=params["mlp_width"]).double()
+def fire(params, weights, **options) -> FIRE:
+    width = params["mlp_width"]
+    encoding = FIRE(params["heads"], params["init_L"], mlp_width=width, **options).double()
     encoding.eps = params.get("eps", FIRE.eps)
     names = dict(zip(("w1", "b1", "w2", "b2"), weights, strict=True))
     encoding.load_state_dict(

@@ -20,8 +20,12 @@ from posenc.scores.alibi import ALiBi
 from posenc.scores.fire import FIRE
 from posenc.scores.kerple import Kerple
 
-BIASES: dict[str, type[PositionEncoding]] = {"alibi": ALiBi, "kerple": Kerple, "fire": FIRE}
-"""The biases that the paper adapts."""
+BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
+    "alibi": (ALiBi, {}),
+    "kerple": (Kerple, {}),
+    "fire": (FIRE, {"leaky": True}),
+}
+"""The biases that the paper adapts, and options as in the authors' code."""
 
 
 class DAPE(PositionEncoding):
@@ -30,7 +34,8 @@ class DAPE(PositionEncoding):
     score[:, i, j] += B[:, i, j] + mlp([score[:, i, j]; B[:, i, j]]), mlp: 2 heads -> width -> heads
 
     The network sees a pair's scores in all heads at once, so this runs where whole scores are
-    formed (reference and blockwise).
+    formed (reference and blockwise). Each layer has its own network and its own inner bias, as in
+    the authors' code.
 
     Args:
         inner: the encoding that gives B at place 3, such as ALiBi, Kerple or FIRE; from_shape also
@@ -65,10 +70,7 @@ class DAPE(PositionEncoding):
         self.needs_raw_k = inner.needs_raw_k
         self.reads_scale = inner.reads_scale
         self.max_positions = inner.max_positions
-        shared = (
-            dict(inner.named_parameters()) if inner.scope == "model" else inner.shared_parameters
-        )
-        self.shared_parameters = tuple(f"inner.{name}" for name in shared)
+        self.shared_parameters = tuple(f"inner.{name}" for name in inner.shared_parameters)
 
     @classmethod
     def from_shape(
@@ -77,7 +79,8 @@ class DAPE(PositionEncoding):
         if isinstance(inner, str):
             if inner not in BIASES:
                 raise ValueError(f"DAPE: inner must be one of {', '.join(BIASES)}, got {inner!r}.")
-            inner = BIASES[inner].from_shape(shape)
+            kind, own = BIASES[inner]
+            inner = kind.from_shape(shape, **own)
         return super().from_shape(shape, inner=inner, **options)
 
     def reset_parameters(self) -> None:

@@ -34,6 +34,7 @@ class FIRE(PositionEncoding):
         init_L: where the normalisation starts, in tokens, before `multiplier` learns; the paper's
             512 is a quarter of its training length.
         mlp_width: width of the hidden layer.
+        leaky: a leaky ReLU in place of the ReLU, as the authors of DAPE have it inside DAPE.
 
     Shapes: q_positions (batch, q_len), kv_positions (batch, kv_len) -> (batch, num_heads, q_len,
     kv_len).
@@ -51,13 +52,16 @@ class FIRE(PositionEncoding):
     eps = 1e-6
     """Added to the denominator; of no effect but where c has become zero."""
 
-    def __init__(self, num_heads: int, init_L: float = 512.0, *, mlp_width: int = 32) -> None:
+    def __init__(
+        self, num_heads: int, init_L: float = 512.0, *, mlp_width: int = 32, leaky: bool = False
+    ) -> None:
         super().__init__()
         if init_L <= 0 or mlp_width < 1:
             raise ValueError(
                 f"FIRE: init_L and mlp_width must be positive, got {init_L} and {mlp_width}."
             )
         self.init_L = init_L
+        self.activation = F.leaky_relu if leaky else F.relu
         self.hidden = nn.Linear(1, mlp_width)
         self.out = nn.Linear(mlp_width, num_heads)
         self.c = nn.Parameter(torch.empty(()))
@@ -89,7 +93,7 @@ class FIRE(PositionEncoding):
         reach = (c * torch.maximum(q, start)).abs().log1p() + self.eps
         share = (c * distance).abs().log1p() / reach.unsqueeze(-1)
         with without_autocast(share.device):
-            hidden = F.linear(share.unsqueeze(-1), *_as(self.hidden, dtype)).relu()
+            hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, dtype)))
             return F.linear(hidden, *_as(self.out, dtype)).movedim(-1, -3)
 
     def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None) -> ScoreMod:
