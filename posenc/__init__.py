@@ -25,6 +25,9 @@ _PUBLIC = {
     "Mask": "posenc.masks",
     "Sinusoidal": "posenc.embeddings.sinusoidal",
     "Learned": "posenc.embeddings.learned",
+    "Learned2D": "posenc.embeddings.learned_2d",
+    "SinCos2D": "posenc.embeddings.sincos_2d",
+    "BertEmbedding": "posenc.embeddings.bert",
     "RoPE": "posenc.queries_keys.rope",
     "MRoPE": "posenc.queries_keys.mrope",
     "mrope_positions": "posenc.queries_keys.mrope",
@@ -53,6 +56,8 @@ _PUBLIC = {
     "CoPE": "posenc.scores.cope",
     "Compose": "posenc.compose",
     "Within": "posenc.compose",
+    "DecoupledRoPE": "posenc.queries_keys.decoupled",
+    "RNoPE": "posenc.queries_keys.rnope",
 }
 
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]

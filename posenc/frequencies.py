@@ -39,6 +39,12 @@ def inverse_frequencies(dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
         return geometric(dim // 2, base, Decimal(2) / dim)
 
 
+def endpoint_frequencies(count: int, base: float = 10000.0) -> tuple[Decimal, ...]:
+    """base^(-t/(count-1)) for t = 0 .. count - 1: from 1 to 1/base, both included."""
+    with localcontext(PRECISION):
+        return geometric(count, base, Decimal(1) / max(count - 1, 1))
+
+
 def turns(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]:
     """Turns per position in units of 2^-64 turn, as signed 64-bit integers that wrap like the phase
     does."""

@@ -34,7 +34,7 @@ def positions_from_mask(valid: Tensor, *, start: int = 0) -> Tensor:
         valid: (batch, len), True or nonzero for real tokens: Hugging Face's attention_mask.
         start: position of the first real token. RoBERTa and fairseq use padding_idx + 1.
 
-    Shapes: (batch, len) -> (batch, len), int64. Padding gets start - 1, or 0 where that is negative.
+    Shapes: (batch, len) -> the same, int64. Padding gets start - 1, or 0 where that is negative.
     """
     valid = valid.bool()
     counted = valid.long().cumsum(-1) + (start - 1)

@@ -31,7 +31,15 @@ def _scaled(scaling: str, checked: str = "golden", **options: Any) -> Entry:
 _ENTRIES: dict[str, Entry] = {
     "nope": Entry("posenc.encoding:PositionEncoding", "reference"),
     "sinusoidal": Entry("posenc.embeddings.sinusoidal:Sinusoidal", "golden"),
+    "sinusoidal_concatenated": Entry(
+        "posenc.embeddings.sinusoidal:Sinusoidal", "golden", {"order": "concatenated"}
+    ),
+    "sinusoidal_fairseq": Entry(
+        "posenc.embeddings.sinusoidal:Sinusoidal", "golden", {"order": "fairseq"}
+    ),
     "learned": Entry("posenc.embeddings.learned:Learned", "golden"),
+    "sincos_2d": Entry("posenc.embeddings.sincos_2d:SinCos2D", "golden"),
+    "learned_2d": Entry("posenc.embeddings.learned_2d:Learned2D", "golden"),
     "rope": Entry(_ROPE, "golden", {"interleaved": False}),
     "rope_interleaved": Entry(_ROPE, "golden", {"interleaved": True}),
     "partial_rope": Entry(_ROPE, "golden", {"interleaved": False, "partial_rotary_factor": 0.5}),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.embeddings.sinusoidal import Sinusoidal
 from posenc.encoding import ModelShape, PositionEncoding, at_least_float32
+
+STARTS = ("normal", "truncated_normal", "sinusoidal")
 
 
 class Learned(PositionEncoding):
@@ -14,10 +19,15 @@ class Learned(PositionEncoding):
 
     x[p] += weight[p]
 
+    To make the table longer, see posenc.embeddings.grow.
+
     Args:
         max_positions: rows of the table; a position at or above it has no embedding.
         embed_dim: width of the embeddings.
-        init_std: standard deviation of the initial values: GPT-2 and BERT use 0.02.
+        init: how the table starts: "normal" as in GPT-2, "truncated_normal" (at two standard
+            deviations) as in BERT's own code, "sinusoidal" from the sines and cosines of the paper,
+            trained from there.
+        init_std: standard deviation of the random starts: GPT-2 and BERT use 0.02.
 
     Shapes: x (batch, seq_len, embed_dim), integer positions (seq_len) or (batch, seq_len) -> like
     x.
@@ -31,11 +41,21 @@ class Learned(PositionEncoding):
     causal_only = False
     source = "Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019"
 
-    def __init__(self, max_positions: int, embed_dim: int, *, init_std: float = 0.02) -> None:
+    def __init__(
+        self,
+        max_positions: int,
+        embed_dim: int,
+        *,
+        init: Literal["normal", "truncated_normal", "sinusoidal"] = "normal",
+        init_std: float = 0.02,
+    ) -> None:
         super().__init__()
         if max_positions < 1:
             raise ValueError(f"Learned: max_positions must be at least 1, got {max_positions}.")
+        if init not in STARTS:
+            raise ValueError(f"Learned: init must be one of {STARTS}, got {init!r}.")
         self.max_positions = max_positions
+        self.init = init
         self.init_std = init_std
         self.weight = nn.Parameter(torch.empty(max_positions, embed_dim))
         self.reset_parameters()
@@ -44,8 +64,24 @@ class Learned(PositionEncoding):
     def from_shape(cls, shape: ModelShape, **options) -> Learned:
         return super().from_shape(shape, **{"max_positions": shape.train_length, **options})
 
+    @classmethod
+    def from_table(cls, table: Tensor) -> Learned:
+        """The encoding whose weights are this table, (max_positions, embed_dim)."""
+        encoding = cls(*table.shape).to(table)
+        with torch.no_grad():
+            encoding.weight.copy_(table)
+        return encoding
+
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.init_std)
+        if self.init == "normal":
+            nn.init.normal_(self.weight, std=self.init_std)
+        elif self.init == "truncated_normal":
+            std = self.init_std
+            nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+        else:
+            rows = torch.arange(self.weight.shape[0], device=self.weight.device)
+            with torch.no_grad():
+                self.weight.copy_(Sinusoidal(self.weight.shape[1]).table(rows))
 
     @property
     def num_parameters(self) -> int:
@@ -54,20 +90,22 @@ class Learned(PositionEncoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         if positions.is_floating_point():
             raise TypeError(f"Learned: positions must be integers, got {positions.dtype}.")
-        self._check_range(positions)
+        check_rows("Learned", "position", positions, self.weight.shape[0])
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + F.embedding(positions, self.weight).to(dtype)).to(x.dtype)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return self.embed(x, positions)
 
-    def _check_range(self, positions: Tensor) -> None:
-        if torch.compiler.is_compiling() or positions.device.type != "cpu" or not positions.numel():
-            return
-        low, high = (int(p) for p in positions.aminmax())
-        if low < 0 or high >= self.weight.shape[0]:
-            outside = high if high >= self.weight.shape[0] else low
-            raise ValueError(
-                f"Learned: position {outside} is outside of the table, which "
-                f"has {self.weight.shape[0]} rows. Grow the table or shorten the input."
-            )
+
+def check_rows(name: str, what: str, index: Tensor, rows: int) -> None:
+    """Raise ValueError for an index outside of a table, where looking costs no synchronisation."""
+    if torch.compiler.is_compiling() or index.device.type != "cpu" or not index.numel():
+        return
+    low, high = (int(p) for p in index.aminmax())
+    if low < 0 or high >= rows:
+        outside = high if high >= rows else low
+        raise ValueError(
+            f"{name}: {what} {outside} is outside of the table, which has {rows} rows. "
+            "Grow the table or shorten the input."
+        )

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+from decimal import Decimal, localcontext
+from typing import Literal
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from posenc.angles import Angles
 from posenc.encoding import PositionEncoding, at_least_float32
-from posenc.frequencies import inverse_frequencies
+from posenc.frequencies import PRECISION, endpoint_frequencies, inverse_frequencies
+
+ORDERS = ("interleaved", "concatenated", "fairseq")
 
 
 class Sinusoidal(PositionEncoding):
     """Add sines and cosines of geometrically spaced wavelengths to the embeddings.
 
-    x[p, 2t] += sin(p * base^(-2t/embed_dim));  x[p, 2t+1] += cos(p * base^(-2t/embed_dim))
+    x[p, 2t] += sin(p w_t);  x[p, 2t+1] += cos(p w_t);  w_t = base^(-2t/embed_dim)
 
     Channel 0 is the fastest (period 2 pi), the last pair the slowest. The paper multiplies token
-    embeddings by sqrt(embed_dim) first; that belongs to the model.
+    embeddings by sqrt(embed_dim) first; that belongs to the model. Checkpoints of one order are
+    wrong in another:
+
+    interleaved: [sin, cos, sin, cos, ...], the paper.
+    concatenated: [all sin | all cos] of the same wavelengths, Transformer-XL.
+    fairseq: [all sin | all cos] of w_t = base^(-t/(embed_dim/2 - 1)), which ends at 1/base exactly;
+        tensor2tensor and fairseq. An odd last channel stays zero.
 
     Args:
-        embed_dim: width of the embeddings, even.
-        base: ratio of the slowest to the fastest wavelength.
+        embed_dim: width of the embeddings; even, but for the order "fairseq".
+        base: timescale (period / 2 pi) of the slowest pair, or just beyond it.
+        order: one of the three.
+        min_timescale: timescale of the fastest pair.
+        padding_idx: a position that gets zeros; fairseq's positions begin at padding_idx + 1, see
+            posenc.positions.positions_from_mask.
 
     Shapes: x (batch, seq_len, embed_dim), positions (seq_len) or (batch, seq_len) -> like x.
     Units: positions in tokens. Precision: exact angles, see posenc.angles; added in float32,
     returned in x's dtype.
-    Raises: ValueError if embed_dim is odd.
+    Raises: ValueError if embed_dim is odd where it may not be, or for an unknown order.
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
     """
 
@@ -34,16 +50,48 @@ class Sinusoidal(PositionEncoding):
     causal_only = False
     source = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
 
-    def __init__(self, embed_dim: int, *, base: float = 10000.0) -> None:
+    def __init__(
+        self,
+        embed_dim: int,
+        *,
+        base: float = 10000.0,
+        order: Literal["interleaved", "concatenated", "fairseq"] = "interleaved",
+        min_timescale: float = 1.0,
+        padding_idx: int | None = None,
+    ) -> None:
         super().__init__()
-        if embed_dim % 2:
-            raise ValueError(f"Sinusoidal: embed_dim must be even, got {embed_dim}.")
-        self.angles = Angles(inverse_frequencies(embed_dim, base))
+        if order not in ORDERS:
+            raise ValueError(f"Sinusoidal: order must be one of {ORDERS}, got {order!r}.")
+        if embed_dim % 2 and order != "fairseq":
+            raise ValueError(
+                f"Sinusoidal: embed_dim must be even for the order {order!r}, got {embed_dim}."
+            )
+        if embed_dim < 2 or not 0 < min_timescale < base:
+            raise ValueError(
+                "Sinusoidal: embed_dim must be at least 2 and 0 < min_timescale < base, "
+                f"got embed_dim={embed_dim}, min_timescale={min_timescale}, base={base}."
+            )
+        self.embed_dim = embed_dim
+        self.order = order
+        self.padding_idx = padding_idx
+        ratio = base / min_timescale
+        if order == "fairseq":
+            inv_freq = endpoint_frequencies(embed_dim // 2, ratio)
+        else:
+            inv_freq = inverse_frequencies(embed_dim, ratio)
+        with localcontext(PRECISION):
+            self.angles = Angles([f / Decimal(min_timescale) for f in inv_freq])
 
     def table(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The embedding of each position: (*positions.shape, embed_dim)."""
         cos, sin = self.angles.cos_sin(positions, dtype)
-        return torch.stack([sin, cos], dim=-1).flatten(-2)
+        if self.order == "interleaved":
+            rows = torch.stack([sin, cos], dim=-1).flatten(-2)
+        else:
+            rows = F.pad(torch.cat([sin, cos], dim=-1), (0, self.embed_dim % 2))
+        if self.padding_idx is None:
+            return rows
+        return rows.masked_fill((positions == self.padding_idx)[..., None], 0)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         dtype = at_least_float32(x.dtype)

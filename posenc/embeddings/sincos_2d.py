@@ -1,0 +1,55 @@
+"""Sines and cosines of rows and columns, for image patches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posenc.angles import Angles
+from posenc.encoding import PositionEncoding, at_least_float32
+from posenc.frequencies import inverse_frequencies
+
+
+class SinCos2D(PositionEncoding):
+    """Add sines and cosines of the column, then of the row, to the embeddings.
+
+    x += [sin(c w) | cos(c w) | sin(r w) | cos(r w)],  w_t = base^(-4t/embed_dim), t < embed_dim/4
+
+    The column comes first, as in the code of MAE and MoCo v3. A token whose row or column is
+    negative stands for no place (the class token) and gets zeros.
+
+    Args:
+        embed_dim: width of the embeddings, a multiple of 4.
+        base: ratio of the slowest to the fastest wavelength.
+
+    Shapes: x (batch, seq_len, embed_dim), positions (seq_len, 2) or (batch, seq_len, 2) as (row,
+    column), see posenc.positions.grid -> like x.
+    Units: positions in patches, integer or real. Precision: exact angles; added in float32.
+    Raises: ValueError if embed_dim is not a multiple of 4.
+    Source: He et al. 2022, arXiv:2111.06377, github.com/facebookresearch/mae util/pos_embed.py.
+    """
+
+    places = (1,)
+    shift_invariant = False
+    causal_only = False
+    num_axes = 2
+    source = "He et al. 2022, arXiv:2111.06377, util/pos_embed.py"
+
+    def __init__(self, embed_dim: int, *, base: float = 10000.0) -> None:
+        super().__init__()
+        if embed_dim % 4:
+            raise ValueError(f"SinCos2D: embed_dim must be a multiple of 4, got {embed_dim}.")
+        self.angles = Angles(inverse_frequencies(embed_dim // 2, base))
+
+    def table(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The embedding of each (row, column): (*positions.shape[:-1], embed_dim)."""
+        cos, sin = self.angles.cos_sin(positions.flip(-1), dtype)  # (..., column and row, pairs)
+        rows = torch.stack([sin, cos], dim=-2).flatten(-3)
+        return rows.masked_fill((positions < 0).any(-1, keepdim=True), 0)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        dtype = at_least_float32(x.dtype)
+        return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self.embed(x, positions)
