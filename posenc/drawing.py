@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unicodedata import east_asian_width
 from xml.etree import ElementTree
 
 import matplotlib
@@ -161,14 +162,17 @@ def figure(
         yield drawn, axes
 
 
-def legend_above(drawn: Figure, columns: int = 3) -> None:
-    """One legend above all axes, where it covers no data; the figure grows by its height."""
+def legend_above(drawn: Figure) -> None:
+    """One legend above all axes, where it covers no data, in as many columns as fit; the figure
+    grows by its height."""
     entries: dict[str, Any] = {}
     for axes in drawn.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     if not entries:
         return
+    room = 72 * drawn.get_figwidth()
+    columns = next((n for n in (4, 3, 2) if _legend_width(list(entries), n) <= room), 1)
     drawn.set_figheight(drawn.get_figheight() + 0.19 * -(-len(entries) // columns))
     drawn.legend(
         list(entries.values()),
@@ -179,6 +183,16 @@ def legend_above(drawn: Figure, columns: int = 3) -> None:
         columnspacing=1.2,
         borderaxespad=0.2,
     )
+
+
+def _legend_width(labels: Sequence[str], columns: int) -> float:
+    """About how wide a legend of this many columns is, in points."""
+    rows = -(-len(labels) // columns)
+    widest = [
+        max(sum(1.0 if east_asian_width(c) in "WF" else 0.62 for c in label) for label in column)
+        for column in (labels[i : i + rows] for i in range(0, len(labels), rows))
+    ]
+    return _STYLE["legend.fontsize"] * (sum(widest) + 5.2 * len(widest))
 
 
 def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = None) -> None:

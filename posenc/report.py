@@ -179,10 +179,11 @@ def _block(block: Block, plots: _Numbers) -> str:
             return "<dl>" + "".join(pairs) + "</dl>"
         case Plot(drawn, caption, description, wide):
             size = " class=wide" if wide else ""
+            scroll = f' role=region tabindex=0 aria-label="{escape(caption)}"' if wide else ""
             svg = to_svg(drawn, description, plots.next())
             width = 72 * drawn.get_figwidth()  # its letters are then as large as the page's
             return (
-                f'<figure{size}><div class=drawing tabindex=0 style="--natural:{width:g}px">'
+                f'<figure{size}><div class=drawing{scroll} style="--natural:{width:g}px">'
                 f"{svg}</div>"
                 f"<figcaption>{escape(caption)}</figcaption></figure>"
             )
@@ -207,9 +208,11 @@ def _table(table: Table) -> str:
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     caption = f"<p class=caption>{escape(table.caption)}</p>" if table.caption else ""
+    name = table.caption or ", ".join(table.header)
     below = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return (
-        f"{caption}<div class=table tabindex=0><table><thead><tr>{head}</tr></thead>"
+        f'{caption}<div class=table role=region tabindex=0 aria-label="{escape(name)}">'
+        f"<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
         + (f"<ol class=notes>{below}</ol>" if below else "")
     )

@@ -172,6 +172,18 @@ def test_figures_take_their_colours_from_the_page():
     }
 
 
+@pytest.mark.parametrize("names", [["rope", "t5"], ["a_long_name_of_an_encoding"] * 9, ["公" * 30]])
+def test_legend_fits_the_figure(names):
+    names = [f"{name}{i}" for i, name in enumerate(names)]
+    drawn = curves(names)
+    to_svg(drawn, "d")
+    (legend,) = drawn.legends
+    box = legend.get_window_extent()
+    assert box.x1 <= drawn.bbox.x1 + 1
+    top = drawn.axes[0].get_window_extent().y1
+    assert box.y0 >= top - 1
+
+
 def test_letters_stay_text():
     assert "公司" in to_svg(heat_map(), "d")
     assert "query $x$" in to_svg(heat_map(), "d")
