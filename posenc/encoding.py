@@ -135,9 +135,7 @@ class PositionEncoding(nn.Module):
     num_axes: int = 1
     scope: Literal["model", "layer"] = "model"
     """Whether one instance serves all layers, or each layer has its own parameters."""
-    source: str = (
-        "Kazemnejad et al. 2023, arXiv:2305.19466; Haviv et al. 2022, arXiv:2203.16634"
-    )
+    source: str = "Kazemnejad et al. 2023, arXiv:2305.19466; Haviv et al. 2022, arXiv:2203.16634"
 
     @classmethod
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
