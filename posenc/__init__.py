@@ -20,6 +20,7 @@ _PUBLIC = {
     "KVCache": "posenc.cache",
     "Decoder": "posenc.models.decoder",
     "DecoderConfig": "posenc.models.config",
+    "Encoder": "posenc.models.encoder",
     "generate": "posenc.models.generating",
     "PerLayer": "posenc.per_layer",
     "Mask": "posenc.masks",

@@ -10,7 +10,7 @@ from posenc.models import Decoder, DecoderConfig
 CONFIG = DecoderConfig(vocab_size=61, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2)
 
 
-def decoder(name: str, config: DecoderConfig = CONFIG, train_length: int = 32) -> Decoder:
+def decoder(name: str, config: DecoderConfig = CONFIG, train_length: int = 1024) -> Decoder:
     torch.manual_seed(0)
     return Decoder(config, posenc.create(name, config.shape(train_length))).eval()
 
@@ -40,8 +40,9 @@ def test_a_later_token_changes_no_earlier_logits(name):
     changed = ids.clone()
     changed[:, 8] = (changed[:, 8] + 1) % CONFIG.vocab_size
     before, after = model(ids), model(changed)
-    assert torch.equal(before[:, :8], after[:, :8])
-    assert not torch.equal(before[:, 8:], after[:, 8:])
+    # Not bit for bit: a kernel may centre its bias over all keys.
+    torch.testing.assert_close(before[:, :8], after[:, :8], rtol=0, atol=1e-6)
+    assert not torch.allclose(before[:, 8:], after[:, 8:], atol=1e-3)
 
 
 @pytest.mark.parametrize("name", posenc.names())

@@ -2,6 +2,7 @@
 
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
+from posenc.models.encoder import Encoder
 from posenc.models.generating import generate
 
-__all__ = ["Decoder", "DecoderConfig", "generate"]
+__all__ = ["Decoder", "DecoderConfig", "Encoder", "generate"]

@@ -1,6 +1,8 @@
-"""The layer that Encoder, Decoder and EncoderDecoder are made of."""
+"""The layers that Encoder, Decoder and EncoderDecoder are made of."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,6 +19,20 @@ def norm_layer(config: DecoderConfig) -> nn.Module:
     """The norm that the config asks for."""
     kind = RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(config.embed_dim, eps=config.norm_eps)
+
+
+def attention_layer(config: DecoderConfig) -> Attention:
+    """Attention of the config's sizes; its encoding comes with each call."""
+    return Attention(
+        config.embed_dim,
+        config.num_heads,
+        config.num_kv_heads,
+        head_dim=config.head_dim,
+        bias=config.attention_bias,
+        projections=config.projections,
+        dropout=config.dropout,
+        impl=config.impl,
+    )
 
 
 class FeedForward(nn.Module):
@@ -44,23 +60,33 @@ class FeedForward(nn.Module):
         return self.down_proj(hidden)
 
 
-class Layer(nn.Module):
-    """Self-attention and a feed-forward, each normed and added to the residual stream."""
+@dataclass(frozen=True)
+class Context:
+    """What the layers of a decoder attend to beside their own tokens."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    hidden: Tensor
+    """(batch, context_len, embed_dim)"""
+    positions: Tensor
+    mask: Mask | None
+    encoding: PositionEncoding
+    """How position enters the attention to the context."""
+
+    def for_layer(self, index: int) -> Context:
+        return replace(self, encoding=self.encoding.for_layer(index))
+
+
+class Layer(nn.Module):
+    """Self-attention, attention to a context if `cross`, and a feed-forward, each normed and added
+    to the residual stream."""
+
+    def __init__(self, config: DecoderConfig, *, cross: bool = False) -> None:
         super().__init__()
         self.pre = config.norm_position == "pre"
         self.dropout = config.dropout
-        self.attention = Attention(
-            config.embed_dim,
-            config.num_heads,
-            config.num_kv_heads,
-            head_dim=config.head_dim,
-            bias=config.attention_bias,
-            dropout=config.dropout,
-            impl=config.impl,
-        )
+        self.attention = attention_layer(config)
         self.attention_norm = norm_layer(config)
+        self.cross_attention = attention_layer(config) if cross else None
+        self.cross_norm = norm_layer(config) if cross else None
         self.ffn = FeedForward(config)
         self.ffn_norm = norm_layer(config)
 
@@ -71,14 +97,28 @@ class Layer(nn.Module):
         encoding: PositionEncoding,
         mask: Mask | None,
         cache: KVCache | None = None,
+        context: Context | None = None,
+        context_cache: KVCache | None = None,
     ) -> Tensor:
-        normed = self.attention_norm(x) if self.pre else x
-        x = x + self._drop(
-            self.attention(normed, positions, cache=cache, mask=mask, encoding=encoding)
-        )
-        x = x if self.pre else self.attention_norm(x)
-        x = x + self._drop(self.ffn(self.ffn_norm(x) if self.pre else x))
-        return x if self.pre else self.ffn_norm(x)
+        y = self.attention(
+            self._before(self.attention_norm, x), positions,
+            cache=cache, mask=mask, encoding=encoding,
+        )  # fmt: skip
+        x = self._after(self.attention_norm, x, y)
+        if context is not None:
+            assert self.cross_attention is not None and self.cross_norm is not None
+            y = self.cross_attention(
+                self._before(self.cross_norm, x), positions,
+                context=context.hidden, context_positions=context.positions,
+                cache=context_cache, mask=context.mask, encoding=context.encoding,
+            )  # fmt: skip
+            x = self._after(self.cross_norm, x, y)
+        return self._after(self.ffn_norm, x, self.ffn(self._before(self.ffn_norm, x)))
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+    def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
+        return norm(x) if self.pre else x
+
+    def _after(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        if self.dropout:
+            y = F.dropout(y, self.dropout, self.training)
+        return x + y if self.pre else norm(x + y)

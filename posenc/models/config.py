@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from posenc.encoding import ModelShape
+from posenc.multihead import Projections
 
 Activation = Literal["swiglu", "gelu", "relu"]
 Norm = Literal["rms", "layer"]
@@ -15,6 +16,7 @@ _CHOICES = {
     "activation": Activation,
     "norm": Norm,
     "norm_position": NormPosition,
+    "projections": Projections,
 }
 
 
@@ -37,6 +39,7 @@ class DecoderConfig:
         activation: "swiglu", "gelu" or "relu".
         tie_embeddings: whether the head is the token embedding.
         attention_bias: whether the projections of attention have a bias.
+        projections: which of q, k and v share a projection, see posenc.Attention.
         dropout: probability of dropping an attention weight, and a channel of the embeddings and of
             each sublayer's output.
         impl: which implementation of attention, "auto" or by name.
@@ -57,6 +60,7 @@ class DecoderConfig:
     activation: Activation = "swiglu"
     tie_embeddings: bool = False
     attention_bias: bool = False
+    projections: Projections = "separate"
     dropout: float = 0.0
     impl: str = "auto"
 

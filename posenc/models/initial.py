@@ -7,15 +7,23 @@ import zlib
 import torch
 from torch import Tensor, nn
 
+from posenc.encoding import PositionEncoding
 from posenc.models.config import DecoderConfig
 
 
-def initialise(model: nn.Module, config: DecoderConfig, seed: int | None = None) -> None:
+def initialise(
+    model: nn.Module,
+    config: DecoderConfig,
+    seed: int | None = None,
+    *,
+    tied_to: nn.Module | None = None,
+) -> None:
     """Draw all weights of `model` outside of position encodings.
 
     Each parameter has a generator of its own, on the CPU, seeded with the seed and the parameter's
     name: models with different encodings, or on different devices, start from the same weights.
-    `seed` None means the one given to torch.manual_seed.
+    `seed` None means the one given to torch.manual_seed. `tied_to` is the norm before a head that
+    is tied to the token embeddings.
 
     Token embeddings have unit variance, the size of sinusoids and of what layers add. With a head
     tied to them the last norm's gain starts at embed_dim^-3/4, so that logits start small and a
@@ -33,7 +41,12 @@ def initialise(model: nn.Module, config: DecoderConfig, seed: int | None = None)
         "down_proj": (2 * config.num_layers) ** -0.5,
         "head": 0.25,
     }
+    skipped = tuple(
+        f"{name}." for name, m in model.named_modules() if isinstance(m, PositionEncoding)
+    )
     for name, module in model.named_modules():
+        if f"{name}.".startswith(skipped):
+            continue
         if isinstance(module, nn.Linear):
             std = gains.get(name.rpartition(".")[2], 1.0) * module.in_features**-0.5
             _fill(module.weight, std, f"{name}.weight", seed)
@@ -43,6 +56,8 @@ def initialise(model: nn.Module, config: DecoderConfig, seed: int | None = None)
             _fill(module.weight, 1.0, f"{name}.weight", seed)  # type: ignore[arg-type]
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
             module.reset_parameters()
+    if tied_to is not None:
+        nn.init.constant_(tied_to.weight, config.embed_dim**-0.75)  # type: ignore[arg-type]
 
 
 def _fill(weight: Tensor, std: float, name: str, seed: int) -> None:

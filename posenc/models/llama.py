@@ -118,7 +118,12 @@ def _names(model: Decoder) -> Iterator[tuple[str, str]]:
 def _expressible(model: Decoder) -> RoPE:
     """The model's RoPE. Raises ValueError where Llama has no such model."""
     config, encoding = model.config, model.encoding
-    for name, needed in (("norm", "rms"), ("norm_position", "pre"), ("activation", "swiglu")):
+    for name, needed in (
+        ("norm", "rms"),
+        ("norm_position", "pre"),
+        ("activation", "swiglu"),
+        ("projections", "separate"),
+    ):
         if getattr(config, name) != needed:
             raise ValueError(
                 f"export_llama: Llama has {name}={needed!r} only, "

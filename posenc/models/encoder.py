@@ -1,0 +1,62 @@
+"""A small bidirectional encoder that takes any position encoding that is not causal by nature."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc import masks
+from posenc.encoding import PositionEncoding
+from posenc.masks import Mask
+from posenc.models.config import DecoderConfig
+from posenc.models.initial import initialise
+from posenc.models.stack import Stack, check_tokens, require_bidirectional
+
+
+class Encoder(Stack):
+    """Hidden states of tokens that all see one another.
+
+    hidden = norm(layers(encoding.embed(tokens)))
+
+    The initial weights depend on the seed given to torch.manual_seed, and not on the encoding.
+
+    Args:
+        config: sizes and choices, without tie_embeddings.
+        encoding: the position encoding, built with ModelShape(causal=False).
+
+    Shapes: tokens (batch, len), positions (len) or (batch, len) -> (batch, len, embed_dim).
+    Raises: ValueError for an encoding that needs causal attention (NoPE is one: without order in
+    the mask nothing tells tokens apart).
+    """
+
+    def __init__(self, config: DecoderConfig, encoding: PositionEncoding) -> None:
+        require_bidirectional("Encoder", encoding)
+        if config.tie_embeddings:
+            raise ValueError("Encoder: tie_embeddings ties a head, and an encoder has none.")
+        super().__init__(config, encoding)
+        self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
+        self.reset_parameters()
+
+    def reset_parameters(self, seed: int | None = None) -> None:
+        """Draw the model's initial weights; the encoding's own are left as they are."""
+        initialise(self, self.config, seed)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch len"],
+        positions: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        length: int | None = None,
+    ) -> Float[Tensor, "batch len embed_dim"]:
+        """Hidden states of the tokens.
+
+        Args:
+            tokens: token ids.
+            positions: their positions, from 0 by default.
+            mask: who may look at whom, such as masks.padding(valid); None: everyone at everyone.
+            length: the current length, for encodings whose frequencies depend on it.
+        """
+        check_tokens("Encoder", tokens)
+        x = self.tokens(tokens)
+        return self.hidden(x, positions, masks.full if mask is None else mask, length=length)

@@ -1,0 +1,124 @@
+"""Layers under one position encoding: what the encoder and the decoder share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.cache import KVCache
+from posenc.encoding import PositionEncoding
+from posenc.masks import Mask
+from posenc.models.blocks import Context, Layer, norm_layer
+from posenc.models.config import DecoderConfig
+from posenc.per_layer import PerLayer
+
+
+class Stack(nn.Module):
+    """norm(layers(encoding.embed(x))): hidden states from embedded tokens.
+
+    An encoding of scope "layer" is copied, with fresh parameters, for every layer.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, encoding: PositionEncoding | None, *, cross: bool = False
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(Layer(config, cross=cross) for _ in range(config.num_layers))
+        self.norm = norm_layer(config) if config.norm_position == "pre" else None
+        self.encoding = one_per_model(encoding, config.num_layers)
+
+    @property
+    def last_norm(self) -> nn.Module:
+        """The norm whose output leaves the stack."""
+        return self.layers[-1].ffn_norm if self.norm is None else self.norm  # type: ignore[return-value]
+
+    def hidden(
+        self,
+        x: Tensor,
+        positions: Tensor | None,
+        mask: Mask,
+        *,
+        caches: Sequence[KVCache] | None = None,
+        context: Context | None = None,
+        context_caches: Sequence[KVCache] | None = None,
+        length: int | None = None,
+    ) -> Tensor:
+        """Hidden states (batch, len, embed_dim) from embedded tokens x of the same shape."""
+        past = caches[0].length if caches else 0
+        if positions is None:
+            positions = default_positions(x, past, self.encoding)
+        encoding = self.encoding.prepare(positions, length)
+        mask = bind(mask, positions, past, encoding)
+        x = encoding.embed(x, positions)
+        if self.config.dropout:
+            x = F.dropout(x, self.config.dropout, self.training)
+        for index, layer in enumerate(self.layers):
+            x = layer(
+                x,
+                positions,
+                encoding.for_layer(index),
+                mask,
+                None if caches is None else caches[index],
+                None if context is None else context.for_layer(index),
+                None if context_caches is None else context_caches[index],
+            )
+        return x if self.norm is None else self.norm(x)
+
+
+def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> PositionEncoding:
+    """The encoding of a whole stack."""
+    if encoding is None:
+        return PositionEncoding()
+    if encoding.scope == "layer":
+        return PerLayer.replicate(encoding, num_layers)
+    return encoding
+
+
+def default_positions(tokens: Tensor, past: int, encoding: PositionEncoding) -> Tensor:
+    """past, past + 1, ...: the same for every row, and for every component where there are
+    several."""
+    positions = torch.arange(past, past + tokens.shape[1], device=tokens.device)
+    if encoding.num_axes == 1:
+        return positions
+    return positions[:, None].expand(-1, encoding.num_axes).contiguous()
+
+
+def bind(mask: Mask, positions: Tensor, past: int, encoding: PositionEncoding) -> Mask:
+    """The mask bound once for all layers; left to the host where a cache holds earlier tokens.
+
+    Positions of several components have no order: there a token's index is its position.
+    """
+    if mask.bound or past:
+        return mask
+    if encoding.num_axes > 1:
+        positions = torch.arange(positions.shape[-2], device=positions.device)
+    return mask.bind(positions, positions)
+
+
+def check_tokens(owner: str, tokens: Tensor) -> None:
+    """Raise ValueError unless tokens are (batch, len)."""
+    if tokens.ndim != 2:
+        raise ValueError(f"{owner}: tokens must be (batch, len), got {tuple(tokens.shape)}.")
+
+
+def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> None:
+    """Raise ValueError unless there are as many caches as needed, or none."""
+    if caches is not None and len(caches) != needed:
+        raise ValueError(
+            f"{owner}: caches must be one per layer ({needed}), got {len(caches)}. "
+            "Make them with new_caches()."
+        )
+
+
+def require_bidirectional(owner: str, encoding: PositionEncoding) -> None:
+    """Raise ValueError where an encoding needs queries that look at the past only."""
+    if encoding.causal_only:
+        raise ValueError(
+            f"{owner}: {type(encoding).__name__} works in causal attention only: where a query "
+            "looks at the future too, it is undefined or blind to order. Take another encoding, "
+            "or build it with ModelShape(causal=False) if it has a bidirectional form."
+        )
