@@ -80,7 +80,10 @@ def test_self_extend(case: Case):
         log_n_length=base if base > 0 else None,
     )
     assert_attends(case, encoding)
-    _, far = encoding.passes(case.inputs["positions"], case.inputs["positions"])
+    positions = case.inputs["positions"]
+    if positions.max() - positions.min() < encoding.window:
+        return  # no pair is far, and the authors leave out the shift
+    _, far = encoding.passes(positions, positions)
     case.assert_close("group_q_positions", far.q_positions)
     case.assert_close("group_k_positions", far.kv_positions)
 

@@ -21,23 +21,20 @@ from tests.golden_values import Case, cases
 @pytest.mark.parametrize("case", cases("xpos"))
 def test_xpos(case: Case):
     keys = len(case.inputs["kv_positions"])
-    xpos = XPos(
-        case.params["head_dim"],
-        case.params["base"],
-        interleaved=True,
-        scale_base=case.params["scale_base"],
-        origin=(keys + 1) // 2,  # where the authors put it for this many keys
-    )
+    d, base, scale_base = (case.params[name] for name in ("head_dim", "base", "scale_base"))
+    origin = (keys + 1) // 2  # where the authors put it for this many keys
+    xpos = XPos(d, base, interleaved=True, scale_base=scale_base, origin=origin)
     q, k = (case.inputs[name][None] for name in "qk")
     positions = case.inputs["q_positions"], case.inputs["kv_positions"]
-    q, k = xpos.transform_qk(q, k, *positions)
-    case.assert_close("q", q[0])
-    case.assert_close("k", k[0])
-    case.assert_close("logits", (q @ k.mT)[0])
+    got_q, got_k = xpos.transform_qk(q, k, *positions)
+    case.assert_close("q", got_q[0])
+    case.assert_close("k", got_k[0])
+    case.assert_close("logits", (got_q @ got_k.mT)[0])
     # The origin changes no score.
-    fixed = XPos(case.params["head_dim"], interleaved=True)
-    q, k = fixed.transform_qk(case.inputs["q"][None], case.inputs["k"][None], *positions)
-    case.assert_close("logits", (q @ k.mT)[0])
+    fixed_q, fixed_k = XPos(d, base, interleaved=True, scale_base=scale_base).transform_qk(
+        q, k, *positions
+    )
+    case.assert_close("logits", (fixed_q @ fixed_k.mT)[0])
 
 
 def test_xpos_scores_follow_the_papers_closed_form():

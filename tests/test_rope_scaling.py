@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,11 +11,13 @@ from decimal import Decimal
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from posenc.frequencies import inverse_frequencies
 from posenc.queries_keys import rope_scaling as rs
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import rope_frequencies
+from posenc.queries_keys.rotate import rotate as rotate_pairs
 from tests.golden_values import Case, cases
 
 RENAMED = {"original_length": "original_max_positions", "alpha": "factor"}
@@ -247,6 +250,25 @@ def test_frequencies_follow_the_length_asked_for_and_nothing_else(scaling: rs.Sc
     assert torch.equal(rope.cos_sin(positions)[0], short)
     assert torch.equal(rope.prepare(positions).cos_sin(positions)[0], short)
     assert torch.equal(rope.prepare(positions, length=8).cos_sin(positions)[0], short)
+
+
+@pytest.mark.parametrize("scaling", [rs.DynamicNTK(2, 16), rs.LongRoPE(4, 16, exempt_tokens=3)])
+def test_two_graphs_serve_all_lengths_that_frequencies_follow(scaling: rs.Scaling):
+    rope = pickle.loads(pickle.dumps(RoPE(8, interleaved=False, scaling=scaling)))
+
+    def rotate(q, positions, length):
+        prepared = rope.prepare(positions, length)
+        return prepared.transform_qk(q, q, positions, positions.clone())
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(rotate, backend=counter, fullgraph=True)
+    for length in (5, 9, 20, 33):
+        q, positions = torch.randn(1, 2, length, 8), torch.arange(length)
+        want = rope.prepare(positions, length).cos_sin(positions)
+        for got in compiled(q, positions, length):  # prepared positions, and others
+            torch.testing.assert_close(got, rotate_pairs(q, *want, interleaved=False))
+    assert counter.frame_count <= 2
 
 
 def test_longrope_with_equal_lists_is_cache_safe():

@@ -14,6 +14,7 @@ from posenc.encoding import ModelShape
 from posenc.frequencies import inverse_frequencies
 from posenc.queries_keys.rope_scaling import SCALINGS, Frequencies, Scaling, rope_frequencies
 from posenc.queries_keys.rotation import Rotation
+from posenc.queries_keys.traced_length import cos_sin_at_length, recipe
 
 
 class RoPE(Rotation):
@@ -72,9 +73,14 @@ class RoPE(Rotation):
         self.rope_theta = rope_theta
         self.rotary_dim = rotary_dim
         self.scaling = scaling
+        self._traced_length: int | None = None
+        self._unscaled: Angles | None = None
         if scaling is not None:
             self.cache_safe = not scaling.depends_on_length
             self.shift_invariant = not scaling.exempt_tokens
+            self._recipe = recipe(rotary_dim, rope_theta, scaling)
+            if scaling.exempt_tokens:
+                self._unscaled = Angles(inverse_frequencies(rotary_dim, rope_theta))
             self.source = scaling.source
         self._rotate_by(self.frequencies())
 
@@ -103,6 +109,11 @@ class RoPE(Rotation):
             options["rotary_dim"] = max(2, int(shape.head_dim * partial_rotary_factor) // 2 * 2)
         return super().from_shape(shape, **options)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.scaling is not None:  # another process may have made it
+            recipe(self.rotary_dim, self.rope_theta, self.scaling)
+
     def frequencies(self, length: int | None = None) -> Frequencies:
         """The frequencies of the pairs, and what multiplies cos and sin, at this length."""
         return rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
@@ -110,25 +121,29 @@ class RoPE(Rotation):
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) * (1 if self.scaling is None else self.scaling.logit_scale)
 
-    def cos_sin(
-        self, positions: Tensor, dtype: torch.dtype = torch.float32
-    ) -> tuple[Tensor, Tensor]:
-        """cos and sin of every pair's angle, each (*positions.shape, rotary_dim / 2)."""
-        cos, sin = super().cos_sin(positions, dtype)
-        if self.scaling is None or not self.scaling.exempt_tokens:
-            return cos, sin
-        first = (positions < self.scaling.exempt_tokens)[..., None]
-        plain = Angles(inverse_frequencies(self.rotary_dim, self.rope_theta))
-        plain_cos, plain_sin = plain.cos_sin(positions, dtype)
-        return torch.where(first, plain_cos, cos), torch.where(first, plain_sin, sin)
-
     def prepare(self, positions: Tensor, length: int | None = None) -> Self:
         if length is None or self.cache_safe:
             return super().prepare(positions)
         stretched = self.shallow_copy()
-        stretched._rotate_by(self.frequencies(length), self.angles.axes)
+        if torch.compiler.is_compiling():
+            stretched._traced_length, stretched._ready = length, ()
+        else:
+            stretched._rotate_by(self.frequencies(length), self.angles.axes)
         stretched._ready = ((positions, *stretched.cos_sin(positions)),)
         return stretched
+
+    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if self._traced_length is None:
+            cos, sin = super()._tables(positions, dtype)
+        else:
+            axes = list(self.angles.axes or ())
+            cos, sin = cos_sin_at_length(positions, self._traced_length, self._recipe, axes)
+            cos, sin = cos.to(dtype), sin.to(dtype)
+        if self._unscaled is None or self.scaling is None:
+            return cos, sin
+        first = (positions < self.scaling.exempt_tokens)[..., None]
+        plain_cos, plain_sin = self._unscaled.cos_sin(positions, dtype)
+        return torch.where(first, plain_cos, cos), torch.where(first, plain_sin, sin)
 
 
 def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, Any]) -> Scaling:

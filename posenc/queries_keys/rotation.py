@@ -43,6 +43,9 @@ class Rotation(PositionEncoding):
         for ready, cos, sin in self._ready:
             if positions is ready and dtype == cos.dtype:
                 return cos, sin
+        return self._tables(positions, dtype)
+
+    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.angles.cos_sin(positions, dtype, self.attention_factor)
 
     def prepare(self, positions: Tensor, length: int | None = None) -> Self:

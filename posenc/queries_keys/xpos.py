@@ -77,7 +77,8 @@ class XPos(Rotation):
     def prepare(self, positions: Tensor, length: int | None = None) -> XPos:
         prepared = super().prepare(positions)
         prepared._faded = tuple(
-            (positions, sign, *prepared._tables(positions, torch.float32, sign)) for sign in (1, -1)
+            (positions, sign, *prepared._faded_tables(positions, torch.float32, sign))
+            for sign in (1, -1)
         )
         return prepared
 
@@ -89,11 +90,13 @@ class XPos(Rotation):
         out = []
         for x, positions, sign in ((q, q_positions, 1), (k, kv_positions, -1)):
             self._check_reach(positions, x.dtype)
-            cos, sin = self._tables(positions, at_least_float32(x.dtype), sign)
+            cos, sin = self._faded_tables(positions, at_least_float32(x.dtype), sign)
             out.append(rotate(x, cos, sin, interleaved=self.interleaved))
         return out[0], out[1]
 
-    def _tables(self, positions: Tensor, dtype: torch.dtype, sign: int) -> tuple[Tensor, Tensor]:
+    def _faded_tables(
+        self, positions: Tensor, dtype: torch.dtype, sign: int
+    ) -> tuple[Tensor, Tensor]:
         for ready, ready_sign, cos, sin in self._faded:
             if positions is ready and sign == ready_sign and dtype == cos.dtype:
                 return cos, sin
