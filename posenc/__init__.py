@@ -21,6 +21,7 @@ _PUBLIC = {
     "Decoder": "posenc.models.decoder",
     "DecoderConfig": "posenc.models.config",
     "Encoder": "posenc.models.encoder",
+    "EncoderDecoder": "posenc.models.encoder_decoder",
     "generate": "posenc.models.generating",
     "PerLayer": "posenc.per_layer",
     "Mask": "posenc.masks",

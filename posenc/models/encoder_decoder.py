@@ -1,0 +1,175 @@
+"""A small sequence-to-sequence model: an encoder, and a decoder that also attends to its output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc import masks
+from posenc.cache import KVCache
+from posenc.encoding import PositionEncoding
+from posenc.masks import Mask
+from posenc.models.blocks import Context
+from posenc.models.config import DecoderConfig
+from posenc.models.initial import initialise
+from posenc.models.stack import (
+    Stack,
+    check_caches,
+    check_tokens,
+    default_positions,
+    one_per_model,
+    require_bidirectional,
+)
+
+
+class EncoderDecoder(nn.Module):
+    """Predict each next token from the tokens before it and from a source sequence.
+
+    logits = head(decoder(embed(tokens), context=encoder(embed(source))))
+
+    Source and target share the token embedding. The initial weights depend on the seed given to
+    torch.manual_seed, and not on the encodings.
+
+    Args:
+        config: sizes and choices of both stacks.
+        encoder_encoding: the encoder's position encoding, built with ModelShape(causal=False).
+        decoder_encoding: the decoder's.
+        cross_encoding: how position enters the attention to the source; None for not at all, as in
+            the original Transformer and T5. What needs causal attention is refused.
+
+    Shapes: source (batch, source_len), tokens (batch, len) -> logits (batch, len, vocab_size).
+    Raises: ValueError for an encoding that needs causal attention where there is none.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        encoder_encoding: PositionEncoding,
+        decoder_encoding: PositionEncoding | None = None,
+        cross_encoding: PositionEncoding | None = None,
+    ) -> None:
+        require_bidirectional("EncoderDecoder: encoder_encoding", encoder_encoding)
+        if cross_encoding is not None:
+            require_bidirectional("EncoderDecoder: cross_encoding", cross_encoding)
+            if 1 in cross_encoding.places:
+                raise ValueError(
+                    f"EncoderDecoder: cross_encoding is {type(cross_encoding).__name__}, which "
+                    "acts at the embeddings; the encoder and the decoder have those."
+                )
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
+        self.encoder = Stack(config, encoder_encoding)
+        self.decoder = Stack(config, decoder_encoding, cross=True)
+        self.cross_encoding = one_per_model(cross_encoding, config.num_layers)
+        self.head = (
+            None
+            if config.tie_embeddings
+            else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self, seed: int | None = None) -> None:
+        """Draw the model's initial weights; the encodings' own are left as they are."""
+        initialise(self, self.config, seed, tied_to=None if self.head else self.decoder.last_norm)
+
+    def given(
+        self,
+        source: Int[Tensor, "batch source_len"],
+        source_positions: Tensor | None = None,
+        *,
+        source_valid: Tensor | None = None,
+        length: int | None = None,
+    ) -> Conditioned:
+        """The decoder with this source read: a language model for posenc.generate.
+
+        Args:
+            source: token ids.
+            source_positions: their positions, from 0 by default.
+            source_valid: (batch, source_len), False where the source is padding.
+            length: the source's current length, for encodings whose frequencies depend on it.
+        """
+        check_tokens("EncoderDecoder", source)
+        if source_positions is None:
+            source_positions = default_positions(source, 0, self.encoder.encoding)
+        mask = masks.full if source_valid is None else masks.padding(source_valid)
+        hidden = self.encoder.hidden(self.tokens(source), source_positions, mask, length=length)
+        return Conditioned(self, hidden, source_positions, source_valid)
+
+    def forward(
+        self,
+        source: Int[Tensor, "batch source_len"],
+        tokens: Int[Tensor, "batch len"],
+        *,
+        source_positions: Tensor | None = None,
+        source_valid: Tensor | None = None,
+        positions: Tensor | None = None,
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "batch len vocab_size"]:
+        """Logits of the token after each token; `mask` replaces masks.causal over the target."""
+        model = self.given(source, source_positions, source_valid=source_valid)
+        return model(tokens, positions, mask=mask)
+
+
+class Conditioned:
+    """A decoder that has read its source: what EncoderDecoder.given returns."""
+
+    def __init__(
+        self, model: EncoderDecoder, hidden: Tensor, positions: Tensor, valid: Tensor | None
+    ) -> None:
+        self.model, self.source, self.positions, self.valid = model, hidden, positions, valid
+
+    @property
+    def encoding(self) -> PositionEncoding:
+        return self.model.decoder.encoding
+
+    def new_caches(self) -> list[KVCache]:
+        """Empty caches: one per layer for its own tokens, then one per layer for the source."""
+        return [KVCache() for _ in range(2 * self.model.config.num_layers)]
+
+    def __call__(
+        self,
+        tokens: Int[Tensor, "batch len"],
+        positions: Tensor | None = None,
+        *,
+        caches: Sequence[KVCache] | None = None,
+        mask: Mask | None = None,
+        length: int | None = None,
+    ) -> Float[Tensor, "batch len vocab_size"]:
+        """Logits of the token after each token, as Decoder.forward gives them.
+
+        tokens may have a multiple of the source's rows: consecutive rows then share a source, as
+        beams do.
+        """
+        check_tokens("EncoderDecoder", tokens)
+        num_layers = self.model.config.num_layers
+        check_caches("EncoderDecoder", caches, 2 * num_layers)
+        x = self.model.decoder.hidden(
+            self.model.tokens(tokens),
+            positions,
+            masks.causal if mask is None else mask,
+            caches=None if caches is None else caches[:num_layers],
+            context=self._context(tokens.shape[0]),
+            context_caches=None if caches is None else caches[num_layers:],
+            length=length,
+        )
+        head = self.model.head
+        return F.linear(x, self.model.tokens.weight) if head is None else head(x)
+
+    def _context(self, batch: int) -> Context:
+        rows = self.source.shape[0]
+        if batch % rows:
+            raise ValueError(
+                f"EncoderDecoder: the rows of tokens must be a multiple of the source's {rows}, "
+                f"got {batch}."
+            )
+        hidden, valid = (
+            t if t is None or batch == rows else t.repeat_interleave(batch // rows, dim=0)
+            for t in (self.source, self.valid)
+        )
+        assert hidden is not None
+        mask = None if valid is None else masks.padding(valid)
+        return Context(hidden, self.positions, mask, self.model.cross_encoding)
