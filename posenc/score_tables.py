@@ -36,15 +36,6 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
     return flat.unflatten(-1, (q_len, width - 1)).narrow(-1, 0, kv_len)
 
 
-def unskew(pairs: Tensor) -> Tensor:
-    """The transpose of `skew`: (..., q_len, kv_len) -> (..., q_len, q_len + kv_len) by distance,
-    zero where there is no key."""
-    q_len, kv_len = pairs.shape[-2:]
-    flat = torch.nn.functional.pad(pairs, (0, q_len - 1)).flatten(-2)
-    flat = torch.nn.functional.pad(flat, (q_len - 1, 1))
-    return flat.unflatten(-1, (q_len, q_len + kv_len))
-
-
 class AddPairs:
     """A score_mod that adds a value per pair: values (batch, num_heads, q_len, kv_len)."""
 
@@ -99,18 +90,6 @@ class AddByDistance:
 
     def block(self, scores: Tensor) -> Tensor:
         q_len, kv_len = scores.shape[-2:]
-        shift = shared_run(self.q_positions, self.kv_positions)
-        if shift is not None:
-            distance = run_distances(shift, q_len, kv_len, scores.device)
-            if self.q_table is not None:
-                by_distance = self.q_table.index_select(-1, self.row(distance))
-                scores = scores + skew(by_distance, kv_len)
-            if self.k_table is not None:
-                # The same view with queries and keys exchanged, along which distances rise.
-                rising = shift - kv_len + 1 + torch.arange(q_len + kv_len, device=scores.device)
-                by_distance = self.k_table.index_select(-1, self.k_row(rising))
-                scores = scores + skew(by_distance, q_len).mT
-            return scores
         distance = distances(self.q_positions, self.kv_positions)
         distance = distance if distance.ndim == 2 else distance[:, None]
         if self.q_table is not None:

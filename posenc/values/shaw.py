@@ -14,7 +14,7 @@ from posenc.encoding import (
     grouped_matmul,
     without_autocast,
 )
-from posenc.score_tables import AddByDistance, require_whole, shared_run, unskew
+from posenc.score_tables import AddByDistance, require_whole
 
 
 class Shaw(PositionEncoding):
@@ -90,28 +90,8 @@ class Shaw(PositionEncoding):
                 f"Shaw: built for head_dim={self.head_dim}, got v with shape {tuple(v.shape)}. "
                 "Use values=False where values have another width."
             )
-        sums = self._sum_by_row(weights, q_positions, kv_positions)
+        distance = distances(q_positions, kv_positions)
+        index = self.row(distance if distance.ndim == 2 else distance[:, None])
+        sums = weights.new_zeros(*weights.shape[:-1], self.value_table.shape[0])
+        sums = sums.scatter_add(-1, index.expand(weights.shape), weights)
         return out + sums @ self.value_table.to(sums.dtype)
-
-    def _sum_by_row(self, weights: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
-        """(..., q_len, kv_len) -> (..., q_len, 2 * max_distance + 1): the weights of equal rows,
-        added."""
-        rows = 2 * self.max_distance + 1
-        shift = shared_run(q_positions, kv_positions)
-        if shift is None:
-            distance = distances(q_positions, kv_positions)
-            index = self.row(distance if distance.ndim == 2 else distance[:, None])
-            sums = weights.new_zeros(*weights.shape[:-1], rows)
-            return sums.scatter_add(-1, index.expand(weights.shape), weights)
-        # Runs: in the skewed view a column is a distance, falling from the first; the tails share
-        # the outer rows.
-        by_distance = unskew(weights)
-        first = shift + weights.shape[-2] - 1
-        width = by_distance.shape[-1]
-        start = min(max(first - self.max_distance + 1, 0), width)
-        stop = min(max(first + self.max_distance, 0), width)
-        past, near, future = by_distance.split([start, stop - start, width - stop], dim=-1)
-        free = rows - 2 - near.shape[-1]  # inner rows at distances that no pair has
-        left = min(max(self.max_distance - 1 - first, 0), free)
-        near = nn.functional.pad(near, (left, free - left))
-        return torch.cat([past.sum(-1, keepdim=True), near, future.sum(-1, keepdim=True)], dim=-1)
