@@ -107,10 +107,10 @@ def assert_the_future_is_invisible(make: Make) -> None:
     x, positions = hidden(length), tokens(encoding, length)
     out = model(x, positions)
     changed = x.clone()
-    changed[:, 11] += 3
+    changed[:, 11:] = 3 * x[:, 11:].flip(1)
     after = model(changed, positions)
-    assert_same(after[:, :11], out[:, :11], "queries before a changed token")
-    assert (after[:, 11:] - out[:, 11:]).abs().amax(-1).min() > 0, "later queries must see it"
+    assert_same(after[:, :11], out[:, :11], "queries before the changed tokens")
+    assert (after[:, 11:] - out[:, 11:]).abs().amax(-1).min() > 0, "later queries must see them"
 
 
 def assert_blind_rows_give_zeros(make: Make) -> None:
