@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare test test-all lint bench readme clean
+.PHONY: compare test lint bench readme clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from posenc import create, registry
+from posenc.cli import COMMANDS
 from tests.checks import CHECKS
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +81,14 @@ def test_make_targets_named_in_documents_exist(document):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make ([\w-]+)|`make ([\w-]+)", text, flags=re.MULTILINE):
         assert f"\n{''.join(target)}:" in makefile, target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_named_in_documents_exist(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    named = re.findall(r"^(?:\.venv/bin/)?posenc ([a-z]+)|`posenc ([a-z]+)", text, re.MULTILINE)
+    for first, second in named:
+        assert (first or second) in COMMANDS, f"posenc {first or second}"
 
 
 def test_pre_commit_uses_the_pinned_versions():
