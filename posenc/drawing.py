@@ -278,7 +278,9 @@ def css_variables(scheme: str) -> str:
 
 def write_svg(drawn: Figure, path: str | Path, description: str) -> None:
     """Write the figure as a file of its own that follows the reader's light or dark scheme."""
+    width, height = (round(122 * inches) for inches in drawn.get_size_inches())
     svg = to_svg(drawn, description)
+    svg = svg.replace("<svg ", f'<svg width="{width}" height="{height}" ', 1)
     start = svg.index(">") + 1
     sheet = (
         f"svg{{{css_variables('light')}{SVG_RULES}}}"

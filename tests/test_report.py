@@ -192,7 +192,7 @@ def test_letters_stay_text():
 def test_figure_file_is_xml_with_both_schemes(tmp_path):
     write_svg(curves(), tmp_path / "figure.svg", NASTY)
     text = (tmp_path / "figure.svg").read_text(encoding="utf-8")
-    ElementTree.fromstring(text)
+    assert ElementTree.fromstring(text).get("width") == "610"
     assert "prefers-color-scheme:dark" in text and DARK[0] in text
 
 
