@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints: read, extend, measure and export their positions."""

@@ -1,0 +1,143 @@
+"""Run a stock transformers model on posenc's attention: any encoding, memory that grows with length
+alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import PositionEncoding
+from posenc.host import attention
+from posenc.masks import Mask, causal
+
+NAME = "posenc"
+
+
+def register(name: str = NAME) -> None:
+    """Make `attn_implementation=name` known to transformers: attention and its masks.
+
+    A module takes its encoding from `module.posenc_encoding`, which `attached` sets; without one it
+    attends without positions of its own, which is right for a model whose q and k arrive rotated.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(name, _forward)
+    # Without a mask function of its own, transformers would drop padding without a word.
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def _forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    position_ids: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
+        raise ValueError("posenc attention: soft-capped scores and sink logits are not supported.")
+    if kwargs.get("position_bias") is not None:
+        raise ValueError(
+            "posenc attention: a dense position_bias came in; attach an encoding instead."
+        )
+    q_positions, kv_positions = _positions(query.shape[2], key.shape[2], position_ids, query.device)
+    encoding: PositionEncoding = getattr(module, "posenc_encoding", None) or PositionEncoding()
+    if scaling is not None:
+        # The model has its own scale; the host's comes from the encoding.
+        query = query * (scaling / encoding.scale(query.shape[-1]))
+    out = attention(
+        query, key, value, encoding, q_positions=q_positions, kv_positions=kv_positions,
+        mask=_mask(module, attention_mask, query.shape[2], q_positions, kv_positions),
+        dropout_p=dropout if module.training else 0.0,
+    )  # fmt: skip
+    assert isinstance(out, Tensor)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _positions(
+    q_len: int, kv_len: int, position_ids: Tensor | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Positions of queries and of all keys: cached keys count back from the first query, row by
+    row."""
+    if position_ids is None:
+        kv = torch.arange(kv_len, device=device)
+        return kv[kv_len - q_len :], kv
+    q = position_ids[0] if position_ids.shape[0] == 1 else position_ids
+    if q_len == kv_len:
+        return q, q
+    earlier = q[..., :1] + torch.arange(q_len - kv_len, 0, device=device)
+    return q, torch.cat([earlier, q], dim=-1)
+
+
+def _mask(
+    module: nn.Module,
+    attention_mask: Tensor | None,
+    q_len: int,
+    q_positions: Tensor,
+    kv_positions: Tensor,
+) -> Mask | None:
+    if attention_mask is None:
+        return causal if getattr(module, "is_causal", True) and q_len > 1 else None
+    allowed = attention_mask if attention_mask.dtype == torch.bool else attention_mask >= 0
+    return Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx]).bind(
+        q_positions, kv_positions
+    )
+
+
+class Unrotated(nn.Module):
+    """Stands in for a model's rotary module, so that q and k reach attention as they were
+    projected."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(
+        self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        head_dim = getattr(self.config, "head_dim", None)
+        head_dim = head_dim or self.config.hidden_size // self.config.num_attention_heads
+        shape = (*position_ids.shape, head_dim)
+        return x.new_ones(shape), x.new_zeros(shape)
+
+
+@contextmanager
+def attached(model: Any, encoding: Callable[[int], PositionEncoding]) -> Iterator[nn.Module]:
+    """The model with encoding(layer) in place of its own rotation, inside the block.
+
+    Keys are cached as they were projected, so that position maps may rotate them anew.
+    Raises: ValueError where the model has no rotary module or its attention does not go through the
+    interface.
+    """
+    register()
+    rotary = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if "RotaryEmbedding" in type(child).__name__
+    ]
+    layers = [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "is_causal")]
+    if not rotary or not layers:
+        raise ValueError("the model has no rotary module that could be replaced")
+    before = model.config._attn_implementation
+    for parent, name, child in rotary:
+        setattr(parent, name, Unrotated(child.config))
+    for layer in layers:
+        layer.posenc_encoding = encoding(layer.layer_idx)
+    try:
+        model.set_attn_implementation(NAME)
+        yield model
+    finally:
+        model.set_attn_implementation(before)
+        for parent, name, child in rotary:
+            setattr(parent, name, child)
+        for layer in layers:
+            del layer.posenc_encoding

@@ -1,0 +1,293 @@
+"""Extend a checkpoint's context: try the ways, measure them alike, recommend, tune, export,
+prove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from posenc.hf import export, rope_config
+from posenc.hf.loading import Checkpoint, load
+from posenc.hf.measure import Evaluation, PasskeyGrid, Reader, evaluate
+from posenc.hf.methods import METHODS
+from posenc.hf.search import Search, apply_genome
+from posenc.hf.text import Windows, encoder, pack
+from posenc.hf.tune import TuneConfig, tune
+from posenc.hf.variants import Variant, position_maps, rope_variant, searched
+
+Progress = Callable[[str, float], None]
+
+NO_EXTENSION = {
+    "t5": "T5's bias saturates at a distance, so that any length has a bias; it needs no extension",
+    "umt5": "T5's bias saturates, so that any length has a bias; it needs no extension",
+    "bloom": "ALiBi's bias is defined at any distance; BLOOM needs no extension",
+    "mpt": "ALiBi's bias is defined at any distance; raise max_seq_len in the config",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure and how much of it.
+
+    windows: windows of the target length to read. search_minutes: budget of the search, 0 for none.
+    targets: tokens at the end of a window whose loss is read with growing context.
+    """
+
+    windows: int = 16
+    search_minutes: float = 2.0
+    targets: int = 64
+    passkey_trials: int = 4
+    allow_cache_unsafe: bool = False
+    tune: TuneConfig | None = None
+    state: Path | None = None
+    """Where search and tuning keep what a restart needs; None: nowhere."""
+
+
+@dataclass
+class Outcome:
+    """All variants measured, the recommendation, and what was exported."""
+
+    checkpoint: Checkpoint
+    target: int
+    measured: dict[str, tuple[Variant, Evaluation]]
+    recommended: str
+    reason: str
+    tuned: Evaluation | None = None
+    tuning_losses: list[float] = field(default_factory=list)
+    config_diff: list[str] = field(default_factory=list)
+    proof: export.Proof | None = None
+
+
+def extend(
+    folder: str | Path,
+    to: int,
+    documents: list[str],
+    *,
+    method: str | None = None,
+    out: str | Path | None = None,
+    options: Options = Options(),
+    as_bytes: bool = False,
+    progress: Progress = lambda what, share: None,
+) -> Outcome:
+    """Stretch the checkpoint in `folder` to `to` tokens and measure it before and after.
+
+    Args:
+        folder: a Hugging Face folder with safetensors.
+        to: the new length in tokens, above the trained one.
+        documents: texts to measure on; the first half serves search and tuning,
+            the second the measurement.
+        method: one of METHODS, "search" or None: try all and recommend.
+        out: a new folder for the extended checkpoint; None writes nothing.
+
+    Raises: ValueError for anything that cannot be extended, with the reason.
+    """
+    checkpoint = load(folder)
+    _check_request(checkpoint, to, method, out, options)
+    encode = encoder(checkpoint.folder, checkpoint.config.vocab_size, as_bytes=as_bytes)
+    tokens = [encode(document) for document in documents]
+    half = len(tokens) // 2 if len(tokens) > 1 else 0
+    fitting = pack(tokens[:half], to) if half and _needs_fitting(method, options) else None
+    windows = pack(tokens[half:], to, options.windows)
+    variants = _variants(checkpoint, to, method, fitting, options, progress)
+    trained = checkpoint.trained_length
+    measured = {}
+    for i, variant in enumerate(variants):
+
+        def report(what: str, share: float, done: int = i, name: str = variant.name) -> None:
+            progress(f"{name}: {what}", (done + share) / len(variants))
+
+        measured[variant.name] = (
+            variant,
+            _measure(checkpoint, variant, windows, trained, options, report),
+        )
+    recommended, reason = recommend(measured, trained, options)
+    outcome = Outcome(checkpoint, to, measured, recommended, reason)
+    if out is not None:
+        chosen = measured[method or recommended][0]
+        _export(outcome, chosen, Path(out), fitting, windows, options, progress)
+    return outcome
+
+
+def _check_request(
+    checkpoint: Checkpoint, to: int, method: str | None, out: str | Path | None, options: Options
+) -> None:
+    config = checkpoint.config
+    if config.model_type in NO_EXTENSION:
+        raise ValueError(f"{checkpoint.folder}: {NO_EXTENSION[config.model_type]}.")
+    rope_config.check(checkpoint.raw_config)
+    if not rope_config.read(config):
+        raise ValueError(
+            f"{checkpoint.folder}: a {config.model_type} model has no rotary settings in its "
+            "config "
+            "that transformers would read, so nothing written there could extend it."
+        )
+    if to <= checkpoint.trained_length:
+        raise ValueError(
+            f"--to {to} is not beyond the trained length of {checkpoint.trained_length} tokens."
+        )
+    known = (*METHODS, "search")
+    if method is not None and method not in known:
+        raise ValueError(f"Unknown method {method!r}; known: {', '.join(known)}.")
+    if out is not None and Path(out).exists():
+        raise ValueError(f"{out} exists already; give a new folder.")
+    if (
+        out is not None
+        and method in METHODS
+        and not METHODS[method].cache_safe
+        and not options.allow_cache_unsafe
+    ):
+        raise ValueError(
+            f"{method} changes its frequencies with the length: keys in the cache keep the old "
+            "rotation, and "
+            "step-by-step decoding differs from a full pass. Give --allow-cache-unsafe to write "
+            "it all the same."
+        )
+
+
+def _needs_fitting(method: str | None, options: Options) -> bool:
+    return (
+        options.tune is not None
+        or method == "search"
+        or (method is None and options.search_minutes > 0)
+    )
+
+
+def _variants(
+    checkpoint: Checkpoint,
+    to: int,
+    method: str | None,
+    fitting: Windows | None,
+    options: Options,
+    progress: Progress,
+) -> list[Variant]:
+    names = ["none", method] if method in METHODS and method != "none" else ["none"]
+    if method is None:
+        names = list(METHODS)
+    variants = [rope_variant(checkpoint, name, to) for name in names]
+    if method in (None, "search") and options.search_minutes > 0:
+        if fitting is None:
+            raise ValueError(
+                "The search needs more than one document: it must not fit the text it is "
+                "measured on."
+            )
+        settings = rope_config.read(checkpoint.config)
+        state = None if options.state is None else options.state / "search.json"
+        search = Search(
+            Reader(checkpoint.model), settings, fitting.take(6), checkpoint.trained_length, state
+        )
+        found = search.run(60 * options.search_minutes, progress)
+        variants.append(
+            searched(checkpoint, apply_genome(settings, found.genome, to), to, found.tried)
+        )
+    if method is None:
+        variants += position_maps(checkpoint, to)
+    return variants
+
+
+def _measure(
+    checkpoint: Checkpoint,
+    variant: Variant,
+    windows: Windows,
+    trained: int,
+    options: Options,
+    progress: Progress,
+) -> Evaluation:
+    length = windows.tokens.shape[1]
+    contexts = tuple(sorted({c for c in _doublings(trained // 4, length) if c > options.targets}))
+    grid = PasskeyGrid(
+        tuple(c for c in _doublings(trained // 2, length)), trials=options.passkey_trials
+    )
+    with variant.active() as model:
+        return evaluate(
+            Reader(model, whole=not variant.cache_safe), windows, trained, contexts=contexts,
+            targets=options.targets, passkey=grid, entropy=not variant.needs_runtime,
+            progress=progress,
+        )  # fmt: skip
+
+
+def _doublings(start: int, stop: int) -> list[int]:
+    lengths = []
+    while start < stop:
+        lengths.append(start)
+        start *= 2
+    return [*lengths, stop]
+
+
+def recommend(
+    measured: dict[str, tuple[Variant, Evaluation]], trained: int, options: Options
+) -> tuple[str, str]:
+    """The variant with the lowest mean loss over all buckets that stock tools can load, and why.
+
+    Every bucket counts the same, so that neither the short range nor the long one is sacrificed.
+    """
+
+    def score(evaluation: Evaluation) -> float:
+        return sum(e.mean for e in evaluation.by_position) / len(evaluation.by_position)
+
+    allowed = {
+        name: evaluation
+        for name, (variant, evaluation) in measured.items()
+        if not variant.needs_runtime and (variant.cache_safe or options.allow_cache_unsafe)
+    }
+    best = min(allowed, key=lambda name: score(allowed[name]))
+    base, chosen = measured["none"][1], allowed[best]
+    if best == "none":
+        return (
+            best,
+            "No method tried lowers the mean loss over all positions: leave the checkpoint as it "
+            "is, or tune.",
+        )
+    lost = chosen.short(trained) - base.short(trained)
+    gained = base.long(trained) - chosen.long(trained)
+    return best, (
+        f"{best} has the lowest mean loss over all position buckets: beyond {trained} tokens it "
+        "saves "
+        f"{gained:.2f} nats per token, within them it costs {lost:.2f}. "
+        "This says nothing about tasks that need a fact from far back; see the passkey grid for "
+        "that."
+    )
+
+
+def _export(
+    outcome: Outcome, chosen: Variant, out: Path, fitting: Windows | None, windows: Windows,
+    options: Options,
+    progress: Progress,
+) -> None:  # fmt: skip
+    checkpoint, trained = outcome.checkpoint, outcome.checkpoint.trained_length
+    with chosen.active():
+        if options.tune is not None:
+            if fitting is None:
+                raise ValueError(
+                    "Tuning needs more than one document: it must not fit the text it is "
+                    "measured on."
+                )
+            state = (options.state or out.parent / f".{out.name}.state") / "tune"
+            outcome.tuning_losses = tune(
+                checkpoint.model, fitting, trained, options.tune, state, progress
+            )
+            same = Variant(
+                chosen.name, chosen.summary, _as_is(checkpoint), chosen.settings, chosen.cache_safe
+            )
+            outcome.tuned = _measure(checkpoint, same, windows, trained, options, progress)
+        tokens = _proof_tokens(windows, trained)
+        outcome.config_diff, outcome.proof = export.write(checkpoint, out, tokens)
+    failures = outcome.proof.failures(cache_safe=chosen.cache_safe) if outcome.proof else []
+    if failures:
+        raise RuntimeError(f"{out} was written but not proved: {'; '.join(failures)}.")
+
+
+def _as_is(checkpoint: Checkpoint):
+    from contextlib import nullcontext
+
+    return lambda: nullcontext(checkpoint.model)
+
+
+def _proof_tokens(windows: Windows, trained: int) -> Tensor:
+    """One window, a little beyond the trained length, so that the proof stays quick for large
+    models."""
+    length = min(windows.tokens.shape[1], trained + 64)
+    return windows.tokens[:1, :length].to(torch.int64).contiguous()

@@ -1,0 +1,76 @@
+"""Run by path in a process of its own: does stock transformers see in a folder what was meant?
+
+python proof.py FOLDER EXPECTED.safetensors [masked]  ->  one line of JSON with the largest errors.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+
+def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """inv_freq of every layer type, before any forward could change it."""
+    return {
+        name.removesuffix("inv_freq").removesuffix("_"): buffer.clone()
+        for module in model.modules()
+        if "RotaryEmbedding" in type(module).__name__
+        for name, buffer in module.named_buffers(recurse=False)
+        if name.endswith("inv_freq") and "original" not in name
+    }
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float(((got - expected).abs() / expected.abs().clamp(min=1e-30)).max())
+
+
+def decode(model: torch.nn.Module, tokens: torch.Tensor, steps: int) -> torch.Tensor:
+    """Logits of the last `steps` tokens, fed one by one after the rest."""
+    out = model(tokens[:, :-steps], use_cache=True)
+    rows = []
+    for i in range(tokens.shape[1] - steps, tokens.shape[1]):
+        out = model(tokens[:, i : i + 1], past_key_values=out.past_key_values, use_cache=True)
+        rows.append(out.logits)
+    return torch.cat(rows, dim=1)
+
+
+@torch.inference_mode()
+def main(folder: str, reference: str, kind: str = "causal") -> None:
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    auto = (
+        transformers.AutoModelForMaskedLM if kind == "masked" else transformers.AutoModelForCausalLM
+    )
+    model: Any = auto.from_pretrained(folder, dtype="float32").eval()
+    expected = load_file(reference)
+    buffers = rotary_buffers(model)
+    errors = [
+        relative_error(buffers[name.partition("/")[2]], value)
+        for name, value in expected.items()
+        if name.startswith("inv_freq/")
+    ]
+    tokens, wanted = expected["tokens"], expected["logits"]
+    result = {
+        "inv_freq_error": max(errors, default=0.0),
+        "logits_error": float((model(tokens).logits - wanted).abs().max()),
+        "decode_error": 0.0,
+        "generated": 0,
+    }
+    if kind == "causal":
+        steps = min(16, tokens.shape[1] // 2)
+        full = model(tokens).logits[:, -steps:]
+        result["decode_error"] = float((decode(model, tokens, steps) - full).abs().max())
+        prompt = tokens[:, : tokens.shape[1] - steps]
+        # An end-of-text token would stop the count, not the model's ability to go on.
+        grown = model.generate(
+            prompt, max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        result["generated"] = grown.shape[1] - prompt.shape[1]
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

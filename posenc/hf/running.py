@@ -1,0 +1,117 @@
+"""`posenc extend` while it runs: text in, progress on stderr, a table, a page."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from posenc.hf.extension import Options, Outcome, extend
+from posenc.hf.page import by_position_table, evaluations, write_page
+from posenc.hf.text import split_documents
+
+OUT_OF_DOMAIN = (
+    "Measured on the source of Python's standard library. Losses on a text unlike the model's "
+    "own say little; "
+    "give --text with text of its kind."
+)
+
+
+def run(
+    folder: Path, to: int, method: str | None, out: Path | None, texts: list[Path],
+    options: Options,     as_bytes: bool, report: Path | None, command: str,
+) -> None:  # fmt: skip
+    """Extend, and show what came of it. Raises: ValueError for wrong input, before anything is
+    written."""
+    console = Console(stderr=True)
+    caution = None if texts else OUT_OF_DOMAIN
+    documents = read_documents(texts)
+    if caution:
+        console.print(caution, markup=False)
+    with _Narrator(console) as narrate:
+        outcome = extend(
+            folder,
+            to,
+            documents,
+            method=method,
+            out=out,
+            options=options,
+            as_bytes=as_bytes,
+            progress=narrate,
+        )
+    console.print(_table(outcome))
+    console.print(outcome.reason, markup=False)
+    for line in outcome.config_diff:
+        console.print(line, markup=False, highlight=False)
+    page = report or (out / "extend.html" if out is not None else None)
+    if page is not None:
+        write_page(outcome, page, command, caution)
+        console.print(f"Page: {page}", markup=False)
+    if out is not None:
+        console.print(f"Written and proved: {out}", markup=False)
+    elif method is None:
+        console.print(
+            f"Nothing was written. To export: {command} --method {outcome.recommended} --out "
+            "FOLDER",
+            markup=False,
+        )
+
+
+def read_documents(texts: list[Path]) -> list[str]:
+    """The documents of the files, or of the embedded corpus where there are none.
+
+    Raises: ValueError for a file that is not there or holds no text.
+    """
+    if not texts:
+        from posenc.corpus import embedded
+
+        return [path.read_text(encoding="utf-8", errors="replace") for _, path in embedded().files]
+    documents = []
+    for path in texts:
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file.")
+        documents += split_documents(path.read_text(encoding="utf-8", errors="replace"))
+    if not documents:
+        raise ValueError(f"{', '.join(map(str, texts))}: no text in it.")
+    return documents
+
+
+def _table(outcome: Outcome) -> Table:
+    source = by_position_table(outcome)
+    table = Table(title="Perplexity by position", caption="95 % intervals are on the page")
+    for name in source.header:
+        table.add_column(name, justify="left" if name == source.header[0] else "right")
+    for row, evaluation in zip(source.rows, evaluations(outcome).values(), strict=True):
+        table.add_row(
+            str(row[0]), *(f"{e.perplexity:.2f}" for e in evaluation.by_position), str(row[-1])
+        )
+    return table
+
+
+class _Narrator:
+    """Progress as a live bar on a terminal, as a line whenever the task changes elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.last, self.said = console, "", 0.0
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console,
+            transient=True,             disable=not console.is_terminal,
+        )  # fmt: skip
+        self.task = self.bar.add_task("", total=1.0)
+
+    def __enter__(self) -> _Narrator:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, what: str, share: float) -> None:
+        self.bar.update(self.task, description=what, completed=share)
+        now = time.monotonic()
+        if not self.console.is_terminal and what != self.last and now - self.said > 2:
+            self.console.print(f"{what} ({share:.0%})", markup=False, highlight=False)
+            self.last, self.said = what, now

@@ -1,0 +1,84 @@
+"""Text as the model sees it: documents, tokens, windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SEPARATOR = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Packed windows of tokens (count, length), and the document each token comes from."""
+
+    tokens: Tensor
+    documents: Tensor
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def take(self, count: int) -> Windows:
+        return Windows(self.tokens[:count], self.documents[:count])
+
+
+def split_documents(text: str) -> list[str]:
+    """Documents between separators; one where there is none."""
+    return [part.strip() for part in text.split(SEPARATOR) if part.strip()]
+
+
+def encoder(folder: Path, vocab_size: int, *, as_bytes: bool = False) -> Callable[[str], list[int]]:
+    """A function from a document to token ids, a start token first where the tokenizer has one.
+
+    A checkpoint with 256 or 257 tokens and no tokenizer reads bytes (257: the last separates
+    documents).
+    Raises: ValueError where there is no tokenizer to be had.
+    """
+    has_tokenizer = any(
+        (folder / name).exists()
+        for name in ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json")
+    )
+    if as_bytes or (not has_tokenizer and vocab_size in (256, 257)):
+        if vocab_size < 256:
+            raise ValueError(
+                f"{folder}: bytes need a vocabulary of 256 tokens, the model has {vocab_size}."
+            )
+        start = [256] if vocab_size > 256 else []
+        return lambda text: start + list(text.encode("utf-8"))
+    if not has_tokenizer:
+        raise ValueError(
+            f"{folder}: no tokenizer. Put tokenizer.json beside the weights, or give --bytes or "
+            "--ids FILE."
+        )
+    from posenc.hf.loading import quiet_transformers
+
+    tokenizer = quiet_transformers().AutoTokenizer.from_pretrained(folder)
+    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    return lambda text: start + tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def pack(documents: list[list[int]], length: int, limit: int | None = None) -> Windows:
+    """Documents end to end, cut into windows of `length` tokens; what is left over is dropped.
+
+    Raises: ValueError where there are fewer tokens than one window needs.
+    """
+    ids = np.fromiter((t for d in documents for t in d), dtype=np.int64)
+    owner = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
+    count = len(ids) // length
+    if not count:
+        raise ValueError(
+            f"The text has {len(ids)} tokens; one window of {length} needs at least {length}. "
+            "Give a longer text."
+        )
+    if limit is not None:
+        count = min(count, limit)
+    cut = slice(0, count * length)
+    return Windows(
+        torch.from_numpy(ids[cut].reshape(count, length)),
+        torch.from_numpy(owner[cut].reshape(count, length)),
+    )

@@ -1,0 +1,108 @@
+"""Variants of a checkpoint: the same weights with positions changed, measured alike and exported
+alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from posenc.hf import rope_config
+from posenc.hf.apply import applied
+from posenc.hf.attention import attached
+from posenc.hf.loading import Checkpoint
+from posenc.hf.methods import METHODS, stretch
+from posenc.hf.rope_config import RopeSetting
+from posenc.queries_keys.position_maps import DualChunk, PositionMap, ReRoPE, SelfExtend
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to read further. `active()` is the model with it, inside a with block.
+
+    cache_safe: step-by-step decoding equals the full pass. needs_runtime: stock tools cannot load
+    it.
+    """
+
+    name: str
+    summary: str
+    active: Callable[[], AbstractContextManager[nn.Module]]
+    settings: tuple[RopeSetting, ...] = ()
+    cache_safe: bool = True
+    needs_runtime: bool = False
+
+
+def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
+    """A method of METHODS on this checkpoint."""
+    method = METHODS[name]
+    plain = rope_config.read(checkpoint.config)
+    if name == "none":
+        return Variant(name, method.summary, lambda: nullcontext(checkpoint.model), plain)
+    settings = stretch(plain, method, target)
+    maximum = checkpoint.trained_length if method.keeps_maximum else target
+    return Variant(
+        name,
+        method.summary,
+        lambda: applied(checkpoint.model, settings, maximum),
+        settings,
+        method.cache_safe,
+    )
+
+
+def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
+    """Training-free maps of positions into the trained range, run by posenc's attention.
+
+    Empty where layers differ in their rotation, or the rotation is not half-split over whole heads
+    or their first channels, as transformers' rotate_half models have it.
+    """
+    settings = rope_config.read(checkpoint.config)
+    if (
+        len(settings) != 1
+        or settings[0].layer_type is not None
+        or getattr(checkpoint.config, "no_rope_layers", None)
+    ):
+        return []
+    setting, config = settings[0], checkpoint.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    trained = setting.original_length
+    window = trained // 2
+    group = max(2, -(-(target - window) // (trained - window)))
+    chunk = trained * 3 // 4
+
+    def build(kind: type[PositionMap], **options: Any) -> PositionMap:
+        return kind(
+            head_dim, setting.rope_theta, interleaved=False, rotary_dim=setting.rotary_dim,
+            scaling=setting.scaling, **options,
+        )  # fmt: skip
+
+    maps = {
+        f"exact to {window} tokens, then groups of {group}": build(
+            SelfExtend, window=window, group_size=group
+        ),
+        f"distances stop at {window} tokens": build(ReRoPE, window=window),
+        f"chunks of {chunk} tokens": build(DualChunk, chunk_size=chunk, local_window=trained // 16),
+    }
+    names = ("self-extend", "rerope", "dual-chunk")
+    return [
+        Variant(
+            name,
+            summary,
+            lambda e=encoding: attached(checkpoint.model, lambda layer: e),
+            settings,
+            needs_runtime=True,
+        )
+        for name, (summary, encoding) in zip(names, maps.items(), strict=True)
+    ]
+
+
+def searched(
+    checkpoint: Checkpoint, settings: tuple[RopeSetting, ...], target: int, tried: int
+) -> Variant:
+    """Frequencies that a search found."""
+    return Variant(
+        "search", f"best of {tried} searched frequency sets",
+        lambda: applied(checkpoint.model, settings, target), settings,
+    )  # fmt: skip
