@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc.cache import KVCache
 from posenc.encoding import PositionEncoding, Rows, ScoreMod, at_least_float32, grouped_matmul
-from posenc.kernels import blockwise, reference, sdpa
+from posenc.kernels import blockwise, flex, reference, sdpa
 from posenc.masks import Mask
 from posenc.positions import run_start
 
@@ -20,6 +20,7 @@ IMPLEMENTATIONS: dict[str, ModuleType] = {
     "reference": reference,
     "blockwise": blockwise,
     "sdpa": sdpa,
+    "flex": flex,
 }
 """Each has refuse(call) -> reason or None, cost(call) -> Cost, and run(call) -> (out,
 log-sum-exp or None)."""
@@ -309,6 +310,8 @@ def _choose(call: Call, impl: str) -> Plan:
     name, reason = _best(call, rejected)
     cost = IMPLEMENTATIONS[name].cost(call)
     others = {n: "expected to be slower here" for n in IMPLEMENTATIONS if n != name}
+    if call.q.device.type == "cpu" and name != "flex":
+        others["flex"] = "compiling takes seconds; ask for it by name"
     return Plan(name, reason, cost.time, cost.extra_bytes, others | rejected)
 
 
@@ -326,6 +329,8 @@ def _best(call: Call, rejected: dict[str, str]) -> tuple[str, str]:
         return "reference", "short rows that need gradients"
     if "sdpa" not in rejected:
         return "sdpa", "torch's kernel computes it"
+    if not on_cpu and not dense and "flex" not in rejected:
+        return "flex", "one fused kernel with the encoding's score_mod"
     if dense:
         return "reference", "the scores are small"
     return "blockwise", "the scores are too large to hold at once"
@@ -367,7 +372,7 @@ def _calls(
             same = q_positions is new_positions and k.shape[2] == q.shape[2]
             mask = mask.bind(q_positions, q_positions if same else kv_positions)
     passes = encoding.passes(q_positions, kv_positions)
-    raw_k = _repeat_heads(k, q.shape[1]) if keep_raw else None
+    raw_k = _repeat_heads(k, q.shape[1]) if keep_raw and 3 in encoding.places else None
     calls = []
     for part in passes:
         if cache is not None and not keep_raw:
