@@ -1,4 +1,5 @@
-"""torch's own kernels, where nothing needs to see the scores."""
+"""torch's own kernels: where nothing needs to see the scores, or the bias can be handed to them
+without writing it out."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.kernels import split, toeplitz
 from posenc.kernels.cost import Cost
-from posenc.positions import run_start
 
 if TYPE_CHECKING:
     from posenc.host import Call
@@ -17,19 +18,52 @@ if TYPE_CHECKING:
 def refuse(call: Call) -> str | None:
     if call.dropout_p:
         return "dropout is honoured by reference and blockwise alone"
-    if call.changes_scores:
-        return "it changes scores or values, which these kernels do not show"
+    why_not = toeplitz.refuse(call)
+    if why_not is None:
+        return None
     if call.need_lse:
-        return "torch gives no log-sum-exp"
+        return f"the log-sum-exp comes from the query blocks, and {why_not}"
+    if call.changes_scores and (why := split.refuse(call)):
+        return f"{why_not}; {why}"
     return None
 
 
 def cost(call: Call) -> Cost:
+    size = call.q.element_size()
+    batch, heads = call.q.shape[:2]
+    if takes_blocks(call):
+        block = batch * heads * toeplitz.FORWARD_ROWS * call.q.shape[-1] * size
+        backward = 3 * toeplitz.BACKWARD_BYTES + 4 * call.k.numel() if call.needs_grad else 0
+        return Cost(_visible_time(call), 4 * heads * (call.q_len + call.kv_len) + block + backward)
     dense_mask = 0 if call.mask is None or is_plain_causal(call) else call.q_len * call.kv_len
-    return Cost("O(q_len * kv_len)", dense_mask)
+    folded = 0
+    if call.changes_scores:
+        folded = sum(t.numel() + t.numel() // t.shape[-1] * 8 for t in (call.q, call.k, call.v))
+    return Cost("O(q_len * kv_len)", dense_mask + folded * size)
 
 
-def run(call: Call) -> tuple[Tensor, None]:
+def _visible_time(call: Call) -> str:
+    mask = call.mask
+    if mask is not None and mask.window is not None:
+        return f"O(q_len * {min(mask.window, call.kv_len)})"
+    return "O(q_len * kv_len)"
+
+
+def takes_blocks(call: Call) -> bool:
+    """Whether the call goes through query blocks, and not to the kernel in one piece."""
+    needed = call.changes_scores or call.need_lse or _is_window(call)
+    return needed and toeplitz.refuse(call) is None
+
+
+def _is_window(call: Call) -> bool:
+    return call.mask is not None and call.mask.window is not None
+
+
+def run(call: Call) -> tuple[Tensor, Tensor | None]:
+    if takes_blocks(call):
+        return toeplitz.run(call)
+    if call.changes_scores:
+        call = split.fold(call)
     causal = is_plain_causal(call)
     visible = None if causal else call.visible(0, call.q_len)
     if visible is not None:
@@ -49,13 +83,7 @@ def run(call: Call) -> tuple[Tensor, None]:
 def is_plain_causal(call: Call) -> bool:
     """Whether the mask is what is_causal means: queries and keys are the same run of positions."""
     mask = call.mask
-    if (
-        mask is None
-        or not (mask.exact and mask.causal and mask.window is None)
-        or call.q_len != call.kv_len
-    ):
+    if mask is None or not (mask.exact and mask.causal and mask.window is None):
         return False
-    assert mask.q_positions is not None and mask.kv_positions is not None
-    q_start = run_start(mask.q_positions)
-    same = mask.q_positions is mask.kv_positions
-    return q_start is not None and (same or q_start == run_start(mask.kv_positions))
+    runs = call.mask_runs()
+    return call.q_len == call.kv_len and runs is not None and runs[0] == runs[1]

@@ -1,0 +1,219 @@
+"""A bias that depends on distance alone, through a view of one row per head: torch's CPU flash
+kernel in query blocks that skip what the mask hides, and the bias's own gradient without n x n."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import DistanceBias, PositionEncoding, at_least_float32
+from posenc.positions import run_start
+
+if TYPE_CHECKING:
+    from posenc.host import Call
+
+FORWARD_ROWS = 512
+"""Queries per call of the kernel: what a causal mask hides of a block is computed all the same."""
+BACKWARD_ROWS, BACKWARD_BYTES = 128, 16 * 2**20
+"""Queries per block of the backward pass, fewer where one block's scores would take more bytes."""
+
+Block = tuple[int, int, int, int]
+"""start, stop, first, last: queries start .. stop over keys first .. last."""
+
+
+def refuse(call: Call) -> str | None:
+    """Why this is no attention whose bias and mask are both a function of a run's distance."""
+    if call.q.device.type != "cpu":
+        return "CUDA's kernels would write the view out"
+    if call.changes_scores and not is_distance_bias(call.encoding):
+        return "it changes scores or values, which these kernels do not show"
+    if call.mask is not None and not call.mask.exact:
+        return "the mask is more than causality and a window"
+    if call.mask is not None and call.mask_runs() is None:
+        return "the positions are not known to be consecutive"
+    if call.changes_scores and distance_run(call) is None:
+        return "the positions are not known to be consecutive"
+    return None
+
+
+def is_distance_bias(encoding: PositionEncoding) -> bool:
+    """Whether `bias` is all that the encoding does to scores and values."""
+    kind = type(encoding)
+    return (
+        isinstance(encoding, DistanceBias)
+        and 4 not in encoding.places
+        and kind.score_mod is DistanceBias.score_mod
+        and encoding.pointwise
+    )
+
+
+def distance_run(call: Call) -> int | None:
+    """The distance from the last query to the first key, where both are runs."""
+    q_start = run_start(call.q_positions)
+    same = call.kv_positions is call.q_positions
+    kv_start = q_start if same else run_start(call.kv_positions)
+    return None if q_start is None or kv_start is None else q_start + call.q_len - 1 - kv_start
+
+
+def run(call: Call) -> tuple[Tensor, Tensor | None]:
+    table, sees = _table(call)
+    runs = call.mask_runs()
+    blocks = []
+    for start in range(0, call.q_len, FORWARD_ROWS):
+        stop = min(start + FORWARD_ROWS, call.q_len)
+        blocks.append((start, stop, *call.reach(start, stop, runs)))
+    out, lse = _Attention.apply(call.q, call.k, call.v, table, call.scale, blocks)  # type: ignore[misc]
+    if call.need_lse and sees is not None and not call.every_row_sees_a_key:
+        lse = lse.masked_fill(~sees, -torch.inf)  # the kernel gives 0
+    return out, lse if call.need_lse else None
+
+
+def _table(call: Call) -> tuple[Tensor, Tensor | None]:
+    """The bias by falling distance, (num_heads, q_len + kv_len - 1), -inf where the mask hides it;
+    entry m serves the m-th pair counted from the last query and the first key. And which queries
+    see a key."""
+    steps = torch.arange(call.q_len + call.kv_len - 1)
+    dtype = at_least_float32(call.q.dtype)
+    if call.changes_scores:
+        assert isinstance(call.encoding, DistanceBias)
+        farthest = distance_run(call)
+        assert farthest is not None
+        distance = farthest - steps
+        # The distance carries the precision that the bias is asked for.
+        distance = distance.double() if dtype == torch.float64 else distance
+        table = call.encoding.bias(distance).to(dtype)
+    else:
+        table = torch.zeros(call.q.shape[1], len(steps), dtype=dtype)
+    runs = call.mask_runs()
+    if call.mask is None or runs is None:
+        return table, None
+    distance = runs[0] + call.q_len - 1 - runs[1] - steps
+    visible = torch.ones_like(distance, dtype=torch.bool)
+    if call.mask.causal:
+        visible &= distance >= 0
+    if call.mask.window is not None:
+        visible &= distance.abs() < call.mask.window
+    count = torch.nn.functional.pad(visible.cumsum(0), (1, 0))
+    sees = (count[call.kv_len :] > count[: call.q_len]).flip(0)
+    return table.masked_fill(~visible, -torch.inf), sees
+
+
+def _hankel(table: Tensor, q_len: int, block: Block) -> Tensor:
+    """(1, num_heads, rows, keys) of bias for a block whose queries are in falling order. Torch's
+    kernel is taken for masks with four axes only."""
+    start, stop, first, last = block
+    offset = table.storage_offset() + q_len - stop + first
+    shape = (1, table.shape[0], stop - start, last - first)
+    return table.as_strided(shape, (0, table.stride(0), 1, 1), offset)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float, blocks: list[Block]
+    ) -> tuple[Tensor, Tensor]:
+        table = table.contiguous()
+        width, v_dim = q.shape[-1], v.shape[-1]
+        pad = torch.nn.functional.pad
+        if v_dim != width:  # the kernel wants one width
+            v = pad(v, (0, max(0, width - v_dim)))
+            q, k = (pad(t, (0, max(0, v_dim - width))) for t in (q, k))
+        # Heads inside tokens, as the kernel itself writes, so that joining heads costs no copy.
+        batch, heads, q_len = q.shape[:3]
+        out = q.new_empty(batch, q_len, heads, v_dim).transpose(1, 2)
+        lse = table.new_empty(batch, heads, q_len)
+        for block in blocks:
+            start, stop, first, last = block
+            part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q[:, :, start:stop].flip(2), k[:, :, first:last], v[:, :, first:last],
+                attn_mask=_hankel(table, q_len, block), scale=scale,
+            )  # fmt: skip
+            out[:, :, start:stop] = part[..., :v_dim].flip(2)
+            lse[:, :, start:stop] = part_lse.flip(2)
+        ctx.save_for_backward(q[..., :width], k[..., :width], v[..., :v_dim], table, out, lse)
+        ctx.scale, ctx.blocks = scale, blocks
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_out, grad_lse = grads
+        q, k, v, table, out, lse = ctx.saved_tensors
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        plain = not ctx.needs_input_grad[3] and grad_lse is None and q.shape[-1] == v.shape[-1]
+        if plain and q.shape[1] == k.shape[1]:
+            return *_kernel_gradients(q, k, v, table, out, lse, grad_out, ctx), None, None, None
+        delta = (grad_out * out).sum(-1, dtype=lse.dtype)
+        if grad_lse is not None:
+            delta = delta - grad_lse
+        d_q, d_k, d_v, d_table = _gradients(q, k, v, table, lse, grad_out, delta, ctx)
+        return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_table, None, None
+
+
+def _kernel_gradients(q, k, v, table, out, lse, grad_out, ctx) -> tuple[Tensor, Tensor, Tensor]:
+    """Torch's own backward kernel, block by block, where only q, k and v need a gradient."""
+    d_q = torch.empty_like(q)
+    d_k, d_v = (torch.zeros(t.shape, dtype=at_least_float32(t.dtype)) for t in (k, v))
+    for block in ctx.blocks:
+        start, stop, first, last = block
+        rows = slice(start, stop)
+        part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad_out[:, :, rows].flip(2), q[:, :, rows].flip(2), k[:, :, first:last],
+            v[:, :, first:last], out[:, :, rows].flip(2), lse[:, :, rows].flip(2), 0.0, False,
+            attn_mask=_hankel(table, q.shape[2], block), scale=ctx.scale,
+        )  # fmt: skip
+        d_q[:, :, rows] = part[0].flip(2)
+        d_k[:, :, first:last] += part[1]
+        d_v[:, :, first:last] += part[2]
+    return d_q, d_k.to(k.dtype), d_v.to(v.dtype)
+
+
+def _gradients(q, k, v, table, lse, grad_out, delta, ctx) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """All four gradients by plain matmuls per block, dS summed along its diagonals in a fixed
+    order: bit-identical from run to run."""
+    wide = table.dtype
+    batch, heads, q_len, _ = q.shape
+    groups = k.shape[1]
+    k, v = (t.to(wide).flatten(0, 1) for t in (k, v))  # (batch * kv heads, kv_len, width)
+    d_q = torch.empty(q.shape, dtype=wide)
+    d_k, d_v, d_table = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(table)
+
+    def block_rows(t: Tensor) -> Tensor:  # (batch * kv heads, heads per kv head * rows, width)
+        return t[:, :, start:stop].flip(2).to(wide).reshape(batch * groups, -1, t.shape[-1])
+
+    for block in _finer(ctx.blocks, batch * heads * table.element_size()):
+        start, stop, first, last = block
+        rows, keys = stop - start, last - first
+        full = (batch, heads, rows, keys)
+        q_rows, grad_rows = block_rows(q), block_rows(grad_out)
+        k_keys, v_keys = k[:, first:last], v[:, first:last]
+        weights = torch.bmm(q_rows * ctx.scale, k_keys.mT)
+        weights.view(full).add_(_hankel(table, q_len, block))
+        weights.sub_(block_rows(lse[..., None])).exp_()
+        d_v[:, first:last].baddbmm_(weights.mT, grad_rows)
+        d_scores = torch.bmm(grad_rows, v_keys.mT).sub_(block_rows(delta[..., None])).mul_(weights)
+        # Row i of the buffer holds row i of dS shifted right by i, so that columns are diagonals.
+        buffer = torch.zeros(heads, rows, rows + keys, dtype=wide)
+        skewed = (rows * (rows + keys), rows + keys + 1, 1)
+        buffer.as_strided(full[1:], skewed).copy_(d_scores.view(full).sum(0))
+        offset = q_len - stop + first
+        d_table[:, offset : offset + rows + keys - 1] += buffer.sum(1)[:, :-1]
+        d_q[:, :, start:stop] = torch.bmm(d_scores, k_keys).view(batch, heads, rows, -1).flip(2)
+        d_k[:, first:last].baddbmm_(d_scores.mT, q_rows)
+    d_k = d_k.mul_(ctx.scale).view(batch, groups, *d_k.shape[1:])
+    return d_q.mul_(ctx.scale), d_k, d_v.view(batch, groups, *d_v.shape[1:]), d_table
+
+
+def _finer(blocks: Sequence[Block], row_bytes: int) -> list[Block]:
+    """The same pairs in blocks small enough for the backward pass."""
+    finer = []
+    for start, stop, first, last in blocks:
+        rows = min(BACKWARD_ROWS, max(16, BACKWARD_BYTES // (row_bytes * (last - first))))
+        for s in range(start, stop, rows):
+            e = min(s + rows, stop)
+            finer.append((s, e, first, last))
+    return finer

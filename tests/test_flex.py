@@ -1,0 +1,48 @@
+"""FlexAttention runs the encodings' own score_mod, or says why it cannot."""
+
+import pytest
+import torch
+
+import posenc
+from posenc import masks
+
+SHAPE = posenc.ModelShape(64, 4, 2, 16)
+
+
+def call(encoding, impl, grad=False, dtype=torch.float32):
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(1, h, 150, 16, dtype=dtype, requires_grad=grad and h == 2) for h in (4, 2, 2)
+    )
+    positions = torch.arange(150)
+    return posenc.attention(
+        q, k, v, encoding, q_positions=positions, kv_positions=positions, mask=masks.causal,
+        impl=impl,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["alibi", "deberta"])
+def test_flex_equals_the_reference(name):
+    encoding = posenc.create(name, SHAPE).requires_grad_(False)
+    with torch.no_grad():
+        # float32 sums in another order
+        torch.testing.assert_close(
+            call(encoding, "flex"), call(encoding, "reference"), rtol=1e-5, atol=1e-5
+        )
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("alibi", {"grad": True}, "no backward pass on the CPU"),
+        ("alibi", {"dtype": torch.float64}, "float32, bfloat16 and float16"),
+        ("cope", {}, "whole rows"),
+        ("shaw", {}, "place 4"),
+    ],
+)
+def test_flex_refuses_with_the_reason(name, options, why):
+    encoding = posenc.create(name, SHAPE).requires_grad_(False)
+    with pytest.raises(ValueError, match=why):
+        call(encoding, "flex", **options)
