@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from posenc.encoding import at_least_float32
+
+CHUNK = 1 << 17
+"""Numbers rotated at a time on the CPU, so that every step but the first read and the last write
+stays in a core's cache."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
@@ -14,16 +20,108 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
 
     Pair t is (2t, 2t+1) if `interleaved`, else (t, t + rotary_dim/2). cos and sin are (len, pairs)
     or (batch, len, pairs); the rotation is computed in their dtype or x's, whichever is wider, and
-    rounded once.
+    rounded once. A learned cos or sin gets its gradient.
     """
     cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+    learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    if (
+        torch.compiler.is_compiling()  # a compiler fuses plain operations by itself
+        or learned
+        or type(x) is not Tensor
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return _plain(x, cos, sin, interleaved)
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Rotate.apply(x, cos, sin, interleaved)  # type: ignore[return-value]
+    return _in_chunks(x, cos, sin, interleaved)
+
+
+def _plain(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     rotary_dim = 2 * cos.shape[-1]
-    wide = x[..., :rotary_dim].to(torch.promote_types(at_least_float32(x.dtype), cos.dtype))
+    wide = x[..., :rotary_dim].to(_work_dtype(x, cos))
     if interleaved:
-        pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)).contiguous())
-        out = torch.view_as_real(pairs * torch.complex(cos, sin).to(pairs.dtype)).flatten(-2)
+        first, second = wide[..., 0::2], wide[..., 1::2]
     else:
         first, second = wide.chunk(2, dim=-1)
-        out = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    a, b = first * cos - second * sin, second * cos + first * sin
+    out = torch.stack([a, b], -1).flatten(-2) if interleaved else torch.cat([a, b], -1)
     out = out.to(x.dtype)
     return out if rotary_dim == x.shape[-1] else torch.cat([out, x[..., rotary_dim:]], dim=-1)
+
+
+class _Rotate(torch.autograd.Function):
+    """The backward pass is the rotation the other way; nothing of x is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return _in_chunks(x, cos, sin, interleaved)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        (grad,) = grads
+        if torch.is_grad_enabled() and grad.requires_grad:  # a gradient of this gradient is asked
+            return _Rotate.apply(grad, cos, -sin, ctx.interleaved), None, None, None
+        return _in_chunks(grad, cos, -sin, ctx.interleaved), None, None, None
+
+
+def _in_chunks(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """One output, written once, a few tokens at a time."""
+    rotary_dim, length = 2 * cos.shape[-1], x.shape[-2]
+    work = _work_dtype(x, cos)
+    cos, sin = cos.to(work), sin.to(work)
+    out = torch.empty_like(x)
+    if rotary_dim < x.shape[-1]:
+        out[..., rotary_dim:] = x[..., rotary_dim:]
+    source, target = x[..., :rotary_dim], out[..., :rotary_dim]
+    step = length
+    if x.device.type == "cpu":
+        step = max(1, CHUNK * length // max(1, source.numel()))
+    factor = torch.complex(cos, sin) if interleaved else None
+    scratch: tuple[Tensor, Tensor] | None = None
+    for start in range(0, length, step):
+        count = min(step, length - start)
+        x_part = source.narrow(-2, start, count)
+        out_part = target.narrow(-2, start, count)
+        narrow = not (x.dtype == work and (factor is None or (_pairs(x_part) and _pairs(out_part))))
+        if narrow:  # the same two buffers for all chunks: they stay in the cache
+            if scratch is None or scratch[0].shape != x_part.shape:
+                shape = x_part.shape
+                scratch = (
+                    torch.empty(shape, dtype=work, device=x.device),
+                    torch.empty(shape, dtype=work, device=x.device),
+                )
+            wide, result = scratch
+            wide.copy_(x_part)
+        else:
+            wide, result = x_part, out_part
+        if factor is not None:
+            complex_x, complex_out = (
+                torch.view_as_complex(t.unflatten(-1, (-1, 2))) for t in (wide, result)
+            )
+            torch.mul(complex_x, factor.narrow(-2, start, count), out=complex_out)
+        else:
+            part_cos, part_sin = (t.narrow(-2, start, count) for t in (cos, sin))
+            (first, second), (a, b) = wide.chunk(2, -1), result.chunk(2, -1)
+            torch.mul(first, part_cos, out=a)
+            a.addcmul_(second, part_sin, value=-1)
+            torch.mul(second, part_cos, out=b)
+            b.addcmul_(first, part_sin)
+        if narrow:
+            out_part.copy_(result)
+    return out
+
+
+def _pairs(t: Tensor) -> bool:
+    """Whether neighbours can be seen as one complex number where they lie."""
+    return (
+        t.stride(-1) == 1
+        and t.storage_offset() % 2 == 0
+        and all(stride % 2 == 0 for stride in t.stride()[:-1])
+    )
+
+
+def _work_dtype(x: Tensor, cos: Tensor) -> torch.dtype:
+    return torch.promote_types(at_least_float32(x.dtype), cos.dtype)
