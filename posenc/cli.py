@@ -6,6 +6,7 @@ its functions.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -23,6 +24,7 @@ COMMANDS = {
 
 # typer brings its own click, or uses the real one: reach the class through what it exports.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _Abort = cast(type[Exception], typer.Abort)
 
 
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = app()(args=list(arguments), standalone_mode=False)
     except (KeyboardInterrupt, _Abort):
-        code = _complain("stopped; the same command goes on from here.", 130)
+        code = 130  # what typer itself makes of Ctrl-C
     except _UsageError as error:
         code = _complain(f"{error.format_message().rstrip('.')}; see posenc --help.", 2)  # type: ignore[attr-defined]
     except RunFailed as error:
@@ -60,10 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # `posenc list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    except (ValueError, TypeError, OSError) as error:
+    except OSError as error:
+        code = _complain(str(error), 1 if error.errno in _DISK_FULL else 2, error)
+    except (ValueError, TypeError) as error:
         code = _complain(str(error), 2, error)
     except Exception as error:
         code = _complain(f"{type(error).__name__}: {error}", 1, error)
+    if code == 130:
+        _complain("stopped; the same command goes on from here.", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 

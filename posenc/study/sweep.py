@@ -93,7 +93,7 @@ def run(
         for worker in running:
             worker.process.kill()
         for worker in running:
-            worker.process.wait()
+            worker.listener.join()
 
 
 @contextlib.contextmanager
@@ -137,27 +137,29 @@ class _Worker:
                 env=_environment(trial),
                 start_new_session=True,  # Ctrl-C is for the sweep, which then ends its workers
             )
-        threading.Thread(target=self._listen, args=(events,), daemon=True).start()
+        self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
+        self.listener.start()
 
     def result(self) -> TrialResult:
         """What the process left; where it died without a word, a failure that says how."""
-        code = self.process.wait()
         try:
             result = load_result(self.folder, self.trial)
         except CorruptResult as error:
             result = TrialResult(self.trial, reason=f"the result is corrupt ({error})")
         if result is None:
-            result = TrialResult(self.trial, reason=_cause_of_death(code, self.home / "log.txt"))
+            result = TrialResult(
+                self.trial, reason=_cause_of_death(self.process.returncode, self.home / "log.txt")
+            )
             with contextlib.suppress(OSError):  # the disk may be full
                 write_atomically(self.home / "result.json", result.to_json())
         return result
 
     def _listen(self, events: queue.Queue) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with contextlib.suppress(ValueError):  # half a line of a process that was killed
-                events.put((self, json.loads(line)))
-        self.process.wait()
+        with self.process as process:  # closes the pipes and waits
+            assert process.stdout is not None
+            for line in process.stdout:
+                with contextlib.suppress(ValueError):  # half a line of a process that was killed
+                    events.put((self, json.loads(line)))
         events.put((self, None))
 
 

@@ -23,14 +23,16 @@ from posenc.study.corpus import VOCABULARY
 from posenc.study.results import TrainingPoint
 from posenc.study.trial import TrialConfig
 
-ENCODING_LR = 8.0
+ENCODING_LR = 20.0
 """One rule for everything that an encoding learns: its learning rate is this many times the
 model's, and nothing pulls it to zero.
 
 AdamW moves a number by about the learning rate per step whatever its gradient's size. A weight
 of a matrix acts together with a whole row of others; a bias in the scores acts alone, and must
 travel several logits. At the model's rate such a table is still close to its start when a short
-training ends, and the comparison would measure that and not the method.
+training ends, and the comparison would measure that and not the method. T5 on a novel, 200 steps,
+float32, perplexity per byte at 128, 256, 512 and 1024: 7.54, 7.87, 8.72 and 9.86 with a factor of
+8; 5.84, 5.85, 6.04 and 6.68 with 20 (RoPE, which learns nothing: 6.66, 7.14, 9.07 and 12.22).
 """
 WEIGHT_DECAY = 0.1
 CLIP = 1.0

@@ -37,9 +37,6 @@ def main(study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
     event = _Events(events)
     folder = Path(trial_folder)
     config = read_config(folder)
-    if config.device == "cpu":
-        torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("high" if config.device == "cuda" else "highest")
     try:
         run(config, Path(study_folder), folder, event, int(checkpoint_steps))
     except Exception as error:
@@ -56,6 +53,8 @@ def run(
     config: TrialConfig, study_folder: Path, folder: Path, event: Any, checkpoint_steps: int
 ) -> None:
     """Train, test, write."""
+    if config.device == "cpu":
+        torch.set_num_threads(1)  # how a sum is shared between threads decides its last bits
     symbols = {s: corpus.read(study_folder, s, config.corpus) for s in corpus.SPLITS}
     model, cursor = train.train(
         config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps
@@ -112,7 +111,10 @@ class _Events:
             if now - self.last < 0.2:
                 return
             self.last = now
-        self.stream.write(json.dumps({"kind": kind, **values}) + "\n")
+        try:
+            self.stream.write(json.dumps({"kind": kind, **values}) + "\n")
+        except BrokenPipeError:  # the sweep is gone: stop as if killed, which fails nothing
+            os._exit(3)
 
 
 def _end_with_stdin() -> None:

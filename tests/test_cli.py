@@ -1,0 +1,217 @@
+"""The command line: what it prints where, and one clear line with the right code for bad input."""
+
+import csv
+import errno
+import json
+import subprocess
+import sys
+
+import pytest
+
+from posenc import cli, registry
+from posenc.files import write_atomically
+from posenc.study import compare, sweep
+from posenc.study.results import Study, TrialResult
+
+TINY = (
+    "--train-length 16 --test-lengths 32 --seeds 1 --steps 6 --batch 2 --width 32 --layers 2 "
+    "--heads 2 --workers 1"
+).split()
+NAME = "<b>书 & book</b>.txt"
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / NAME.replace("/", "∕")
+    path.write_bytes("<script>alert(1)</script> 道可道，非常道。\n".encode() * 200)
+    return path
+
+
+@pytest.fixture
+def call(capsys):
+    """call("list", ...) -> (exit code, stdout, stderr)"""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    return run
+
+
+def complains(answer, code=2):
+    """The one line on stderr; asserts that there is nothing else."""
+    got, out, err = answer
+    assert got == code, err
+    assert out == ""
+    assert err.startswith("posenc: ") and err.count("\n") == 1
+    return err
+
+
+def test_help_names_every_command_and_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom posenc import cli\ntry:\n cli.main(['--help'])\n"
+        "except SystemExit as stop:\n assert not stop.code\n"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert all(name in run.stdout for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_every_command_has_help(call, command):
+    code, out, err = call(command, "--help")
+    assert (code, err) == (0, "") and "Usage: " in out
+
+
+def test_list_json_is_alone_on_stdout_and_has_every_encoding(call):
+    code, out, err = call("list", "--json")
+    rows = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [row["name"] for row in rows] == list(registry.names())
+    needed = {"name", "places", "shift_invariant", "causal_only", "cache_safe", "source", "checked"}
+    assert all(needed <= set(row) for row in rows)
+    assert all(row["checked"] in ("golden", "reference", "unchecked") for row in rows)
+
+
+def test_list_markdown_is_a_table_with_one_line_per_encoding(call):
+    code, out, err = call("list", "--markdown")
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert len(lines) == 2 + len(registry.names())
+    assert {line.replace(r"\|", "").count("|") for line in lines} == {7}
+
+
+def test_list_shows_every_name(call):
+    _, out, _ = call("list")
+    assert all(name in out for name in registry.names())
+
+
+def test_compare_writes_report_table_and_results_and_then_skips(call, text, tmp_path):
+    out = tmp_path / "out"
+    command = ["compare", "learned", "--text", text, "--out", out, *TINY]
+    code, shown, told = call(*command)
+    assert code == 0, told
+    assert "learned" in shown and "cannot" in shown and "Take learned" in shown
+    assert "cannot run at some lengths: it has 16 positions" in told
+    study = Study.from_json((out / "study.json").read_text())
+    (result,) = study.finished
+    assert result.spec["max_positions"] == "16"
+    assert study.corpus.name == text.name
+    rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
+    scores = {int(r["at"]): r for r in rows if r["measure"] == "by_length"}
+    assert float(scores[16]["bits_per_byte"]) == result.by_length[0].bits_per_byte
+    assert scores[32]["bits_per_byte"] == "" and "16 positions" in scores[32]["note"]
+    page = (out / "report.html").read_text()
+    assert "<script>alert" not in page and "<b>书" not in page and "书 &amp; book" in page
+    before = (out / result.config.folder / "result.json").stat().st_mtime_ns
+    code, again, told = call(*command)
+    assert (code, again) == (0, shown)
+    assert "step" not in told.split("results in")[1]
+    assert (out / result.config.folder / "result.json").stat().st_mtime_ns == before
+
+
+def test_default_folder_is_below_runs_and_the_same_each_time(call, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "run", lambda *arguments: None)
+    for seeds in ("1", "1", "2"):
+        assert call("compare", "rope", "--text", text, *TINY, "--seeds", seeds)[0] == 0
+    assert len(list((tmp_path / "runs").glob("*/report.html"))) == 2
+
+
+def test_report_of_a_half_finished_study_says_what_is_missing(call, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "run", lambda *arguments: None)
+    out = tmp_path / "out"
+    assert call("compare", "rope", "t5", "--text", text, "--out", out, *TINY)[0] == 0
+    (out / "report.html").unlink()
+    code, _, told = call("report", out)
+    assert code == 0
+    assert "missing 2 of 2 trials: rope seed 0, t5 seed 0" in told
+    assert "t5 seed 0" in (out / "report.html").read_text()
+
+
+def test_failed_trial_gives_code_1_and_its_reason(call, text, tmp_path, monkeypatch):
+    def fail(folder, trials, workers, watcher, checkpoint_steps):
+        for trial in trials:
+            (folder / trial.folder).mkdir()
+            result = TrialResult(trial, reason="out of [memory]")
+            write_atomically(folder / trial.folder / "result.json", result.to_json())
+            watcher.finished(trial, result)
+
+    monkeypatch.setattr(sweep, "run", fail)
+    code, _, told = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
+    assert code == 1
+    assert "rope seed 0 failed: out of [memory]" in told
+    assert "1 of 1 trials failed" in told.splitlines()[-1]
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_ctrl_c_keeps_the_report_and_says_how_to_go_on(call, text, tmp_path, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "run", interrupt)
+    code, _, told = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
+    assert code == 130
+    assert told.splitlines()[-1] == "posenc: stopped; the same command goes on from here."
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(compare, "write_atomically", full)
+    answer = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
+    assert "No space left on device" in complains(answer, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ropee"], "Unknown encoding 'ropee'. Did you mean 'rope'?"),
+        (["--text", "/nowhere.txt"], "No such file: /nowhere.txt"),
+        (["--text", "{empty}"], "needs at least"),
+        (["--text", "{short}"], "it has 50 bytes in 1 file; training at 128 bytes"),
+        (["--train-length", "64", "--test-lengths", "32,128"], "32 is below --train-length 64"),
+        (["--test-lengths", "128;256"], "whole numbers separated by commas, got '128;256'"),
+        (["--heads", "3"], "num_heads must divide embed_dim"),
+        (["--heads", "4", "--kv-heads", "3"], "num_kv_heads must divide num_heads"),
+        (["rope", "--width", "12", "--heads", "4"], "head_dim must be even, got 3"),
+        (["--out", "{short}"], "is not a folder"),
+        (["--out", "{folder}"], "was not written by posenc compare"),
+        (["--out", "{short}/below", "--text", "{enough}"], "Not a directory"),
+        (["--lr", "nan"], "--lr must be a positive number"),
+        (["--device", "tpu"], "--device must be auto, cpu or cuda"),
+        (["--precision", "float16"], "--precision must be auto, float32 or bfloat16"),
+        (["--steps", "0"], "Invalid value for '--steps'"),
+        (["--stepz", "1"], "No such option: --stepz"),
+    ],
+)
+def test_bad_input_to_compare_is_one_line_and_code_2(call, tmp_path, arguments, message):
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "short").write_bytes(b"x" * 50)
+    (tmp_path / "enough").write_bytes(b"x" * 100_000)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.tex").write_text("not ours")
+    names = {p.name: p for p in tmp_path.iterdir()}
+    answer = call("compare", *(a.format(**names) for a in arguments))
+    assert message in complains(answer)
+    assert (tmp_path / "folder" / "thesis.tex").read_text() == "not ours"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "holds no study.json"), ("{", "cannot be read"), ("{}", "cannot be read")],
+)
+def test_report_of_what_is_no_study_is_one_line_and_code_2(call, tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "study.json").write_text(content)
+    assert message in complains(call("report", tmp_path))
+
+
+def test_unknown_command_is_one_line_and_code_2(call):
+    assert "No such command 'compar'" in complains(call("compar"))
