@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from posenc.study.results import TrialResult
 from posenc.study.trial import TrialConfig
 
-LINE_EVERY = 0.1
-"""Share of a trial's steps between two plain lines."""
+LINES = 10
+"""Plain lines per trial."""
 
 
 def name_of(trial: TrialConfig) -> str:
@@ -21,7 +21,7 @@ def name_of(trial: TrialConfig) -> str:
 
 
 class PlainLines:
-    """One line per tenth of a trial."""
+    """Lines at every tenth of a trial."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -36,11 +36,9 @@ class PlainLines:
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
         began, first = self.began.setdefault(trial, (time.monotonic(), step))
-        tenth = int(step / trial.steps / LINE_EVERY)
-        if step > first and tenth > self.said.setdefault(
-            trial, int(first / trial.steps / LINE_EVERY)
-        ):
-            self.said[trial] = tenth
+        part = step * LINES // trial.steps
+        if part > self.said.setdefault(trial, first * LINES // trial.steps):
+            self.said[trial] = part
             left = (time.monotonic() - began) / (step - first) * (trial.steps - step)
             self._say(
                 f"{name_of(trial)}: step {step} of {trial.steps}, loss {loss:.3f} bits per byte, "

@@ -55,6 +55,8 @@ def run(
     """Train, test, write."""
     if config.device == "cpu":
         torch.set_num_threads(1)  # how a sum is shared between threads decides its last bits
+    else:
+        torch.use_deterministic_algorithms(True, warn_only=True)
     symbols = {s: corpus.read(study_folder, s, config.corpus) for s in corpus.SPLITS}
     model, cursor = train.train(
         config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps
