@@ -100,6 +100,18 @@ def test_pope(case: Case):
     case.assert_close("logits", q @ k.mT)
 
 
+def test_pope_clamps_its_phases_to_one_turn_back():
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 2, 5, 8)
+    pope, positions = PoPE(8, 2), torch.arange(5)
+    start = pope(q, k, positions)[1]
+    for phase in (3.0, -9.0):  # clamped to 0 and to -2 pi, which is the same angle
+        nn.init.constant_(pope.weight, phase)
+        torch.testing.assert_close(pope(q, k, positions)[1], start)
+    nn.init.constant_(pope.weight, -3.0)
+    assert not torch.allclose(pope(q, k, positions)[1], start, atol=0.1)
+
+
 def test_pope_scales_by_the_width_before_it_doubles():
     torch.manual_seed(0)
     q, v = torch.randn(2, 1, 4, 5, 8)
