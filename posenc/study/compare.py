@@ -239,10 +239,11 @@ def _opening(study: Study, workers: int, folder: Path) -> str:
 
     train = 3 * flops(trial.train_length) * trial.steps * trial.batch * trial.train_length
     test = 2 * (1 << 16) * sum(map(flops, trial.test_lengths))
+    names = len(study.encodings)
     parts = [
-        f"{len(study.encodings)} encodings x {len(study.trials) // len(study.encodings)} seeds x "
+        f"{len(study.trials)} trials (encodings: {names}, seeds: {len(study.trials) // names}) of "
         f"{trial.steps} steps on {text.name}: {text.train_bytes:,} bytes to train on, "
-        f"{text.test_bytes:,} to test, split {text.split}",
+        f"{text.test_bytes:,} to test, split {text.split}"
     ]
     if trial.device == "cpu":
         seconds = (train + test) * len(study.trials) / workers

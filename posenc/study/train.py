@@ -24,8 +24,8 @@ from posenc.study.results import TrainingPoint
 from posenc.study.trial import TrialConfig
 
 ENCODING_LR = 20.0
-"""One rule for everything that an encoding learns: its learning rate is this many times the
-model's, and nothing pulls it to zero.
+"""One rule for everything that an encoding learns: its tables and scalars have this many times the
+model's learning rate, its linear layers the model's own, and nothing pulls either to zero.
 
 AdamW moves a number by about the learning rate per step whatever its gradient's size. A weight
 of a matrix acts together with a whole row of others; a bias in the scores acts alone, and must
@@ -64,13 +64,15 @@ def build(config: TrialConfig) -> Decoder:
 
 
 def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
-    """AdamW with decay on matrices alone, and `ENCODING_LR` on what belongs to the encoding."""
+    """AdamW with decay on the model's matrices alone, and `ENCODING_LR` on what an encoding
+    learns."""
+    in_linear = {id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
     encoding, matrices, vectors = [], [], []
     for name, p in model.named_parameters():
-        if name.startswith("encoding."):
-            encoding.append(p)
-        else:
+        if not name.startswith("encoding."):
             (matrices if p.ndim > 1 else vectors).append(p)
+        else:
+            (vectors if id(p) in in_linear else encoding).append(p)
     groups = [
         {"params": matrices, "weight_decay": WEIGHT_DECAY, "factor": 1.0},
         {"params": vectors, "weight_decay": 0.0, "factor": 1.0},
