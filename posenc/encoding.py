@@ -118,7 +118,7 @@ class PositionEncoding(nn.Module):
     shift_invariant: bool = True
     """Adding one number to all positions changes nothing."""
     permutation_invariant: bool = True
-    """Moving keys together with their values, positions and states changes nothing."""
+    """Moving the tokens attended to in memory, together with their positions, changes nothing."""
     causal_only: bool = True
     """Undefined, or blind to order, where a query may look at the future."""
     cache_safe: bool = True

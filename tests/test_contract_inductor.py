@@ -1,0 +1,37 @@
+"""One encoding of each place, compiled by Inductor as users compile it."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+
+import pytest
+import torch
+
+from posenc import create, names
+from tests.checks.harness import hidden, layer, room, tokens
+
+PLACES = {1: "sinusoidal", 2: "rope", 3: "t5", 4: "shaw"}
+
+
+def test_the_four_act_at_the_four_places():
+    assert all(name in names() for name in PLACES.values())
+    for place, name in PLACES.items():
+        assert place in layer(functools.partial(create, name)).attention.encoding.places
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+@pytest.mark.parametrize("name", PLACES.values())
+def test_inductor_gives_the_same_values(name: str):
+    """Forward alone, to keep the compile time of the suite in bounds."""
+    model = layer(functools.partial(create, name), dtype=torch.float32)
+    encoding = model.attention.encoding
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for length in (room(encoding, 12), room(encoding, 19)):
+            x, positions = hidden(length, dtype=torch.float32), tokens(encoding, length)
+            got, want = compiled(x, positions), model(x, positions)
+            torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
