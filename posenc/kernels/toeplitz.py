@@ -3,6 +3,7 @@ kernel in query blocks that skip what the mask hides, and the bias's own gradien
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ def _table(call: Call) -> tuple[Tensor, Tensor | None]:
         distance = farthest - steps
         # The distance carries the precision that the bias is asked for.
         distance = distance.double() if dtype == torch.float64 else distance
-        table = call.encoding.bias(distance).to(dtype)
+        table = _without_underflow(call, call.encoding.bias(distance).to(dtype), farthest)
     else:
         table = torch.zeros(call.q.shape[1], len(steps), dtype=dtype)
     runs = call.mask_runs()
@@ -99,6 +100,25 @@ def _table(call: Call) -> tuple[Tensor, Tensor | None]:
     count = torch.nn.functional.pad(visible.cumsum(0), (1, 0))
     sees = (count[call.kv_len :] > count[: call.q_len]).flip(0)
     return table.masked_fill(~visible, -torch.inf), sees
+
+
+def _without_underflow(call: Call, table: Tensor, farthest: int) -> Tensor:
+    """The table with -inf where no weight can reach the smallest normal number.
+
+    The kernel's running softmax would spend its time on denormals there. No score is further from
+    zero than the norms of q and k allow, and every row sees its own position.
+    """
+    own_first = farthest - call.q_len + 1  # the first query's own key
+    visible = call.mask is None or call.mask.exact
+    if not (visible and own_first >= 0 and farthest < call.kv_len):
+        return table
+    with torch.no_grad():
+        norms = [
+            torch.linalg.vector_norm(t, dim=-1, dtype=table.dtype).amax() for t in (call.q, call.k)
+        ]
+        spread = 2 * abs(call.scale) * norms[0] * norms[1]
+        least = table[:, farthest, None] - spread + math.log(torch.finfo(table.dtype).tiny)
+    return table.masked_fill(table < least, -torch.inf)
 
 
 def _hankel(table: Tensor, q_len: int, block: Block) -> Tensor:
