@@ -146,7 +146,7 @@ def test_seeds_and_steps_give_other_batches():
     assert not torch.equal(first, train.batch_of(TEXT, dataclasses.replace(TINY, seed=1), 0))
 
 
-def test_everything_an_encoding_learns_has_the_same_faster_rate_and_no_decay():
+def test_tables_of_all_encodings_have_the_same_faster_rate_and_no_decay():
     for name in ("learned", "t5"):
         config = dataclasses.replace(TINY, encoding=name)
         model = train.build(config)
@@ -194,3 +194,13 @@ def test_learned_table_cannot_run_beyond_itself_and_says_why():
     assert [s.bits_per_byte is None for s in by_length] == [False, True, True]
     assert by_position[-1].stop == 16
     assert [s.cannot is None for s in by_context] == [True, True, False, False]
+
+
+def test_linear_layers_of_an_encoding_keep_the_model_rate_without_decay():
+    config = dataclasses.replace(TINY, encoding="fox")
+    model = train.build(config)
+    own = {id(p) for p in model.encoding.parameters()}
+    groups = train.optimizer_for(model, config).param_groups
+    found = [g for g in groups for p in g["params"] if id(p) in own]
+    assert len(found) == len(own) > 0
+    assert all(g["factor"] == 1 and g["weight_decay"] == 0 for g in found)
