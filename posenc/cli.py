@@ -19,6 +19,9 @@ COMMANDS = {
     "list": "posenc.listing:list_encodings",
     "compare": "posenc.study.command:compare",
     "report": "posenc.study.command:report",
+    "bench": "posenc.bench.command:bench",
+    "inspect": "posenc.inspect.command:inspect",
+    "extend": "posenc.hf.command:extend",
 }
 """name: "module:function"."""
 

@@ -1,0 +1,1 @@
+"""Measure and draw what an encoding does with position."""

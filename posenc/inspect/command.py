@@ -1,0 +1,38 @@
+"""`posenc inspect`: its options; torch and matplotlib load when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def inspect(
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Encodings, see posenc list.", metavar="NAME..."),
+    ],
+    head_dim: Annotated[int, typer.Option(min=1, help="Size of one head.")] = 64,
+    num_heads: Annotated[int, typer.Option(min=1, help="Number of query heads.")] = 8,
+    train_length: Annotated[
+        int, typer.Option(min=1, help="Longest sequence of the training, in tokens.")
+    ] = 2048,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="One table and shared figures, side by side.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print JSON: a list with one object per name."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to write the page.", show_default="runs/inspect.html; with --json nowhere"
+        ),
+    ] = None,
+) -> None:
+    """Measure and draw what encodings do with position: nothing is read off their claims."""
+    from posenc.inspect.sheets import Request, run
+
+    run(Request(names, head_dim, num_heads, train_length, compare, as_json, out))

@@ -1,0 +1,105 @@
+"""A spec sheet in words: one line per property, the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+from posenc.inspect.precision import BOUND
+from posenc.inspect.running import COST_LENGTH
+from posenc.inspect.spec import SpecSheet
+
+_INVARIANT = {
+    "shift": "same result with all positions shifted",
+    "padding": "padding invisible",
+    "packing": "packed documents invisible to each other",
+    "batch": "independent of other rows",
+    "cache": "step by step equals all at once",
+}
+
+
+def rows(sheet: SpecSheet) -> dict[str, str]:
+    """The lines of one sheet, in order."""
+    lines = {
+        "places": ", ".join(map(str, sheet.places)) or "none",
+        "parameters": f"{sheet.parameters:,}"
+        + (" per layer" if sheet.parameters and sheet.per_layer else ""),
+        "longest position": "no limit"
+        if sheet.max_positions is None
+        else f"{sheet.max_positions - 1:,}",
+    }
+    for key, words in _INVARIANT.items():
+        gap = sheet.differences[key]
+        lines[words] = "yes" if sheet.holds[key] else f"no: off by {gap:.2g} of the largest output"
+    lines["norm of q and k kept"] = _norms(sheet.norm_ratio)
+    lines["past and future"] = sheet.direction
+    lines |= _resolution(sheet) | _precision(sheet) | _turns(sheet) | _decay(sheet)
+    lines["compiles (fullgraph)"] = sheet.compiles
+    lines["exports for any length"] = sheet.exports
+    lines[f"time of a layer at {COST_LENGTH} tokens, over none"] = f"{sheet.cost:.2f} times"
+    return lines
+
+
+def _norms(ratio: tuple[float, float] | None) -> str:
+    if ratio is None:
+        return "untouched"
+    low, high = ratio
+    if max(abs(low - 1), abs(high - 1)) < 1e-9:
+        return "yes"
+    return f"no: {low:.3g} to {high:.3g} times"
+
+
+def _resolution(sheet: SpecSheet) -> dict[str, str]:
+    found = sheet.resolution
+    if found is None:
+        return {"neighbours told apart": "by the tokens between, not by distance"}
+    return {
+        f"neighbours told apart, {dtype}": "never"
+        if not r.any
+        else f"every distance up to {r.every:,}"
+        + (f", some up to {r.any:,}" if r.any > r.every else "")
+        for dtype, r in found.items()
+    }
+
+
+def _precision(sheet: SpecSheet) -> dict[str, str]:
+    if sheet.precision is None:
+        return {}
+    label = f"angles within {BOUND:g} rad up to position"
+    plain = {f"{label}, plain {name}": f"{p:,}" for name, p in sheet.precision.plain.items()}
+    return {f"{label}, as used": f"{sheet.precision.as_used:,}"} | plain
+
+
+def _turns(sheet: SpecSheet) -> dict[str, str]:
+    label = f"frequency pairs without a full turn in {sheet.shape.train_length:,} tokens"
+    pairs = sheet.unfinished_pairs
+    if not sheet.num_pairs:
+        return {label: "no frequencies"}
+    which = f": {_ranges(pairs)}" if pairs else ""
+    return {label: f"{len(pairs)} of {sheet.num_pairs}{which}"}
+
+
+def _decay(sheet: SpecSheet) -> dict[str, str]:
+    decay = sheet.decay
+    picked = [i for i, d in enumerate(decay.distances) if d in (1, 16, 256, decay.distances[-1])]
+
+    def line(values: list[float | None]) -> str:
+        return ", ".join(
+            f"{'hidden' if (v := values[i]) is None else f'{v:.3g}'} at {decay.distances[i]:,}"
+            for i in picked
+        )
+
+    return {
+        "score of a vector with itself, logits by distance": line(decay.same),
+        "score of random q and k, mean": line(decay.mean),
+        "its 5 % quantile": line(decay.low),
+        "its 95 % quantile": line(decay.high),
+    }
+
+
+def _ranges(numbers: list[int]) -> str:
+    """3, 5-9, 12"""
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and n == parts[-1][1] + 1:
+            parts[-1][1] = n
+        else:
+            parts.append([n, n])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)

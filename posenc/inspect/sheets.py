@@ -1,0 +1,77 @@
+"""Measure what was asked for, print it, and write the page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from posenc.encoding import ModelShape
+from posenc.inspect.rows import rows
+from posenc.inspect.spec import SpecSheet, measure
+from posenc.registry import entry
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for."""
+
+    names: Sequence[str]
+    head_dim: int
+    num_heads: int
+    train_length: int
+    compare: bool
+    as_json: bool
+    out: Path | None
+
+    @property
+    def shape(self) -> ModelShape:
+        return ModelShape(
+            self.head_dim * self.num_heads,
+            self.num_heads,
+            head_dim=self.head_dim,
+            train_length=self.train_length,
+        )
+
+
+def run(request: Request) -> None:
+    """Print the spec sheets and write the page."""
+    for name in request.names:
+        entry(name)  # unknown names fail before anything is measured
+    sheets = []
+    for number, name in enumerate(dict.fromkeys(request.names), 1):
+        count = f"{number} of {len(set(request.names))}"
+        sheets.append(measure(name, request.shape, lambda step, n=name, c=count: _tell(n, c, step)))
+    _tell("", "", "")
+    if request.as_json:
+        print(json.dumps([sheet.to_json() for sheet in sheets], indent=1, allow_nan=False))
+    elif request.compare:
+        _print(sheets)
+    else:
+        for sheet in sheets:
+            _print([sheet])
+
+
+def _tell(name: str, count: str, step: str) -> None:
+    """One line on a terminal that each message replaces; nothing where nobody looks."""
+    if sys.stderr.isatty():
+        text = f"{name} ({count}): {step}" if name else ""
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+
+def _print(sheets: list[SpecSheet]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("", *(escape(sheet.name) for sheet in sheets))
+    lines = [rows(sheet) for sheet in sheets]
+    for label in dict.fromkeys(label for each in lines for label in each):
+        table.add_row(label, *(escape(each.get(label, "–")) for each in lines))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=60 + 50 * len(sheets))
+    console.print(table)
