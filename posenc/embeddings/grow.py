@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.table_growth import check_hierarchical, source_rows
+
 
 def interpolate(
     table: Float[Tensor, "rows dim"],
@@ -31,9 +33,11 @@ def interpolate(
     Source: torch.nn.functional.interpolate(mode="linear").
     """
     kept, rows = _split(table, num_positions, offset_rows)
-    wide = rows.T[None].to(_wide(table))  # (1, dim, rows)
-    grown = F.interpolate(wide, size=num_positions, mode="linear", align_corners=align_corners)
-    return torch.cat([kept, grown[0].T.to(table.dtype)])
+    wide = rows.to(_wide(table))
+    lower, upper, share = source_rows(len(rows), num_positions, align_corners)
+    low, high = (wide[torch.tensor(index, device=table.device)] for index in (lower, upper))
+    weight = torch.tensor(share, dtype=wide.dtype, device=table.device)[:, None]
+    return torch.cat([kept, ((1 - weight) * low + weight * high).to(table.dtype)])
 
 
 def tile(
@@ -69,13 +73,7 @@ def hierarchical(
     Source: Su 2020, kexue.fm/archives/7947; github.com/bojone/bert4keras.
     """
     kept, rows = _split(table, num_positions, offset_rows)
-    if not 0 < alpha < 1 or alpha == 0.5:
-        raise ValueError(f"hierarchical: alpha must be in (0, 1) and not 0.5, got {alpha}.")
-    if num_positions > len(rows) ** 2:
-        raise ValueError(
-            f"hierarchical: {len(rows)} rows give at most {len(rows) ** 2} positions, "
-            f"got num_positions={num_positions}."
-        )
+    check_hierarchical(len(rows), num_positions, alpha)
     wide = rows.to(_wide(table))
     digit = (wide - alpha * wide[:1]) / (1 - alpha)
     index = torch.arange(num_positions, device=table.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, localcontext
 from typing import Literal
 
 import torch
@@ -11,9 +10,7 @@ from torch.nn import functional as F
 
 from posenc.angles import Angles
 from posenc.encoding import PositionEncoding, at_least_float32
-from posenc.frequencies import PRECISION, endpoint_frequencies, inverse_frequencies
-
-ORDERS = ("interleaved", "concatenated", "fairseq")
+from posenc.frequencies import sinusoidal_frequencies
 
 
 class Sinusoidal(PositionEncoding):
@@ -60,27 +57,11 @@ class Sinusoidal(PositionEncoding):
         padding_idx: int | None = None,
     ) -> None:
         super().__init__()
-        if order not in ORDERS:
-            raise ValueError(f"Sinusoidal: order must be one of {ORDERS}, got {order!r}.")
-        if embed_dim % 2 and order != "fairseq":
-            raise ValueError(
-                f"Sinusoidal: embed_dim must be even for the order {order!r}, got {embed_dim}."
-            )
-        if embed_dim < 2 or not 0 < min_timescale < base:
-            raise ValueError(
-                "Sinusoidal: embed_dim must be at least 2 and 0 < min_timescale < base, "
-                f"got embed_dim={embed_dim}, min_timescale={min_timescale}, base={base}."
-            )
+        inv_freq = sinusoidal_frequencies(embed_dim, base, order, min_timescale)
         self.embed_dim = embed_dim
         self.order = order
         self.padding_idx = padding_idx
-        ratio = base / min_timescale
-        if order == "fairseq":
-            inv_freq = endpoint_frequencies(embed_dim // 2, ratio)
-        else:
-            inv_freq = inverse_frequencies(embed_dim, ratio)
-        with localcontext(PRECISION):
-            self.angles = Angles([f / Decimal(min_timescale) for f in inv_freq])
+        self.angles = Angles(inv_freq)
 
     def table(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The embedding of each position: (*positions.shape, embed_dim)."""

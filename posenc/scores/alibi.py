@@ -7,17 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from posenc.bias_numbers import alibi_heads
 from posenc.constants import Constants
 from posenc.encoding import DistanceBias, per_head, real
-
-
-def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
-    """The authors' slopes for any number of heads: 2^(-8h/P), steepest first, for the largest power
-    of two P, then every second slope of 2P heads; 8 is `bias_max`."""
-    power = 1 << (num_heads.bit_length() - 1)
-    own = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
-    between = [2 ** (-bias_max * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
-    return tuple(own + between[: num_heads - power])
 
 
 class ALiBi(DistanceBias):
@@ -79,12 +71,11 @@ class ALiBi(DistanceBias):
             raise ValueError(
                 f"ALiBi: form='left_right' needs an even number of heads, got {total}."
             )
-        halves = 2 if form == "left_right" else 1
         here = slice(head_offset, head_offset + num_heads)
+        all_slopes, sides = alibi_heads(total, form == "left_right", bias_max)
         self.form = form
-        self.slopes = (slopes(total // halves, bias_max) * halves)[here]
+        self.slopes = all_slopes[here]
         self._slopes = Constants(self.slopes)
-        sides = [1.0] * (total // 2) + [-1.0] * (total - total // 2)
         self._sides = Constants(sides[here]) if form == "left_right" else None
         self.log_slopes = nn.Parameter(torch.empty(num_heads)) if learned else None
         self.reset_parameters()

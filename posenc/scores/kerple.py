@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from posenc.bias_numbers import KERPLE_LOW, KERPLE_POWER_HIGH, KERPLE_STARTS
 from posenc.encoding import DistanceBias, per_head, real
 
 
@@ -42,9 +43,8 @@ class Kerple(DistanceBias):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        log = self.form == "log"
-        nn.init.uniform_(self.r1, 0, 2 if log else 1)
-        nn.init.uniform_(self.r2, 0, 1 if log else 2)
+        for r, high in zip((self.r1, self.r2), KERPLE_STARTS[self.form], strict=True):
+            nn.init.uniform_(r, 0, high)
 
     @property
     def num_parameters(self) -> int:
@@ -55,10 +55,10 @@ class Kerple(DistanceBias):
         r1 = per_head(_bounded(self.r1), distance)
         if self.form == "log":
             return -r1 * (per_head(_bounded(self.r2), distance) * distance).log1p()
-        return -r1 * distance ** per_head(_bounded(self.r2, 2), distance)
+        return -r1 * distance ** per_head(_bounded(self.r2, KERPLE_POWER_HIGH), distance)
 
 
 def _bounded(x: Tensor, high: float = torch.inf) -> Tensor:
     """x clamped to [0.01, high], with the gradient of x: a plain clamp's would be zero outside, and
     a parameter that starts there (r2, one time in a hundred) would never learn."""
-    return x + (x.clamp(0.01, high) - x).detach()
+    return x + (x.clamp(KERPLE_LOW, high) - x).detach()

@@ -5,25 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from posenc.bias_numbers import t5_edges
 from posenc.constants import Constants
 from posenc.encoding import DistanceBias, ModelShape, real
-
-
-def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
-    """First distance of bucket 1, 2, ...: exact up to half of the buckets, then logarithmic.
-
-    Compared in whole numbers, so that a distance on a boundary falls where the formula says:
-    bucket b >= e starts at the least x with ln(x/e) / ln(max_distance/e) * (num_buckets - e) >= b -
-    e, e = num_buckets/2.
-    """
-    exact = num_buckets // 2
-    steps = num_buckets - exact
-    edges, x = list(range(1, exact + 1)), exact
-    for step in range(1, steps):
-        while x**steps * exact**step < max_distance**step * exact**steps:
-            x += 1
-        edges.append(x)
-    return tuple(edges)
 
 
 class T5Bias(DistanceBias):
@@ -67,18 +51,10 @@ class T5Bias(DistanceBias):
         init_std: float = 0.02,
     ) -> None:
         super().__init__()
-        per_side = num_buckets // 2 if bidirectional else num_buckets
-        odd = bidirectional and num_buckets % 2
-        if per_side < 2 or odd or max_distance <= per_side // 2:
-            raise ValueError(
-                f"T5Bias: num_buckets must be {'even and at least 4' if bidirectional else '>= 2'} "
-                f"and max_distance above {max(per_side // 2, 1)}, "
-                f"got num_buckets={num_buckets}, max_distance={max_distance}."
-            )
         self.bidirectional = bidirectional
         self.causal_only = not bidirectional  # one bucket for all of the future
         self.init_std = init_std
-        self.edges = bucket_edges(per_side, max_distance)
+        self.edges = t5_edges(num_buckets, max_distance, bidirectional, "T5Bias")
         self._edges = Constants(self.edges)
         self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
         self.reset_parameters()

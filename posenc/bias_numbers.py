@@ -1,0 +1,61 @@
+"""The numbers of score biases by distance: plain Python, read by every framework."""
+
+from __future__ import annotations
+
+
+def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
+    """The authors' slopes for any number of heads: 2^(-8h/P), steepest first, for the largest power
+    of two P, then every second slope of 2P heads; 8 is `bias_max`."""
+    power = 1 << (num_heads.bit_length() - 1)
+    own = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
+    between = [2 ** (-bias_max * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
+    return tuple(own + between[: num_heads - power])
+
+
+def alibi_heads(
+    num_heads: int, left_right: bool, bias_max: float = 8.0
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """ALiBi's slope of each head, and the side that it sees where `left_right`: 1 the past, -1 the
+    future."""
+    halves = 2 if left_right else 1
+    sides = [1.0] * (num_heads // 2) + [-1.0] * (num_heads - num_heads // 2)
+    return slopes(num_heads // halves, bias_max) * halves, tuple(sides)
+
+
+def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
+    """First distance of bucket 1, 2, ...: exact up to half of the buckets, then logarithmic.
+
+    Compared in whole numbers, so that a distance on a boundary falls where the formula says:
+    bucket b >= e starts at the least x with ln(x/e) / ln(max_distance/e) * (num_buckets - e) >= b -
+    e, e = num_buckets/2.
+    """
+    exact = num_buckets // 2
+    steps = num_buckets - exact
+    edges, x = list(range(1, exact + 1)), exact
+    for step in range(1, steps):
+        while x**steps * exact**step < max_distance**step * exact**steps:
+            x += 1
+        edges.append(x)
+    return tuple(edges)
+
+
+def t5_edges(
+    num_buckets: int, max_distance: int, bidirectional: bool, name: str
+) -> tuple[int, ...]:
+    """T5's bucket edges for one direction; `name` is who complains where none can be laid out."""
+    per_side = num_buckets // 2 if bidirectional else num_buckets
+    odd = bidirectional and num_buckets % 2
+    if per_side < 2 or odd or max_distance <= per_side // 2:
+        raise ValueError(
+            f"{name}: num_buckets must be {'even and at least 4' if bidirectional else '>= 2'} "
+            f"and max_distance above {max(per_side // 2, 1)}, "
+            f"got num_buckets={num_buckets}, max_distance={max_distance}."
+        )
+    return bucket_edges(per_side, max_distance)
+
+
+KERPLE_LOW = 0.01
+KERPLE_POWER_HIGH = 2.0
+"""Between these the authors' code clamps KERPLE's parameters; only the power has the upper one."""
+KERPLE_STARTS = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
+"""r1 and r2 start uniformly between 0 and these."""
