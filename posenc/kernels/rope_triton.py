@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -65,7 +67,8 @@ def rotate(
     rest = 0 if in_place else head_dim - 2 * pairs
     block_pairs = triton.next_power_of_2(pairs)
     block_heads = min(triton.next_power_of_2(heads), max(1, PROGRAM_NUMBERS // block_pairs))
-    _kernel[(batch * length, triton.cdiv(heads, block_heads))](
+    launch: Any = _kernel[(batch * length, triton.cdiv(heads, block_heads))]
+    launch(
         x, out, cos, sin, heads, length, pairs, head_dim, *x.stride(), *out.stride(),
         table_batch, pairs, INTERLEAVED=interleaved, HEADS=block_heads, PAIRS=block_pairs,
         REST=triton.next_power_of_2(rest) if rest else 0,

@@ -16,7 +16,7 @@ from posenc.positions import run_start
 if TYPE_CHECKING:
     from posenc.host import Call
 
-FORWARD_ROWS = 512
+FORWARD_ROWS = 256
 """Queries per call of the kernel: what a causal mask hides of a block is computed all the same."""
 BACKWARD_ROWS, BACKWARD_BYTES = 128, 16 * 2**20
 """Queries per block of the backward pass, fewer where one block's scores would take more bytes."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from typing import Any
 
 import torch
@@ -69,6 +71,10 @@ class _Rotate(torch.autograd.Function):
 
 def _in_chunks(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """One output, written once, a few tokens at a time."""
+    if x.device.type == "cuda" and _has_triton():
+        from posenc.kernels import rope_triton
+
+        return rope_triton.rotate(x, cos, sin, interleaved=interleaved)
     rotary_dim, length = 2 * cos.shape[-1], x.shape[-2]
     work = _work_dtype(x, cos)
     cos, sin = cos.to(work), sin.to(work)
@@ -112,6 +118,11 @@ def _in_chunks(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
         if narrow:
             out_part.copy_(result)
     return out
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def _pairs(t: Tensor) -> bool:

@@ -1,0 +1,147 @@
+"""Interleaved timing, peak memory, and rows that say what was measured where."""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import datetime
+import gc
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Case = Callable[[], Any]
+
+
+def interleaved(cases: Mapping[str, Case], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each case, one after the other in every round, so that a busy machine is equally
+    unfair to all; sorted. One uncounted round first.
+
+    On the CPU the time of this thread: what other processes take is not counted.
+    """
+    for case in cases.values():
+        case()
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(repeats):
+        for name, case in cases.items():
+            seconds[name].append(_time(case))
+    return {name: sorted(values) for name, values in seconds.items()}
+
+
+def _time(case: Case) -> float:
+    clock = time.thread_time
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        clock = time.perf_counter
+    start = clock()
+    case()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value below which `share` of the sorted values lie, by the nearest rank."""
+    return values[min(len(values) - 1, round(share * (len(values) - 1)))]
+
+
+def peak_bytes(case: Case) -> int | None:
+    """How far `case` raises the memory this process holds, its result included; None where the
+    system does not say."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        case()
+        return torch.cuda.max_memory_allocated() - before
+    reset = Path("/proc/self/clear_refs")
+    if not reset.exists():
+        return None
+    if not os.access(reset, os.W_OK):
+        return None
+    # Give freed memory back first, else the case lives in it and seems to need none.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    reset.write_text("5")
+    before = _status("VmRSS")
+    case()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {name}")
+
+
+def machine() -> dict[str, str]:
+    """The columns that every row carries."""
+    device = platform.processor() or platform.machine()
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    elif Path("/proc/cpuinfo").exists():
+        names = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x]
+        device = names[0].partition(":")[2].strip() if names else device
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": device,
+        "threads": str(torch.get_num_threads()),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def rows(
+    question: str,
+    shape: Mapping[str, Any],
+    seconds: Mapping[str, list[float]],
+    floor: str,
+    peaks: Mapping[str, int | None],
+) -> list[dict[str, Any]]:
+    """One row per case; `ratio` is its median over the median of `floor`."""
+    base = quantile(seconds[floor], 0.5)
+    return [
+        {
+            "question": question,
+            **shape,
+            "case": name,
+            "p20_ms": f"{1e3 * quantile(values, 0.2):.3f}",
+            "p50_ms": f"{1e3 * quantile(values, 0.5):.3f}",
+            "p80_ms": f"{1e3 * quantile(values, 0.8):.3f}",
+            "ratio": f"{quantile(values, 0.5) / base:.3f}",
+            "floor": floor,
+            "extra_mib": "" if peaks.get(name) is None else f"{peaks[name] / 2**20:.1f}",  # type: ignore[operator]
+            "repeats": len(values),
+            **machine(),
+        }
+        for name, values in seconds.items()
+    ]
+
+
+def show(found: Iterable[Mapping[str, Any]]) -> None:
+    """One line per row, on stderr."""
+    for row in found:
+        shape = " ".join(str(row[name]) for name in ("n", "dtype", "pass") if name in row)
+        extra = f"{row['extra_mib']:>9} MiB" if row["extra_mib"] else ""
+        print(
+            f"{row['question']:<10} {shape:<22} {row['case']:<34} {row['p50_ms']:>10} ms "
+            f"{row['ratio']:>7} x {row['floor']}{extra}",
+            file=sys.stderr,
+        )
+
+
+def save(found: list[dict[str, Any]], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fields = list(dict.fromkeys(name for row in found for name in row))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fields, restval="")
+        writer.writeheader()
+        writer.writerows(found)

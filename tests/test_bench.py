@@ -1,0 +1,53 @@
+"""`posenc bench` measures, checks before it measures, and writes what it found."""
+
+import csv
+
+import pytest
+
+from posenc import cli
+from posenc.bench import measure
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["bench", *arguments])
+    return int(stopped.value.code or 0)
+
+
+def rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_bench_writes_quantiles_and_where_they_were_measured(tmp_path):
+    assert run("--lengths", "64", "--repeats", "2", "--out", str(tmp_path / "b.csv")) == 0
+    found = rows(tmp_path / "b.csv")
+    assert {"clone", "posenc half-split", "posenc interleaved", "alibi", "t5"} <= {
+        row["case"] for row in found
+    }
+    for row in found:
+        assert 0 < float(row["p20_ms"]) <= float(row["p50_ms"]) <= float(row["p80_ms"])
+        assert row["torch"] and row["date"] and row["device"]
+
+
+def test_bench_decode_shows_bytes_and_speed_of_the_cache(tmp_path):
+    path = tmp_path / "d.csv"
+    assert run("--decode", "--lengths", "64", "--repeats", "1", "--out", str(path)) == 0
+    cached = {
+        (row["encoding"], row["kind"]): row for row in rows(path) if row["case"] == "with cache"
+    }
+    # float32 keys and values of 64 tokens, one key/value head of 64 in multi-query attention
+    assert int(cached["rope", "multi-query"]["cache_bytes"]) == 2 * 64 * 64 * 4
+    assert int(cached["rope", "multi-head"]["cache_bytes"]) == 8 * 2 * 64 * 64 * 4
+    assert cached["rerope", "multi-head"]["keys"] == "raw"
+    assert float(cached["rope", "multi-head"]["tokens_per_second"]) > 0
+
+
+def test_bench_refuses_lengths_that_are_no_numbers(capsys):
+    assert run("--lengths", "1k") == 2
+    assert "'1k'" in capsys.readouterr().err
+
+
+def test_quantiles_are_measured_values():
+    assert measure.quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.5) == 3.0
+    assert measure.quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.8) == 4.0
