@@ -26,12 +26,12 @@ def register(name: str = NAME) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(name, _forward)
+    AttentionInterface.register(name, attend)
     # Without a mask function of its own, transformers would drop padding without a word.
     AttentionMaskInterface.register(name, sdpa_mask)
 
 
-def _forward(
+def attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -42,9 +42,12 @@ def _forward(
     position_ids: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: (batch, heads, len, head_dim) in, (batch, len, heads,
+    head_dim) out."""
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         raise ValueError("posenc attention: soft-capped scores and sink logits are not supported.")
-    if kwargs.get("position_bias") is not None:
+    bias = kwargs.get("position_bias")
+    if bias is not None and bias.numel():
         raise ValueError(
             "posenc attention: a dense position_bias came in; attach an encoding instead."
         )
@@ -68,8 +71,8 @@ def _positions(
     """Positions of queries and of all keys: cached keys count back from the first query, row by
     row."""
     if position_ids is None:
-        kv = torch.arange(kv_len, device=device)
-        return kv[kv_len - q_len :], kv
+        first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
+        return torch.arange(first, kv_len, device=device), torch.arange(kv_len, device=device)
     q = position_ids[0] if position_ids.shape[0] == 1 else position_ids
     if q_len == kv_len:
         return q, q

@@ -67,7 +67,9 @@ def prepare_folder(out: Path) -> Path:
         raise ValueError(f"{out.parent}: cannot write there ({error.strerror}).") from error
 
 
-def write(checkpoint: Checkpoint, out: Path, tokens: Tensor) -> tuple[list[str], Proof | None]:
+def write(
+    checkpoint: Checkpoint, out: Path, tokens: Tensor, *, cache_safe: bool = True
+) -> tuple[list[str], Proof]:
     """Save the model as it is in memory and prove the folder; nothing is left at `out` if that
     fails.
 
@@ -75,10 +77,11 @@ def write(checkpoint: Checkpoint, out: Path, tokens: Tensor) -> tuple[list[str],
         checkpoint: its model carries the settings to export.
         out: a folder that does not exist.
         tokens: (1, length) longer than the trained length, for the proof; a masked model is proved
-            by
-            its logits alone.
+            by its logits alone.
+        cache_safe: step-by-step decoding must equal one pass.
 
     Returns: the lines in which the two configs differ, and the proof.
+    Raises: RuntimeError where stock transformers does not see what was meant.
     """
     temporary = prepare_folder(out)
     try:
@@ -91,6 +94,8 @@ def write(checkpoint: Checkpoint, out: Path, tokens: Tensor) -> tuple[list[str],
             json.dumps(config, indent=2) + "\n", encoding="utf-8"
         )
         proof = prove(checkpoint, temporary, tokens)
+        if failures := proof.failures(cache_safe=cache_safe):
+            raise RuntimeError(f"not exported, the proof failed: {'; '.join(failures)}.")
         os.chmod(temporary, 0o755)  # noqa: PTH101 - mkdtemp made it private
         temporary.replace(out)
     finally:

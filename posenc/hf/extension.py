@@ -3,21 +3,32 @@ prove."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.hf import export, rope_config
-from posenc.hf.loading import Checkpoint, load
-from posenc.hf.measure import Evaluation, PasskeyGrid, Reader, evaluate
+from posenc.hf import export, rope_config, tables
+from posenc.hf.loading import Checkpoint, load, read_config
+from posenc.hf.measure import Evaluation, PasskeyGrid, Reader
+from posenc.hf.measure import evaluate as measure
 from posenc.hf.methods import METHODS
 from posenc.hf.search import Search, apply_genome
-from posenc.hf.text import Windows, encoder, pack
+from posenc.hf.text import Windows, encode_until, encoder, mask_token, pack
 from posenc.hf.tune import TuneConfig, tune
-from posenc.hf.variants import Variant, position_maps, rope_variant, searched
+from posenc.hf.variants import (
+    Variant,
+    position_maps,
+    rope_variant,
+    searched,
+    table_variant,
+)
 
 Progress = Callable[[str, float], None]
 
@@ -26,6 +37,8 @@ NO_EXTENSION = {
     "umt5": "T5's bias saturates, so that any length has a bias; it needs no extension",
     "bloom": "ALiBi's bias is defined at any distance; BLOOM needs no extension",
     "mpt": "ALiBi's bias is defined at any distance; raise max_seq_len in the config",
+    "gptj": "GPT-J computes its angles from a fixed base and reads no rotary settings from its "
+    "config, so that nothing written there could extend it",
 }
 
 
@@ -40,7 +53,7 @@ class Options:
     windows: int = 16
     search_minutes: float = 2.0
     targets: int = 64
-    passkey_trials: int = 4
+    passkey_trials: int = 2
     allow_cache_unsafe: bool = False
     tune: TuneConfig | None = None
     state: Path | None = None
@@ -65,7 +78,7 @@ class Outcome:
 def extend(
     folder: str | Path,
     to: int,
-    documents: list[str],
+    documents: Sequence[str],
     *,
     method: str | None = None,
     out: str | Path | None = None,
@@ -85,13 +98,16 @@ def extend(
 
     Raises: ValueError for anything that cannot be extended, with the reason.
     """
+    refuse_family(read_config(Path(folder)), folder)
     checkpoint = load(folder)
     _check_request(checkpoint, to, method, out, options)
     encode = encoder(checkpoint.folder, checkpoint.config.vocab_size, as_bytes=as_bytes)
-    tokens = [encode(document) for document in documents]
-    half = len(tokens) // 2 if len(tokens) > 1 else 0
-    fitting = pack(tokens[:half], to) if half and _needs_fitting(method, options) else None
-    windows = pack(tokens[half:], to, options.windows)
+    half = len(documents) // 2
+    fitting = None
+    if half and _needs_fitting(method, options):
+        fitting = pack([encode(document) for document in documents[:half]], to)
+    tokens = encode_until(encode, documents[half:], to * options.windows)
+    windows = pack(tokens, to, options.windows)
     variants = _variants(checkpoint, to, method, fitting, options, progress)
     trained = checkpoint.trained_length
     measured = {}
@@ -112,28 +128,55 @@ def extend(
     return outcome
 
 
+def evaluate(
+    folder: str | Path,
+    documents: Sequence[str],
+    length: int,
+    *,
+    options: Options = Options(),
+    as_bytes: bool = False,
+    progress: Progress = lambda what, share: None,
+) -> Evaluation:
+    """Measure a checkpoint as it is on windows of `length` tokens: loss by position and by context,
+    passkeys, entropy of attention.
+
+    Raises: ValueError for a folder that cannot be loaded, or too little text.
+    """
+    checkpoint = load(folder)
+    encode = encoder(checkpoint.folder, checkpoint.config.vocab_size, as_bytes=as_bytes)
+    windows = pack(encode_until(encode, documents, length * options.windows), length)
+    trained = checkpoint.trained_length
+    return _measure(checkpoint, _as_is(checkpoint), windows, trained, options, progress)
+
+
+def refuse_family(raw: dict[str, Any], folder: str | Path) -> None:
+    """Refuse what needs no extension or can have none. Raises: ValueError with the reason."""
+    reason = NO_EXTENSION.get(str(raw.get("model_type")))
+    if reason:
+        raise ValueError(f"{folder}: {reason}.")
+
+
 def _check_request(
     checkpoint: Checkpoint, to: int, method: str | None, out: str | Path | None, options: Options
 ) -> None:
-    config = checkpoint.config
-    if config.model_type in NO_EXTENSION:
-        raise ValueError(f"{checkpoint.folder}: {NO_EXTENSION[config.model_type]}.")
     rope_config.check(checkpoint.raw_config)
-    if not rope_config.read(config):
+    rotary, table = rope_config.read(checkpoint.config), tables.find(checkpoint.model)
+    if not rotary and table is None:
         raise ValueError(
-            f"{checkpoint.folder}: a {config.model_type} model has no rotary settings in its "
-            "config "
-            "that transformers would read, so nothing written there could extend it."
+            f"{checkpoint.folder}: a {checkpoint.config.model_type} model has neither rotary "
+            "settings in its config nor a table of positions that posenc knows."
         )
     if to <= checkpoint.trained_length:
         raise ValueError(
             f"--to {to} is not beyond the trained length of {checkpoint.trained_length} tokens."
         )
-    known = (*METHODS, "search")
+    known = (*METHODS, "search") if rotary else ("none", *tables.METHODS)
     if method is not None and method not in known:
         raise ValueError(f"Unknown method {method!r}; known: {', '.join(known)}.")
     if out is not None and Path(out).exists():
         raise ValueError(f"{out} exists already; give a new folder.")
+    if options.tune is not None and out is None:
+        raise ValueError("Tuning changes the weights: say with --out where to write them.")
     if (
         out is not None
         and method in METHODS
@@ -164,6 +207,10 @@ def _variants(
     options: Options,
     progress: Progress,
 ) -> list[Variant]:
+    if not rope_config.read(checkpoint.config):
+        chosen = tables.METHODS if method is None else [method]
+        names = ["none", *(name for name in chosen if name != "none")]
+        return [table_variant(checkpoint, name, to) for name in names]
     names = ["none", method] if method in METHODS and method != "none" else ["none"]
     if method is None:
         names = list(METHODS)
@@ -198,14 +245,17 @@ def _measure(
 ) -> Evaluation:
     length = windows.tokens.shape[1]
     contexts = tuple(sorted({c for c in _doublings(trained // 4, length) if c > options.targets}))
-    grid = PasskeyGrid(
-        tuple(c for c in _doublings(trained // 2, length)), trials=options.passkey_trials
-    )
+    grid = PasskeyGrid(tuple(_doublings(trained, length)), trials=options.passkey_trials)
+    masked = mask_token(checkpoint.folder) if checkpoint.masked else None
+    if variant.limit is not None:
+        contexts = tuple(c for c in contexts if c <= variant.limit)
+        grid = replace(grid, lengths=tuple(n for n in grid.lengths if n <= variant.limit))
     with variant.active() as model:
-        return evaluate(
-            Reader(model, whole=not variant.cache_safe), windows, trained, contexts=contexts,
-            targets=options.targets, passkey=grid, entropy=not variant.needs_runtime,
-            progress=progress,
+        reader = Reader(model, masked, whole=not variant.cache_safe, limit=variant.limit)
+        return measure(
+            reader, windows, trained, contexts=contexts if masked is None else (),
+            targets=options.targets, passkey=grid if masked is None else None,
+            entropy=not variant.needs_runtime, progress=progress,
         )  # fmt: skip
 
 
@@ -225,15 +275,12 @@ def recommend(
     Every bucket counts the same, so that neither the short range nor the long one is sacrificed.
     """
 
-    def score(evaluation: Evaluation) -> float:
-        return sum(e.mean for e in evaluation.by_position) / len(evaluation.by_position)
-
     allowed = {
         name: evaluation
         for name, (variant, evaluation) in measured.items()
         if not variant.needs_runtime and (variant.cache_safe or options.allow_cache_unsafe)
     }
-    best = min(allowed, key=lambda name: score(allowed[name]))
+    best = min(allowed, key=lambda name: allowed[name].average())
     base, chosen = measured["none"][1], allowed[best]
     if best == "none":
         return (
@@ -243,6 +290,12 @@ def recommend(
         )
     lost = chosen.short(trained) - base.short(trained)
     gained = base.long(trained) - chosen.long(trained)
+    if math.isnan(gained):
+        return best, (
+            f"{best} has the lowest mean loss over all position buckets, "
+            f"{chosen.long(trained):.2f} nats per token beyond {trained} tokens, where the model "
+            f"could not read before; within them it costs {lost:.2f}."
+        )
     return best, (
         f"{best} has the lowest mean loss over all position buckets: beyond {trained} tokens it "
         "saves "
@@ -265,25 +318,32 @@ def _export(
                     "Tuning needs more than one document: it must not fit the text it is "
                     "measured on."
                 )
-            state = (options.state or out.parent / f".{out.name}.state") / "tune"
+            masked = mask_token(checkpoint.folder) if checkpoint.masked else None
+            state = _state(options, out) / "tune"
             outcome.tuning_losses = tune(
-                checkpoint.model, fitting, trained, options.tune, state, progress
+                checkpoint.model, fitting, trained, options.tune, state, progress, masked
             )
-            same = Variant(
-                chosen.name, chosen.summary, _as_is(checkpoint), chosen.settings, chosen.cache_safe
-            )
+            same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
             outcome.tuned = _measure(checkpoint, same, windows, trained, options, progress)
         tokens = _proof_tokens(windows, trained)
-        outcome.config_diff, outcome.proof = export.write(checkpoint, out, tokens)
-    failures = outcome.proof.failures(cache_safe=chosen.cache_safe) if outcome.proof else []
-    if failures:
-        raise RuntimeError(f"{out} was written but not proved: {'; '.join(failures)}.")
+        outcome.config_diff, outcome.proof = export.write(
+            checkpoint, out, tokens, cache_safe=chosen.cache_safe
+        )
+    if options.state is None:
+        shutil.rmtree(_state(options, out), ignore_errors=True)
 
 
-def _as_is(checkpoint: Checkpoint):
-    from contextlib import nullcontext
+def _state(options: Options, out: Path) -> Path:
+    return options.state or out.parent / f".{out.name}.state"
 
-    return lambda: nullcontext(checkpoint.model)
+
+def _as_is(checkpoint: Checkpoint) -> Variant:
+    """The checkpoint unchanged; a table of positions ends what it can read."""
+    if rope_config.read(checkpoint.config):
+        return rope_variant(checkpoint, "none", checkpoint.trained_length)
+    if tables.find(checkpoint.model) is not None:
+        return table_variant(checkpoint, "none", checkpoint.trained_length)
+    return Variant("none", "as trained", lambda: nullcontext(checkpoint.model))
 
 
 def _proof_tokens(windows: Windows, trained: int) -> Tensor:

@@ -79,6 +79,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def trained_length(config: Any) -> int:
     """max_position_embeddings, or n_positions where a family calls it that."""
+    if config.model_type in ("roberta", "xlm-roberta"):
+        return config.max_position_embeddings - config.pad_token_id - 1  # rows for no position
     for name in ("max_position_embeddings", "n_positions", "n_ctx"):
         value = getattr(config, name, None)
         if isinstance(value, int):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from posenc.hf.entropy import attention_entropy
 from posenc.hf.losses import masked_token_losses, next_token_losses
@@ -57,8 +58,11 @@ class Evaluation:
         """Mean loss beyond the trained length."""
         return _pooled(self, lambda edge: edge > trained)
 
-    def worst(self) -> float:
-        return max(e.mean for e in self.by_position)
+    def average(self) -> float:
+        """Mean over buckets, each counting the same; infinite where one could not be read."""
+        if not all(e.tokens for e in self.by_position):
+            return math.inf
+        return sum(e.mean for e in self.by_position) / len(self.by_position)
 
 
 def _pooled(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
@@ -68,7 +72,9 @@ def _pooled(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
         if keep(edge)
     ]
     tokens = sum(e.tokens for e in kept)
-    return sum(e.mean * e.tokens for e in kept) / tokens if tokens else math.nan
+    if not tokens or not all(e.tokens for e in kept):
+        return math.nan
+    return sum(e.mean * e.tokens for e in kept) / tokens
 
 
 def bucket_edges(trained: int, target: int) -> tuple[int, ...]:
@@ -84,14 +90,21 @@ def bucket_edges(trained: int, target: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Reader:
-    """How a model's losses are read: next tokens, or masked ones."""
+    """How a model's losses are read: next tokens, or masked ones.
+
+    whole: never in pieces through the cache. limit: the model cannot read more tokens than these.
+    """
 
     model: Any
     mask_token: int | None = None
     whole: bool = False
+    limit: int | None = None
 
     def losses(self, tokens: Tensor) -> Tensor:
         """(batch, length), NaN where a token is not predicted."""
+        if self.limit is not None and tokens.shape[1] > self.limit:
+            beyond = tokens.shape[1] - self.limit
+            return F.pad(self.losses(tokens[:, : self.limit]), (0, beyond), value=torch.nan)
         if self.mask_token is not None:
             return masked_token_losses(self.model, tokens, self.mask_token)
         losses = next_token_losses(self.model, tokens, whole=self.whole)
@@ -115,7 +128,8 @@ def evaluate(
         reader: the model and how to read it.
         windows: tokens, each window as long as the target length.
         trained: the length the checkpoint was trained at, in tokens.
-        contexts: lengths at which the loss of the same last `targets` tokens is measured.
+        contexts: lengths at which the loss of the same last `targets` tokens is measured, on the
+            first half of the windows.
         passkey: the grid of lengths and depths; None to leave it out.
         entropy: measure the entropy of attention on the first window.
         progress: called with what is being measured and the share done.
@@ -135,15 +149,16 @@ def evaluate(
         for low, high in itertools.pairwise(edges)
     )
     by_context = {}
+    half = slice((len(windows) + 1) // 2)
     for i, context in enumerate(contexts):
         ends = [
             reader.losses(w[:, -context:])[:, -targets:]
-            for w in windows.tokens.split(max(1, 4096 // context))
+            for w in windows.tokens[half].split(max(1, 4096 // context))
         ]
-        by_context[context] = estimate(torch.cat(ends).numpy(), documents[:, -targets:])
+        by_context[context] = estimate(torch.cat(ends).numpy(), documents[half, -targets:])
         progress("loss by context", (i + 1) / len(contexts))
     grid = passkey.measure(reader, windows, progress) if passkey is not None else {}
-    curve = attention_entropy(reader.model, windows.tokens[:1]) if entropy else None
+    curve = attention_entropy(reader.model, windows.tokens[:1, : reader.limit]) if entropy else None
     means = () if curve is None else tuple(
         float(curve[low:high].mean()) for low, high in itertools.pairwise(edges)
     )  # fmt: skip

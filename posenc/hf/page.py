@@ -28,7 +28,8 @@ def write_page(outcome: Outcome, path: Path, command: str, caution: str | None) 
     page.section("", Headline(outcome.reason), *([Caution(caution)] if caution else []))
     page.section("Perplexity by position", by_position_table(outcome))
     page.section("Curves", *_curves(outcome))
-    page.section("Frequencies", *_frequencies(outcome))
+    if outcome.measured["none"][0].settings:
+        page.section("Frequencies", *_frequencies(outcome))
     page.section("Passkeys", *_passkeys(outcome))
     if outcome.proof is not None:
         proof = outcome.proof

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,30 @@ def encoder(folder: Path, vocab_size: int, *, as_bytes: bool = False) -> Callabl
     tokenizer = quiet_transformers().AutoTokenizer.from_pretrained(folder)
     start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     return lambda text: start + tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def encode_until(
+    encode: Callable[[str], list[int]], documents: Sequence[str], tokens: int
+) -> list[list[int]]:
+    """Documents as token ids, the first so many that they hold `tokens` tokens, or all."""
+    encoded: list[list[int]] = []
+    left = tokens
+    for document in documents:
+        if left <= 0:
+            break
+        encoded.append(encode(document))
+        left -= len(encoded[-1])
+    return encoded
+
+
+def mask_token(folder: Path) -> int:
+    """The token that hides another. Raises: ValueError where the tokenizer has none."""
+    from posenc.hf.loading import quiet_transformers
+
+    token = quiet_transformers().AutoTokenizer.from_pretrained(folder).mask_token_id
+    if token is None:
+        raise ValueError(f"{folder}: the tokenizer names no mask token to hide tokens with.")
+    return token
 
 
 def pack(documents: list[list[int]], length: int, limit: int | None = None) -> Windows:

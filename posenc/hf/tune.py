@@ -63,9 +63,10 @@ def tune(
     config: TuneConfig,
     folder: Path,
     progress: Callable[[str, float], None],
+    mask_token: int | None = None,
 ) -> list[float]:
     """Train on the windows in place; the loss of each step in nats. `folder` holds what a restart
-    needs.
+    needs; with a mask token the model learns to fill in hidden tokens.
 
     Raises: ValueError where the folder holds the state of another tuning; RuntimeError if the loss
     is not finite.
@@ -81,7 +82,10 @@ def tune(
     for step in range(len(losses), config.steps):
         for group in optimizer.param_groups:
             group["lr"] = config.rate(size) * min(1.0, (step + 1) / config.warmup)
-        loss = _loss(model, _batch(windows, trained, config, step))
+        tokens = _batch(windows, trained, config, step)
+        loss = (
+            _loss(model, tokens) if mask_token is None else _masked_loss(model, tokens, mask_token)
+        )
         if not math.isfinite(loss.item()):
             raise RuntimeError(
                 f"tuning: the loss is {loss.item()} at step {step}; lower the learning rate."
@@ -114,6 +118,14 @@ def _batch(windows: Windows, trained: int, config: TuneConfig, step: int) -> Ten
 def _loss(model: Any, tokens: Tensor) -> Tensor:
     logits = model(tokens, use_cache=False).logits
     return F.cross_entropy(logits[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def _masked_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
+    # The batch is a function of the step, and so are the hidden tokens: a restart repeats them.
+    generator = torch.Generator().manual_seed(int(tokens.sum()))
+    hidden = torch.rand(tokens.shape, generator=generator) < 0.15
+    logits = model(tokens.masked_fill(hidden, mask_token)).logits
+    return F.cross_entropy(logits[hidden].float(), tokens[hidden])
 
 
 def _save(

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from posenc.hf import rope_config
+from posenc.hf import rope_config, tables
 from posenc.hf.apply import applied
 from posenc.hf.attention import attached
 from posenc.hf.loading import Checkpoint
@@ -24,7 +24,7 @@ class Variant:
     """One way to read further. `active()` is the model with it, inside a with block.
 
     cache_safe: step-by-step decoding equals the full pass. needs_runtime: stock tools cannot load
-    it.
+    it. limit: it cannot read more tokens than these.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Variant:
     settings: tuple[RopeSetting, ...] = ()
     cache_safe: bool = True
     needs_runtime: bool = False
+    limit: int | None = None
 
 
 def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
@@ -50,6 +51,17 @@ def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
         settings,
         method.cache_safe,
     )
+
+
+def table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
+    """A longer table of learned positions; "none" is the table as it is, and reads no further."""
+    model = checkpoint.model
+    if name == "none":
+        return Variant(
+            name, METHODS[name].summary, lambda: nullcontext(model), limit=checkpoint.trained_length
+        )
+    summary = tables.METHODS[name][0]
+    return Variant(name, summary, lambda: tables.grown(model, name, target))
 
 
 def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:

@@ -1,0 +1,106 @@
+"""Learned tables of absolute positions in a loaded model: find them, grow them, put them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.embeddings import grow
+
+FAMILIES = {
+    "bert": ("embeddings.position_embeddings", "max_position_embeddings", 0, 0),
+    "roberta": ("embeddings.position_embeddings", "max_position_embeddings", 2, 2),
+    "xlm-roberta": ("embeddings.position_embeddings", "max_position_embeddings", 2, 2),
+    "gpt2": ("transformer.wpe", "n_positions", 0, 0),
+    "opt": ("decoder.embed_positions", "max_position_embeddings", 2, 0),
+}
+"""model_type: where the table is, the config key of its length, leading rows that stand for no
+position, and how many of those the key counts."""
+
+METHODS: dict[str, tuple[str, Callable[..., Tensor]]] = {
+    "interpolate": (
+        "linear interpolation between rows",
+        lambda table, rows, **kept: grow.interpolate(table, rows, align_corners=True, **kept),
+    ),
+    "tile": ("the table repeated", grow.tile),
+    "hierarchical": ("two digits, alpha 0.4; the first rows stay", grow.hierarchical),
+}
+
+
+@dataclass(frozen=True)
+class PositionTable:
+    """A model's table of positions: the module that holds it, and how its config counts it."""
+
+    module: nn.Embedding
+    key: str
+    offset_rows: int
+    counted_rows: int
+
+    @property
+    def length(self) -> int:
+        """Positions that the table has rows for."""
+        return self.module.weight.shape[0] - self.offset_rows
+
+
+def find(model: Any) -> PositionTable | None:
+    """The table of a model of FAMILIES; None for the others.
+
+    Raises: ValueError for a BERT whose config asks for relative positions as well.
+    """
+    if model.config.model_type not in FAMILIES:
+        return None
+    kind = getattr(model.config, "position_embedding_type", None) or "absolute"
+    if kind != "absolute":
+        raise ValueError(
+            f"position_embedding_type is {kind!r}: growing the table alone would leave its "
+            "relative part short."
+        )
+    path, *counts = FAMILIES[model.config.model_type]
+    for name, module in model.named_modules():
+        if name.endswith(path) and isinstance(module, nn.Embedding):
+            return PositionTable(module, *counts)
+    return None
+
+
+@contextmanager
+def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
+    """The model with a table for `length` positions inside the block, as it was after it."""
+    table = find(model)
+    assert table is not None
+    module, config = table.module, model.config
+    weight, rows, maximum = module.weight, module.num_embeddings, getattr(config, table.key)
+    with torch.no_grad():
+        longer = METHODS[method][1](weight.detach(), length, offset_rows=table.offset_rows)
+    buffers = _position_buffers(model, table.length + table.counted_rows)
+    module.weight, module.num_embeddings = nn.Parameter(longer), len(longer)
+    setattr(config, table.key, length + table.counted_rows)
+    for owner, name, buffer in buffers:
+        setattr(owner, name, _longer_buffer(name, buffer, length + table.counted_rows))
+    try:
+        yield model
+    finally:
+        module.weight, module.num_embeddings = weight, rows
+        setattr(config, table.key, maximum)
+        for owner, name, buffer in buffers:
+            setattr(owner, name, buffer)
+
+
+def _position_buffers(model: nn.Module, length: int) -> list[tuple[nn.Module, str, Tensor]]:
+    """Buffers of BERT-like models with one column per position."""
+    return [
+        (owner, name, buffer)
+        for owner in model.modules()
+        for name, buffer in owner.named_buffers(recurse=False)
+        if name in ("position_ids", "token_type_ids") and buffer.shape[-1] == length
+    ]
+
+
+def _longer_buffer(name: str, buffer: Tensor, length: int) -> Tensor:
+    if name == "position_ids":
+        return torch.arange(length, device=buffer.device).expand(1, -1)
+    return buffer.new_zeros(1, length)

@@ -1,0 +1,100 @@
+"""T5 and BLOOM give stock transformers' answers on posenc's attention, padding and cache
+included."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from posenc.hf.own_biases import own_biases
+from tests.hf_models import transformers
+
+LENGTH = 41
+TOKENS = torch.randint(3, 90, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+MASK = torch.ones(2, LENGTH, dtype=torch.long)
+MASK[0, :9] = 0
+
+
+@pytest.fixture
+def t5():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=90, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
+        relative_attention_num_buckets=8, relative_attention_max_distance=20,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    with torch.no_grad():  # large enough to matter
+        for stack in (model.encoder, model.decoder):
+            table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+            table.normal_(std=2.0)
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.fixture
+def bloom():
+    torch.manual_seed(0)
+    config = transformers.BloomConfig(vocab_size=90, hidden_size=48, n_layer=2, n_head=6)
+    return transformers.BloomForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def test_t5_gives_the_stock_answers_with_padding(t5):
+    inputs = {"input_ids": TOKENS, "attention_mask": MASK, "decoder_input_ids": TOKENS[:, :30]}
+    expected = t5(**inputs).logits
+    with own_biases(t5):
+        got = t5(**inputs).logits
+        longer = {**inputs, "decoder_input_ids": TOKENS.repeat(1, 2)}  # longer than the encoder
+        got_longer = t5(**longer).logits
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got_longer, t5(**longer).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(t5(**inputs).logits, expected, rtol=0, atol=0)
+    assert not any("posenc" in name for name in t5.state_dict())
+
+
+@torch.no_grad()
+def test_t5_decodes_step_by_step(t5):
+    options = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False}
+    expected = t5.generate(TOKENS, **options)
+    with own_biases(t5):
+        got = t5.generate(TOKENS, **options)
+    assert torch.equal(got, expected)
+
+
+def test_t5s_table_goes_on_learning(t5):
+    with own_biases(t5):
+        t5(input_ids=TOKENS, decoder_input_ids=TOKENS).logits.square().mean().backward()
+    table = t5.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+    assert table.grad is not None
+    assert table.grad.abs().sum() > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_bloom_gives_the_stock_answers_with_padding(bloom, side):
+    mask = MASK if side == "left" else MASK.flip(1)
+    expected = bloom(TOKENS, attention_mask=mask).logits
+    with own_biases(bloom):
+        got = bloom(TOKENS, attention_mask=mask).logits
+    seen = mask.bool()
+    torch.testing.assert_close(got[seen], expected[seen], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(bloom(TOKENS, attention_mask=mask).logits, expected, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_bloom_decodes_step_by_step(bloom):
+    options = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False}
+    expected = bloom.generate(TOKENS, **options)
+    with own_biases(bloom):
+        got = bloom.generate(TOKENS, **options)
+    assert torch.equal(got, expected)
+
+
+def test_other_models_are_refused(bloom):
+    bloom.config.model_type = "llama"
+    with (
+        pytest.raises(ValueError, match="knows t5 and bloom, got a llama model"),
+        own_biases(bloom),
+    ):
+        pass
