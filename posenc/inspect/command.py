@@ -7,17 +7,23 @@ from typing import Annotated
 
 import typer
 
+DEFAULTS = (64, 8, 2048)
+"""Head size, heads and training length."""
+
 
 def inspect(
     names: Annotated[
         list[str],
-        typer.Argument(help="Encodings, see posenc list.", metavar="NAME..."),
+        typer.Argument(
+            help="Encodings, see posenc list; or the word claims: folklore, checked.",
+            metavar="NAME...",
+        ),
     ],
-    head_dim: Annotated[int, typer.Option(min=1, help="Size of one head.")] = 64,
-    num_heads: Annotated[int, typer.Option(min=1, help="Number of query heads.")] = 8,
+    head_dim: Annotated[int, typer.Option(min=1, help="Size of one head.")] = DEFAULTS[0],
+    num_heads: Annotated[int, typer.Option(min=1, help="Number of query heads.")] = DEFAULTS[1],
     train_length: Annotated[
         int, typer.Option(min=1, help="Longest sequence of the training, in tokens.")
-    ] = 2048,
+    ] = DEFAULTS[2],
     compare: Annotated[
         bool, typer.Option("--compare", help="One table and shared figures, side by side.")
     ] = False,
@@ -33,6 +39,13 @@ def inspect(
     ] = None,
 ) -> None:
     """Measure and draw what encodings do with position: nothing is read off their claims."""
+    if "claims" in names:
+        if names != ["claims"] or compare or out or (head_dim, num_heads, train_length) != DEFAULTS:
+            raise ValueError("posenc inspect claims takes --json and nothing else.")
+        from posenc.inspect import claims_command
+
+        claims_command.run(as_json)
+        return
     from posenc.inspect.sheets import Request, run
 
     run(Request(names, head_dim, num_heads, train_length, compare, as_json, out))

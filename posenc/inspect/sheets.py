@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.encoding import ModelShape
+from posenc.inspect.progress import tell
 from posenc.inspect.rows import rows
 from posenc.inspect.spec import SpecSheet, measure
 from posenc.registry import entry
@@ -43,8 +43,10 @@ def run(request: Request) -> None:
     sheets = []
     for number, name in enumerate(dict.fromkeys(request.names), 1):
         count = f"{number} of {len(set(request.names))}"
-        sheets.append(measure(name, request.shape, lambda step, n=name, c=count: _tell(n, c, step)))
-    _tell("", "", "")
+        sheets.append(
+            measure(name, request.shape, lambda step, n=name, c=count: tell(f"{n} ({c}): {step}"))
+        )
+    tell("")
     if request.as_json:
         print(json.dumps([sheet.to_json() for sheet in sheets], indent=1, allow_nan=False))
     elif request.compare:
@@ -52,14 +54,6 @@ def run(request: Request) -> None:
     else:
         for sheet in sheets:
             _print([sheet])
-
-
-def _tell(name: str, count: str, step: str) -> None:
-    """One line on a terminal that each message replaces; nothing where nobody looks."""
-    if sys.stderr.isatty():
-        text = f"{name} ({count}): {step}" if name else ""
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
 
 
 def _print(sheets: list[SpecSheet]) -> None:
