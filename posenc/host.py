@@ -317,7 +317,7 @@ def _choose(call: Call, impl: str) -> Plan:
 
 SHORT_ROW = 512
 """Up to this many keys, dense softmax attention trains faster on the CPU than its flash kernel in
-half types or with a bias. In plain float32 a training step at 128 keys is 10 % faster with flash."""
+half types or with a bias; in plain float32 a step at 128 keys is 10 % faster with flash."""
 DENSE_BYTES = 64 * 2**20
 """Scores below this size are computed whole."""
 
