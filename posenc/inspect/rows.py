@@ -6,12 +6,21 @@ from posenc.inspect.precision import BOUND
 from posenc.inspect.running import COST_LENGTH
 from posenc.inspect.spec import SpecSheet
 
+LEGEND = (
+    "Neighbours: distances at which a query tells a key from the next. Angles: the last position "
+    f"with every angle within {BOUND:g} rad of exact; plain is position times frequency in that "
+    "dtype. Unfinished pairs turn less than once in the training length. Score of equals: of a "
+    "vector with itself, in logits at a distance in tokens; random: of independent vectors. Time: "
+    f"of one layer at {COST_LENGTH} tokens, over the same layer without an encoding."
+)
+"""What the short names mean."""
+
 _INVARIANT = {
-    "shift": "same result with all positions shifted",
+    "shift": "shift invariant",
     "padding": "padding invisible",
-    "packing": "packed documents invisible to each other",
-    "batch": "independent of other rows",
-    "cache": "step by step equals all at once",
+    "packing": "packing invisible",
+    "batch": "rows independent",
+    "cache": "cache consistent",
 }
 
 
@@ -28,12 +37,12 @@ def rows(sheet: SpecSheet) -> dict[str, str]:
     for key, words in _INVARIANT.items():
         gap = sheet.differences[key]
         lines[words] = "yes" if sheet.holds[key] else f"no: off by {gap:.2g} of the largest output"
-    lines["norm of q and k kept"] = _norms(sheet.norm_ratio)
+    lines["norm of q, k kept"] = _norms(sheet.norm_ratio)
     lines["past and future"] = sheet.direction
     lines |= _resolution(sheet) | _precision(sheet) | _turns(sheet) | _decay(sheet)
-    lines["compiles (fullgraph)"] = sheet.compiles
-    lines["exports for any length"] = sheet.exports
-    lines[f"time of a layer at {COST_LENGTH} tokens, over none"] = f"{sheet.cost:.2f} times"
+    lines["compiles"] = sheet.compiles
+    lines["exports"] = sheet.exports
+    lines["time over none"] = f"{sheet.cost:.2f} times"
     return lines
 
 
@@ -49,12 +58,11 @@ def _norms(ratio: tuple[float, float] | None) -> str:
 def _resolution(sheet: SpecSheet) -> dict[str, str]:
     found = sheet.resolution
     if found is None:
-        return {"neighbours told apart": "by the tokens between, not by distance"}
+        return {"neighbours": "by the tokens between, not by distance"}
     return {
-        f"neighbours told apart, {dtype}": "never"
+        f"neighbours, {dtype}": "never"
         if not r.any
-        else f"every distance up to {r.every:,}"
-        + (f", some up to {r.any:,}" if r.any > r.every else "")
+        else f"all up to {r.every:,}" + (f", some up to {r.any:,}" if r.any > r.every else "")
         for dtype, r in found.items()
     }
 
@@ -62,13 +70,12 @@ def _resolution(sheet: SpecSheet) -> dict[str, str]:
 def _precision(sheet: SpecSheet) -> dict[str, str]:
     if sheet.precision is None:
         return {}
-    label = f"angles within {BOUND:g} rad up to position"
-    plain = {f"{label}, plain {name}": f"{p:,}" for name, p in sheet.precision.plain.items()}
-    return {f"{label}, as used": f"{sheet.precision.as_used:,}"} | plain
+    plain = {f"angles, plain {name}": f"{p:,}" for name, p in sheet.precision.plain.items()}
+    return {"angles, as used": f"{sheet.precision.as_used:,}"} | plain
 
 
 def _turns(sheet: SpecSheet) -> dict[str, str]:
-    label = f"frequency pairs without a full turn in {sheet.shape.train_length:,} tokens"
+    label = "unfinished pairs"
     pairs = sheet.unfinished_pairs
     if not sheet.num_pairs:
         return {label: "no frequencies"}
@@ -82,16 +89,20 @@ def _decay(sheet: SpecSheet) -> dict[str, str]:
 
     def line(values: list[float | None]) -> str:
         return ", ".join(
-            f"{'hidden' if (v := values[i]) is None else f'{v:.3g}'} at {decay.distances[i]:,}"
+            f"{'hidden' if (v := values[i]) is None else _number(v)} at {decay.distances[i]:,}"
             for i in picked
         )
 
     return {
-        "score of a vector with itself, logits by distance": line(decay.same),
-        "score of random q and k, mean": line(decay.mean),
-        "its 5 % quantile": line(decay.low),
-        "its 95 % quantile": line(decay.high),
+        "score of equals": line(decay.same),
+        "random, mean": line(decay.mean),
+        "random, 5 %": line(decay.low),
+        "random, 95 %": line(decay.high),
     }
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _ranges(numbers: list[int]) -> str:

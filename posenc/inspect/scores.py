@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from posenc.call import Call
 from posenc.encoding import ModelShape, PositionEncoding
-from posenc.host import Call
 from posenc.inspect.probe import hidden, line, pair_scores
 
 FARTHEST = 2**16

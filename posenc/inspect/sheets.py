@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.encoding import ModelShape
 from posenc.inspect.progress import tell
-from posenc.inspect.rows import rows
+from posenc.inspect.rows import LEGEND, rows
 from posenc.inspect.spec import SpecSheet, measure
 from posenc.registry import entry
 
@@ -54,6 +56,12 @@ def run(request: Request) -> None:
     else:
         for sheet in sheets:
             _print([sheet])
+    path = request.out or (None if request.as_json else Path("runs/inspect.html"))
+    if path is not None:
+        from posenc.inspect.page import write_page
+
+        write_page(sheets, path, request.compare, shlex.join(["posenc", *sys.argv[1:]]))
+        sys.stderr.write(f"{path}\n")
 
 
 def _print(sheets: list[SpecSheet]) -> None:
@@ -69,3 +77,4 @@ def _print(sheets: list[SpecSheet]) -> None:
     if not console.is_terminal:
         console = Console(width=60 + 50 * len(sheets))
     console.print(table)
+    console.print(LEGEND, style="dim")

@@ -1,0 +1,243 @@
+"""Figures of one encoding or several, from data; each function returns a matplotlib Figure.
+
+The caller supplies numbers only: no function here knows an encoding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter
+
+from posenc.drawing import GRID, INK, LIGHT, figure, legend_above, line_styles, ordered_colours
+from posenc.inspect.scores import Decay
+
+Array = np.ndarray
+_PLAIN = FuncFormatter(lambda value, _: f"{value:,.0f}".replace("-", "−"))
+
+
+def heat_map(values: Array, x_label: str, y_label: str, unit: str) -> Figure:
+    """A matrix as a picture, rows downwards: positions by dimensions, queries by keys. Where values
+    have both signs, the middle colour is zero."""
+    with figure(x_label, y_label, grid=False) as (drawn, axes):
+        largest = float(np.abs(values[np.isfinite(values)]).max(initial=1e-12))
+        signed = values.min() < 0 < values.max()
+        image = axes.imshow(
+            values,
+            aspect="auto",
+            interpolation="nearest",
+            vmin=-largest if signed else None,
+            vmax=largest if signed else None,
+        )
+        drawn.colorbar(image, ax=axes, label=unit)
+        _frame(axes)
+    return drawn
+
+
+def single_lines(
+    values: Array, picked: Sequence[int], x_label: str, y_label: str, what: str
+) -> Figure:
+    """values (points, lines): the columns in `picked`, one curve each, named "`what` 3"."""
+    with figure(x_label, y_label) as (drawn, axes):
+        for index, style in zip(
+            picked, line_styles([f"{what} {i}" for i in picked]).items(), strict=True
+        ):
+            label, look = style
+            axes.plot(values[:, index], label=label, **look.curve(len(values)))
+        legend_above(drawn)
+    return drawn
+
+
+def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> Figure:
+    """Tokens per turn of each frequency pair, before and after scaling; None does not turn."""
+    with figure("frequency pair", "wavelength, tokens") as (drawn, axes):
+        for name, style in line_styles(list(series)).items():
+            waves = [math.nan if w is None else w for w in series[name]]
+            axes.plot(waves, label=name, **style.curve(len(waves)))
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_PLAIN)
+        axes.axhline(train_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.annotate(
+            f"training length, {train_length:,}",
+            (0, train_length),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 3),
+            textcoords="offset points",
+            fontsize=8,
+        )
+        legend_above(drawn)
+    return drawn
+
+
+def bias_by_distance(values: Array, distances: Sequence[int]) -> Figure:
+    """values (heads, distances) in logits, one curve per head."""
+    heads = len(values)
+    with figure("distance to the key, tokens", "bias, logits") as (drawn, axes):
+        for head, colour in enumerate(ordered_colours(heads)):
+            label = f"head {head}" if head in (0, heads // 2, heads - 1) else None
+            axes.plot(distances, values[head], color=colour, label=label)
+        axes.set_xscale("symlog", base=2, linthresh=1)
+        _distance_ticks(axes, max(distances))
+        legend_above(drawn)
+    return drawn
+
+
+def slopes(values: Sequence[float]) -> Figure:
+    """The slope of each head of ALiBi, on a logarithmic axis."""
+    with figure("head", "slope, logits per token") as (drawn, axes):
+        axes.vlines(range(len(values)), min(values) / 2, values, color=LIGHT[0], linewidth=1.6)
+        axes.plot(values, "o", color=LIGHT[0])
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.3g}"))
+        axes.set_xticks(range(len(values)))
+    return drawn
+
+
+def buckets(past: Sequence[int], future: Sequence[int] | None) -> Figure:
+    """T5's bucket of each distance 0, 1, 2, ... in the past, and in the future."""
+    with figure("distance, tokens; the past is positive", "bucket") as (drawn, axes):
+        axes.step(range(len(past)), past, where="mid", color=LIGHT[0], label="past")
+        if future is not None:
+            axes.step(
+                [-d for d in range(len(future))], future, where="mid", color=LIGHT[1],
+                linestyle="--", label="future",
+            )  # fmt: skip
+            legend_above(drawn)
+    return drawn
+
+
+def rotation_steps(degrees: float, steps: int) -> Figure:
+    """One pair of channels of a unit vector, turned by `degrees` per position."""
+    with figure("first channel of the pair", "second channel") as (drawn, axes):
+        drawn.set_size_inches(4.4, 4.4)
+        circle = np.linspace(0, 2 * math.pi, 200)
+        axes.plot(np.cos(circle), np.sin(circle), color=GRID, linewidth=1)
+        for step, colour in enumerate(ordered_colours(steps)):
+            angle = math.radians(step * degrees)
+            end = (math.cos(angle), math.sin(angle))
+            axes.annotate(
+                "", end, (0, 0), arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.4}
+            )
+            axes.annotate(str(step), (1.13 * end[0], 1.13 * end[1]), ha="center", va="center")
+        axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
+        axes.set_xticks([-1, 0, 1])
+        axes.set_yticks([-1, 0, 1])
+    return drawn
+
+
+def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Figure:
+    """The mean score at each distance; bands hold nine of ten random pairs (`same` False), or the
+    score of a vector with itself (`same` True)."""
+    with figure("distance to the key, tokens", "score, logits") as (drawn, axes):
+        for name, style in line_styles(list(decays)).items():
+            decay = decays[name]
+            mean = _gaps(decay.same if same else decay.mean)
+            axes.plot(decay.distances, mean, label=name, **style.curve(len(mean)))
+            if not same:
+                axes.fill_between(
+                    decay.distances, _gaps(decay.low), _gaps(decay.high), color=style.color,
+                    alpha=0.18, linewidth=0,
+                )  # fmt: skip
+        axes.set_xscale("symlog", base=2, linthresh=1)
+        lowest = np.nanmin([np.nanmin(_gaps(d.mean)) for d in decays.values()])
+        if lowest < -50:
+            axes.set_yscale("symlog", linthresh=10)
+            axes.yaxis.set_major_formatter(_PLAIN)
+        _distance_ticks(axes, max(d.distances[-1] for d in decays.values()))
+        legend_above(drawn)
+    return drawn
+
+
+def precision_map(reach: Mapping[str, int], limit: int) -> Figure:
+    """How far positions are told apart by their angles, one bar for each way to compute them."""
+    with figure("position up to which all angles are right", "") as (drawn, axes):
+        drawn.set_figheight(0.9 + 0.45 * len(reach))
+        names = list(reach)[::-1]
+        axes.barh(names, [max(1, reach[name]) for name in names], color=LIGHT[0], height=0.55)
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(1, limit * 1024)
+        ticks = [1, 2**8, 2**16, 2**24, limit]
+        axes.set_xticks(ticks, [_short(t) for t in ticks])
+        for row, name in enumerate(names):
+            axes.annotate(
+                f"{reach[name]:,}", (max(1, reach[name]), row), xytext=(4, 0),
+                textcoords="offset points", va="center", fontsize=8.5,
+            )  # fmt: skip
+        axes.grid(axis="y", visible=False)
+    return drawn
+
+
+def mask_matrix(visible: Array) -> Figure:
+    """Who may look at whom: visible (queries, keys), True where it may."""
+    with figure("key position", "query position", grid=False) as (drawn, axes):
+        drawn.set_size_inches(4.4, 4.2)
+        for (row, column), seen in np.ndenumerate(visible):
+            if seen:
+                axes.add_patch(Rectangle((column - 0.45, row - 0.45), 0.9, 0.9, color=LIGHT[0]))
+        rows, columns = visible.shape
+        axes.set(xlim=(-0.6, columns - 0.4), ylim=(rows - 0.4, -0.6), aspect="equal")
+    return drawn
+
+
+def visible_context(counts: Mapping[str, Sequence[int]]) -> Figure:
+    """How many keys each query position sees under each mask."""
+    with figure("query position", "keys it sees") as (drawn, axes):
+        for name, style in line_styles(list(counts)).items():
+            axes.plot(counts[name], label=name, **style.curve(len(counts[name])))
+        axes.set_ylim(bottom=0)
+        legend_above(drawn)
+    return drawn
+
+
+def attention_map(weights: Array, tokens: Sequence[str]) -> Figure:
+    """weights (queries, keys), with the tokens on both axes, in any script."""
+    with figure("key", "query", grid=False) as (drawn, axes):
+        size = 2.2 + 0.22 * len(tokens)
+        drawn.set_size_inches(size + 0.6, size)
+        image = axes.imshow(weights, vmin=0, interpolation="nearest")
+        ticks = range(len(tokens))
+        axes.set_xticks(ticks, list(tokens), rotation=90)
+        axes.set_yticks(ticks, list(tokens))
+        drawn.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
+        _frame(axes)
+    return drawn
+
+
+def attention_distance(values: Array) -> Figure:
+    """values (layers, heads): the mean distance of attention in tokens, one dot per head."""
+    with figure("layer", "mean distance of attention, tokens") as (drawn, axes):
+        layers, heads = values.shape
+        for head, colour in enumerate(ordered_colours(heads)):
+            label = f"head {head}" if head in (0, heads // 2, heads - 1) else None
+            axes.plot(range(layers), values[:, head], "o", color=colour, label=label)
+        axes.set_xticks(range(layers))
+        axes.set_ylim(bottom=0)
+        legend_above(drawn)
+    return drawn
+
+
+def _frame(axes) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(True)
+
+
+def _gaps(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if v is None else v for v in values]
+
+
+def _short(number: int) -> str:
+    """65536 -> 64 Ki"""
+    for power, unit in ((30, " Gi"), (20, " Mi"), (10, " Ki")):
+        if number >= 2**power:
+            return f"{number / 2**power:g}{unit}"
+    return str(number)
+
+
+def _distance_ticks(axes, last: int) -> None:
+    ticks = [0, *(2**i for i in range(0, last.bit_length() + 1, 2) if 2**i <= last)]
+    axes.set_xticks(ticks, [f"{t:,}" for t in ticks])
+    axes.minorticks_off()
