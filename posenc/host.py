@@ -1,9 +1,9 @@
-"""The host: scaled dot-product attention with a position encoding; the only file that calls
-places 2, 3 and 4."""
+"""The host: scaled dot-product attention with a position encoding. It calls place 2 and chooses the
+implementation, which calls places 3 and 4 through posenc.call; nothing else calls them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import ModuleType
 
 import torch
@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.cache import KVCache
-from posenc.encoding import PositionEncoding, Rows, ScoreMod, at_least_float32, grouped_matmul
+from posenc.call import Call
+from posenc.encoding import PositionEncoding
 from posenc.kernels import blockwise, flex, reference, sdpa
 from posenc.masks import Mask
-from posenc.positions import run_start
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "reference": reference,
@@ -44,161 +44,6 @@ class Plan:
         extra = f"{self.extra_bytes / 2**20:.1f} MiB extra"
         lines = [f"{self.impl}: {self.reason}; time {self.time}, {extra}"]
         return "\n".join(lines + [f"  not {name}: {why}" for name, why in self.rejected.items()])
-
-
-@dataclass(frozen=True)
-class Call:
-    """One ordinary attention after place 2: what an implementation needs to run it.
-
-    q (batch, num_heads, q_len, width) and k (batch, num_kv_heads, kv_len, width) come from place 2;
-    raw_q and raw_k from before it, raw_k with as many heads as q and only where the encoding needs
-    it. `first_key` is where these keys begin among those the mask is bound to.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    raw_q: Tensor
-    raw_k: Tensor | None
-    encoding: PositionEncoding
-    q_positions: Tensor
-    kv_positions: Tensor
-    q_state: Tensor | None
-    kv_state: Tensor | None
-    mask: Mask | None
-    scale: float
-    dropout_p: float
-    need_lse: bool
-    first_key: int = 0
-
-    @property
-    def q_len(self) -> int:
-        return self.q.shape[2]
-
-    @property
-    def kv_len(self) -> int:
-        return self.k.shape[2]
-
-    @property
-    def changes_scores(self) -> bool:
-        """Whether places 3 or 4 act, so that scores or weights must be seen."""
-        return 3 in self.encoding.places or 4 in self.encoding.places
-
-    @property
-    def needs_grad(self) -> bool:
-        if not torch.is_grad_enabled():
-            return False
-        inputs = (self.q, self.k, self.v, self.raw_q, self.raw_k, self.q_state, self.kv_state)
-        return any(t is not None and t.requires_grad for t in inputs) or any(
-            p.requires_grad for p in self.encoding.parameters()
-        )
-
-    def mask_runs(self) -> tuple[int, int] | None:
-        """The first query's and the first key's position where the mask is bound to two runs of
-        consecutive positions, known without synchronising."""
-        if self.mask is None:
-            return None
-        q_positions, kv_positions = self.mask.q_positions, self.mask.kv_positions
-        assert q_positions is not None and kv_positions is not None
-        q_start = run_start(q_positions)
-        kv_start = q_start if kv_positions is q_positions else run_start(kv_positions)
-        return None if q_start is None or kv_start is None else (q_start, kv_start)
-
-    def reach(self, start: int, stop: int, runs: tuple[int, int] | None) -> tuple[int, int]:
-        """first, last: queries start .. stop see no key before `first`, nor from `last` on; at
-        least one key. `runs` comes from mask_runs, which is asked once for all blocks."""
-        first, last = 0, self.kv_len
-        mask = self.mask
-        if mask is not None and runs is not None:
-            shift = runs[0] - runs[1]  # the key at a query's own position
-            if mask.causal:
-                last = min(last, stop + shift)
-            if mask.window is not None:
-                first = max(first, start + shift - mask.window + 1)
-                last = min(last, stop - 1 + shift + mask.window)
-        last = max(last, 1)
-        return min(first, last - 1), last
-
-    def keys(self, first: int, last: int) -> Call:
-        """The same attention over keys first .. last alone."""
-        if (first, last) == (0, self.kv_len):
-            return self
-        state = self.kv_state
-        return replace(
-            self,
-            k=self.k[:, :, first:last],
-            v=self.v[:, :, first:last],
-            raw_k=None if self.raw_k is None else self.raw_k[:, :, first:last],
-            kv_positions=_tokens(self.kv_positions, first, last, self.encoding),
-            kv_state=None if state is None else state[:, :, first:last],
-            first_key=self.first_key + first,
-        )
-
-    def widen(self, t: Tensor) -> Tensor:
-        """t in at least float32; as it is under autocast, which would cast it back."""
-        device = self.q.device.type
-        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        return t if autocast else t.to(at_least_float32(t.dtype))
-
-    def score_mod(self, start: int, stop: int) -> ScoreMod | None:
-        """Place 3 for queries start .. stop, counted from zero within the block."""
-        return self.encoding.score_mod(
-            self.raw_q[:, :, start:stop],
-            self.raw_k,
-            _tokens(self.q_positions, start, stop, self.encoding),
-            self.kv_positions,
-            None if self.q_state is None else self.q_state[:, :, start:stop],
-            self.kv_state,
-        )
-
-    def scores(self, start: int, stop: int) -> Tensor:
-        """Scaled scores with place 3 applied and not yet masked: (batch, num_heads, stop -
-        start, kv_len)."""
-        q, k = self.widen(self.q[:, :, start:stop]), self.widen(self.k)
-        scores = grouped_matmul(q * self.scale, k.mT)
-        scores = scores.to(at_least_float32(scores.dtype))
-        if not self.changes_scores:
-            return scores
-        batch, heads, rows, kv_len = scores.shape
-        device = scores.device
-        block = Rows(
-            q=self.raw_q[:, :, start:stop],
-            k=self.raw_k,
-            q_positions=_tokens(self.q_positions, start, stop, self.encoding),
-            kv_positions=self.kv_positions,
-            batch=torch.arange(batch, device=device)[:, None, None, None],
-            head=torch.arange(heads, device=device)[:, None, None],
-            q_idx=torch.arange(rows, device=device)[:, None],
-            kv_idx=torch.arange(kv_len, device=device),
-        )
-        return self.encoding.score_rows(
-            scores, self.score_mod(start, stop), self.visible(start, stop), block
-        )
-
-    def visible(self, start: int, stop: int) -> Tensor | None:
-        """Booleans that broadcast to the scores of queries start .. stop; None where everything
-        is visible."""
-        if self.mask is None:
-            return None
-        batch, heads = self.q.shape[:2]
-        return self.mask.rows(
-            batch, heads, start, stop, self.kv_len, self.q.device, first_key=self.first_key
-        )
-
-    @property
-    def every_row_sees_a_key(self) -> bool:
-        """Known without reading anything: under an exact mask over one set of positions each
-        token sees itself."""
-        return self.mask is None or (
-            self.mask.exact and self.mask.q_positions is self.mask.kv_positions
-        )
-
-    def combine(self, weights: Tensor, start: int, stop: int) -> Tensor:
-        """Place 4 for queries start .. stop, in the dtype of q."""
-        positions = _tokens(self.q_positions, start, stop, self.encoding)
-        v = self.widen(self.v)
-        out = self.encoding.combine_values(weights, v, positions, self.kv_positions)
-        return out.to(self.q.dtype)
 
 
 def attention(
@@ -444,9 +289,3 @@ def _check(
 
 def _repeat_heads(k: Tensor, num_heads: int) -> Tensor:
     return k if k.shape[1] == num_heads else k.repeat_interleave(num_heads // k.shape[1], dim=1)
-
-
-def _tokens(positions: Tensor, start: int, stop: int, encoding: PositionEncoding) -> Tensor:
-    if encoding.num_axes > 1:
-        return positions[..., start:stop, :]
-    return positions[..., start:stop]

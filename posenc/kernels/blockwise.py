@@ -3,17 +3,13 @@ that grows with length alone."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from posenc.call import Call
 from posenc.kernels import reference
 from posenc.kernels.cost import Cost
-
-if TYPE_CHECKING:
-    from posenc.host import Call
 
 BLOCK_BYTES = 16 * 2**20
 """What one block of scores may take. Larger blocks leave the cache, smaller ones pay more for

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from posenc.call import Call
 from posenc.encoding import DistanceBias, ScoreMod, at_least_float32
 from posenc.kernels import toeplitz
 from posenc.kernels.cost import Cost
-
-if TYPE_CHECKING:
-    from posenc.host import Call
 
 BLOCK = 128
 """FlexAttention's block of queries and of keys."""

@@ -3,16 +3,12 @@ gradients."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.call import Call
 from posenc.kernels.cost import Cost
-
-if TYPE_CHECKING:
-    from posenc.host import Call
 
 
 def refuse(call: Call) -> str | None:

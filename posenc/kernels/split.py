@@ -4,16 +4,13 @@ any kernel, any positions, any mask that looks at no later position."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.call import Call
 from posenc.encoding import PositionEncoding
-
-if TYPE_CHECKING:
-    from posenc.host import Call
 
 
 def refuse(call: Call) -> str | None:

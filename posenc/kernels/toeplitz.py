@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from posenc.call import Call
 from posenc.encoding import DistanceBias, PositionEncoding, at_least_float32
 from posenc.positions import run_start
-
-if TYPE_CHECKING:
-    from posenc.host import Call
 
 FORWARD_ROWS = 256
 """Queries per call of the kernel: what a causal mask hides of a block is computed all the same."""
