@@ -37,7 +37,7 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, each a trial.")] = 2,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each trial.")] = 500,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each trial.")] = 400,
     batch: Annotated[int, typer.Option(min=1, help="Training windows per step.")] = 32,
     width: Annotated[int, typer.Option(min=1, help="Width of the decoder, in channels.")] = 128,
     layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4,
