@@ -147,6 +147,8 @@ def test_a_search_goes_on_where_it_stopped(llama, windows, tmp_path):
     again = search()
     assert len(again.scores) == first.tried
     found = again.run(0.0, lambda what, share: None)
+    with pytest.raises(ValueError, match="another model, text or length"):
+        Search(Reader(checkpoint.model), settings, windows.take(2), LENGTH, state)
     assert (found.genome, found.tried) == (first.genome, first.tried)
     assert list(found.genome.factors) == sorted(found.genome.factors)
 
@@ -344,13 +346,23 @@ def test_masked_models_are_scored_by_hidden_tokens_and_exported(family, tmp_path
     assert outcome.proof is not None
     assert outcome.proof.logits_error < 1e-5
     tokens = sum(e.tokens for e in outcome.measured["tile"][1].by_position)
-    assert tokens == pytest.approx(0.15 * 2 * TARGET, rel=0.4)
+    assert tokens == pytest.approx(0.15 * TARGET, rel=0.4)  # one window
     assert load(out).trained_length == TARGET
     tuned = dataclasses.replace(QUICK, tune=TuneConfig(3, batch=2))
     again = hf.extend(
         folder, TARGET, DOCUMENTS, method="hierarchical", out=tmp_path / "tuned", options=tuned
     )
     assert len(again.tuning_losses) == 3
+
+
+def test_token_ids_are_read_as_they_are(llama):
+    documents = [" ".join(str(i % 257) for i in range(400)), "1 2 3"]
+    measured = hf.evaluate(llama, documents, TARGET, options=QUICK, as_ids=True)
+    assert sum(e.tokens for e in measured.by_position) == 2 * (TARGET - 1)
+    with pytest.raises(ValueError, match=r"0 \.\. 256, got 1 \.\. 257"):
+        hf.evaluate(llama, ["1 257 " * 400], TARGET, as_ids=True)
+    with pytest.raises(ValueError, match="whole numbers between spaces"):
+        hf.evaluate(llama, ["a b"], TARGET, as_ids=True)
 
 
 def test_evaluate_measures_a_folder_as_it_is(llama):

@@ -49,7 +49,7 @@ def extend(
     ] = None,
     batch: Annotated[
         int, typer.Option(min=1, help="Windows of the new length per tuning step.")
-    ] = 8,
+    ] = 4,
     windows: Annotated[
         int, typer.Option(min=1, help="Windows of the new length to measure on.")
     ] = 16,
@@ -66,6 +66,10 @@ def extend(
     ] = None,
     as_bytes: Annotated[
         bool, typer.Option("--bytes", help="Read text as bytes, without a tokenizer.")
+    ] = False,
+    as_ids: Annotated[
+        bool,
+        typer.Option("--ids", help="Text files hold token ids between spaces; no tokenizer."),
     ] = False,
     allow_cache_unsafe: Annotated[
         bool, typer.Option(help="Also write methods whose frequencies change with the length.")
@@ -87,4 +91,4 @@ def extend(
         state=state,
     )
     command = shlex.join(["posenc", *sys.argv[1:]])
-    run(model, to, method, out, text or [], options, as_bytes, report, command)
+    run(model, to, method, out, text or [], options, as_bytes, as_ids, report, command)

@@ -15,8 +15,7 @@ BLOCK = 256
 @torch.inference_mode()
 def attention_entropy(model: Any, tokens: Tensor) -> Tensor | None:
     """Mean entropy in nats of each position's attention over layers and heads, (length); None where
-    the model's
-    attention does not go through the interface."""
+    the model's attention does not go through the interface, or has sinks or soft caps."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
@@ -30,6 +29,8 @@ def attention_entropy(model: Any, tokens: Tensor) -> Tensor | None:
         attention_mask: Tensor | None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
+        if kwargs.get("s_aux") is not None or kwargs.get("softcap") is not None:
+            raise ValueError("sinks and soft caps would change the weights")
         scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

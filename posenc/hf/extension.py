@@ -84,6 +84,7 @@ def extend(
     out: str | Path | None = None,
     options: Options = Options(),
     as_bytes: bool = False,
+    as_ids: bool = False,
     progress: Progress = lambda what, share: None,
 ) -> Outcome:
     """Stretch the checkpoint in `folder` to `to` tokens and measure it before and after.
@@ -95,13 +96,15 @@ def extend(
             the second the measurement.
         method: one of METHODS, "search" or None: try all and recommend.
         out: a new folder for the extended checkpoint; None writes nothing.
+        as_bytes, as_ids: documents are bytes, or token ids in words, and no tokenizer is asked.
 
     Raises: ValueError for anything that cannot be extended, with the reason.
     """
     refuse_family(read_config(Path(folder)), folder)
     checkpoint = load(folder)
     _check_request(checkpoint, to, method, out, options)
-    encode = encoder(checkpoint.folder, checkpoint.config.vocab_size, as_bytes=as_bytes)
+    vocabulary = checkpoint.config.vocab_size
+    encode = encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     half = len(documents) // 2
     fitting = None
     if half and _needs_fitting(method, options):
@@ -135,6 +138,7 @@ def evaluate(
     *,
     options: Options = Options(),
     as_bytes: bool = False,
+    as_ids: bool = False,
     progress: Progress = lambda what, share: None,
 ) -> Evaluation:
     """Measure a checkpoint as it is on windows of `length` tokens: loss by position and by context,
@@ -143,7 +147,8 @@ def evaluate(
     Raises: ValueError for a folder that cannot be loaded, or too little text.
     """
     checkpoint = load(folder)
-    encode = encoder(checkpoint.folder, checkpoint.config.vocab_size, as_bytes=as_bytes)
+    vocabulary = checkpoint.config.vocab_size
+    encode = encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     windows = pack(encode_until(encode, documents, length * options.windows), length)
     trained = checkpoint.trained_length
     return _measure(checkpoint, _as_is(checkpoint), windows, trained, options, progress)
@@ -224,7 +229,7 @@ def _variants(
         settings = rope_config.read(checkpoint.config)
         state = None if options.state is None else options.state / "search.json"
         search = Search(
-            Reader(checkpoint.model), settings, fitting.take(6), checkpoint.trained_length, state
+            Reader(checkpoint.model), settings, fitting.take(8), checkpoint.trained_length, state
         )
         found = search.run(60 * options.search_minutes, progress)
         variants.append(

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from posenc.drawing import figure, legend_above, length_axis, line_styles
 from posenc.hf.extension import Outcome
-from posenc.hf.measure import Evaluation
+from posenc.hf.measure import Estimate, Evaluation
 from posenc.hf.rope_config import RopeSetting
-from posenc.report import Caution, Code, Facts, Headline, Page, Plot, Table
+from posenc.report import Caution, Cell, Code, Facts, Headline, Page, Plot, Table
 
 
 def write_page(outcome: Outcome, path: Path, command: str, caution: str | None) -> None:
@@ -65,13 +65,16 @@ def by_position_table(outcome: Outcome) -> Table:
     ]
     rows = []
     for name, evaluation in evaluations(outcome).items():
-        cells = [
-            f"{e.perplexity:.2f} ({math.exp(min(e.low, 50)):.2f}–{math.exp(min(e.high, 50)):.2f})"
-            for e in evaluation.by_position
-        ]
+        cells = [_with_interval(e) for e in evaluation.by_position]
         variant = outcome.measured[name][0] if name in outcome.measured else None
         rows.append([name, *cells, _loads(variant)])
     return Table(header, rows, "Perplexity per token; in brackets a 95 % interval over documents")
+
+
+def _with_interval(e: Estimate) -> Cell | str:
+    if not e.tokens:
+        return Cell("cannot", note="Its table of positions has no rows there.")
+    return f"{e.perplexity:.2f} ({math.exp(min(e.low, 50)):.2f}–{math.exp(min(e.high, 50)):.2f})"
 
 
 def _loads(variant) -> str:
@@ -99,12 +102,12 @@ def _curves(outcome: Outcome) -> Iterator[Plot]:
     yield Plot(drawn, "Loss by position, mean of each bucket.", _words(named, edges))
     with_context = {name: e for name, e in named.items() if e.by_context}
     if with_context:
-        lengths = list(next(iter(with_context.values())).by_context)
+        lengths = sorted({n for e in with_context.values() for n in e.by_context})
         with figure("context, tokens", "loss of the same last tokens, nats") as (drawn, axes):
             for name, evaluation in with_context.items():
                 axes.plot(
-                    lengths,
-                    [evaluation.by_context[n].mean for n in lengths],
+                    list(evaluation.by_context),
+                    [e.mean for e in evaluation.by_context.values()],
                     label=name,
                     **styles[name].points(),
                 )
@@ -190,7 +193,8 @@ def _passkeys(outcome: Outcome) -> Iterator[str | Table]:
     for name, evaluation in named.items():
         depths = sorted({depth for _, depth in evaluation.passkey})
         for depth in depths:
-            shares = [f"{100 * evaluation.passkey[n, depth]:.0f} %" for n in lengths]
+            found = [evaluation.passkey.get((n, depth)) for n in lengths]
+            shares = [None if share is None else f"{100 * share:.0f} %" for share in found]
             rows.append([f"{name}, {100 * depth:.0f} % deep", *shares])
     yield (
         "Share of the tokens of a random key repeated right, by where the key stood and how long "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from posenc.files import write_atomically
 from posenc.hf.extension import Options, Outcome, extend
 from posenc.hf.page import by_position_table, evaluations, write_page
 from posenc.hf.text import split_documents
@@ -22,7 +24,7 @@ OUT_OF_DOMAIN = (
 
 def run(
     folder: Path, to: int, method: str | None, out: Path | None, texts: list[Path],
-    options: Options,     as_bytes: bool, report: Path | None, command: str,
+    options: Options, as_bytes: bool, as_ids: bool, report: Path | None, command: str,
 ) -> None:  # fmt: skip
     """Extend, and show what came of it. Raises: ValueError for wrong input, before anything is
     written."""
@@ -40,6 +42,7 @@ def run(
             out=out,
             options=options,
             as_bytes=as_bytes,
+            as_ids=as_ids,
             progress=narrate,
         )
     console.print(_table(outcome))
@@ -50,6 +53,7 @@ def run(
     if page is not None:
         write_page(outcome, page, command, caution)
         console.print(f"Page: {page}", markup=False)
+        write_csv(outcome, page.with_suffix(".csv"))
     if out is not None:
         console.print(f"Written and proved: {out}", markup=False)
     elif method is None:
@@ -58,6 +62,18 @@ def run(
             "FOLDER",
             markup=False,
         )
+
+
+def write_csv(outcome: Outcome, path: Path) -> None:
+    """The losses by position beside the page: one row per method and bucket, nats per token."""
+    rows = ["method,start,stop,loss,low,high,tokens"]
+    for name, evaluation in evaluations(outcome).items():
+        buckets = itertools.pairwise(evaluation.edges)
+        for (start, stop), e in zip(buckets, evaluation.by_position, strict=True):
+            if e.tokens:
+                losses = f"{e.mean:.6f},{e.low:.6f},{e.high:.6f}"
+                rows.append(f"{name},{start},{stop},{losses},{e.tokens}")
+    write_atomically(path, "\n".join(rows) + "\n")
 
 
 def read_documents(texts: list[Path]) -> list[str]:
@@ -86,7 +102,9 @@ def _table(outcome: Outcome) -> Table:
         table.add_column(name, justify="left" if name == source.header[0] else "right")
     for row, evaluation in zip(source.rows, evaluations(outcome).values(), strict=True):
         table.add_row(
-            str(row[0]), *(f"{e.perplexity:.2f}" for e in evaluation.by_position), str(row[-1])
+            str(row[0]),
+            *(f"{e.perplexity:.2f}" if e.tokens else "–" for e in evaluation.by_position),
+            str(row[-1]),
         )
     return table
 

@@ -3,6 +3,7 @@ temperature."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from posenc.queries_keys import rope_scaling as rs
 
 PARENTS = 6
 CHILDREN = 8
+SHORT_WEIGHT = 2.0
 SEEDS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
 
 
@@ -52,9 +54,10 @@ class Found:
 class Search:
     """Evolve frequency factors for one checkpoint; resumes from `state` where the file exists.
 
-    The score is the loss of the worst bucket beyond the trained length plus what is lost within it,
-    in nats. Children are parents with some factors multiplied by log-normal noise, made monotone
-    again, as in LongRoPE.
+    The score is the loss of the worst bucket beyond the trained length plus twice what is lost
+    within it, in nats: what a checkpoint can do already counts more than what it gains. Children
+    are parents with some factors multiplied by log-normal noise, made monotone again, as in
+    LongRoPE.
 
     Source: Ding et al. 2024, arXiv:2402.13753, section 3.2 (evolution, monotone factors, seeds from
     other methods).
@@ -74,7 +77,13 @@ class Search:
         self.scores: dict[str, tuple[Genome, float]] = {}
         self.baseline = self._measure(settings).short(trained)
         if state is not None and state.exists():
-            for factors, temperature, score in json.loads(state.read_text(encoding="utf-8")):
+            kept = json.loads(state.read_text(encoding="utf-8"))
+            if kept["searched"] != self._fingerprint():
+                raise ValueError(
+                    f"{state} holds a search for another model, text or length; remove it or give "
+                    "another --state."
+                )
+            for factors, temperature, score in kept["tried"]:
                 genome = Genome(tuple(factors), temperature)
                 self.scores[genome.key] = (genome, score)
 
@@ -137,11 +146,20 @@ class Search:
         ]
         self.scores[genome.key] = (
             genome,
-            max(beyond) + measured.short(self.trained) - self.baseline,
+            max(beyond) + SHORT_WEIGHT * (measured.short(self.trained) - self.baseline),
         )
         if self.state is not None:
             rows = [[list(g.factors), g.temperature, s] for g, s in self.scores.values()]
-            write_atomically(self.state, json.dumps(rows))
+            self.state.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(
+                self.state, json.dumps({"searched": self._fingerprint(), "tried": rows})
+            )
+
+    def _fingerprint(self) -> str:
+        """Scores hold for these frequencies, these tokens, and this loss before."""
+        digest = hashlib.sha256(self.windows.tokens.numpy().tobytes())
+        digest.update(repr((self.settings, self.trained, round(self.baseline, 4))).encode())
+        return digest.hexdigest()[:16]
 
     def _measure(self, settings: tuple[RopeSetting, ...]) -> Evaluation:
         with applied(self.reader.model, settings, self.target):

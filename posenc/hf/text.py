@@ -32,13 +32,17 @@ def split_documents(text: str) -> list[str]:
     return [part.strip() for part in text.split(SEPARATOR) if part.strip()]
 
 
-def encoder(folder: Path, vocab_size: int, *, as_bytes: bool = False) -> Callable[[str], list[int]]:
+def encoder(
+    folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
+) -> Callable[[str], list[int]]:
     """A function from a document to token ids, a start token first where the tokenizer has one.
 
     A checkpoint with 256 or 257 tokens and no tokenizer reads bytes (257: the last separates
-    documents).
+    documents). as_ids: the text is token ids already, in words.
     Raises: ValueError where there is no tokenizer to be had.
     """
+    if as_ids:
+        return lambda text: _ids(text, vocab_size)
     has_tokenizer = any(
         (folder / name).exists()
         for name in ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json")
@@ -53,13 +57,25 @@ def encoder(folder: Path, vocab_size: int, *, as_bytes: bool = False) -> Callabl
     if not has_tokenizer:
         raise ValueError(
             f"{folder}: no tokenizer. Put tokenizer.json beside the weights, or give --bytes or "
-            "--ids FILE."
+            "--ids."
         )
     from posenc.hf.loading import quiet_transformers
 
     tokenizer = quiet_transformers().AutoTokenizer.from_pretrained(folder)
     start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     return lambda text: start + tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _ids(text: str, vocab_size: int) -> list[int]:
+    try:
+        ids = [int(word) for word in text.split()]
+    except ValueError as error:
+        raise ValueError(f"Token ids are whole numbers between spaces: {error}.") from None
+    if any(not 0 <= i < vocab_size for i in ids):
+        raise ValueError(
+            f"Token ids must lie in 0 .. {vocab_size - 1}, got {min(ids)} .. {max(ids)}."
+        )
+    return ids
 
 
 def encode_until(

@@ -30,9 +30,8 @@ class TuneConfig:
         steps: optimizer steps.
         batch: windows per step.
         lr: peak learning rate; None: 2e-5 for models of a billion parameters or more, as in the
-            papers, and
-            growing with the inverse root of the size below, up to 1e-3.
-        warmup: steps of linear warm-up, after which the rate stays.
+            papers, and growing with the inverse root of the size below, up to 1e-3.
+        warmup: steps of linear warm-up; from half of the steps on the rate falls to zero.
         lora_rank: rank of the adapters; None tunes all weights.
         seed: of the order of windows.
         short_share: share of batches cut to the trained length, so that short texts are not
@@ -43,12 +42,16 @@ class TuneConfig:
     """
 
     steps: int
-    batch: int = 8
+    batch: int = 4
     lr: float | None = None
     warmup: int = 20
     lora_rank: int | None = None
     seed: int = 0
     short_share: float = 0.25
+
+    def schedule(self, step: int) -> float:
+        """The share of the peak rate at a step."""
+        return min(1.0, (step + 1) / self.warmup, (self.steps - step) / (0.5 * self.steps))
 
     def rate(self, parameters: int) -> float:
         if self.lr is not None:
@@ -81,7 +84,7 @@ def tune(
     model.train()
     for step in range(len(losses), config.steps):
         for group in optimizer.param_groups:
-            group["lr"] = config.rate(size) * min(1.0, (step + 1) / config.warmup)
+            group["lr"] = config.rate(size) * config.schedule(step)
         tokens = _batch(windows, trained, config, step)
         loss = (
             _loss(model, tokens) if mask_token is None else _masked_loss(model, tokens, mask_token)

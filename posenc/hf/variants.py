@@ -67,14 +67,15 @@ def table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
 def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     """Training-free maps of positions into the trained range, run by posenc's attention.
 
-    Empty where layers differ in their rotation, or the rotation is not half-split over whole heads
-    or their first channels, as transformers' rotate_half models have it.
+    Empty where layers differ in their rotation or have sinks, or the rotation is not half-split
+    over whole heads or their first channels, as transformers' rotate_half models have it.
     """
     settings = rope_config.read(checkpoint.config)
     if (
         len(settings) != 1
         or settings[0].layer_type is not None
         or getattr(checkpoint.config, "no_rope_layers", None)
+        or any(hasattr(module, "sinks") for module in checkpoint.model.modules())
     ):
         return []
     setting, config = settings[0], checkpoint.config
