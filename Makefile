@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare test lint bench readme clean
+.PHONY: compare test test-all lint bench readme clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -12,10 +12,18 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[hf,dev]"
 	touch $@
 
+# What only some users need: Keras with its jax backend beside the torch one.
+.venv/.installed-all: .venv/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[keras]" jax
+	touch $@
+
 compare: .venv/.installed
 	$(BIN)/posenc compare
 
 test: .venv/.installed
+	$(PYTEST)
+
+test-all: .venv/.installed-all
 	$(PYTEST)
 
 lint: .venv/.installed

@@ -7,6 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
+KERAS_LAYERS = {
+    "Sinusoidal": "SinusoidalPositionEncoding",
+    "Learned": "LearnedPositionEmbedding",
+    "RoPE": "RotaryEmbedding",
+    "ALiBi": "ALiBi",
+    "T5Bias": "T5RelativeBias",
+    "Kerple": "KerpleBias",
+    "Shaw": "ShawAttention",
+}
+"""The layer of posenc.keras that is the same encoding."""
+
 
 def list_encodings(
     as_json: Annotated[
@@ -53,6 +64,7 @@ def encodings() -> list[dict[str, Any]]:
                 "num_axes": encoding.num_axes,
                 "scope": encoding.scope,
                 "checked": entry(name).checked,
+                "keras": KERAS_LAYERS.get(type(encoding).__name__),
                 "source": encoding.source,
             }
         )
@@ -75,11 +87,12 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['parameters']:,}{each}",
         ", ".join(claim for claim, holds in claims.items() if holds),
         row["checked"],
+        row["keras"] or "",
         row["source"],
     ]
 
 
-_HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "source"]
+_HEADINGS = ["encoding", "place", "parameters", "claims", "checked", "keras", "source"]
 
 
 def _markdown(rows: list[dict[str, Any]]) -> str:

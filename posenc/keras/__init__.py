@@ -1,0 +1,22 @@
+"""Position encodings as Keras 3 layers, with the numbers of the PyTorch modules; needs `keras` and
+one of its backends."""
+
+from posenc.keras.attention import PositionAwareAttention
+from posenc.keras.bert import BertEmbedding
+from posenc.keras.biases import ALiBi, KerpleBias, T5RelativeBias
+from posenc.keras.learned import LearnedPositionEmbedding
+from posenc.keras.rotary import RotaryEmbedding
+from posenc.keras.shaw import ShawAttention
+from posenc.keras.sinusoidal import SinusoidalPositionEncoding
+
+__all__ = [
+    "ALiBi",
+    "BertEmbedding",
+    "KerpleBias",
+    "LearnedPositionEmbedding",
+    "PositionAwareAttention",
+    "RotaryEmbedding",
+    "ShawAttention",
+    "SinusoidalPositionEncoding",
+    "T5RelativeBias",
+]

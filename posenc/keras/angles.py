@@ -1,0 +1,76 @@
+"""cos and sin of position times frequency from 32-bit arithmetic, the same on every backend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+from keras import ops
+
+from posenc.frequencies import DIGIT_BITS, PART_BITS, digit_turns
+
+PHASE_BITS = 30
+QUARTER = 1 << (PHASE_BITS - 2)
+FINE_BITS = 12
+_RADIANS = 2 * math.pi / (1 << (PHASE_BITS - FINE_BITS))
+_COARSE = round(_RADIANS * 2**23) / 2**23
+"""8 bits: a product with a 16-bit number is exact in float32."""
+
+
+class Phases:
+    """cos and sin of p * inv_freq, right to 1.5e-7 at every whole position |p| < 2^31.
+
+    jax has neither int64 nor float64 unless asked, so the turns are counted in 2^-30 of a full turn
+    by integers that cannot overflow an int32, and only the rest below an eighth of a turn becomes a
+    float. Real positions are as exact as their dtype.
+    """
+
+    def __init__(self, inv_freq: Sequence[Decimal | float]) -> None:
+        self.high, self.low = digit_turns(inv_freq)
+        self.radians = tuple(float(f) for f in inv_freq)
+
+    def cos_sin(self, positions: Any, factor: float = 1.0) -> tuple[Any, Any]:
+        """float32 cos and sin times `factor`, each (*positions.shape, pairs)."""
+        positions = ops.expand_dims(ops.convert_to_tensor(positions), -1)
+        fraction = None
+        if "float" in str(positions.dtype):
+            whole = ops.floor(positions)
+            fraction = ops.cast(positions - whole, "float32") * ops.convert_to_tensor(
+                self.radians, "float32"
+            )
+            positions = whole
+        phase = self._phase(ops.cast(positions, "int32"))
+        quarter = ops.right_shift(phase + QUARTER // 2, PHASE_BITS - 2)
+        cos, sin = _rest(phase - ops.left_shift(quarter, PHASE_BITS - 2), fraction)
+        odd, half = ops.bitwise_and(quarter, 1) == 1, ops.bitwise_and(quarter, 2) == 2
+        cos, sin = ops.where(odd, -sin, cos), ops.where(odd, cos, sin)
+        sign = ops.where(half, -factor, factor)
+        return cos * sign, sin * sign
+
+    def _phase(self, positions: Any) -> Any:
+        """Whole positions (..., 1) -> turns modulo one, in units of 2^-30."""
+        size = ops.abs(positions)
+        high = low = 0
+        for digit, (turn, part) in enumerate(zip(self.high, self.low, strict=True)):
+            count = ops.right_shift(size, digit * DIGIT_BITS)
+            count = ops.bitwise_and(count, (1 << DIGIT_BITS) - 1)
+            turn, part = (ops.convert_to_tensor(numbers, "int32") for numbers in (turn, part))
+            high = high + ops.bitwise_and(count * turn, (1 << PART_BITS) - 1)
+            low = low + ops.right_shift(count * part, 2 * PART_BITS - PHASE_BITS)
+        high = ops.bitwise_and(high, (1 << PART_BITS) - 1)
+        phase = ops.left_shift(high, PHASE_BITS - PART_BITS) + low
+        phase = ops.where(positions < 0, -phase, phase)
+        return ops.bitwise_and(phase, (1 << PHASE_BITS) - 1)
+
+
+def _rest(rest: Any, fraction: Any) -> tuple[Any, Any]:
+    """cos and sin of `rest` in units of 2^-30 turn, at most an eighth, plus `fraction` radians."""
+    coarse = ops.cast(ops.right_shift(rest, FINE_BITS), "float32")
+    fine = ops.cast(ops.bitwise_and(rest, (1 << FINE_BITS) - 1), "float32")
+    small = coarse * (_RADIANS - _COARSE) + fine * (_RADIANS / (1 << FINE_BITS))
+    if fraction is not None:
+        small = small + fraction
+    angle = coarse * _COARSE + small
+    return ops.cos(angle), ops.sin(angle)

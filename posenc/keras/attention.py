@@ -1,0 +1,208 @@
+"""Multi-head attention with a position encoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from posenc.keras.biases import ScoreBias
+from posenc.keras.layer import (
+    PositionLayer,
+    deserialized,
+    distances,
+    serialized,
+    token_positions,
+    wide,
+)
+from posenc.keras.rotary import RotaryEmbedding
+from posenc.keras.shaw import ShawAttention
+
+Encoding = RotaryEmbedding | ScoreBias | ShawAttention
+HIDDEN = -1e30
+"""What a masked score becomes: finite, so that a row of nothing else has finite gradients."""
+
+
+@keras.saving.register_keras_serializable(package="posenc")
+class PositionAwareAttention(PositionLayer):
+    """Project to queries, keys and values, attend with a position encoding, project back.
+
+    out = o_proj(softmax(scale * q . k + bias) v), source of k and v: the context, or x itself
+
+    Args:
+        num_heads: number of query heads.
+        num_kv_heads: number of key/value heads, a divisor of num_heads; None means num_heads.
+        encoding: RotaryEmbedding, ALiBi, T5RelativeBias, KerpleBias, ShawAttention or None. Several
+            attention layers may be given the same object, as T5's are; the README says what that
+            means for saving. Encodings of the embeddings are layers before this one.
+        head_dim: size of one head; None means the input's width / num_heads.
+        use_bias: whether the projections have a bias.
+
+    Call: x (batch, q_len, embed_dim) -> the same; context (batch, kv_len, any) to attend to instead
+    of x; positions and context_positions (len) or (batch, len), by default start_index, ... and
+    0, ...; attention_mask (batch, q_len, kv_len), (q_len, kv_len) or (batch, num_heads, q_len,
+    kv_len), True where a query may look; use_causal_mask hides keys at later positions than the
+    query's; length as for RotaryEmbedding. Keras passes the padding masks of x and context itself,
+    as mask (where x is the only tensor), x_mask and context_mask (batch, len). A query that may
+    look nowhere gets zeros before o_proj.
+    Precision: scores with a bias in float32.
+    Raises: ValueError where heads do not fit; TypeError for an encoding of another place.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        encoding: Any = None,
+        *,
+        head_dim: int | None = None,
+        use_bias: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_kv_heads < 1 or num_heads % num_kv_heads:
+            raise ValueError(
+                "PositionAwareAttention: num_kv_heads must divide num_heads, "
+                f"got {num_kv_heads} and {num_heads}."
+            )
+        encoding = deserialized(encoding)
+        if encoding is not None and not isinstance(encoding, Encoding):
+            raise TypeError(
+                "PositionAwareAttention: encoding must be a RotaryEmbedding, ALiBi, "
+                "T5RelativeBias, KerpleBias, ShawAttention or None, "
+                f"got {type(encoding).__name__}. Encodings of the embeddings come before attention."
+            )
+        if isinstance(encoding, ScoreBias) and encoding.num_heads != num_heads:
+            raise ValueError(
+                f"PositionAwareAttention: the encoding is for {encoding.num_heads} heads, "
+                f"num_heads is {num_heads}."
+            )
+        self.num_heads, self.num_kv_heads, self.encoding = num_heads, num_kv_heads, encoding
+        self.head_dim, self.use_bias = head_dim, use_bias
+
+    def build(self, x_shape, context_shape=None) -> None:
+        embed_dim, source_shape = x_shape[-1], x_shape if context_shape is None else context_shape
+        if self.head_dim is None and embed_dim % self.num_heads:
+            raise ValueError(
+                f"PositionAwareAttention: num_heads={self.num_heads} must divide the input's width "
+                f"{embed_dim}, or head_dim be given."
+            )
+        self._size = embed_dim // self.num_heads if self.head_dim is None else self.head_dim
+        heads = {"q_proj": self.num_heads, "k_proj": self.num_kv_heads, "v_proj": self.num_kv_heads}
+        for name, count in heads.items():
+            setattr(self, name, self._dense(name, count * self._size))
+            getattr(self, name).build(x_shape if name == "q_proj" else source_shape)
+        self.o_proj = self._dense("o_proj", embed_dim)
+        self.o_proj.build((*x_shape[:-1], self.num_heads * self._size))
+        if self.encoding is not None and not self.encoding.built:
+            self.encoding.build((*x_shape[:-1], self.num_heads, self._size))
+
+    def _dense(self, name: str, width: int) -> keras.layers.Dense:
+        return keras.layers.Dense(width, use_bias=self.use_bias, name=name, dtype=self.dtype_policy)
+
+    def call(
+        self,
+        x,
+        context=None,
+        positions=None,
+        context_positions=None,
+        attention_mask=None,
+        use_causal_mask=False,
+        start_index=0,
+        length=None,
+        mask=None,
+        x_mask=None,
+        context_mask=None,
+    ):
+        q_positions = token_positions(self.name, x.shape[1], positions, start_index)
+        if context is None:
+            if context_positions is not None:
+                raise ValueError(
+                    "PositionAwareAttention: context_positions were given without a context."
+                )
+            source, kv_positions = x, q_positions
+            padding = x_mask if mask is None else mask
+        else:
+            source, padding = context, context_mask
+            kv_positions = token_positions(self.name, source.shape[1], context_positions, 0)
+        if length is not None and not isinstance(self.encoding, RotaryEmbedding):
+            raise ValueError("PositionAwareAttention: length is for a RotaryEmbedding.")
+        q = self._heads(self.q_proj(x), self.num_heads)
+        k, v = (self._heads(p(source), self.num_kv_heads) for p in (self.k_proj, self.v_proj))
+        allowed = self._allowed(attention_mask, padding, use_causal_mask, q_positions, kv_positions)
+        if isinstance(self.encoding, ShawAttention):
+            out = self.encoding(
+                q,
+                k,
+                v,
+                q_positions=q_positions,
+                kv_positions=kv_positions,
+                attention_mask=allowed,
+            )
+        else:
+            if isinstance(self.encoding, RotaryEmbedding):
+                tables = self.encoding.cos_sin(q_positions, length)
+                q = self.encoding.rotate(q, *tables)
+                if context is not None:
+                    tables = self.encoding.cos_sin(kv_positions, length)
+                k = self.encoding.rotate(k, *tables)
+            out = self._attend(q, k, v, q_positions, kv_positions, allowed)
+        return self.o_proj(ops.reshape(out, (-1, x.shape[1], self.num_heads * self._size)))
+
+    def _attend(
+        self, q: Any, k: Any, v: Any, q_positions: Any, kv_positions: Any, allowed: Any
+    ) -> Any:
+        bias = None
+        if isinstance(self.encoding, ScoreBias):
+            bias = self.encoding.bias(q_positions, kv_positions)
+            bias = bias if len(bias.shape) == 4 else ops.expand_dims(bias, 0)
+            if getattr(self.encoding, "form", None) == "left_right":
+                seen = bias > HIDDEN
+                allowed = seen if allowed is None else ops.logical_and(allowed, seen)
+            q, k, v = wide(q), wide(k), wide(v)  # else the bias would be rounded to their dtype
+        if allowed is not None:
+            bias = ops.where(allowed, 0.0 if bias is None else bias, HIDDEN)
+            q, k, v = wide(q), wide(k), wide(v)
+        scale = self._size**-0.5 if self.encoding is None else self.encoding.scale(self._size)
+        out = ops.dot_product_attention(q, k, v, bias=bias, scale=scale)
+        if allowed is not None:
+            some = ops.moveaxis(ops.any(allowed, axis=-1, keepdims=True), 1, 2)
+            out = ops.where(some, out, 0.0)
+        return self.rounded(out)
+
+    def _allowed(
+        self, mask: Any, padding: Any, causal: bool, q_positions: Any, kv_positions: Any
+    ) -> Any:
+        """All masks in one that broadcasts to (batch, num_heads, q_len, kv_len), or None."""
+        masks = []
+        if mask is not None:
+            mask = ops.cast(mask, "bool")
+            before = {2: (None, None), 3: (slice(None), None), 4: ()}[len(mask.shape)]
+            masks.append(mask[before] if before else mask)
+        if padding is not None:
+            masks.append(ops.cast(padding, "bool")[:, None, None, :])
+        if causal:
+            past = distances(q_positions, kv_positions) >= 0
+            masks.append(past[None, None] if len(past.shape) == 2 else past[:, None])
+        allowed = None
+        for m in masks:
+            allowed = m if allowed is None else ops.logical_and(allowed, m)
+        return allowed
+
+    def _heads(self, x: Any, count: int) -> Any:
+        return ops.reshape(x, (-1, x.shape[1], count, self._size))
+
+    def compute_output_shape(self, x_shape, context_shape=None):
+        return x_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "encoding": serialized(self.encoding),
+            "head_dim": self.head_dim,
+            "use_bias": self.use_bias,
+        }

@@ -1,0 +1,118 @@
+"""BERT's input embeddings: words, segments, and an encoding of place 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from posenc.keras.layer import PositionLayer, deserialized, serialized, token_positions, wide
+from posenc.keras.learned import LearnedPositionEmbedding
+
+
+@keras.saving.register_keras_serializable(package="posenc")
+class BertEmbedding(PositionLayer):
+    """Sum of word, segment and position embeddings, normalised.
+
+    dropout(LayerNorm(words[token] + segments[segment] + position))
+
+    Args:
+        vocab_size: number of tokens.
+        embed_dim: width of the embeddings.
+        encoding: SinusoidalPositionEncoding or LearnedPositionEmbedding; None means a learned table
+            of 512 rows, as BERT's.
+        num_segments: rows of the segment table; 0 leaves segments out.
+        padding_idx: a token whose word embedding starts at zero and gets no gradient, and which the
+            mask hides from later layers; None: no such token.
+        dropout: probability of dropping a channel in training.
+        eps: LayerNorm's epsilon.
+        init_std: standard deviation of the initial values (truncated at two).
+
+    Call: tokens, segments (batch, seq_len), positions (seq_len) or (batch, seq_len), by default
+    start_index, start_index + 1, ... -> (batch, seq_len, embed_dim).
+    Precision: float32. Raises: ValueError where segments are given to a layer without them.
+    Source: Devlin et al. 2019, arXiv:1810.04805, section 3 and figure 2.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        encoding: Any = None,
+        *,
+        num_segments: int = 2,
+        padding_idx: int | None = 0,
+        dropout: float = 0.1,
+        eps: float = 1e-12,
+        init_std: float = 0.02,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.vocab_size, self.embed_dim, self.num_segments = vocab_size, embed_dim, num_segments
+        self.padding_idx, self.init_std = padding_idx, init_std
+        if encoding is None:
+            start = keras.initializers.TruncatedNormal(stddev=init_std)
+            encoding = LearnedPositionEmbedding(512, initializer=start, dtype=self.dtype_policy)
+        self.encoding = deserialized(encoding)
+        if not hasattr(self.encoding, "embed"):
+            raise TypeError(
+                "BertEmbedding: encoding must be a SinusoidalPositionEncoding or a "
+                f"LearnedPositionEmbedding, got {type(encoding).__name__}."
+            )
+        self.norm = keras.layers.LayerNormalization(epsilon=eps, dtype=self.variable_dtype)
+        self.drop = keras.layers.Dropout(dropout, dtype=self.variable_dtype)
+
+    def build(self, tokens_shape) -> None:
+        width = self.embed_dim
+        start = keras.initializers.TruncatedNormal(stddev=self.init_std)
+        shape = (self.vocab_size, width)
+        self.words = self.add_float_weight("words", shape, self._words_start)
+        if self.num_segments:
+            self.segments = self.add_float_weight("segments", (self.num_segments, width), start)
+        for layer in (self.encoding, self.norm, self.drop):
+            if not layer.built:  # a loaded encoding already is
+                layer.build((*tokens_shape, width))
+
+    def _words_start(self, shape: Any, dtype: Any = None) -> Any:
+        drawn = keras.initializers.TruncatedNormal(stddev=self.init_std)(shape, dtype)
+        if self.padding_idx is None:
+            return drawn
+        is_padding = ops.arange(shape[0])[:, None] == self.padding_idx
+        return ops.where(is_padding, ops.zeros_like(drawn), drawn)
+
+    def call(self, tokens, segments=None, positions=None, start_index=0, training=None):
+        tokens = ops.cast(tokens, "int32")
+        positions = token_positions(self.name, tokens.shape[1], positions, start_index)
+        x = ops.take(wide(self.words), tokens, axis=0)
+        if self.padding_idx is not None:
+            is_padding = ops.expand_dims(tokens == self.padding_idx, -1)
+            x = ops.where(is_padding, ops.stop_gradient(x), x)
+        if self.num_segments:
+            segments = ops.zeros_like(tokens) if segments is None else ops.cast(segments, "int32")
+            x = x + ops.take(wide(self.segments), segments, axis=0)
+        elif segments is not None:
+            raise ValueError("BertEmbedding: built with num_segments=0, and segments were given.")
+        x = self.norm(self.encoding.embed(x, positions))
+        return self.rounded(self.drop(x, training=training))
+
+    def compute_mask(self, tokens, previous_mask=None):
+        if self.padding_idx is None:
+            return previous_mask
+        return ops.not_equal(tokens, self.padding_idx)
+
+    def compute_output_shape(self, tokens_shape):
+        return (*tokens_shape, self.embed_dim)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "vocab_size": self.vocab_size,
+            "embed_dim": self.embed_dim,
+            "encoding": serialized(self.encoding),
+            "num_segments": self.num_segments,
+            "padding_idx": self.padding_idx,
+            "dropout": self.drop.rate,
+            "eps": self.norm.epsilon,
+            "init_std": self.init_std,
+        }

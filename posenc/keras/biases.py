@@ -1,0 +1,229 @@
+"""Biases on the attention scores that depend on the distance alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from posenc.bias_numbers import (
+    KERPLE_LOW,
+    KERPLE_POWER_HIGH,
+    KERPLE_STARTS,
+    alibi_heads,
+    t5_edges,
+)
+from posenc.keras.layer import PositionLayer, distances, token_positions, wide
+
+
+class ScoreBias(PositionLayer):
+    """Add `bias(distance)` to scores; what PositionAwareAttention asks a bias for.
+
+    Call: scores (batch, num_heads, q_len, kv_len), q_positions (q_len) or (batch, q_len), by
+    default start_index, start_index + 1, ..., kv_positions likewise, by default 0, 1, ... -> like
+    scores.
+    """
+
+    num_heads: int
+
+    def __init__(self, num_heads: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if num_heads < 1:
+            raise ValueError(f"{type(self).__name__}: num_heads must be >= 1, got {num_heads}.")
+        self.num_heads = num_heads
+
+    def scale(self, head_dim: int) -> float:
+        """What attention multiplies q . k with."""
+        return head_dim**-0.5
+
+    def of_distance(self, distance: Any) -> Any:
+        """(..., q_len, kv_len) -> float32 (..., num_heads, q_len, kv_len)"""
+        raise NotImplementedError
+
+    def bias(self, q_positions: Any, kv_positions: Any) -> Any:
+        """float32 (num_heads, q_len, kv_len), or with a batch axis before where positions have
+        one."""
+        return self.of_distance(distances(q_positions, kv_positions))
+
+    def call(self, scores, q_positions=None, kv_positions=None, start_index=0):
+        q_positions = token_positions(self.name, scores.shape[2], q_positions, start_index)
+        kv_positions = token_positions(self.name, scores.shape[3], kv_positions, 0)
+        return self.rounded(wide(scores) + self.bias(q_positions, kv_positions))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "num_heads": self.num_heads}
+
+
+@keras.saving.register_keras_serializable(package="posenc")
+class ALiBi(ScoreBias):
+    """Add a penalty that grows linearly with distance to the attention scores.
+
+    score[h, i, j] += -slope[h] * |position_i - position_j|
+
+    Args:
+        num_heads: number of query heads.
+        form: "symmetric", or "left_right" for encoders: half of the heads see the past, the others
+            the future (-inf elsewhere).
+        learned: slopes are parameters (kept as logarithms) that start at the paper's values.
+        bias_max: the exponent of the last slope of a power of two heads.
+
+    Call: see ScoreBias. Precision: float32 from the distance.
+    Raises: ValueError where the form does not fit the heads.
+    Source: Press et al. 2022, arXiv:2108.12409, section 3.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        form: str = "symmetric",
+        learned: bool = False,
+        bias_max: float = 8.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_heads, **kwargs)
+        if form not in ("symmetric", "left_right"):
+            raise ValueError(f"ALiBi: form must be 'symmetric' or 'left_right', got {form!r}.")
+        if form == "left_right" and num_heads % 2:
+            raise ValueError(f"ALiBi: form='left_right' needs an even num_heads, got {num_heads}.")
+        self.form, self.learned, self.bias_max = form, learned, bias_max
+        self.slopes, self._sides = alibi_heads(num_heads, form == "left_right", bias_max)
+
+    def build(self, scores_shape) -> None:
+        if self.learned:
+            self.log_slopes = self.add_float_weight("log_slopes", (self.num_heads,), self._start)
+
+    def _start(self, shape: Any, dtype: Any = None) -> Any:
+        return ops.convert_to_tensor(np.log(self.slopes), dtype)
+
+    def of_distance(self, distance: Any) -> Any:
+        signed = ops.expand_dims(ops.cast(distance, "float32"), -3)
+        slope = (
+            ops.exp(wide(self.log_slopes))
+            if self.learned
+            else ops.convert_to_tensor(self.slopes, "float32")
+        )
+        bias = -slope[:, None, None] * ops.abs(signed)
+        if self.form == "symmetric":
+            return bias
+        sides = ops.convert_to_tensor(self._sides, "float32")[:, None, None]
+        return ops.where(sides * signed < 0, -float("inf"), bias)
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"form": self.form, "learned": self.learned, "bias_max": self.bias_max}
+        return {**super().get_config(), **own}
+
+
+@keras.saving.register_keras_serializable(package="posenc")
+class T5RelativeBias(ScoreBias):
+    """Add a learned bias per head and distance bucket to the attention scores.
+
+    score[h, i, j] += weight[bucket(position_i - position_j), h]
+
+    One layer serves all attention layers of T5: give them the same object. scale() is 1.
+
+    Args:
+        num_heads: number of query heads.
+        bidirectional: half of the buckets for either direction; False: the past only.
+        num_buckets: rows of the table.
+        max_distance: where the logarithmic buckets end, in tokens.
+        init_std: standard deviation of the initial values.
+
+    Call: see ScoreBias. weight (num_buckets, num_heads). Precision: exact bucket edges.
+    Raises: ValueError where the buckets cannot be laid out.
+    Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        bidirectional: bool = False,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        init_std: float = 0.02,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_heads, **kwargs)
+        self.bidirectional, self.num_buckets = bidirectional, num_buckets
+        self.max_distance, self.init_std = max_distance, init_std
+        self._edges = t5_edges(num_buckets, max_distance, bidirectional, "T5RelativeBias")
+
+    def build(self, scores_shape) -> None:
+        start = keras.initializers.RandomNormal(stddev=self.init_std)
+        self.weight = self.add_float_weight("weight", (self.num_buckets, self.num_heads), start)
+
+    def scale(self, head_dim: int) -> float:
+        return 1.0
+
+    def bucket(self, distance: Any) -> Any:
+        """The row of the table for each distance (positive: the past)."""
+        near = ops.abs(distance) if self.bidirectional else ops.maximum(distance, 0)
+        edges = ops.convert_to_tensor(self._edges, near.dtype)
+        bucket = ops.searchsorted(edges, near, side="right")
+        if not self.bidirectional:
+            return bucket
+        return bucket + (len(self._edges) + 1) * ops.cast(distance < 0, bucket.dtype)
+
+    def of_distance(self, distance: Any) -> Any:
+        by_row = ops.take(wide(self.weight), self.bucket(distance), axis=0)
+        return ops.moveaxis(by_row, -1, -3)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "bidirectional": self.bidirectional,
+            "num_buckets": self.num_buckets,
+            "max_distance": self.max_distance,
+            "init_std": self.init_std,
+        }
+
+
+@keras.saving.register_keras_serializable(package="posenc")
+class KerpleBias(ScoreBias):
+    """Add a learned kernel of the distance to the attention scores.
+
+    form="log":   score[h, i, j] += -r1[h] * ln(1 + r2[h] * |position_i - position_j|)
+    form="power": score[h, i, j] += -r1[h] * |position_i - position_j|^r2[h]
+
+    Args:
+        num_heads: number of query heads.
+        form: "log" or "power".
+
+    Call: see ScoreBias. r1, r2 (num_heads), which act as at least 0.01, and the power's r2 as at
+    most 2. Precision: float32.
+    Raises: ValueError for an unknown form.
+    Source: Chi et al. 2022, arXiv:2205.09921, section 4.
+    """
+
+    def __init__(self, num_heads: int, *, form: str = "log", **kwargs: Any) -> None:
+        super().__init__(num_heads, **kwargs)
+        if form not in KERPLE_STARTS:
+            raise ValueError(f"KerpleBias: form must be 'log' or 'power', got {form!r}.")
+        self.form = form
+
+    def build(self, scores_shape) -> None:
+        self.r1, self.r2 = (
+            self.add_float_weight(
+                name, (self.num_heads,), keras.initializers.RandomUniform(0.0, high)
+            )
+            for name, high in zip(("r1", "r2"), KERPLE_STARTS[self.form], strict=True)
+        )
+
+    def of_distance(self, distance: Any) -> Any:
+        distance = ops.expand_dims(ops.abs(ops.cast(distance, "float32")), -3)
+        r1 = _bounded(self.r1)
+        if self.form == "log":
+            return -r1 * ops.log1p(_bounded(self.r2) * distance)
+        return -r1 * distance ** _bounded(self.r2, KERPLE_POWER_HIGH)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "form": self.form}
+
+
+def _bounded(weight: Any, high: float = float("inf")) -> Any:
+    """The weight within its bounds, (num_heads, 1, 1), with the gradient of the weight."""
+    x = wide(weight)
+    return (x + ops.stop_gradient(ops.clip(x, KERPLE_LOW, high) - x))[:, None, None]

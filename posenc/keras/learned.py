@@ -1,0 +1,136 @@
+"""Learned absolute position embeddings, and the positions beyond their table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from posenc.keras.layer import PositionLayer, require_whole, token_positions, wide
+from posenc.table_growth import check_hierarchical, source_rows
+
+GROWTHS = (None, "interpolate", "hierarchical")
+
+
+@keras.saving.register_keras_serializable(package="posenc")
+class LearnedPositionEmbedding(PositionLayer):
+    """Add one learned vector per position to the embeddings.
+
+    x[p] += weight[p], or what `growth` reads from the same weights
+
+    A layer trained without growth lends its weights to one with it (`set_weights`, or a model of
+    the same layers and `load_weights`); training may go on through the growth.
+
+    Args:
+        max_positions: rows of the table.
+        growth: None; "interpolate": read between the rows; "hierarchical": Su's two digits in base
+            max_positions, which keep the first rows as they are. See posenc.embeddings.grow.
+        num_positions: how many positions the grown table serves; where growth is None, it is
+            max_positions.
+        align_corners: for "interpolate", which has no default.
+        alpha: for "hierarchical", the share of the higher digit.
+        initializer: of the table; None means normal with a standard deviation of 0.02.
+
+    Call: x (batch, seq_len, embed_dim), whole positions (seq_len) or (batch, seq_len), by default
+    start_index, start_index + 1, ... -> like x. weight (max_positions, embed_dim).
+    Precision: added in float32. A position outside of the table, which compiled code cannot
+    complain about, gives NaN.
+    Raises: ValueError for options that do not fit, or more tokens than positions.
+    Source: Devlin et al. 2019, arXiv:1810.04805; Su 2020, kexue.fm/archives/7947 for the hierarchy.
+    """
+
+    def __init__(
+        self,
+        max_positions: int,
+        *,
+        growth: str | None = None,
+        num_positions: int | None = None,
+        align_corners: bool | None = None,
+        alpha: float = 0.4,
+        initializer: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if max_positions < 1:
+            raise ValueError(
+                f"LearnedPositionEmbedding: max_positions must be at least 1, got {max_positions}."
+            )
+        if growth not in GROWTHS:
+            raise ValueError(
+                f"LearnedPositionEmbedding: growth must be one of {GROWTHS}, got {growth!r}."
+            )
+        if (growth is None) != (num_positions is None):
+            raise ValueError(
+                "LearnedPositionEmbedding: growth and num_positions go together, "
+                f"got growth={growth!r} and num_positions={num_positions}."
+            )
+        if (growth == "interpolate") != (align_corners is not None):
+            raise ValueError(
+                "LearnedPositionEmbedding: growth='interpolate', and it alone, needs align_corners "
+                f"True or False, got growth={growth!r} and align_corners={align_corners}."
+            )
+        self.max_positions, self.growth, self.align_corners = max_positions, growth, align_corners
+        self.num_positions, self.alpha = num_positions, alpha
+        self.served = max_positions if num_positions is None else num_positions
+        if self.served < 1:
+            raise ValueError(
+                f"LearnedPositionEmbedding: num_positions must be at least 1, got {self.served}."
+            )
+        if growth == "hierarchical":
+            check_hierarchical(max_positions, self.served, alpha)
+        if align_corners is not None:
+            self._between = source_rows(max_positions, self.served, align_corners)
+        if initializer is None:
+            initializer = keras.initializers.RandomNormal(stddev=0.02)
+        self.initializer = keras.initializers.get(initializer)
+
+    def build(self, x_shape) -> None:
+        shape = (self.max_positions, x_shape[-1])
+        self.weight = self.add_float_weight("weight", shape, self.initializer)
+
+    def table(self, positions: Any) -> Any:
+        """The embedding of each position: (*positions.shape, embed_dim)."""
+        require_whole("LearnedPositionEmbedding", positions)
+        inside = (positions >= 0) & (positions < self.served)
+        index = ops.clip(positions, 0, self.served - 1)
+        weight = wide(self.weight)
+        if self.growth is None:
+            rows = ops.take(weight, index, axis=0)
+        elif self.growth == "interpolate":
+            lower, upper, share = self._between
+            rows = (ops.convert_to_tensor(r, "int32") for r in (lower, upper))
+            low, high = (ops.take(weight, ops.take(r, index), axis=0) for r in rows)
+            share = ops.take(ops.convert_to_tensor(share, weight.dtype), index)[..., None]
+            rows = (1 - share) * low + share * high
+        else:
+            digit = (weight - self.alpha * weight[:1]) / (1 - self.alpha)
+            high = ops.take(digit, index // self.max_positions, axis=0)
+            low = ops.take(digit, index % self.max_positions, axis=0)
+            rows = self.alpha * high + (1 - self.alpha) * low
+        return ops.where(ops.expand_dims(inside, -1), rows, float("nan"))
+
+    def embed(self, x: Any, positions: Any) -> Any:
+        return wide(x) + self.table(positions)
+
+    def call(self, x, positions=None, start_index=0):
+        if positions is None and isinstance(start_index, int):
+            last = start_index + x.shape[1]
+            if last > self.served:
+                raise ValueError(
+                    f"LearnedPositionEmbedding: {last} positions are needed, the table serves "
+                    f"{self.served}. Use growth and num_positions, or shorten the input."
+                )
+        positions = token_positions(self.name, x.shape[1], positions, start_index)
+        return self.rounded(self.embed(x, positions))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "max_positions": self.max_positions,
+            "growth": self.growth,
+            "num_positions": self.num_positions,
+            "align_corners": self.align_corners,
+            "alpha": self.alpha,
+            "initializer": keras.initializers.serialize(self.initializer),
+        }

@@ -1,0 +1,150 @@
+"""Rotary position embeddings."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+from typing import Any
+
+import keras
+from keras import ops
+
+from posenc.frequencies import inverse_frequencies
+from posenc.keras.angles import Phases
+from posenc.keras.layer import PositionLayer, token_positions, wide
+from posenc.queries_keys.rope_scaling import SCALINGS, Scaling, rope_frequencies
+
+
+@keras.saving.register_keras_serializable(package="posenc")
+class RotaryEmbedding(PositionLayer):
+    """Rotate each pair of channels of queries or keys by an angle proportional to the position.
+
+    (x_a, x_b) -> m (x_a cos - x_b sin, x_b cos + x_a sin), angle = position * inv_freq[t]
+
+    Args:
+        rope_theta: base of the geometric series of frequencies.
+        interleaved: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2). Checkpoints of one layout
+            are wrong in the other, so there is no default.
+        rotary_dim: rotate only the first channels, with the whole spectrum; None means all.
+        scaling: one of posenc.queries_keys.rope_scaling, as an object or as {"name": "yarn",
+            "factor": 4.0, ...}.
+
+    Call: x (batch, seq_len, head_dim) or (batch, seq_len, heads, head_dim), positions (seq_len) or
+    (batch, seq_len), by default start_index, start_index + 1, ... -> like x. `length`, the current
+    length as a Python number, is for scalings that depend on it; None means the trained length.
+    Precision: posenc.keras.angles; rotated in float32.
+    Raises: ValueError where rotary_dim does not fit, the scaling is unknown, or `length` is given
+    and no frequency depends on it; TypeError for a traced length.
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.2, and the source of the scaling.
+    """
+
+    def __init__(
+        self,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        rotary_dim: int | None = None,
+        scaling: Scaling | dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not rope_theta > 0:
+            raise ValueError(f"RotaryEmbedding: rope_theta must be positive, got {rope_theta}.")
+        self.rope_theta, self.interleaved, self.rotary_dim = rope_theta, interleaved, rotary_dim
+        self.scaling = _scaling(scaling)
+
+    def build(self, x_shape) -> None:
+        head_dim = x_shape[-1]
+        self._width = head_dim if self.rotary_dim is None else self.rotary_dim
+        if self._width % 2 or not 0 < self._width <= head_dim:
+            raise ValueError(
+                f"RotaryEmbedding: rotary_dim must be even and between 2 and head_dim={head_dim}, "
+                f"got {self._width}."
+            )
+        self._phases, self._factor = self._at(None)
+        self._unscaled = None
+        if self.scaling is not None and self.scaling.exempt_tokens:
+            self._unscaled = Phases(inverse_frequencies(self._width, self.rope_theta))
+
+    def scale(self, head_dim: int) -> float:
+        """What attention multiplies q . k with."""
+        return head_dim**-0.5 * (1.0 if self.scaling is None else self.scaling.logit_scale)
+
+    def cos_sin(self, positions: Any, length: int | None = None) -> tuple[Any, Any]:
+        """float32 cos and sin of every pair, (*positions.shape, pairs), times the attention
+        factor."""
+        phases, factor = (self._phases, self._factor) if length is None else self._at(length)
+        cos, sin = phases.cos_sin(positions, factor)
+        if self._unscaled is None or self.scaling is None:
+            return cos, sin
+        first = ops.expand_dims(positions < self.scaling.exempt_tokens, -1)
+        plain_cos, plain_sin = self._unscaled.cos_sin(positions)
+        return ops.where(first, plain_cos, cos), ops.where(first, plain_sin, sin)
+
+    def rotate(self, x: Any, cos: Any, sin: Any) -> Any:
+        """Rotate x; the tables may serve several x of the same tokens."""
+        kept = ops.convert_to_tensor(x)[..., self._width :]
+        x = wide(x)[..., : self._width]
+        if len(x.shape) == 4:  # the tables serve all heads
+            cos, sin = ops.expand_dims(cos, -2), ops.expand_dims(sin, -2)
+        if self.interleaved:
+            pairs = ops.reshape(x, (*x.shape[:-1], self._width // 2, 2))
+            first, second = pairs[..., 0], pairs[..., 1]
+        else:
+            first, second = ops.split(x, 2, axis=-1)
+        turned = first * cos - second * sin, second * cos + first * sin
+        if self.interleaved:
+            out = ops.reshape(ops.stack(turned, axis=-1), x.shape)
+        else:
+            out = ops.concatenate(turned, axis=-1)
+        return ops.concatenate([self.rounded(out), self.rounded(kept)], axis=-1)
+
+    def call(self, x, positions=None, start_index=0, length=None):
+        positions = token_positions(self.name, x.shape[1], positions, start_index)
+        return self.rotate(x, *self.cos_sin(positions, length))
+
+    def _at(self, length: int | None) -> tuple[Phases, float]:
+        if length is not None:
+            if not isinstance(length, int):
+                raise TypeError(
+                    "RotaryEmbedding: length must be a Python int, since the frequencies are "
+                    f"computed from it before anything is traced; got {type(length).__name__}."
+                )
+            if self.scaling is None or not self.scaling.depends_on_length:
+                raise ValueError(
+                    "RotaryEmbedding: length was given, and these frequencies do not depend on it."
+                )
+        return _phases(self._width, self.rope_theta, self.scaling, length)
+
+    def get_config(self) -> dict[str, Any]:
+        scaling = self.scaling
+        if scaling is not None:
+            (name,) = [n for n, kind in SCALINGS.items() if kind is type(scaling)]
+            scaling = {"name": name, **dataclasses.asdict(scaling)}  # pyright: ignore
+        return {
+            **super().get_config(),
+            "rope_theta": self.rope_theta,
+            "interleaved": self.interleaved,
+            "rotary_dim": self.rotary_dim,
+            "scaling": scaling,
+        }
+
+
+@lru_cache(maxsize=128)
+def _phases(
+    rotary_dim: int, rope_theta: float, scaling: Scaling | None, length: int | None
+) -> tuple[Phases, float]:
+    inv_freq, factor = rope_frequencies(rotary_dim, rope_theta, scaling, length)
+    return Phases(inv_freq), factor
+
+
+def _scaling(scaling: Scaling | dict[str, Any] | None) -> Scaling | None:
+    if not isinstance(scaling, dict):
+        return scaling
+    options = dict(scaling)
+    name = options.pop("name", None)
+    if name not in SCALINGS:
+        raise ValueError(
+            f"RotaryEmbedding: unknown scaling {name!r}; known: {', '.join(SCALINGS)}."
+        )
+    return SCALINGS[name](**options)

@@ -1,0 +1,101 @@
+"""Relative position representations: learned vectors added to keys and values by clipped
+distance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from posenc.keras.layer import PositionLayer, distances, require_whole, token_positions, wide
+
+
+@keras.saving.register_keras_serializable(package="posenc")
+class ShawAttention(PositionLayer):
+    """Attention with a learned vector added to each key and each value, by the distance clipped to
+    max_distance.
+
+    score[i, j] = q_i . (k_j + key_table[r]) / sqrt(head_dim),  out_i = sum_j weight[i, j] (v_j +
+    value_table[r]),  r = clip(position_j - position_i, -max_distance, max_distance) + max_distance
+
+    Args:
+        max_distance: distances from here on share one row on either side (k in the paper).
+        values: whether the values have a table too.
+
+    Call: query (batch, q_len, num_heads, head_dim); key, value (batch, kv_len, num_kv_heads,
+    head_dim), as for keras.ops.dot_product_attention; whole q_positions and kv_positions (len) or
+    (batch, len), by default start_index, ... and 0, ...; attention_mask that broadcasts to (batch,
+    num_heads, q_len, kv_len), True where a query may look -> like query; a row that may look
+    nowhere gets zeros. Tables (2 * max_distance + 1, head_dim), shared by all heads.
+    Precision: float32.
+    Raises: ValueError if max_distance < 1; TypeError for real positions.
+    Source: Shaw et al. 2018, arXiv:1803.02155, equations 3-5.
+    """
+
+    def __init__(self, *, max_distance: int = 16, values: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if max_distance < 1:
+            raise ValueError(f"ShawAttention: max_distance must be >= 1, got {max_distance}.")
+        self.max_distance, self.values = max_distance, values
+
+    def build(self, query_shape) -> None:
+        shape = (2 * self.max_distance + 1, query_shape[-1])
+        self.key_table = self.add_float_weight("key_table", shape, "glorot_uniform")
+        if self.values:
+            self.value_table = self.add_float_weight("value_table", shape, "glorot_uniform")
+
+    def row(self, distance: Any) -> Any:
+        """The row of the tables for each distance (positive: the past)."""
+        return self.max_distance - ops.clip(distance, -self.max_distance, self.max_distance)
+
+    def attend(self, query: Any, key: Any, value: Any, row: Any, mask: Any) -> Any:
+        """`row` (q_len, kv_len) or (batch, q_len, kv_len); `mask` as for the call."""
+        groups = query.shape[2] // key.shape[2]
+        q, k, v = wide(query), *(ops.repeat(wide(x), groups, axis=2) for x in (key, value))
+        q = q * q.shape[-1] ** -0.5
+        row = row if len(row.shape) == 2 else ops.expand_dims(row, 1)
+        scores = ops.einsum("bqhd,bkhd->bhqk", q, k)
+        by_row = ops.einsum("bqhd,rd->bhqr", q, wide(self.key_table))
+        index = ops.broadcast_to(row, scores.shape)
+        scores = scores + ops.take_along_axis(by_row, index, axis=-1)
+        weights = masked_softmax(scores, mask)
+        out = ops.einsum("bhqk,bkhd->bqhd", weights, v)
+        if self.values:  # sum weights by row, without a tensor of q_len x kv_len x rows
+            rows = range(2 * self.max_distance + 1)
+            sums = [ops.sum(ops.where(row == r, weights, 0.0), axis=-1) for r in rows]
+            table = wide(self.value_table)
+            out = out + ops.einsum("bhqr,rd->bqhd", ops.stack(sums, axis=-1), table)
+        return self.rounded(out)
+
+    def call(
+        self,
+        query,
+        key,
+        value,
+        q_positions=None,
+        kv_positions=None,
+        attention_mask=None,
+        start_index=0,
+    ):
+        q_positions = token_positions(self.name, query.shape[1], q_positions, start_index)
+        kv_positions = token_positions(self.name, key.shape[1], kv_positions, 0)
+        require_whole("ShawAttention", q_positions, kv_positions)
+        row = self.row(distances(q_positions, kv_positions))
+        return self.attend(query, key, value, row, attention_mask)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "max_distance": self.max_distance,
+            "values": self.values,
+        }
+
+
+def masked_softmax(scores: Any, mask: Any) -> Any:
+    """Softmax over what the mask allows; zeros where it allows nothing."""
+    if mask is None:
+        return ops.softmax(scores, axis=-1)
+    mask = ops.cast(mask, "bool")
+    weights = ops.softmax(ops.where(mask, scores, -1e30), axis=-1)
+    return ops.where(mask, weights, 0.0)

@@ -1,0 +1,83 @@
+"""Sinusoidal position embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from posenc.frequencies import sinusoidal_frequencies
+from posenc.keras.angles import Phases
+from posenc.keras.layer import PositionLayer, token_positions, wide
+
+
+@keras.saving.register_keras_serializable(package="posenc")
+class SinusoidalPositionEncoding(PositionLayer):
+    """Add sines and cosines of geometrically spaced wavelengths to the embeddings.
+
+    x[p, 2t] += sin(p w_t);  x[p, 2t+1] += cos(p w_t);  w_t = base^(-2t/embed_dim)
+
+    Args:
+        base: timescale (period / 2 pi) of the slowest pair, or just beyond it.
+        order: "interleaved" (the paper), "concatenated" (all sines, then all cosines) or "fairseq"
+            (concatenated, ending at 1/base exactly); see posenc.Sinusoidal.
+        min_timescale: timescale of the fastest pair.
+        padding_idx: a position that gets zeros.
+
+    Call: x (batch, seq_len, embed_dim), positions (seq_len) or (batch, seq_len), by default
+    start_index, start_index + 1, ... -> like x.
+    Precision: posenc.keras.angles; added in float32.
+    Raises: ValueError as posenc.Sinusoidal does, when the layer is built.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+    """
+
+    def __init__(
+        self,
+        *,
+        base: float = 10000.0,
+        order: str = "interleaved",
+        min_timescale: float = 1.0,
+        padding_idx: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.base, self.order, self.min_timescale = base, order, min_timescale
+        self.padding_idx = padding_idx
+        sinusoidal_frequencies(2, base, order, min_timescale)  # complains about wrong ones now
+
+    def build(self, x_shape) -> None:
+        self.embed_dim = x_shape[-1]
+        self._phases = Phases(
+            sinusoidal_frequencies(self.embed_dim, self.base, self.order, self.min_timescale)
+        )
+
+    def table(self, positions: Any) -> Any:
+        """The embedding of each position: float32, (*positions.shape, embed_dim)."""
+        cos, sin = self._phases.cos_sin(positions)
+        if self.order == "interleaved":
+            shape = (*positions.shape, self.embed_dim)
+            rows = ops.reshape(ops.stack([sin, cos], axis=-1), shape)
+        else:
+            rows = ops.concatenate([sin, cos], axis=-1)
+            if self.embed_dim % 2:
+                rows = ops.concatenate([rows, ops.zeros_like(rows[..., :1])], axis=-1)
+        if self.padding_idx is None:
+            return rows
+        return ops.where(ops.expand_dims(positions == self.padding_idx, -1), 0.0, rows)
+
+    def embed(self, x: Any, positions: Any) -> Any:
+        return wide(x) + self.table(positions)
+
+    def call(self, x, positions=None, start_index=0):
+        positions = token_positions(self.name, x.shape[1], positions, start_index)
+        return self.rounded(self.embed(x, positions))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "base": self.base,
+            "order": self.order,
+            "min_timescale": self.min_timescale,
+            "padding_idx": self.padding_idx,
+        }

@@ -1,0 +1,283 @@
+"""Keras' conventions: configs, saving, masks, policies, traced lengths; and that layers learn."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from posenc import keras as pk
+from posenc.listing import KERAS_LAYERS
+from tests.keras_layers.common import (
+    BACKEND,
+    array,
+    encodings,
+    model_of_everything,
+    normal,
+    some_tokens,
+)
+
+README = Path(pk.__file__).parent / "README.md"
+
+LAYERS = {
+    "sinusoidal": lambda: pk.SinusoidalPositionEncoding(base=50.0, order="fairseq", padding_idx=1),
+    "learned": lambda: pk.LearnedPositionEmbedding(
+        8, growth="hierarchical", num_positions=20, alpha=0.3
+    ),
+    "bert": lambda: pk.BertEmbedding(
+        9, 8, pk.SinusoidalPositionEncoding(), num_segments=3, dropout=0.2, padding_idx=None
+    ),
+    "attention": lambda: pk.PositionAwareAttention(4, 1, pk.ALiBi(4), head_dim=6, use_bias=True),
+    **{name: make for name, make in encodings().items() if name != "none"},
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_config_round_trip(name):
+    layer = LAYERS[name]()
+    config = layer.get_config()
+    again = type(layer).from_config(config)
+    assert again.get_config() == config
+    registered = keras.saving.serialize_keras_object(layer)
+    assert registered["registered_name"] == f"posenc>{type(layer).__name__}"
+    assert type(keras.saving.deserialize_keras_object(registered)) is type(layer)
+
+
+def test_every_layer_has_a_config_test_and_the_table_names_them():
+    assert {type(make()).__name__ for make in LAYERS.values()} == set(pk.__all__)
+    hosts = {"BertEmbedding", "PositionAwareAttention"}
+    assert set(KERAS_LAYERS.values()) == set(pk.__all__) - hosts
+
+
+def test_saved_model_is_the_same(tmp_path):
+    model = model_of_everything()
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    for length in (5, 12):
+        tokens = some_tokens(length)
+        np.testing.assert_array_equal(array(loaded(tokens)), array(model(tokens)))
+    assert len(loaded.weights) == len(model.weights)
+
+
+def test_output_shapes_and_masks():
+    model = model_of_everything()
+    assert model.output_shape == (None, 3)
+    embed = pk.BertEmbedding(9, 8)
+    tokens = np.array([[1, 2, 0], [3, 0, 0]], "int32")
+    x = embed(tokens)
+    assert embed.compute_output_shape((2, 3)) == x.shape == (2, 3, 8)
+    for layer in (
+        pk.SinusoidalPositionEncoding(),
+        pk.RotaryEmbedding(interleaved=False),
+        pk.PositionAwareAttention(2),
+    ):
+        y = layer(x)
+        np.testing.assert_array_equal(array(keras.src.backend.get_keras_mask(y)), tokens != 0)
+        assert layer.compute_output_shape(x.shape) == y.shape
+
+
+@pytest.mark.parametrize("name", ["none", "rotary", "t5", "shaw"])
+def test_padding_changes_nothing(name):
+    tokens = np.array([[4, 7, 2, 0, 0]], "int32")
+    embed = pk.BertEmbedding(9, 32)
+    attend = pk.PositionAwareAttention(4, encoding=encodings()[name]())
+    padded = array(attend(embed(tokens)))[:, :3]
+    np.testing.assert_allclose(array(attend(embed(tokens[:, :3]))), padded, atol=1e-6)
+    positions = np.arange(5, dtype="int32")
+    given = array(attend(embed(tokens), positions=positions))[:, :3]
+    np.testing.assert_allclose(given, padded, atol=1e-6)
+
+
+def test_a_row_that_sees_nothing_gives_zeros():
+    x = normal(2, 4, 32)
+    mask = np.ones((2, 4, 4), bool)
+    mask[0, 2] = False
+    for name, make in encodings().items():
+        out = array(pk.PositionAwareAttention(4, encoding=make())(x, attention_mask=mask))
+        assert not out[0, 2].any() and out[1, 2].any(), name
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "rotary", "attention"])
+def test_mixed_bfloat16_computes_in_float32(name):
+    config = LAYERS[name]().get_config()
+    kind = type(LAYERS[name]())
+    exact = kind.from_config(config)
+    mixed = kind.from_config({**config, "dtype": "mixed_bfloat16"})
+    x = array(ops.cast(ops.cast(normal(1, 6, 32), "bfloat16"), "float32"))
+    positions = np.array([70000.5, 1, 2, 3, 4, 5], "float32")  # bfloat16 would round the first
+    want = array(exact(x, positions=positions))
+    mixed.build(x.shape)
+    mixed.set_weights(exact.get_weights())
+    got = mixed(ops.cast(x, "bfloat16"), positions=positions)
+    assert keras.backend.standardize_dtype(got.dtype) == "bfloat16"
+    assert all(w.dtype == "float32" for w in mixed.weights)
+    # rounded once, to 8 bits; the projections of attention are bfloat16 by the policy
+    bound = 2e-2 if name == "attention" else 2**-8
+    got = array(ops.cast(got, "float32"))
+    np.testing.assert_allclose(got, want, rtol=bound, atol=bound)
+
+
+ERRORS = {
+    "interleaved": (lambda: pk.RotaryEmbedding(), TypeError, "interleaved"),
+    "odd": (
+        lambda: pk.RotaryEmbedding(interleaved=True)(normal(1, 2, 7)),
+        ValueError,
+        "rotary_dim must be even",
+    ),
+    "scaling": (
+        lambda: pk.RotaryEmbedding(interleaved=True, scaling={"name": "yarnn"}),
+        ValueError,
+        "unknown scaling 'yarnn'",
+    ),
+    "length": (
+        lambda: pk.RotaryEmbedding(interleaved=True)(normal(1, 2, 8), length=9),
+        ValueError,
+        "do not depend on it",
+    ),
+    "long": (
+        lambda: pk.LearnedPositionEmbedding(3)(normal(1, 2, 8), start_index=2),
+        ValueError,
+        "4 positions are needed, the table serves 3",
+    ),
+    "growth": (
+        lambda: pk.LearnedPositionEmbedding(3, num_positions=6),
+        ValueError,
+        "growth and num_positions go together",
+    ),
+    "align": (
+        lambda: pk.LearnedPositionEmbedding(3, growth="interpolate", num_positions=6),
+        ValueError,
+        "needs align_corners",
+    ),
+    "both": (
+        lambda: pk.SinusoidalPositionEncoding()(
+            normal(1, 2, 8), positions=np.arange(2), start_index=1
+        ),
+        ValueError,
+        "not both",
+    ),
+    "place": (
+        lambda: pk.PositionAwareAttention(2, encoding=pk.SinusoidalPositionEncoding()),
+        TypeError,
+        "come before attention",
+    ),
+    "heads": (
+        lambda: pk.PositionAwareAttention(4, encoding=pk.ALiBi(2)),
+        ValueError,
+        "for 2 heads, num_heads is 4",
+    ),
+    "groups": (lambda: pk.PositionAwareAttention(4, 3), ValueError, "must divide"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_wrong_input_is_named(name):
+    make, kind, message = ERRORS[name]
+    with pytest.raises(kind, match=message):
+        make()
+
+
+def test_one_compilation_serves_several_lengths():
+    """A model for padded batches and a rotation for decoding steps under jax; a rotation of several
+    lengths under torch's compiler."""
+    if BACKEND == "jax":
+        import jax
+
+        model = model_of_everything()
+
+        traces = []
+
+        @jax.jit
+        def run(tokens):
+            traces.append(tokens.shape)
+            return model(tokens)
+
+        for length in (3, 7, 12):
+            tokens = some_tokens(12)
+            tokens[:, length:] = 0
+            run(tokens)
+        assert len(traces) == 1
+
+        rotary = pk.RotaryEmbedding(interleaved=False)
+        x = normal(1, 1, 8)
+        rotary.build(x.shape)
+        steps = []
+
+        @jax.jit
+        def step(x, start):
+            steps.append(x.shape)
+            return rotary(x, start_index=start)
+
+        for start in (0, 5, 10**6):
+            want = rotary(x, positions=np.array([start], "int32"))
+            np.testing.assert_allclose(array(step(x, start)), array(want), atol=1e-6)
+        assert len(steps) == 1
+    else:
+        import torch
+
+        graphs = []
+
+        def count(graph, inputs):
+            graphs.append(graph)
+            return graph.forward
+
+        rotary = pk.RotaryEmbedding(interleaved=False)
+        rotary.build((1, 1, 8))
+
+        def rotate(x, positions):
+            return rotary.rotate(x, *rotary.cos_sin(positions))
+
+        compiled = torch.compile(rotate, backend=count, dynamic=True, fullgraph=True)
+        for length in (9, 17, 30):
+            x, positions = torch.from_numpy(normal(2, length, 8)), torch.arange(length)
+            np.testing.assert_allclose(
+                array(compiled(x, positions)), array(rotate(x, positions)), atol=1e-6
+            )
+        assert len(graphs) == 1
+
+
+def test_gradients_reach_every_weight_and_are_finite():
+    model = model_of_everything()
+    before = [array(w).copy() for w in model.trainable_weights]
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(some_tokens(), np.array([0, 1, 2]), epochs=1, verbose=0)
+    for weight, old in zip(model.trainable_weights, before, strict=True):
+        new = array(weight)
+        assert np.isfinite(new).all(), weight.path
+        assert (new != old).any(), weight.path
+
+
+def test_readme_runs_and_its_classifier_learns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    scope: dict = {}
+    exec(compile(code, str(README), "exec"), scope)
+    assert scope["accuracy"] > 0.95
+    loaded = keras.models.load_model("classifier.keras")
+    some = scope["x"][:4]
+    np.testing.assert_array_equal(
+        loaded.predict(some, verbose=0), scope["model"].predict(some, verbose=0)
+    )
+
+
+def test_equal_to_keras_hub():
+    """Its sinusoids, rotation and biases where they are right: plain, linear, few positions."""
+    hub = pytest.importorskip("keras_hub", reason="keras-hub is not installed")
+    x = normal(2, 6, 8)
+    sines = hub.layers.SinePositionEncoding()(x)
+    ours = array(pk.SinusoidalPositionEncoding()(x)) - x
+    np.testing.assert_allclose(ours, array(sines), atol=1e-5)
+    heads = normal(2, 6, 3, 8)
+    for scaling, factor in ((None, 1.0), ({"name": "linear", "factor": 4.0}, 4.0)):
+        got = pk.RotaryEmbedding(interleaved=False, scaling=scaling)(heads)
+        want = hub.layers.RotaryEmbedding(scaling_factor=factor)(heads)
+        np.testing.assert_allclose(array(got), array(want), atol=1e-5)
+    scores = normal(1, 4, 5, 5)
+    rows = array(hub.layers.AlibiBias()(scores) - pk.ALiBi(4)(scores))
+    causal = np.where(np.tri(5), rows, rows[..., :1])  # theirs is shifted by a number per row
+    np.testing.assert_allclose(causal, np.broadcast_to(rows[..., :1], rows.shape), atol=1e-5)
