@@ -229,7 +229,7 @@ def _variants(
         settings = rope_config.read(checkpoint.config)
         state = None if options.state is None else options.state / "search.json"
         search = Search(
-            Reader(checkpoint.model), settings, fitting.take(8), checkpoint.trained_length, state
+            Reader(checkpoint.model), settings, fitting.take(16), checkpoint.trained_length, state
         )
         found = search.run(60 * options.search_minutes, progress)
         variants.append(

@@ -22,7 +22,7 @@ from posenc.queries_keys import rope_scaling as rs
 
 PARENTS = 6
 CHILDREN = 8
-SHORT_WEIGHT = 2.0
+SHORT_WEIGHT = 1.5
 SEEDS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
 
 
@@ -54,7 +54,7 @@ class Found:
 class Search:
     """Evolve frequency factors for one checkpoint; resumes from `state` where the file exists.
 
-    The score is the loss of the worst bucket beyond the trained length plus twice what is lost
+    The score is the loss of the worst bucket beyond the trained length plus 1.5 times what is lost
     within it, in nats: what a checkpoint can do already counts more than what it gains. Children
     are parents with some factors multiplied by log-normal noise, made monotone again, as in
     LongRoPE.
