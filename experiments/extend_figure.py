@@ -13,8 +13,8 @@ TRAINED = 256
 NAMES = {
     "none": "as trained",
     "ntk": "NTK-aware, x4",
-    "search": "searched frequencies",
-    "tuned": "tuned for 200 steps",
+    "search": "searched",
+    "tuned": "tuned",
 }
 
 
