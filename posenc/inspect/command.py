@@ -15,7 +15,7 @@ def inspect(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="Encodings, see posenc list; or the word claims: folklore, checked.",
+            help="Encodings, see posenc list; package.module:Class; or the word claims.",
             metavar="NAME...",
         ),
     ],
@@ -31,6 +31,10 @@ def inspect(
         bool,
         typer.Option("--json", help="Print JSON: a list with one object per name."),
     ] = False,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Option("--arg", help="name=value for the class of package.module:Class; repeatable."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -39,8 +43,18 @@ def inspect(
     ] = None,
 ) -> None:
     """Measure and draw what encodings do with position: nothing is read off their claims."""
+    shape_given = (head_dim, num_heads, train_length) != DEFAULTS
+    if any(":" in name for name in names):
+        if len(names) > 1 or compare or out or shape_given:
+            raise ValueError("posenc inspect package.module:Class takes --arg and --json alone.")
+        from posenc.inspect import modules_command
+
+        modules_command.run(names[0], arguments or [], as_json)
+        return
+    if arguments:
+        raise ValueError("--arg is for package.module:Class.")
     if "claims" in names:
-        if names != ["claims"] or compare or out or (head_dim, num_heads, train_length) != DEFAULTS:
+        if names != ["claims"] or compare or out or shape_given:
             raise ValueError("posenc inspect claims takes --json and nothing else.")
         from posenc.inspect import claims_command
 
