@@ -21,7 +21,7 @@ compare: .venv/.installed
 	$(BIN)/posenc compare
 
 test: .venv/.installed
-	$(PYTEST)
+	$(PYTEST) -m "not slow"
 
 test-all: .venv/.installed-all
 	$(PYTEST)
