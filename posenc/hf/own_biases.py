@@ -78,7 +78,7 @@ def _t5_changes(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
 
 
 def _bloom_changes(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
-    attentions = [m for m in model.modules() if type(m).__name__ == "BloomAttention"]
+    attentions: list[Any] = [m for m in model.modules() if type(m).__name__ == "BloomAttention"]
     return [
         (m, {"posenc_encoding": ALiBi(m.num_heads), "forward": partial(_bloom_attention, m)})
         for m in attentions

@@ -60,10 +60,10 @@ def find(model: Any) -> PositionTable | None:
             f"position_embedding_type is {kind!r}: growing the table alone would leave its "
             "relative part short."
         )
-    path, *counts = FAMILIES[model.config.model_type]
+    path, key, offset_rows, counted_rows = FAMILIES[model.config.model_type]
     for name, module in model.named_modules():
         if name.endswith(path) and isinstance(module, nn.Embedding):
-            return PositionTable(module, *counts)
+            return PositionTable(module, key, offset_rows, counted_rows)
     return None
 
 
