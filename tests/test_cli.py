@@ -82,7 +82,7 @@ def test_list_markdown_is_a_table_with_one_line_per_encoding(call):
     lines = out.splitlines()
     assert (code, err) == (0, "")
     assert len(lines) == 2 + len(registry.names())
-    assert {line.replace(r"\|", "").count("|") for line in lines} == {7}
+    assert {line.replace(r"\|", "").count("|") for line in lines} == {8}
 
 
 def test_list_shows_every_name(call):

@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import ModelShape, PositionEncoding, masks
+from posenc import ModelShape, PositionEncoding, bias_numbers, masks
 from posenc.embeddings.learned import Learned
 from posenc.embeddings.sinusoidal import Sinusoidal
 from posenc.queries_keys import rope_scaling
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import Linear
 from posenc.queries_keys.rotate import rotate
-from posenc.scores import alibi
 from posenc.scores.alibi import ALiBi
 from tests import test_masks, test_rope, test_rope_scaling, test_scores_alibi
 from tests.checks import CHECKS, modules
@@ -116,7 +115,7 @@ class KeyOnlyALiBi(PositionEncoding):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.slopes = alibi.slopes(num_heads)
+        self.slopes = bias_numbers.slopes(num_heads)
 
     def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None):
         slopes = torch.tensor(self.slopes, dtype=q.dtype)
@@ -294,8 +293,8 @@ def test_golden_values_reject_slopes_for_powers_of_two_only(monkeypatch: pytest.
     def plain(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
         return tuple(2 ** (-bias_max * h / num_heads) for h in range(1, num_heads + 1))
 
-    monkeypatch.setattr(alibi, "slopes", plain)
-    assert alibi.ALiBi(12).slopes[0] == pytest.approx(0.63, abs=1e-3), "attention-gym's"
+    monkeypatch.setattr(bias_numbers, "slopes", plain)
+    assert ALiBi(12).slopes[0] == pytest.approx(0.63, abs=1e-3), "attention-gym's"
     assert_rejected(test_scores_alibi.test_slopes_equal_the_authors, "alibi_slopes")
 
 
