@@ -67,8 +67,8 @@ def rotate(
     rest = 0 if in_place else head_dim - 2 * pairs
     block_pairs = triton.next_power_of_2(pairs)
     block_heads = min(triton.next_power_of_2(heads), max(1, PROGRAM_NUMBERS // block_pairs))
-    launch: Any = _kernel[(batch * length, triton.cdiv(heads, block_heads))]
-    launch(
+    kernel: Any = _kernel  # a plain function to a type checker where triton is not installed
+    kernel[(batch * length, triton.cdiv(heads, block_heads))](
         x, out, cos, sin, heads, length, pairs, head_dim, *x.stride(), *out.stride(),
         table_batch, pairs, INTERLEAVED=interleaved, HEADS=block_heads, PAIRS=block_pairs,
         REST=triton.next_power_of_2(rest) if rest else 0,
