@@ -31,8 +31,6 @@ def run(
     console = Console(stderr=True)
     caution = None if texts else OUT_OF_DOMAIN
     documents = read_documents(texts)
-    if caution:
-        console.print(caution, markup=False)
     with _Narrator(console) as narrate:
         outcome = extend(
             folder,
@@ -45,6 +43,8 @@ def run(
             as_ids=as_ids,
             progress=narrate,
         )
+    if caution:
+        console.print(caution, markup=False)
     console.print(_table(outcome))
     console.print(outcome.reason, markup=False)
     for line in outcome.config_diff:
