@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The comparison behind the README's figure and results/compare. Minutes on two CPU cores.
+# The comparison behind the README's figure and results/compare. 40 minutes of CPU time
+# without bfloat16 hardware, shared by all cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 .venv/bin/posenc compare --out runs/compare
