@@ -8,9 +8,9 @@ import re
 import pytest
 import torch
 
-from posenc.hf import rope_config
+from posenc.checkpoints import rope_config
+from posenc.checkpoints.loading import load
 from posenc.hf.apply import applied, rotary_frequencies
-from posenc.hf.loading import load
 from posenc.hf.methods import METHODS, stretch
 from posenc.queries_keys import rope_scaling as rs
 from tests.hf_models import LENGTH, ROPE, save

@@ -15,16 +15,17 @@ import pytest
 import torch
 
 from posenc import hf
-from posenc.hf import tables, tune
+from posenc.checkpoints import tables
+from posenc.checkpoints.loading import load
+from posenc.checkpoints.rope_config import read
+from posenc.checkpoints.text import Windows
+from posenc.hf import tune
 from posenc.hf.apply import applied
 from posenc.hf.entropy import attention_entropy
 from posenc.hf.extension import Options, recommend
-from posenc.hf.loading import load
 from posenc.hf.measure import Estimate, Evaluation, PasskeyGrid, Reader, estimate
 from posenc.hf.measure import evaluate as measure
-from posenc.hf.rope_config import read
 from posenc.hf.search import Search
-from posenc.hf.text import Windows
 from posenc.hf.tune import TuneConfig
 from posenc.hf.variants import Variant, position_maps
 from tests.hf_models import LENGTH, save, transformers

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from posenc.checkpoints.rope_config import RopeSetting
 from posenc.hf.export import Proof
 from posenc.hf.extension import Outcome
 from posenc.hf.measure import Estimate, Evaluation, bucket_edges
 from posenc.hf.methods import METHODS, stretch
 from posenc.hf.page import write_page
-from posenc.hf.rope_config import RopeSetting
 from posenc.hf.running import write_csv
 from posenc.hf.variants import Variant
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from posenc.checkpoints.loading import Checkpoint, read_config
 from posenc.hf.apply import rotary_frequencies
-from posenc.hf.loading import Checkpoint, read_config
 
 TOKENIZER_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model",

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.hf import export, rope_config, tables
-from posenc.hf.loading import Checkpoint, load, read_config
+from posenc.checkpoints import rope_config, tables
+from posenc.checkpoints.loading import Checkpoint, load, read_config
+from posenc.checkpoints.text import Windows, encode_until, encoder, mask_token, pack
+from posenc.hf import export
 from posenc.hf.measure import Evaluation, PasskeyGrid, Reader
 from posenc.hf.measure import evaluate as measure
 from posenc.hf.methods import METHODS
 from posenc.hf.search import Search, apply_genome
-from posenc.hf.text import Windows, encode_until, encoder, mask_token, pack
 from posenc.hf.tune import TuneConfig, tune
 from posenc.hf.variants import (
     Variant,

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.checkpoints.text import Windows
 from posenc.hf.entropy import attention_entropy
 from posenc.hf.losses import masked_token_losses, next_token_losses
-from posenc.hf.text import Windows
 
 BOOTSTRAPS = 200
 

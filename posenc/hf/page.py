@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from posenc.checkpoints.rope_config import RopeSetting
 from posenc.drawing import figure, legend_above, length_axis, line_styles
 from posenc.hf.extension import Outcome
 from posenc.hf.measure import Estimate, Evaluation
-from posenc.hf.rope_config import RopeSetting
 from posenc.report import Caution, Cell, Code, Facts, Headline, Page, Plot, Table
 
 

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from posenc.checkpoints.text import split_documents
 from posenc.files import write_atomically
 from posenc.hf.extension import Options, Outcome, extend
 from posenc.hf.page import by_position_table, evaluations, write_page
-from posenc.hf.text import split_documents
 
 OUT_OF_DOMAIN = (
     "Measured on the source of Python's standard library. Losses on a text unlike the model's "

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from posenc.checkpoints.rope_config import EXTENDED_LAYERS, RopeSetting
+from posenc.checkpoints.text import Windows
 from posenc.files import write_atomically
 from posenc.hf.apply import applied
 from posenc.hf.measure import Evaluation, Reader, evaluate
 from posenc.hf.methods import METHODS, stretch
-from posenc.hf.rope_config import EXTENDED_LAYERS, RopeSetting
-from posenc.hf.text import Windows
 from posenc.queries_keys import rope_scaling as rs
 
 PARENTS = 6

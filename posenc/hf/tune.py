@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.checkpoints.text import Windows
 from posenc.files import write_atomically
 from posenc.hf.lora import add_lora, merge_lora
-from posenc.hf.text import Windows
 
 STATE, TENSORS = "tune.json", "tune-{step}.safetensors"
 SAVE_EVERY = 50

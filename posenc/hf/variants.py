@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from posenc.hf import rope_config, tables
+from posenc.checkpoints import rope_config, tables
+from posenc.checkpoints.loading import Checkpoint
+from posenc.checkpoints.rope_config import RopeSetting
 from posenc.hf.apply import applied
 from posenc.hf.attention import attached
-from posenc.hf.loading import Checkpoint
 from posenc.hf.methods import METHODS, stretch
-from posenc.hf.rope_config import RopeSetting
 from posenc.queries_keys.position_maps import DualChunk, PositionMap, ReRoPE, SelfExtend
 
 

@@ -59,7 +59,7 @@ def encoder(
             f"{folder}: no tokenizer. Put tokenizer.json beside the weights, or give --bytes or "
             "--ids."
         )
-    from posenc.hf.loading import quiet_transformers
+    from posenc.checkpoints.loading import quiet_transformers
 
     tokenizer = quiet_transformers().AutoTokenizer.from_pretrained(folder)
     start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
@@ -94,7 +94,7 @@ def encode_until(
 
 def mask_token(folder: Path) -> int:
     """The token that hides another. Raises: ValueError where the tokenizer has none."""
-    from posenc.hf.loading import quiet_transformers
+    from posenc.checkpoints.loading import quiet_transformers
 
     token = quiet_transformers().AutoTokenizer.from_pretrained(folder).mask_token_id
     if token is None:

@@ -1,0 +1,1 @@
+"""A trained model's folder in Hugging Face's format: load it, read its positions, read its text."""
