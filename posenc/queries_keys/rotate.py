@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc.encoding import at_least_float32
+from posenc.kernels import rope
 
 CHUNK = 1 << 17
 """Numbers rotated at a time on the CPU, so that every step but the first read and the last write
@@ -35,7 +34,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
         return _plain(x, cos, sin, interleaved)
     if x.requires_grad and torch.is_grad_enabled():
         return _Rotate.apply(x, cos, sin, interleaved)  # type: ignore[return-value]
-    return _in_chunks(x, cos, sin, interleaved)
+    return _once(x, cos, sin, interleaved)
 
 
 def _plain(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -58,7 +57,7 @@ class _Rotate(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
-        return _in_chunks(x, cos, sin, interleaved)
+        return _once(x, cos, sin, interleaved)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -66,15 +65,18 @@ class _Rotate(torch.autograd.Function):
         (grad,) = grads
         if torch.is_grad_enabled() and grad.requires_grad:  # a gradient of this gradient is asked
             return _Rotate.apply(grad, cos, -sin, ctx.interleaved), None, None, None
-        return _in_chunks(grad, cos, -sin, ctx.interleaved), None, None, None
+        return _once(grad, cos, -sin, ctx.interleaved), None, None, None
+
+
+def _once(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """One output, written once, and nothing else of its size."""
+    if rope.takes(x, cos):
+        return rope.rotate(x, cos, sin, interleaved)
+    return _in_chunks(x, cos, sin, interleaved)
 
 
 def _in_chunks(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """One output, written once, a few tokens at a time."""
-    if x.device.type == "cuda" and _has_triton():
-        from posenc.kernels import rope_triton
-
-        return rope_triton.rotate(x, cos, sin, interleaved=interleaved)
+    """The leanest plain operations: a few tokens at a time."""
     rotary_dim, length = 2 * cos.shape[-1], x.shape[-2]
     work = _work_dtype(x, cos)
     cos, sin = cos.to(work), sin.to(work)
@@ -118,11 +120,6 @@ def _in_chunks(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
         if narrow:
             out_part.copy_(result)
     return out
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def _pairs(t: Tensor) -> bool:

@@ -1,0 +1,74 @@
+/* Rotation of channel pairs in one pass on the CPU: reads x once, writes the result once.
+   Compiled by posenc/kernels/native.py; called by posenc/kernels/rope_cpu.py. */
+
+#include <stdint.h>
+#include <string.h>
+
+typedef float f32;
+typedef uint16_t bf16;
+
+static inline float load_f32(f32 v) { return v; }
+static inline f32 store_f32(float v) { return v; }
+
+static inline float load_bf16(bf16 v) {
+  uint32_t bits = (uint32_t)v << 16;
+  float wide;
+  memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+/* Round to nearest, ties to even, as torch does; the carry must not turn a NaN into a number. */
+static inline bf16 store_bf16(float v) {
+  uint32_t bits;
+  memcpy(&bits, &v, sizeof bits);
+  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return (bits & 0x7fffffff) > 0x7f800000 ? (bf16)0x7fc0 : (bf16)rounded;
+}
+
+/* Strides count numbers. A row is one head of one token: `pairs` pairs, then `rest` channels that
+   pass through. `inner` is heads or tokens, whichever lies closer together in memory; rows
+   first..last of (batch, outer) are done, so that callers can share the work out. */
+typedef struct {
+  int64_t outer, inner, pairs, rest;
+  int64_t x_batch, x_outer, x_inner;
+  int64_t out_batch, out_outer, out_inner;
+  int64_t table_batch, table_outer, table_inner;
+  int64_t interleaved;
+} Shape;
+
+#define ROTATE(T)                                                                                  \
+  static void split_##T(const T *restrict x, T *restrict out, const float *restrict cos,           \
+                        const float *restrict sin, int64_t pairs) {                                \
+    for (int64_t i = 0; i < pairs; i++) {                                                          \
+      float a = load_##T(x[i]), b = load_##T(x[i + pairs]), c = cos[i], s = sin[i];                \
+      out[i] = store_##T(a * c - b * s);                                                           \
+      out[i + pairs] = store_##T(b * c + a * s);                                                   \
+    }                                                                                              \
+  }                                                                                                \
+  static void interleaved_##T(const T *restrict x, T *restrict out, const float *restrict cos,     \
+                              const float *restrict sin, int64_t pairs) {                          \
+    for (int64_t i = 0; i < pairs; i++) {                                                          \
+      float a = load_##T(x[2 * i]), b = load_##T(x[2 * i + 1]), c = cos[i], s = sin[i];            \
+      out[2 * i] = store_##T(a * c - b * s);                                                       \
+      out[2 * i + 1] = store_##T(b * c + a * s);                                                   \
+    }                                                                                              \
+  }                                                                                                \
+  void rotate_##T(const T *x, T *out, const float *cos, const float *sin, const Shape *of,         \
+                  int64_t first, int64_t last) {                                                   \
+    for (int64_t row = first; row < last; row++) {                                                 \
+      int64_t batch = row / of->outer, outer = row % of->outer;                                    \
+      const T *x_row = x + batch * of->x_batch + outer * of->x_outer;                              \
+      T *out_row = out + batch * of->out_batch + outer * of->out_outer;                            \
+      int64_t table = batch * of->table_batch + outer * of->table_outer;                           \
+      for (int64_t inner = 0; inner < of->inner; inner++) {                                        \
+        (of->interleaved ? interleaved_##T : split_##T)(x_row, out_row, cos + table, sin + table,  \
+                                                        of->pairs);                                \
+        if (of->rest)                                                                              \
+          memcpy(out_row + 2 * of->pairs, x_row + 2 * of->pairs, of->rest * sizeof(T));            \
+        x_row += of->x_inner, out_row += of->out_inner, table += of->table_inner;                  \
+      }                                                                                            \
+    }                                                                                              \
+  }
+
+ROTATE(f32)
+ROTATE(bf16)
