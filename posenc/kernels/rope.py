@@ -21,22 +21,31 @@ def takes(x: Tensor, cos: Tensor) -> bool:
     return rope_cpu.takes(x, cos)
 
 
-@torch.library.custom_op("posenc::rotate", mutates_args=())
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """The first 2 * pairs channels of x (batch, heads, len, head_dim) rotated, the rest as it is.
 
     cos and sin are (1, len, pairs) or (batch, 1, len, pairs).
     """
-    if x.device.type == "cuda":
-        from posenc.kernels import rope_triton
-
-        return rope_triton.rotate(x, cos, sin, interleaved=interleaved)
-    return rope_cpu.rotate(x, cos, sin, interleaved=interleaved)
+    return torch.ops.posenc.rotate.default(x, cos, sin, interleaved)
 
 
-@rotate.register_fake
-def _(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def _on_cuda(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    from posenc.kernels import rope_triton
+
+    return rope_triton.rotate(x, cos, sin, interleaved=interleaved)
+
+
+def _as_fake(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.empty_like(x)
+
+
+# Not torch.library.custom_op: its checks take longer than the rotation of a small tensor.
+torch.library.define(
+    "posenc::rotate", "(Tensor x, Tensor cos, Tensor sin, bool interleaved) -> Tensor"
+)
+torch.library.impl("posenc::rotate", "CPU", rope_cpu.rotate)
+torch.library.impl("posenc::rotate", "CUDA", _on_cuda)
+torch.library.register_fake("posenc::rotate", _as_fake)
 
 
 @functools.cache

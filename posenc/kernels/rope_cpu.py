@@ -45,7 +45,7 @@ def takes(x: Tensor, cos: Tensor) -> bool:
     )
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """The first 2 * pairs channels of x (batch, heads, len, head_dim) rotated; the
     rest passes through.
 

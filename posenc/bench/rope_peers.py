@@ -1,0 +1,100 @@
+"""How other libraries rotate q and k: each at hand as (q, k) -> (q, k), called as its users do."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+THETA = 10_000.0
+
+Pair = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class Peer(NamedTuple):
+    rotate: Pair
+    interleaved: bool
+
+
+def at_hand(n: int, head_dim: int, dtype: torch.dtype) -> dict[str, Peer]:
+    """Peers that can be imported here, for positions 0..n-1, theta 10,000, tensors of
+    (1, heads, n, head_dim)."""
+    makers = {
+        "transformers": ("transformers", _transformers, False),
+        "Meta's complex product": ("torch", _complex, True),
+        "rotary-embedding-torch (cos, sin per call)": (
+            "rotary_embedding_torch", _rotary_embedding_torch, True,
+        ),
+        "x-transformers (cos, sin per call)": ("x_transformers", _x_transformers, True),
+        "torchtune": ("torchtune", _torchtune, True),
+    }  # fmt: skip
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what peers still use of torch is not our user's concern
+        for name, (module, make, interleaved) in makers.items():
+            if importlib.util.find_spec(module) is None:
+                continue
+            try:
+                found[name] = Peer(make(n, head_dim, dtype), interleaved)
+            except ImportError:
+                continue  # installed, but not for this torch
+    return found
+
+
+def angles(n: int, head_dim: int) -> Tensor:
+    """(n, head_dim / 2), float64: what every peer should have turned by."""
+    inv_freq = THETA ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    return torch.outer(torch.arange(n, dtype=torch.float64), inv_freq)
+
+
+def _transformers(n: int, head_dim: int, dtype: torch.dtype) -> Pair:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    angle = angles(n, head_dim)
+    cos, sin = (torch.cat([t, t], -1)[None].to(dtype) for t in (angle.cos(), angle.sin()))
+    return lambda q, k: apply_rotary_pos_emb(q, k, cos, sin)
+
+
+def _complex(n: int, head_dim: int, dtype: torch.dtype) -> Pair:
+    """Meta's published form: to float32, one complex product, back."""
+    turn = torch.polar(torch.ones(()), angles(n, head_dim).float())
+
+    def one(x: Tensor) -> Tensor:
+        seen = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(seen * turn).flatten(-2).type_as(x)
+
+    return lambda q, k: (one(q), one(k))
+
+
+def _rotary_embedding_torch(n: int, head_dim: int, dtype: torch.dtype) -> Pair:
+    from rotary_embedding_torch import RotaryEmbedding
+
+    module = RotaryEmbedding(head_dim)
+    return lambda q, k: (module.rotate_queries_or_keys(q), module.rotate_queries_or_keys(k))
+
+
+def _x_transformers(n: int, head_dim: int, dtype: torch.dtype) -> Pair:
+    from x_transformers.x_transformers import RotaryEmbedding, apply_rotary_pos_emb
+
+    module: Any = RotaryEmbedding(head_dim)
+
+    def pair(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        freqs, scale = module.forward_from_seq_len(n)
+        return apply_rotary_pos_emb(q, freqs, scale), apply_rotary_pos_emb(k, freqs, scale)
+
+    return pair
+
+
+def _torchtune(n: int, head_dim: int, dtype: torch.dtype) -> Pair:
+    from torchtune.modules import RotaryPositionalEmbeddings
+
+    module = RotaryPositionalEmbeddings(head_dim, max_seq_len=n)
+
+    def one(x: Tensor) -> Tensor:
+        return module(x.transpose(1, 2)).transpose(1, 2)
+
+    return lambda q, k: (one(q), one(k))
