@@ -22,9 +22,12 @@ from posenc.checkpoints.text import Windows
 from posenc.hf import tune
 from posenc.hf.apply import applied
 from posenc.hf.entropy import attention_entropy
-from posenc.hf.extension import Options, recommend
-from posenc.hf.measure import Estimate, Evaluation, PasskeyGrid, Reader, estimate
+from posenc.hf.losses import Reader
+from posenc.hf.measure import Estimate, Evaluation, estimate
 from posenc.hf.measure import evaluate as measure
+from posenc.hf.options import Options
+from posenc.hf.passkey import PasskeyGrid
+from posenc.hf.recommendation import recommend
 from posenc.hf.search import Search
 from posenc.hf.tune import TuneConfig
 from posenc.hf.variants import Variant, position_maps

@@ -6,13 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posenc.hf.extension import Options as Options
     from posenc.hf.extension import evaluate as evaluate
     from posenc.hf.extension import extend as extend
+    from posenc.hf.options import Options as Options
     from posenc.hf.tune import TuneConfig as TuneConfig
 
 _PUBLIC = {
-    "Options": "posenc.hf.extension",
+    "Options": "posenc.hf.options",
     "TuneConfig": "posenc.hf.tune",
     "evaluate": "posenc.hf.extension",
     "extend": "posenc.hf.extension",

@@ -52,11 +52,11 @@ def extend(
     ] = 4,
     windows: Annotated[
         int, typer.Option(min=1, help="Windows of the new length to measure on.")
-    ] = 16,
+    ] = 32,
     search_minutes: Annotated[
         float,
         typer.Option(min=0, help="Minutes to search for frequencies; 0 leaves the search out."),
-    ] = 2.0,
+    ] = 3.0,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -79,7 +79,7 @@ def extend(
     ] = None,
 ) -> None:
     """Give a trained checkpoint a longer context: try, measure, recommend, tune, export, prove."""
-    from posenc.hf.extension import Options
+    from posenc.hf.options import Options
     from posenc.hf.running import run
     from posenc.hf.tune import TuneConfig
 

@@ -13,13 +13,18 @@ BLOCK = 256
 
 
 @torch.inference_mode()
-def attention_entropy(model: Any, tokens: Tensor) -> Tensor | None:
+def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Tensor | None:
     """Mean entropy in nats of each position's attention over layers and heads, (length); None where
-    the model's attention does not go through the interface, or has sinks or soft caps."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
+    the model's attention does not go through the interface.
 
-    totals: list[Tensor] = []
+    A sink logit counts as one more thing to look at. Tokens are read in pieces through the model's
+    cache, so that no mask of length times length is held; `whole` reads them at once, for models
+    without an exact cache.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    layers: list[Tensor] = []
 
     def attend(
         module: nn.Module,
@@ -29,34 +34,48 @@ def attention_entropy(model: Any, tokens: Tensor) -> Tensor | None:
         attention_mask: Tensor | None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        if kwargs.get("s_aux") is not None or kwargs.get("softcap") is not None:
-            raise ValueError("sinks and soft caps would change the weights")
         scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        causal = getattr(module, "is_causal", True) and attention_mask is None
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        out, entropy = (
-            torch.empty_like(query[..., : value.shape[-1]]),
-            query.new_zeros(query.shape[2]),
-        )
+        out = torch.empty_like(query[..., : value.shape[-1]])
+        entropy = query.new_zeros(query.shape[2])
+        first = key.shape[2] - query.shape[2]
         for start in range(0, query.shape[2], BLOCK):
             rows = slice(start, start + BLOCK)
-            scores = query[:, :, rows] @ key.mT * scale
+            scores = query[:, :, rows].float() @ key.float().mT * scale
+            if kwargs.get("softcap") is not None:
+                scores = torch.tanh(scores / kwargs["softcap"]) * kwargs["softcap"]
             if attention_mask is not None:
-                scores = scores + attention_mask[:, :, rows, : key.shape[2]]
-            weights = scores.float().softmax(-1)
+                scores = scores.masked_fill(~attention_mask[:, :, rows], -torch.inf)
+            elif causal:
+                seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+                scores = scores.masked_fill(~seen.tril(first + start), -torch.inf)
+            if (sinks := kwargs.get("s_aux")) is not None:
+                sinks = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+                scores = torch.cat([scores, sinks], dim=-1)
+            weights = scores.softmax(-1)
             entropy[rows] = torch.special.entr(weights).sum(-1).mean((0, 1))
-            out[:, :, rows] = weights.to(value.dtype) @ value
-        totals.append(entropy)
+            out[:, :, rows] = weights[..., : key.shape[2]].to(value.dtype) @ value
+        layers.append(entropy)
         return out.transpose(1, 2).contiguous(), None
 
     name, before = "posenc_entropy", model.config._attn_implementation
     AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, eager_mask)
+    AttentionMaskInterface.register(name, sdpa_mask)
     try:
         model.set_attn_implementation(name)
-        model(tokens)
-    except ValueError:
+        pieces, cache = [], None
+        for piece in [tokens] if whole else tokens.split(BLOCK, dim=1):
+            options = {} if whole else {"past_key_values": cache, "use_cache": True}
+            out = model(piece, **options)
+            cache = None if whole else out.past_key_values
+            if not layers:
+                return None
+            pieces.append(torch.stack(layers).mean(0))
+            layers.clear()
+    except ValueError:  # its attention cannot be exchanged
         return None
     finally:
         model.set_attn_implementation(before)
-    return torch.stack(totals).mean(0) if totals else None
+    return torch.cat(pieces)

@@ -68,7 +68,7 @@ def prepare_folder(out: Path) -> Path:
 
 
 def write(
-    checkpoint: Checkpoint, out: Path, tokens: Tensor, *, cache_safe: bool = True
+    checkpoint: Checkpoint, out: Path, prover: Prover, tokens: Tensor, *, cache_safe: bool = True
 ) -> tuple[list[str], Proof]:
     """Save the model as it is in memory and prove the folder; nothing is left at `out` if that
     fails.
@@ -76,6 +76,7 @@ def write(
     Args:
         checkpoint: its model carries the settings to export.
         out: a folder that does not exist.
+        prover: the process that reads the folder back.
         tokens: (1, length) longer than the trained length, for the proof; a masked model is proved
             by its logits alone.
         cache_safe: step-by-step decoding must equal one pass.
@@ -93,7 +94,7 @@ def write(
         (temporary / "config.json").write_text(
             json.dumps(config, indent=2) + "\n", encoding="utf-8"
         )
-        proof = prove(checkpoint, temporary, tokens)
+        proof = prove(checkpoint, temporary, prover, tokens)
         if failures := proof.failures(cache_safe=cache_safe):
             raise RuntimeError(f"not exported, the proof failed: {'; '.join(failures)}.")
         os.chmod(temporary, 0o755)  # noqa: PTH101 - mkdtemp made it private
@@ -125,24 +126,54 @@ def config_diff(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return lines
 
 
+class Prover:
+    """A fresh process with stock transformers, nothing of ours, that compares a folder with what
+    was meant. It may start early, so that its imports run beside other work."""
+
+    def __init__(self) -> None:
+        self._scratch = tempfile.TemporaryDirectory()
+        self._running: subprocess.Popen[str] | None = None
+
+    def start(self) -> subprocess.Popen[str]:
+        """The process, waiting for a line that says what to compare."""
+        if self._running is None:
+            script = Path(__file__).with_name("proof.py")
+            # -P: the script imports no posenc, and its folder is not on the path.
+            self._running = subprocess.Popen(
+                [sys.executable, "-P", str(script)], cwd=self._scratch.name, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+        return self._running
+
+    def compare(self, folder: Path, expected: dict[str, Tensor], *, masked: bool) -> Proof:
+        """Raises: RuntimeError where the folder does not load there."""
+        reference = Path(self._scratch.name) / "expected.safetensors"
+        save_file(expected, reference)
+        asked = [str(folder.resolve()), str(reference), "masked" if masked else "causal"]
+        running = self.start()
+        said, complained = running.communicate(json.dumps(asked))
+        if running.returncode:
+            last = complained.strip().splitlines()[-1:] or ["no message"]
+            raise RuntimeError(
+                f"the exported folder does not load in stock transformers: {last[0]}"
+            )
+        return Proof(**json.loads(said.splitlines()[-1]))
+
+    def __enter__(self) -> Prover:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._running is not None and self._running.poll() is None:
+            self._running.kill()
+            self._running.communicate()
+        self._scratch.cleanup()
+
+
 @torch.inference_mode()
-def prove(checkpoint: Checkpoint, folder: Path, tokens: Tensor) -> Proof:
-    """Load the folder in a fresh process with stock transformers and compare with the model in
-    memory."""
+def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) -> Proof:
+    """Compare what a fresh process reads from the folder with the model in memory."""
     model = checkpoint.model
     expected = {"tokens": tokens, "logits": model(tokens).logits.contiguous()}
     for layer_type, (inv_freq, _) in rotary_frequencies(model).items():
         expected[f"inv_freq/{layer_type or ''}"] = inv_freq.clone()
-    with tempfile.TemporaryDirectory() as scratch:
-        reference = Path(scratch) / "expected.safetensors"
-        save_file(expected, reference)
-        script = Path(__file__).with_name("proof.py")
-        command = [sys.executable, "-P", str(script), str(folder), str(reference)]
-        command += ["masked"] if checkpoint.masked else []
-        # Stock transformers, nothing of ours: the script imports no posenc, and its folder is not
-        # on the path.
-        ran = subprocess.run(command, capture_output=True, text=True, cwd=scratch, check=False)
-    if ran.returncode:
-        last = ran.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise RuntimeError(f"the exported folder does not load in stock transformers: {last[0]}")
-    return Proof(**json.loads(ran.stdout.splitlines()[-1]))
+    return prover.compare(folder, expected, masked=checkpoint.masked)

@@ -3,6 +3,8 @@ length."""
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +13,54 @@ from torch.nn import functional as F
 
 LOGITS_BUDGET = 1 << 26
 """Logits held at once; a longer window is read in pieces through the model's cache."""
+ROWS_BUDGET = 4096
+"""Tokens read in one batch, or one window where it is longer."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a model's losses are read: next tokens, or masked ones.
+
+    whole: never in pieces through the cache. limit: the model cannot read more tokens than these.
+    window: every token beyond these many is read with only the last of them before it, from
+    three quarters to all.
+    """
+
+    model: Any
+    mask_token: int | None = None
+    whole: bool = False
+    limit: int | None = None
+    window: int | None = None
+
+    def losses(self, tokens: Tensor) -> Tensor:
+        """(batch, length), NaN where a token is not predicted."""
+        length = tokens.shape[1]
+        if self.limit is not None and length > self.limit:
+            read = self._losses(tokens[:, : self.limit])
+            return F.pad(read, (0, length - self.limit), value=torch.nan)
+        if self.window is not None and length > self.window:
+            return self._slide(tokens, self.window)
+        return self._losses(tokens)
+
+    def all_losses(self, windows: Tensor) -> Tensor:
+        """`losses` of many windows, a few at a time."""
+        rows = max(1, ROWS_BUDGET // windows.shape[1])
+        return torch.cat([self.losses(part) for part in windows.split(rows)])
+
+    def _slide(self, tokens: Tensor, window: int) -> Tensor:
+        step = max(1, window // 4)
+        parts = [self._losses(tokens[:, :window])]
+        for stop in range(window + step, tokens.shape[1] + step, step):
+            seen = tokens[:, min(stop, tokens.shape[1]) - window : stop]
+            new = step - max(0, stop - tokens.shape[1])
+            parts.append(self._losses(seen)[:, -new:])
+        return torch.cat(parts, dim=1)
+
+    def _losses(self, tokens: Tensor) -> Tensor:
+        if self.mask_token is not None:
+            return masked_token_losses(self.model, tokens, self.mask_token)
+        losses = next_token_losses(self.model, tokens, whole=self.whole)
+        return torch.cat([torch.full_like(losses[:, :1], torch.nan), losses], dim=1)
 
 
 @torch.inference_mode()
@@ -47,3 +97,12 @@ def masked_token_losses(
     logits = model(tokens.masked_fill(hidden, mask_token)).logits
     losses = F.cross_entropy(logits.float().mT, tokens, reduction="none")
     return losses.masked_fill(~hidden, torch.nan)
+
+
+@torch.inference_mode()
+def last_logits(model: Any, tokens: Tensor, count: int) -> Tensor:
+    """Logits of the last `count` tokens, (batch, count, vocab), without those of the others where
+    the model can leave them out."""
+    fewer = "logits_to_keep" in inspect.signature(model.forward).parameters
+    options = {"logits_to_keep": count} if fewer else {}
+    return model(tokens, use_cache=False, **options).logits[:, -count:]

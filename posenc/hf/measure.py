@@ -8,16 +8,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from posenc.checkpoints.text import Windows
 from posenc.hf.entropy import attention_entropy
-from posenc.hf.losses import masked_token_losses, next_token_losses
+from posenc.hf.losses import Reader
+from posenc.hf.passkey import PasskeyGrid
 
 BOOTSTRAPS = 200
 
@@ -88,29 +85,6 @@ def bucket_edges(trained: int, target: int) -> tuple[int, ...]:
     return tuple(sorted({e for e in edges if e < target} | {target}))
 
 
-@dataclass(frozen=True)
-class Reader:
-    """How a model's losses are read: next tokens, or masked ones.
-
-    whole: never in pieces through the cache. limit: the model cannot read more tokens than these.
-    """
-
-    model: Any
-    mask_token: int | None = None
-    whole: bool = False
-    limit: int | None = None
-
-    def losses(self, tokens: Tensor) -> Tensor:
-        """(batch, length), NaN where a token is not predicted."""
-        if self.limit is not None and tokens.shape[1] > self.limit:
-            beyond = tokens.shape[1] - self.limit
-            return F.pad(self.losses(tokens[:, : self.limit]), (0, beyond), value=torch.nan)
-        if self.mask_token is not None:
-            return masked_token_losses(self.model, tokens, self.mask_token)
-        losses = next_token_losses(self.model, tokens, whole=self.whole)
-        return torch.cat([torch.full_like(losses[:, :1], torch.nan), losses], dim=1)
-
-
 def evaluate(
     reader: Reader,
     windows: Windows,
@@ -137,13 +111,11 @@ def evaluate(
     began = time.perf_counter()
     length = windows.tokens.shape[1]
     edges = bucket_edges(trained, length)
-    rows = max(1, 4096 // length)
     losses = []
-    for start in range(0, len(windows), rows):
-        losses.append(reader.losses(windows.tokens[start : start + rows]).numpy())
-        progress("loss by position", min(1.0, (start + rows) / len(windows)))
-    loss = np.concatenate(losses)
-    documents = windows.documents.numpy()
+    for part in windows.tokens.split(max(1, len(windows) // 8)):
+        losses.append(reader.all_losses(part).numpy())
+        progress("loss by position", sum(map(len, losses)) / len(windows))
+    loss, documents = np.concatenate(losses), windows.documents.numpy()
     by_position = tuple(
         estimate(loss[:, low:high], documents[:, low:high])
         for low, high in itertools.pairwise(edges)
@@ -151,14 +123,18 @@ def evaluate(
     by_context = {}
     half = slice((len(windows) + 1) // 2)
     for i, context in enumerate(contexts):
-        ends = [
-            reader.losses(w[:, -context:])[:, -targets:]
-            for w in windows.tokens[half].split(max(1, 4096 // context))
-        ]
-        by_context[context] = estimate(torch.cat(ends).numpy(), documents[half, -targets:])
+        # With all of the window before them, the targets were read above.
+        read = (
+            loss[half]
+            if context == length
+            else reader.all_losses(windows.tokens[half, -context:]).numpy()
+        )
+        by_context[context] = estimate(read[:, -targets:], documents[half, -targets:])
         progress("loss by context", (i + 1) / len(contexts))
     grid = passkey.measure(reader, windows, progress) if passkey is not None else {}
-    curve = attention_entropy(reader.model, windows.tokens[:1, : reader.limit]) if entropy else None
+    shown = windows.tokens[:1, : reader.limit]
+    whole = reader.whole or reader.mask_token is not None
+    curve = attention_entropy(reader.model, shown, whole=whole) if entropy else None
     means = () if curve is None else tuple(
         float(curve[low:high].mean()) for low, high in itertools.pairwise(edges)
     )  # fmt: skip
@@ -177,58 +153,3 @@ def estimate(losses: np.ndarray, documents: np.ndarray) -> Estimate:
     draws = np.random.default_rng(0).integers(0, len(owners), (BOOTSTRAPS, len(owners)))
     low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])
     return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()))
-
-
-@dataclass(frozen=True)
-class PasskeyGrid:
-    """Can the model repeat a random key it saw at some depth of a long text? Needs no particular
-    language.
-
-    marker + key stand at the depth; the text ends with the marker, and each token of the key is
-    predicted given those before it. Chance is one in the vocabulary.
-    """
-
-    lengths: tuple[int, ...]
-    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.95)
-    trials: int = 8
-    key_tokens: int = 6
-    marker_tokens: int = 4
-
-    def measure(
-        self, reader: Reader, windows: Windows, progress: Callable[[str, float], None]
-    ) -> dict[tuple[int, float], float]:
-        filler = windows.tokens.flatten()
-        words = torch.unique(filler)
-        generator = torch.Generator().manual_seed(0)
-        grid = {}
-        for i, length in enumerate(self.lengths):
-            for depth in self.depths:
-                tokens = torch.stack(
-                    [
-                        self._prompt(filler, words, length, depth, generator)
-                        for _ in range(self.trials)
-                    ]
-                )
-                grid[length, depth] = float(self._accuracy(reader, tokens))
-            progress("passkeys", (i + 1) / len(self.lengths))
-        return grid
-
-    def _prompt(
-        self, filler: Tensor, words: Tensor, length: int, depth: float, generator: torch.Generator
-    ) -> Tensor:
-        secret = self.marker_tokens + self.key_tokens
-        drawn = words[torch.randperm(len(words), generator=generator)[:secret]]
-        body = length - 2 * secret
-        start = int(torch.randint(0, len(filler) - body + 1, (1,), generator=generator))
-        text = filler[start : start + body]
-        at = round(depth * body)
-        return torch.cat([text[:at], drawn, text[at:], drawn])
-
-    @torch.inference_mode()
-    def _accuracy(self, reader: Reader, tokens: Tensor) -> Tensor:
-        rows = max(1, 4096 // tokens.shape[1])
-        right = []
-        for part in tokens.split(rows):
-            logits = reader.model(part, use_cache=False).logits[:, -self.key_tokens - 1 : -1]
-            right.append((logits.argmax(-1) == part[:, -self.key_tokens :]).float().mean(-1))
-        return torch.cat(right).mean()

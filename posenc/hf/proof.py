@@ -1,6 +1,7 @@
 """Run by path in a process of its own: does stock transformers see in a folder what was meant?
 
-python proof.py FOLDER EXPECTED.safetensors [masked]  ->  one line of JSON with the largest errors.
+python proof.py  <  ["FOLDER", "EXPECTED.safetensors", "causal" or "masked"]
+    ->  one line of JSON with the largest errors.
 """
 
 import json
@@ -38,7 +39,7 @@ def decode(model: torch.nn.Module, tokens: torch.Tensor, steps: int) -> torch.Te
 
 
 @torch.inference_mode()
-def main(folder: str, reference: str, kind: str = "causal") -> None:
+def main(folder: str, reference: str, kind: str) -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     auto = (
@@ -73,4 +74,6 @@ def main(folder: str, reference: str, kind: str = "causal") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    # Importing took most of the time, and the folder may not have been there yet.
+    if asked := sys.stdin.read():
+        main(*json.loads(asked))

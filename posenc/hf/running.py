@@ -12,7 +12,8 @@ from rich.table import Table
 
 from posenc.checkpoints.text import split_documents
 from posenc.files import write_atomically
-from posenc.hf.extension import Options, Outcome, extend
+from posenc.hf.extension import Outcome, extend
+from posenc.hf.options import Options
 from posenc.hf.page import by_position_table, evaluations, write_page
 
 OUT_OF_DOMAIN = (

@@ -16,7 +16,10 @@ from posenc.checkpoints.rope_config import RopeSetting
 from posenc.hf.apply import applied
 from posenc.hf.attention import attached
 from posenc.hf.methods import METHODS, stretch
+from posenc.hf.search import Found, apply_genome
 from posenc.queries_keys.position_maps import DualChunk, PositionMap, ReRoPE, SelfExtend
+
+WINDOW = "window"
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class Variant:
     """One way to read further. `active()` is the model with it, inside a with block.
 
     cache_safe: step-by-step decoding equals the full pass. needs_runtime: stock tools cannot load
-    it. limit: it cannot read more tokens than these.
+    it. limit: it cannot read more tokens than these. window: each token is read with only so many
+    before it.
     """
 
     name: str
@@ -34,6 +38,17 @@ class Variant:
     cache_safe: bool = True
     needs_runtime: bool = False
     limit: int | None = None
+    window: int | None = None
+
+
+def window_variant(checkpoint: Checkpoint) -> Variant:
+    """No extension: the last tokens alone, as many as the checkpoint was trained on. What a method
+    must come near, and pass where it uses more."""
+    trained = checkpoint.trained_length
+    return Variant(
+        WINDOW, f"as trained, reading only the last {trained} tokens",
+        lambda: nullcontext(checkpoint.model), needs_runtime=True, window=trained,
+    )  # fmt: skip
 
 
 def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
@@ -111,11 +126,14 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     ]
 
 
-def searched(
-    checkpoint: Checkpoint, settings: tuple[RopeSetting, ...], target: int, tried: int
-) -> Variant:
+def searched(checkpoint: Checkpoint, found: Found, target: int) -> Variant:
     """Frequencies that a search found."""
+    settings = apply_genome(rope_config.read(checkpoint.config), found.genome, target)
+    factors = ", ".join(f"{f:.3g}" for f in found.genome.factors)
     return Variant(
-        "search", f"best of {tried} searched frequency sets",
-        lambda: applied(checkpoint.model, settings, target), settings,
-    )  # fmt: skip
+        "search",
+        f"best of {found.tried} sets of frequencies: wavelengths times {factors}, logits times "
+        f"{found.genome.temperature**2:.3f}",
+        lambda: applied(checkpoint.model, settings, target),
+        settings,
+    )
