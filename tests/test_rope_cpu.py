@@ -56,8 +56,8 @@ def test_kernel_equals_pairs_by_hand_rounded_once(layout, batched, interleaved, 
         threads(count)
         for dtype in (torch.float32, torch.bfloat16):
             kept = x.to(dtype) if dtype != x.dtype else x
-            assert rope.takes(kept, cos)
-            got = rope.rotate(kept, cos, sin, interleaved)
+            assert rope.takes([kept], cos)
+            got = rope.rotate([kept], cos, sin, interleaved)[0]
             shaped = [t.squeeze(-3) if batched else t[0] for t in (cos, sin)]
             want = by_hand(kept, *shaped, interleaved)
             assert got.dtype == dtype
@@ -72,7 +72,7 @@ def test_ties_round_to_even_and_no_number_comes_of_nan_or_infinity():
     x[0, 0, 3, 0], x[0, 0, 4, 0] = float("nan"), float("inf")
     cos, sin = torch.ones(1, 41, 8), torch.full((1, 41, 8), -(2.0**-8))
     cos[0, 7] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # also a NaN
-    got = rope.rotate(x, cos, sin, False)
+    got = rope.rotate([x], cos, sin, False)[0]
     want = x[..., :8].float() * cos + 2.0**-8  # between two bfloat16 numbers
     assert torch.equal(got[..., :8].isnan(), want.isnan())
     kept = [0, 1, 2, 4, 5, 6]
@@ -97,10 +97,10 @@ def test_gradient_is_the_one_of_plain_operations(interleaved, monkeypatch):
 def test_operator_is_seen_by_a_tracer_and_keeps_the_rules_of_torch():
     torch.manual_seed(0)
     x, (cos, sin) = torch.randn(2, 3, 41, 22), tables()
-    torch.library.opcheck(torch.ops.posenc.rotate, (x, cos, sin, True))
+    torch.library.opcheck(torch.ops.posenc.rotate, ([x], cos, sin, True))
     traced = make_fx(lambda x: rotate_anything(x, cos[0], sin[0], interleaved=True))(x)
     other = torch.randn(2, 3, 41, 22)
-    torch.testing.assert_close(traced(other), rope.rotate(other, cos, sin, True))
+    torch.testing.assert_close(traced(other), rope.rotate([other], cos, sin, True)[0])
 
 
 @needs_compiler
@@ -108,7 +108,7 @@ def test_operator_is_seen_by_a_tracer_and_keeps_the_rules_of_torch():
 def test_forked_child_rotates_with_threads_of_its_own(threads):
     threads(2)
     x, (cos, sin) = torch.randn(2, 3, 41, 22), tables()
-    want = rope.rotate(x, cos, sin, True)
+    want = rope.rotate([x], cos, sin, True)[0]
     child = os.fork()
     if child == 0:  # leaves without pytest's own ending
         os._exit(0 if torch.equal(rope_cpu.rotate(x, cos, sin, True), want) else 1)
@@ -127,7 +127,7 @@ def test_without_the_kernel_plain_operations_answer(broken, monkeypatch, tmp_pat
     native.load.cache_clear()
     try:
         x, (cos, sin) = torch.randn(2, 3, 41, 22), tables()
-        assert not rope.takes(x, cos)
+        assert not rope.takes([x], cos)
         got = rotate_anything(x, cos[0], sin[0], interleaved=True)
         torch.testing.assert_close(got.double(), by_hand(x, cos[0], sin[0], True))
     finally:

@@ -21,12 +21,16 @@ for dtype, tolerance in ((torch.float32, 1e-6), (torch.float16, 2.0**-10)):
             cos, sin = angle.cos(), angle.sin()
             want = rotate(x, cos, sin, interleaved=interleaved)
             tables = cos.unsqueeze(-3), sin.unsqueeze(-3)
-            got = fast(x, *tables, interleaved=interleaved)
+            (got,) = fast([x], *tables, interleaved=interleaved)
             assert got.dtype == dtype
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+            fewer = x[:, :2]  # grouped queries: other heads, other strides, one launch
+            got, got_fewer = fast([x, fewer], *tables, interleaved=interleaved)
+            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(got_fewer, want[:, :2], rtol=tolerance, atol=tolerance)
             wide = torch.zeros(2, heads, 7, 19, dtype=dtype)
             wide[..., 1:17] = x
-            fast(wide[..., 1:17], *tables, interleaved=interleaved, in_place=True)
+            fast([wide[..., 1:17]], *tables, interleaved=interleaved, in_place=True)
             torch.testing.assert_close(wide[..., 1:17], want, rtol=tolerance, atol=tolerance)
             assert not wide[..., 0].any() and not wide[..., 17:].any()
 """
@@ -42,7 +46,7 @@ for dtype in ("fp32", "fp16", "bf16"):
         constants = {"INTERLEAVED": interleaved, "HEADS": 8, "PAIRS": 64, "REST": 16}
         signature = {
             name: "constexpr" if name in constants
-            else f"*{dtype}" if name in ("x", "out")
+            else f"*{dtype}" if name in ("q", "q_out", "k", "k_out")
             else "*fp32" if name in ("cos", "sin") else "i32"
             for name in names
         }

@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.bench import measure, rope_peers
 from posenc.bench.rope_peers import Pair
 from posenc.queries_keys import rotate as rotating
-from posenc.queries_keys.rotate import rotate
+from posenc.queries_keys.rotate import rotate_together
 
 FLOOR = "clone"
 COMPILED = "torch.compile of the plain function"
@@ -52,13 +52,7 @@ def _one(
     cos, sin = angle.cos().float(), angle.sin().float()
 
     def ours(interleaved: bool) -> Pair:
-        def pair(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-            return (
-                rotate(q, cos, sin, interleaved=interleaved),
-                rotate(k, cos, sin, interleaved=interleaved),
-            )
-
-        return pair
+        return lambda q, k: rotate_together((q, k), cos, sin, interleaved=interleaved)
 
     pairs = {
         FLOOR: lambda q, k: (q.clone(), k.clone()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 THETA = 10_000.0
 
-Pair = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Pair = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 
 class Peer(NamedTuple):

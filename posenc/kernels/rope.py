@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,36 +15,41 @@ from torch import Tensor
 from posenc.kernels import rope_cpu
 
 
-def takes(x: Tensor, cos: Tensor) -> bool:
-    """Whether a fused kernel rotates x here; else plain operations do."""
-    if x.device.type == "cuda":
+def takes(xs: Sequence[Tensor], cos: Tensor) -> bool:
+    """Whether a fused kernel rotates these here; else plain operations do."""
+    if xs[0].device.type == "cuda":
         return _has_triton()
-    return rope_cpu.takes(x, cos)
+    return rope_cpu.takes(xs, cos)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """The first 2 * pairs channels of x (batch, heads, len, head_dim) rotated, the rest as it is.
+def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
+    """The first 2 * pairs channels of one or two tensors (batch, heads, len, head_dim) of the same
+    tokens rotated, the rest as it is.
 
     cos and sin are (1, len, pairs) or (batch, 1, len, pairs).
     """
-    return torch.ops.posenc.rotate.default(x, cos, sin, interleaved)
+    return torch.ops.posenc.rotate.default(xs, cos, sin, interleaved)
 
 
-def _on_cuda(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def _on_cpu(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
+    return [rope_cpu.rotate(x, cos, sin, interleaved) for x in xs]
+
+
+def _on_cuda(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
     from posenc.kernels import rope_triton
 
-    return rope_triton.rotate(x, cos, sin, interleaved=interleaved)
+    return rope_triton.rotate(xs, cos, sin, interleaved=interleaved)
 
 
-def _as_fake(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    return torch.empty_like(x)
+def _as_fake(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
+    return [torch.empty_like(x) for x in xs]
 
 
 # Not torch.library.custom_op: its checks take longer than the rotation of a small tensor.
 torch.library.define(
-    "posenc::rotate", "(Tensor x, Tensor cos, Tensor sin, bool interleaved) -> Tensor"
+    "posenc::rotate", "(Tensor[] xs, Tensor cos, Tensor sin, bool interleaved) -> Tensor[]"
 )
-torch.library.impl("posenc::rotate", "CPU", rope_cpu.rotate)
+torch.library.impl("posenc::rotate", "CPU", _on_cpu)
 torch.library.impl("posenc::rotate", "CUDA", _on_cuda)
 torch.library.register_fake("posenc::rotate", _as_fake)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,8 +15,8 @@ from torch import Tensor
 from posenc.kernels import native
 
 PAYS_FROM = 1 << 15
-"""Numbers in x from which the kernel runs. Below, both ways take microseconds, and a program with
-small tensors alone never waits for a compiler."""
+"""Numbers in q and k from which the kernel runs. Below, both ways take microseconds, and a program
+with small tensors alone never waits for a compiler."""
 
 _FUNCTIONS = {torch.float32: "rotate_f32", torch.bfloat16: "rotate_bf16"}
 
@@ -33,14 +34,12 @@ class _Shape(ctypes.Structure):
     )  # fmt: skip
 
 
-def takes(x: Tensor, cos: Tensor) -> bool:
-    """Whether `rotate` runs this and pays."""
+def takes(xs: Sequence[Tensor], cos: Tensor) -> bool:
+    """Whether `rotate` runs each of these and pays."""
     return (
-        x.device.type == "cpu"
-        and x.dtype in _FUNCTIONS
+        sum(x.numel() for x in xs) >= PAYS_FROM
         and cos.dtype == torch.float32
-        and x.numel() >= PAYS_FROM
-        and x.stride(-1) == 1
+        and all(x.device.type == "cpu" and x.dtype in _FUNCTIONS and x.stride(-1) == 1 for x in xs)
         and native.load("rope") is not None
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,27 +15,20 @@ PROGRAM_NUMBERS = 2048
 
 
 @triton.jit
-def _kernel(
-    x, out, cos, sin,
-    heads, length, pairs, head_dim,
+def _heads_of(
+    x, out, c, s, row, length, head, heads, pairs, head_dim,
     x_batch, x_head, x_token, x_channel,
     out_batch, out_head, out_token, out_channel,
-    table_batch, table_token,
-    INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    """The given heads of one token, turned by c and s."""
     batch, token = row // length, row % length
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pair = tl.arange(0, PAIRS)
-    seen = pair < pairs
-    table = batch * table_batch + token * table_token + pair
-    c = tl.load(cos + table, mask=seen, other=0.0)[None, :]
-    s = tl.load(sin + table, mask=seen, other=0.0)[None, :]
     first = pair * 2 if INTERLEAVED else pair
     second = first + 1 if INTERLEAVED else pair + pairs
     source = x + batch * x_batch + token * x_token + head.to(tl.int64)[:, None] * x_head
     target = out + batch * out_batch + token * out_token + head.to(tl.int64)[:, None] * out_head
-    inside = (head < heads)[:, None] & seen[None, :]
+    inside = (head < heads)[:, None] & (pair < pairs)[None, :]
     a = tl.load(source + first[None, :] * x_channel, mask=inside, other=0.0).to(c.dtype)
     b = tl.load(source + second[None, :] * x_channel, mask=inside, other=0.0).to(c.dtype)
     dtype = out.dtype.element_ty
@@ -47,30 +41,64 @@ def _kernel(
         tl.store(target + channel[None, :] * out_channel, kept, mask=inside)
 
 
+@triton.jit
+def _kernel(
+    q, q_out, k, k_out, cos, sin,
+    length, pairs, head_dim, q_heads, q_blocks, k_heads,
+    q_batch, q_head, q_token, q_channel,
+    q_out_batch, q_out_head, q_out_token, q_out_channel,
+    k_batch, k_head, k_token, k_channel,
+    k_out_batch, k_out_head, k_out_token, k_out_channel,
+    table_batch, table_token,
+    INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    pair = tl.arange(0, PAIRS)
+    table = row // length * table_batch + row % length * table_token + pair
+    c = tl.load(cos + table, mask=pair < pairs, other=0.0)[None, :]
+    s = tl.load(sin + table, mask=pair < pairs, other=0.0)[None, :]
+    if block < q_blocks:
+        _heads_of(
+            q, q_out, c, s, row, length, block * HEADS + tl.arange(0, HEADS), q_heads, pairs,
+            head_dim, q_batch, q_head, q_token, q_channel,
+            q_out_batch, q_out_head, q_out_token, q_out_channel, INTERLEAVED, PAIRS, REST,
+        )  # fmt: skip
+    else:
+        _heads_of(
+            k, k_out, c, s, row, length, (block - q_blocks) * HEADS + tl.arange(0, HEADS), k_heads,
+            pairs, head_dim, k_batch, k_head, k_token, k_channel,
+            k_out_batch, k_out_head, k_out_token, k_out_channel, INTERLEAVED, PAIRS, REST,
+        )  # fmt: skip
+
+
 def rotate(
-    x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, in_place: bool = False
-) -> Tensor:
-    """The first 2 * pairs channels of x (batch, heads, len, head_dim), of any strides, rotated; the
-    rest passes through.
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, *, interleaved: bool, in_place: bool = False
+) -> list[Tensor]:
+    """The first 2 * pairs channels of one or two tensors (batch, heads, len, head_dim) rotated by
+    one launch; the rest passes through. Any strides; two tensors may differ in heads alone.
 
     cos and sin are (1, len, pairs) or (batch, 1, len, pairs), float32 or float64. Computed in their
     dtype, rounded once.
     """
-    batch, heads, length, head_dim = x.shape
-    pairs = cos.shape[-1]
-    out = x if in_place else torch.empty_like(x)
-    if not x.numel():
-        return out
+    outs = list(xs) if in_place else [torch.empty_like(x) for x in xs]
+    (batch, _, length, head_dim), pairs = xs[0].shape, cos.shape[-1]
     cos, sin = cos.contiguous(), sin.contiguous()
     # (batch, len): tables of one row are shared by the whole batch.
     table_batch = cos.stride(0) if cos.ndim == 4 and cos.shape[0] > 1 else 0
     rest = 0 if in_place else head_dim - 2 * pairs
     block_pairs = triton.next_power_of_2(pairs)
-    block_heads = min(triton.next_power_of_2(heads), max(1, PROGRAM_NUMBERS // block_pairs))
+    most = max(x.shape[1] for x in xs)
+    block_heads = min(triton.next_power_of_2(most), max(1, PROGRAM_NUMBERS // block_pairs))
+    q, q_out, k, k_out = xs[0], outs[0], xs[-1], outs[-1]
+    blocks = [triton.cdiv(x.shape[1], block_heads) for x in xs]
+    if not batch * length * sum(blocks):
+        return outs
     kernel: Any = _kernel  # a plain function to a type checker where triton is not installed
-    kernel[(batch * length, triton.cdiv(heads, block_heads))](
-        x, out, cos, sin, heads, length, pairs, head_dim, *x.stride(), *out.stride(),
-        table_batch, pairs, INTERLEAVED=interleaved, HEADS=block_heads, PAIRS=block_pairs,
+    kernel[(batch * length, sum(blocks))](
+        q, q_out, k, k_out, cos, sin, length, pairs, head_dim, q.shape[1], blocks[0], k.shape[1],
+        *q.stride(), *q_out.stride(), *k.stride(), *k_out.stride(), table_batch, pairs,
+        INTERLEAVED=interleaved, HEADS=block_heads, PAIRS=block_pairs,
         REST=triton.next_power_of_2(rest) if rest else 0,
     )  # fmt: skip
-    return out
+    return outs

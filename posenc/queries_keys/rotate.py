@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,18 +24,26 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     or (batch, len, pairs); the rotation is computed in their dtype or x's, whichever is wider, and
     rounded once. A learned cos or sin gets its gradient.
     """
+    return rotate_together((x,), cos, sin, interleaved=interleaved)[0]
+
+
+def rotate_together(
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, *, interleaved: bool
+) -> Sequence[Tensor]:
+    """`rotate` for q and k of the same tokens, which may differ in heads: one launch on CUDA, one
+    node of the gradient's graph."""
     cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
-    learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    graded = torch.is_grad_enabled()
     if (
         torch.compiler.is_compiling()  # a compiler fuses plain operations by itself
-        or learned
-        or type(x) is not Tensor
+        or (graded and (cos.requires_grad or sin.requires_grad))
+        or any(type(x) is not Tensor for x in xs)
         or torch._C._are_functorch_transforms_active()
     ):
-        return _plain(x, cos, sin, interleaved)
-    if x.requires_grad and torch.is_grad_enabled():
-        return _Rotate.apply(x, cos, sin, interleaved)  # type: ignore[return-value]
-    return _once(x, cos, sin, interleaved)
+        return [_plain(x, cos, sin, interleaved) for x in xs]
+    if graded and any(x.requires_grad for x in xs):
+        return _Rotate.apply(cos, sin, interleaved, *xs)  # type: ignore[return-value]
+    return _once(xs, cos, sin, interleaved)
 
 
 def _plain(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -54,25 +63,29 @@ class _Rotate(torch.autograd.Function):
     """The backward pass is the rotation the other way; nothing of x is kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    def forward(
+        ctx: Any, cos: Tensor, sin: Tensor, interleaved: bool, *xs: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
-        return _once(x, cos, sin, interleaved)
+        return tuple(_once(xs, cos, sin, interleaved))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        (grad,) = grads
-        if torch.is_grad_enabled() and grad.requires_grad:  # a gradient of this gradient is asked
-            return _Rotate.apply(grad, cos, -sin, ctx.interleaved), None, None, None
-        return _once(grad, cos, -sin, ctx.interleaved), None, None, None
+        if torch.is_grad_enabled() and any(grad.requires_grad for grad in grads):
+            # A gradient of this gradient is asked.
+            turned: Sequence[Tensor] = _Rotate.apply(cos, -sin, ctx.interleaved, *grads)  # type: ignore[assignment]
+        else:
+            turned = _once(grads, cos, -sin, ctx.interleaved)
+        return None, None, None, *turned
 
 
-def _once(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """One output, written once, and nothing else of its size."""
-    if rope.takes(x, cos):
-        return rope.rotate(x, cos, sin, interleaved)
-    return _in_chunks(x, cos, sin, interleaved)
+def _once(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> Sequence[Tensor]:
+    """Each output is written once, and nothing else of its size."""
+    if rope.takes(xs, cos):
+        return rope.rotate(xs, cos, sin, interleaved)
+    return [_in_chunks(x, cos, sin, interleaved) for x in xs]
 
 
 def _in_chunks(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.angles import Angles
 from posenc.encoding import PositionEncoding, at_least_float32
 from posenc.queries_keys.rope_scaling import Frequencies
-from posenc.queries_keys.rotate import rotate
+from posenc.queries_keys.rotate import rotate, rotate_together
 
 
 class Rotation(PositionEncoding):
@@ -60,9 +60,11 @@ class Rotation(PositionEncoding):
         self._check(k)
         dtype = at_least_float32(q.dtype)
         cos, sin = self.cos_sin(q_positions, dtype)
+        if kv_positions is q_positions:
+            q, k = rotate_together((q, k), cos, sin, interleaved=self.interleaved)
+            return q, k
         q = rotate(q, cos, sin, interleaved=self.interleaved)
-        if kv_positions is not q_positions:
-            cos, sin = self.cos_sin(kv_positions, dtype)
+        cos, sin = self.cos_sin(kv_positions, dtype)
         return q, rotate(k, cos, sin, interleaved=self.interleaved)
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
