@@ -43,9 +43,20 @@ def test_bench_decode_shows_bytes_and_speed_of_the_cache(tmp_path):
     assert float(cached["rope", "multi-head"]["tokens_per_second"]) > 0
 
 
-def test_bench_refuses_lengths_that_are_no_numbers(capsys):
-    assert run("--lengths", "1k") == 2
-    assert "'1k'" in capsys.readouterr().err
+@pytest.mark.parametrize(("option", "value"), [("--lengths", "1k"), ("--head-dim", "63")])
+def test_bench_refuses_sizes_that_cannot_be(option, value, capsys):
+    assert run(option, value) == 2
+    assert option in (message := capsys.readouterr().err) and repr(value) in message
+
+
+def test_bench_measures_the_heads_that_it_is_given(tmp_path):
+    path = tmp_path / "b.csv"
+    sizes = ("--lengths", "32", "--heads", "6", "--kv-heads", "2", "--head-dim", "16")
+    assert run(*sizes, "--repeats", "1", "--out", str(path)) == 0
+    rotated = [row for row in rows(path) if row["question"] == "rope"]
+    assert {(row["heads"], row["kv_heads"], row["head_dim"]) for row in rotated} == {
+        ("6", "2", "16")
+    }
 
 
 def test_quantiles_are_measured_values():

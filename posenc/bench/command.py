@@ -15,6 +15,11 @@ def bench(
     lengths: Annotated[
         str, typer.Option(help="Lengths in tokens, separated by commas.")
     ] = "1024,4096",
+    heads: Annotated[int, typer.Option(min=1, help="Query heads when q and k are rotated.")] = 32,
+    kv_heads: Annotated[int, typer.Option(min=1, help="Key heads when q and k are rotated.")] = 8,
+    head_dim: Annotated[
+        str, typer.Option(help="Channels of a head when q and k are rotated, separated by commas.")
+    ] = "64,128",
     repeats: Annotated[int, typer.Option(min=1, help="Counted rounds of each measurement.")] = 5,
     backward: Annotated[
         bool, typer.Option("--backward", help="Measure forward and backward together.")
@@ -31,17 +36,25 @@ def bench(
     from posenc.bench import bias, measure, rope
     from posenc.bench import decode as decoding
 
-    try:
-        sizes = [int(part) for part in lengths.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"bench: --lengths needs whole numbers like 1024,4096, got {lengths!r}.")
+    sizes = _numbers("--lengths", lengths, "1024,4096")
+    dims = _numbers("--head-dim", head_dim, "64,128")
+    if any(dim % 2 for dim in dims):
+        raise ValueError(f"bench: --head-dim needs even numbers, got {head_dim!r}.")
     torch.set_num_threads(threads)
     if decode:
         found = decoding.run(sizes, repeats)
     else:
-        found = rope.run(sizes, (64, 128), repeats, backward)
+        found = rope.run(sizes, dims, repeats, backward, heads=heads, kv_heads=kv_heads)
         found += bias.run(("alibi", "t5"), sizes, repeats, backward)
     if out is not None:
         measure.save(found, out)
+
+
+def _numbers(option: str, text: str, example: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ValueError(f"bench: {option} needs whole numbers like {example}, got {text!r}.")
+    return found
