@@ -37,13 +37,41 @@ ROPE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def save(family: str, folder: Path, **overrides: Any) -> Path:
-    """A random model of the family in `folder`, as transformers saves it."""
+_TOKENS = {k: v for k, v in COMMON.items() if k == "vocab_size" or k.endswith("_token_id")}
+_MASKED = {k: v for k, v in COMMON.items() if k != "num_key_value_heads"}
+_DEBERTA = _MASKED | {
+    "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False,
+}  # fmt: skip
+
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("AutoModelForMaskedLM", _MASKED),
+    "gpt2": ("AutoModelForCausalLM", _TOKENS | {"n_embd": 32, "n_layer": 2, "n_head": 4,
+                                                "n_positions": LENGTH}),
+    "opt": ("AutoModelForCausalLM", _MASKED | {"ffn_dim": 64, "word_embed_proj_dim": 32}),
+    "bloom": ("AutoModelForCausalLM", _TOKENS | {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "t5": ("AutoModelForSeq2SeqLM", _TOKENS | {"d_model": 32, "d_kv": 8, "d_ff": 64,
+                                               "num_layers": 2, "num_heads": 4,
+                                               "decoder_start_token_id": 0}),
+    "deberta": ("AutoModelForMaskedLM", _DEBERTA),
+    "deberta-v2": ("AutoModelForMaskedLM", _DEBERTA | {"position_buckets": 8,
+                                                       "share_att_key": True,
+                                                       "norm_rel_ebd": "layer_norm"}),
+}  # fmt: skip
+"""family: the class that loads it, and its sizes, for models without RoPE."""
+
+
+def save(family: str, folder: Path, *, spread: float = 0.0, **overrides: Any) -> Path:
+    """A random model of the family in `folder`, as transformers saves it; `spread` widens its
+    weights, so that attention and positions are felt."""
     import torch
 
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **{**ROPE.get(family, {}), **overrides})
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    auto, sizes = OTHERS.get(family, ("AutoModelForCausalLM", ROPE.get(family, {})))
+    config = transformers.AutoConfig.for_model(family, **{**sizes, **overrides})
+    model = getattr(transformers, auto).from_config(config)
+    for name, parameter in model.named_parameters():
+        if spread and "norm" not in name.lower():
+            parameter.data = spread * torch.randn_like(parameter)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)

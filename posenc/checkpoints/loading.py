@@ -28,11 +28,15 @@ class Checkpoint:
         return trained_length(self.config)
 
 
-def load(folder: str | Path) -> Checkpoint:
+def load(folder: str | Path, *, encoder_decoder: bool = False) -> Checkpoint:
     """Load a causal or masked language model in float32 for evaluation.
 
-    Raises: ValueError for a folder without a config, weights that are not safetensors, or a model
-    that transformers does not know without running code from the folder.
+    Args:
+        folder: a Hugging Face folder.
+        encoder_decoder: load a model of two stacks, too, instead of refusing it.
+
+    Raises: ValueError for a folder without a config, weights that are not safetensors, are missing
+    or do not fit, or a model that transformers does not know without running code from the folder.
     """
     folder = Path(folder)
     raw = read_config(folder)
@@ -55,20 +59,38 @@ def load(folder: str | Path) -> Checkpoint:
     config = transformers.AutoConfig.from_pretrained(folder)
     masked = any("MaskedLM" in name for name in raw.get("architectures") or [])
     auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+    if encoder_decoder and config.is_encoder_decoder:
+        auto = transformers.AutoModelForSeq2SeqLM
     if type(config) not in auto._model_mapping:
         raise ValueError(
             f"{folder}: a {config.model_type} model is neither a causal nor a masked language "
             "model."
         )
-    model = auto.from_pretrained(
-        folder, dtype="float32", use_safetensors=True, trust_remote_code=False
-    )
+    from safetensors import SafetensorError
+
+    try:
+        model, told = auto.from_pretrained(
+            folder, dtype="float32", use_safetensors=True, trust_remote_code=False,
+            output_loading_info=True,
+        )  # fmt: skip
+    except (SafetensorError, RuntimeError) as error:  # cut off, or of other shapes
+        raise ValueError(
+            f"{folder}: the weights in model.safetensors do not fit: {error}"
+        ) from error
+    if missing := sorted(told["missing_keys"]):
+        # transformers would draw them at random and only warn.
+        raise ValueError(
+            f"{folder}: config.json asks for {len(missing)} weights that are not there, such as "
+            f"{missing[0]}."
+        )
     return Checkpoint(folder, model.eval(), raw, masked)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json as it stands in the folder."""
     path = Path(folder) / "config.json"
+    if not Path(folder).exists():
+        raise ValueError(f"{folder}: no such folder.")
     if not path.is_file():
         raise ValueError(f"{folder}: not a model folder, it has no config.json.")
     try:

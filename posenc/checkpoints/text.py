@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,8 +42,23 @@ def encoder(
     documents). as_ids: the text is token ids already, in words.
     Raises: ValueError where there is no tokenizer to be had.
     """
+    kind = reading(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
+    if kind == "ids":
+        return lambda text: token_ids(text, vocab_size)
+    if kind == "bytes":
+        start = [256] if vocab_size > 256 else []
+        return lambda text: start + list(text.encode("utf-8"))
+    tokenizer = load_tokenizer(folder)
+    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    return lambda text: start + tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def reading(
+    folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
+) -> Literal["ids", "bytes", "tokenizer"]:
+    """How text becomes tokens, see `encoder`. Raises: ValueError where there is no way."""
     if as_ids:
-        return lambda text: _ids(text, vocab_size)
+        return "ids"
     has_tokenizer = any(
         (folder / name).exists()
         for name in ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json")
@@ -52,21 +68,24 @@ def encoder(
             raise ValueError(
                 f"{folder}: bytes need a vocabulary of 256 tokens, the model has {vocab_size}."
             )
-        start = [256] if vocab_size > 256 else []
-        return lambda text: start + list(text.encode("utf-8"))
+        return "bytes"
     if not has_tokenizer:
         raise ValueError(
             f"{folder}: no tokenizer. Put tokenizer.json beside the weights, or give --bytes or "
             "--ids."
         )
+    return "tokenizer"
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer; code from the folder is never run."""
     from posenc.checkpoints.loading import quiet_transformers
 
-    tokenizer = quiet_transformers().AutoTokenizer.from_pretrained(folder)
-    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
-    return lambda text: start + tokenizer(text, add_special_tokens=False)["input_ids"]
+    return quiet_transformers().AutoTokenizer.from_pretrained(folder)
 
 
-def _ids(text: str, vocab_size: int) -> list[int]:
+def token_ids(text: str, vocab_size: int) -> list[int]:
+    """Whole numbers between spaces. Raises: ValueError for what is no token."""
     try:
         ids = [int(word) for word in text.split()]
     except ValueError as error:
@@ -94,9 +113,7 @@ def encode_until(
 
 def mask_token(folder: Path) -> int:
     """The token that hides another. Raises: ValueError where the tokenizer has none."""
-    from posenc.checkpoints.loading import quiet_transformers
-
-    token = quiet_transformers().AutoTokenizer.from_pretrained(folder).mask_token_id
+    token = load_tokenizer(folder).mask_token_id
     if token is None:
         raise ValueError(f"{folder}: the tokenizer names no mask token to hide tokens with.")
     return token

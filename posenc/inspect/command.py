@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,8 @@ def inspect(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="Encodings, see posenc list; package.module:Class; or the word claims.",
+            help="Encodings, see posenc list; a model's folder; package.module:Class; or the word "
+            "claims.",
             metavar="NAME...",
         ),
     ],
@@ -35,6 +38,29 @@ def inspect(
         list[str] | None,
         typer.Option("--arg", help="name=value for the class of package.module:Class; repeatable."),
     ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="Sentence that the model reads.", show_default="one whose words tell nothing alone"
+        ),
+    ] = None,
+    swap: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            help="Two words of the text to exchange, with positions and without.",
+            show_default="two of the default sentence",
+        ),
+    ] = None,
+    layers: Annotated[
+        list[int] | None,
+        typer.Option("--layer", help="Layer of the model to draw; repeatable."),
+    ] = None,
+    as_bytes: Annotated[
+        bool, typer.Option("--bytes", help="The model reads the text as bytes.")
+    ] = False,
+    as_ids: Annotated[
+        bool, typer.Option("--ids", help="The text is token ids between spaces.")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -42,8 +68,22 @@ def inspect(
         ),
     ] = None,
 ) -> None:
-    """Measure and draw what encodings do with position: nothing is read off their claims."""
+    """Measure and draw what encodings and models do with position: nothing is read off their
+    claims."""
     shape_given = (head_dim, num_heads, train_length) != DEFAULTS
+    of_model = text is not None or swap or layers or as_bytes or as_ids
+    if of_model or any(map(_is_path, names)):
+        if len(names) > 1 or compare or shape_given or arguments:
+            raise ValueError(
+                "posenc inspect FOLDER takes --text, --swap, --layer, --bytes, --ids, --json and "
+                "--out, and one folder."
+            )
+        from posenc.inspect.checkpoint import command
+        from posenc.inspect.checkpoint.sheet import Request as ModelRequest
+
+        asked = ModelRequest(Path(names[0]), text, swap, layers or (), as_bytes, as_ids)
+        command.run(asked, as_json, out, shlex.join(["posenc", *sys.argv[1:]]))
+        return
     if any(":" in name for name in names):
         if len(names) > 1 or compare or out or shape_given:
             raise ValueError("posenc inspect package.module:Class takes --arg and --json alone.")
@@ -63,3 +103,13 @@ def inspect(
     from posenc.inspect.sheets import Request, run
 
     run(Request(names, head_dim, num_heads, train_length, compare, as_json, out))
+
+
+def _is_path(name: str) -> bool:
+    """A folder, or what can only have been meant as one."""
+    return "/" in name or "\\" in name or name.startswith((".", "~")) or _is_model(Path(name))
+
+
+def _is_model(path: Path) -> bool:
+    """Some folder may have an encoding's name: a model's holds its config."""
+    return (path / "config.json").is_file()

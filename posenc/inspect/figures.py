@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from posenc.drawing import GRID, INK, LIGHT, figure, legend_above, line_styles, ordered_colours
 from posenc.inspect.scores import Decay
@@ -34,7 +34,7 @@ def heat_map(values: Array, x_label: str, y_label: str, unit: str) -> Figure:
             vmax=largest if signed else None,
         )
         drawn.colorbar(image, ax=axes, label=unit)
-        _frame(axes)
+        frame(axes)
     return drawn
 
 
@@ -60,6 +60,7 @@ def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int)
             axes.plot(waves, label=name, **style.curve(len(waves)))
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(_PLAIN)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axes.axhline(train_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
         axes.annotate(
             f"training length, {train_length:,}",
@@ -74,14 +75,15 @@ def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int)
 
 
 def bias_by_distance(values: Array, distances: Sequence[int]) -> Figure:
-    """values (heads, distances) in logits, one curve per head."""
+    """values (heads, distances) in logits, one curve per head; negative distances are ahead."""
     heads = len(values)
-    with figure("distance to the key, tokens", "bias, logits") as (drawn, axes):
+    ahead = "; ahead is negative" if min(distances) < 0 else ""
+    with figure(f"distance to the key, tokens{ahead}", "bias, logits") as (drawn, axes):
         for head, colour in enumerate(ordered_colours(heads)):
             label = f"head {head}" if head in (0, heads // 2, heads - 1) else None
             axes.plot(distances, values[head], color=colour, label=label)
         axes.set_xscale("symlog", base=2, linthresh=1)
-        _distance_ticks(axes, max(distances))
+        _distance_ticks(axes, max(distances), -min(distances))
         legend_above(drawn)
     return drawn
 
@@ -203,7 +205,7 @@ def attention_map(weights: Array, tokens: Sequence[str]) -> Figure:
         axes.set_xticks(ticks, list(tokens), rotation=90)
         axes.set_yticks(ticks, list(tokens))
         drawn.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
-        _frame(axes)
+        frame(axes)
     return drawn
 
 
@@ -220,7 +222,8 @@ def attention_distance(values: Array) -> Figure:
     return drawn
 
 
-def _frame(axes) -> None:
+def frame(axes) -> None:
+    """All four sides, as a picture has them."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(True)
 
@@ -237,7 +240,8 @@ def _short(number: int) -> str:
     return str(number)
 
 
-def _distance_ticks(axes, last: int) -> None:
-    ticks = [0, *(2**i for i in range(0, last.bit_length() + 1, 2) if 2**i <= last)]
-    axes.set_xticks(ticks, [f"{t:,}" for t in ticks])
+def _distance_ticks(axes, last: int, ahead: int = 0) -> None:
+    powers = [4**i for i in range(16)]
+    ticks = [*(-p for p in powers if p <= ahead), 0, *(p for p in powers if p <= last)]
+    axes.set_xticks(ticks, [f"{t:,}".replace("-", "−") for t in ticks])
     axes.minorticks_off()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from posenc.inspect.precision import BOUND
 from posenc.inspect.running import COST_LENGTH
 from posenc.inspect.spec import SpecSheet
@@ -79,7 +81,7 @@ def _turns(sheet: SpecSheet) -> dict[str, str]:
     pairs = sheet.unfinished_pairs
     if not sheet.num_pairs:
         return {label: "no frequencies"}
-    which = f": {_ranges(pairs)}" if pairs else ""
+    which = f": {ranges(pairs)}" if pairs else ""
     return {label: f"{len(pairs)} of {sheet.num_pairs}{which}"}
 
 
@@ -105,7 +107,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _ranges(numbers: list[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """3, 5-9, 12"""
     parts: list[list[int]] = []
     for n in numbers:

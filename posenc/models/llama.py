@@ -79,6 +79,15 @@ def export_llama(
     write_atomically(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
+def expressible(model: Decoder) -> bool:
+    """Whether `export_llama` can write the model."""
+    try:
+        _expressible(model)
+    except ValueError:
+        return False
+    return True
+
+
 def import_llama(folder: str | Path) -> Decoder:
     """The decoder, in float32, that a Llama folder describes.
 

@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save
 
 from posenc.files import write_atomically
+from posenc.models.llama import export_llama, expressible
 from posenc.registry import create
 from posenc.study import checkpoint, corpus, evaluate, train
 from posenc.study.results import Timing, TrialResult
@@ -83,6 +84,8 @@ def run(
     )
     weights = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
     write_atomically(folder / "model.safetensors", save(weights))
+    if expressible(model):
+        export_llama(model, folder / "huggingface", max_positions=config.train_length)
     write_atomically(folder / "timing.json", timing.to_json())
     write_atomically(folder / "result.json", result.to_json())
     checkpoint.clear(folder)

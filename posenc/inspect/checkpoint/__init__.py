@@ -1,0 +1,1 @@
+"""What a trained model does with position: its structure, its attention, its words exchanged."""

@@ -1,0 +1,59 @@
+"""`posenc inspect ./model`: measure, print, write the page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from posenc.inspect.checkpoint import rows
+from posenc.inspect.checkpoint.sheet import Request, Sheet, measure
+from posenc.inspect.progress import tell
+
+
+def run(request: Request, as_json: bool, out: Path | None, command: str) -> None:
+    """Print what was measured, and write the page."""
+    sheet = measure(request, tell)
+    tell("")
+    if as_json:
+        print(json.dumps(sheet.to_json(), indent=1, ensure_ascii=False))
+    else:
+        _print(sheet)
+    path = out or (None if as_json else Path("runs/inspect.html"))
+    if path is not None:
+        from posenc.inspect.checkpoint.page import write_page
+
+        tell("drawing")
+        write_page(sheet, path, request.layers, command)
+        tell("")
+        sys.stderr.write(f"{path}\n")
+
+
+def _print(sheet: Sheet) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=140)
+    facts = Table("", str(sheet.folder))
+    for lines in (rows.structure(sheet), rows.positions(sheet.positions)):
+        for label, value in lines.items():
+            facts.add_row(escape(label), escape(value))
+    console.print(facts)
+    if sheet.reason:
+        console.print(sheet.reason, markup=False)
+    console.print(
+        f"{len(sheet.sentence)} tokens: {' | '.join(sheet.sentence.labels)}", markup=False
+    )
+    tables = [("Mean distance of attention, tokens", *rows.distances(sheet))]
+    if sheet.swap:
+        words = " and ".join(sheet.swap.words)
+        tables.append((f"{words} exchanged: relative change", *rows.exchange(sheet.swap)))
+    for title, header, lines in tables:
+        table = Table(*header, title=escape(title))
+        for line in lines:
+            table.add_row(*map(escape, line))
+        console.print(table)
+    for said in sheet.swap.verdicts if sheet.swap else ():
+        console.print(said, markup=False)

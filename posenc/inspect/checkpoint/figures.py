@@ -1,0 +1,116 @@
+"""Figures of a checkpoint, from data; each function returns a matplotlib Figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from unicodedata import east_asian_width
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from posenc.drawing import INK, LIGHT, figure, legend_above, line_styles, readable, style
+from posenc.inspect.figures import frame, heat_map
+
+Array = np.ndarray
+MOST_LABELS = 40
+"""Tokens that an axis can name; beyond, it counts them."""
+_WIDEST = 9.6
+"""Inches that the heads of a layer share."""
+
+
+def attention_of_heads(weights: Array, labels: Sequence[str]) -> Figure:
+    """weights (heads, queries, keys): one square per head, with the same colours, tokens on both
+    axes, in any script."""
+    heads, count = len(weights), len(labels)
+    shown = [_short(label) for label in labels] if count <= MOST_LABELS else None
+    side = 2.4 if shown is None else max(1.5, 0.15 * count)
+    columns = max(1, min(heads, int(_WIDEST // side)))
+    rows = -(-heads // columns)
+    # The layout is fixed, in inches: matplotlib's own takes seconds for this many labels.
+    room = 0.3 if shown is None else 0.1 + 0.075 * max(map(_width, shown))
+    left, right, above = 0.3 + room, 0.9, 0.3
+    gap = room * bool(heads % columns)  # a panel above a hole in the last row names its keys
+    width = left + columns * (side + 0.12) + right
+    height = rows * (above + side) + gap + room + 0.3
+    with style():
+        drawn = Figure(figsize=(width, height))
+        drawn.set_layout_engine("none")
+        for head in range(heads):
+            row, column = divmod(head, columns)
+            x = left + column * (side + 0.12)
+            y = height - (row + 1) * (above + side) - gap * (row == rows - 1 > 0)
+            axes = drawn.add_axes((x / width, y / height, side / width, side / height))
+            image = axes.imshow(weights[head], vmin=0, vmax=1, interpolation="nearest")
+            axes.set_title(f"head {head}")
+            axes.grid(False)
+            axes.tick_params(labelsize=8, length=2)
+            frame(axes)
+            lowest = head + columns >= heads
+            if shown is not None or not lowest:
+                axes.set_xticks(
+                    range(count) if lowest else [], shown if lowest else [], rotation=90
+                )
+            if shown is not None or column:
+                axes.set_yticks([] if column else range(count), [] if column else shown)
+            if head == 0:
+                bar = min(2.5, side)
+                place = (1 - 0.75 / width, 1 - (above + bar) / height, 0.14 / width, bar / height)
+                drawn.colorbar(image, cax=drawn.add_axes(place), label="attention weight")
+        drawn.text(0.5, 0.08 / height, "key", ha="center", va="bottom")
+        drawn.text(0.08 / width, 0.5, "query", ha="left", va="center", rotation=90)
+    return drawn
+
+
+def similarity(values: Array, step: int) -> Figure:
+    """Cosines between rows of a table, every `step`-th."""
+    drawn = heat_map(values, "position, tokens", "position, tokens", "cosine")
+    axes = drawn.axes[0]
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(6, integer=True))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * step:,.0f}"))
+    return drawn
+
+
+def changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> Figure:
+    """How far the state of each token moves, one row of dots per setting."""
+    with figure("token", "change of its state, relative") as (drawn, axes):
+        drawn.set_figwidth(max(5.0, 1.2 + 0.2 * min(len(labels), MOST_LABELS)))
+        width = 0.8 / len(series)
+        for index, (name, values) in enumerate(series.items()):
+            at = np.arange(len(values)) + (index - (len(series) - 1) / 2) * width
+            axes.bar(at, values, width, color=LIGHT[index], label=name)
+        if len(labels) <= MOST_LABELS:
+            axes.set_xticks(range(len(labels)), [_short(t) for t in labels], rotation=90)
+        axes.grid(axis="x", visible=False)
+        legend_above(drawn)
+    return drawn
+
+
+def changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> Figure:
+    """How far states move by layer, on a logarithmic axis that ends where rounding does."""
+    lowest = 1e-9
+    with figure("layer; 0 are the embeddings", "change, relative") as (drawn, axes):
+        for name, look in line_styles(list(series)).items():
+            axes.plot(np.maximum(series[name], lowest), label=name, **look.points())
+        axes.set_yscale("log")
+        axes.set_ylim(lowest / 2, 10)
+        axes.set_yticks([lowest, 1e-6, 1e-3, 1], ["0", "10⁻⁶", "10⁻³", "1"])
+        axes.minorticks_off()
+        axes.axhline(rounding, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.annotate(
+            "below: rounding", (1, rounding), xycoords=("axes fraction", "data"), xytext=(-2, -3),
+            textcoords="offset points", ha="right", va="top", fontsize=8,
+        )  # fmt: skip
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        legend_above(drawn)
+    return drawn
+
+
+def _short(label: str) -> str:
+    return readable(label if len(label) <= 14 else f"{label[:13]}…")
+
+
+def _width(label: str) -> int:
+    """Of Latin letters."""
+    return sum(2 if east_asian_width(c) in "WF" else 1 for c in label)

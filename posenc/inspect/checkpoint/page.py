@@ -1,0 +1,177 @@
+"""inspect.html of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from posenc.inspect import figures as encodings
+from posenc.inspect.checkpoint import figures, rows
+from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
+from posenc.inspect.checkpoint.reading import by_group
+from posenc.inspect.checkpoint.sheet import Sheet
+from posenc.inspect.checkpoint.swap import ROUNDING, Swap
+from posenc.report import Code, Facts, Items, Page, Plot
+from posenc.report import Table as Rows
+
+MOST_CELLS = 2_000_000
+"""Squares in all attention maps of a page, after which only some layers are drawn."""
+
+
+def write_page(sheet: Sheet, path: Path, layers: Sequence[int], command: str) -> None:
+    """Write the page; `layers` chooses whose attention is drawn, empty for all that fit."""
+    built = sheet.structure
+    page = Page(
+        "What position does in a checkpoint",
+        f"{sheet.folder.resolve().name}: {built.model_type}, {built.layers} layers of "
+        f"{built.heads} heads. Everything here is measured.",
+    )
+    page.section("Structure", Facts(rows.structure(sheet)))
+    page.section(
+        "Where its positions live", Facts(rows.positions(sheet.positions)), *position_plots(sheet)
+    )
+    page.section(
+        "What it reads",
+        *([sheet.reason] if sheet.reason else []),
+        Facts({"text": sheet.sentence.text, "tokens": " | ".join(sheet.sentence.labels)}),
+    )
+    header, lines = rows.distances(sheet)
+    page.section(
+        "How far attention looks",
+        Rows(header, lines, "Mean distance of attention in tokens, over all queries of the text."),
+        *distance_plots(sheet),
+    )
+    page.section("Attention", *attention_plots(sheet, layers))
+    if sheet.swap:
+        header, lines = rows.exchange(sheet.swap)
+        page.section(
+            f"{sheet.swap.words[0]} and {sheet.swap.words[1]} exchanged",
+            "The tokens of two words change places; no other token is touched. States are compared "
+            "word by word, each where it stands. Without positions: " + removed(sheet.swap) + ".",
+            Items(sheet.swap.verdicts),
+            Rows(
+                header,
+                lines,
+                "The largest change: of states after the first layer and the last, relative to "
+                "their length; of a logit; from the old prediction to the new one.",
+            ),
+            *swap_plots(sheet.swap, sheet.sentence.labels),
+        )
+    page.section("How to repeat it", Code(command))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page.write(path)
+
+
+def removed(swap: Swap) -> str:
+    """What was taken out, in words."""
+    if not swap.removed:
+        return "nothing could be taken out"
+    more = f" and {len(swap.removed) - 1} more" if len(swap.removed) > 1 else ""
+    return f"the same weights without {swap.removed[0]}{more}"
+
+
+def position_plots(sheet: Sheet) -> Iterator[Plot]:
+    """A picture of whatever the model knows position by."""
+    for kind in sheet.positions:
+        match kind:
+            case Rotation():
+                waves = {"unscaled": kind.unscaled}
+                if kind.scaling != "none":
+                    waves[f"as it runs, {kind.scaling}"] = kind.wavelengths
+                yield Plot(
+                    encodings.wavelengths(waves, kind.trained),
+                    f"Tokens per turn of each frequency pair, {kind.layers}. Pairs above the "
+                    "dotted line never complete a turn in training, and meet new angles beyond it.",
+                    f"{len(kind.unfinished)} of {len(kind.unscaled)} pairs lie above the line of "
+                    f"{kind.trained} tokens.",
+                )
+            case Table():
+                yield Plot(
+                    figures.similarity(np.array(kind.similarity), kind.step),
+                    f"Similarity of positions: cosines between rows of {kind.where}.",
+                    f"Heat map; neighbouring rows have cosine {kind.neighbours:.3f} on average.",
+                )
+            case Bias() | Disentangled() if kind.values:
+                learned = "of this sentence on average, first layer" * isinstance(
+                    kind, Disentangled
+                )
+                yield Plot(
+                    encodings.bias_by_distance(np.array(kind.values), kind.distances),
+                    f"The model's own bias by distance, one curve per head{': ' * bool(learned)}"
+                    f"{learned}; {kind.where}.",
+                    f"{len(kind.values)} curves from distance {kind.distances[0]} to "
+                    f"{kind.distances[-1]}.",
+                )
+                if isinstance(kind, Bias) and kind.slopes:
+                    yield Plot(
+                        encodings.slopes(kind.slopes), "The slope of each head.", kind.settings
+                    )
+
+
+def distance_plots(sheet: Sheet) -> Iterator[Plot]:
+    """Mean distance of attention, one dot per head."""
+    for stack, values in sheet.reading.distances().items():
+        of_stack = f" of the {stack}" if stack else ""
+        yield Plot(
+            encodings.attention_distance(values.numpy()),
+            f"Mean distance of attention of each head{of_stack}.",
+            f"Dots by layer, from {values.min():.1f} to {values.max():.1f} tokens.",
+        )
+
+
+def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | Plot]:
+    """The attention of every head of the layers asked for, tokens on both axes."""
+    sentence = sheet.sentence
+    for stack, weights in sheet.reading.attention.items():
+        count, heads = weights.shape[:2]
+        chosen = sorted(set(layers)) or _fitting(count, heads * len(sentence.labels) ** 2)
+        left_out = count - len(chosen)
+        if left_out:
+            yield f"{len(chosen)} of {count} layers are drawn; choose others with --layer."
+        of_stack = f"{stack}, " if stack else ""
+        labels = sentence.labels
+        if stack == "decoder":  # its queries and keys are one token behind
+            labels = ("[start]", *labels[:-1])
+        for layer in chosen:
+            if layer >= count:
+                continue
+            maps = by_group(weights[layer], sentence.groups).numpy()
+            yield Plot(
+                figures.attention_of_heads(maps, labels),
+                f"Attention, {of_stack}layer {layer}: rows are queries, columns the keys they "
+                "look at.",
+                f"{heads} maps of {len(labels)} by {len(labels)} tokens.",
+                wide=True,
+            )
+
+
+def _fitting(layers: int, cells: int) -> list[int]:
+    room = max(3, MOST_CELLS // max(cells, 40_000))
+    if layers <= room:
+        return list(range(layers))
+    return sorted({round(i * (layers - 1) / (room - 1)) for i in range(room)})
+
+
+def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
+    """What the exchange changes, by token and by layer."""
+    settings = {"with positions": swap.with_positions, "without positions": swap.without}
+    changes = {name: change for name, change in settings.items() if change is not None}
+    yield Plot(
+        figures.changed_words({n: c.by_group for n, c in changes.items()}, labels),
+        "How far the last layer's state of each token moves when the words change places.",
+        "; ".join(f"{name} up to {max(c.by_group):.2g}" for name, c in changes.items()),
+        wide=len(labels) > 20,
+    )
+    if swap.causal:
+        by_layer = {name: change.last_by_layer for name, change in changes.items()}
+        which = "the last token's state"
+    else:
+        by_layer = {name: change.all_by_layer for name, change in changes.items()}
+        which = "any token's state, the largest"
+    yield Plot(
+        figures.changed_layers(by_layer, ROUNDING),
+        f"By layer: how far {which} moves.",
+        "; ".join(f"{n}: {', '.join(f'{v:.1g}' for v in vs)}" for n, vs in by_layer.items()),
+    )

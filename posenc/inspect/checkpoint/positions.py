@@ -1,0 +1,211 @@
+"""Where a model keeps its positions, with what settings, and what they look like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.checkpoints import rope_config, tables
+
+TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")
+"""How transformers' families call a table of absolute positions."""
+DISENTANGLED = ("disentangled_attention_bias", "disentangled_att_bias")
+"""What DeBERTa-v2 and DeBERTa call the method that adds position to the scores."""
+SHOWN_DISTANCE = 128
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotary settings of one kind of layer.
+
+    wavelengths: tokens per turn by pair, as the model runs; None for a pair that stands still.
+    unscaled: before scaling. trained: the length of the training before any extension.
+    """
+
+    layers: str
+    rope_theta: float
+    rotary_dim: int
+    head_dim: int
+    scaling: str
+    trained: int
+    longest: int
+    wavelengths: list[float | None]
+    unscaled: list[float | None]
+    unfinished: list[int] = field(init=False)
+    """Pairs that complete no turn within the trained length."""
+    new_angles: list[int] = field(init=False)
+    """Unfinished pairs that meet angles beyond those of the training, at the longest length that
+    the config allows, or at twice the trained one where that is the same."""
+
+    def __post_init__(self) -> None:
+        slow = [
+            pair for pair, wave in enumerate(self.unscaled) if wave is None or wave > self.trained
+        ]
+        object.__setattr__(self, "unfinished", slow)
+        new = [pair for pair in slow if self._turns(self.beyond, pair) > self._seen(pair)]
+        object.__setattr__(self, "new_angles", new)
+
+    @property
+    def beyond(self) -> int:
+        return self.longest if self.longest > self.trained else 2 * self.trained
+
+    def _turns(self, length: int, pair: int) -> float:
+        wave = self.wavelengths[pair]
+        return 0.0 if wave is None else length / wave
+
+    def _seen(self, pair: int) -> float:
+        wave = self.unscaled[pair]
+        return 0.0 if wave is None else self.trained / wave * (1 + 1e-9)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A learned table of absolute positions.
+
+    neighbours: mean cosine of one row with the next. norms: smallest, mean and largest length of a
+    row. similarity: cosines of about `SHOWN_DISTANCE` rows, every `step`-th.
+    """
+
+    where: str
+    rows: int
+    reserved: int
+    neighbours: float
+    norms: tuple[float, float, float]
+    step: int
+    similarity: list[list[float]]
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A bias on the scores that depends on the distance alone.
+
+    values: (heads, distances) in logits, as the model computes it; distance: query position minus
+    key position.
+    """
+
+    where: str
+    settings: str
+    distances: list[int]
+    values: list[list[float]]
+    slopes: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class Disentangled:
+    """DeBERTa's table of relative positions, whose scores depend on the content too.
+
+    values: as of Bias, but the mean over the sentence, in the first layer; filled in when it ran.
+    """
+
+    where: str
+    settings: str
+    distances: list[int] = field(default_factory=list)
+    values: list[list[float]] = field(default_factory=list)
+
+    def seen(self, scores: Tensor) -> Disentangled:
+        """With the scores (heads, length, length) of a sentence."""
+        reach = scores.shape[-1] - 1
+        distances = list(range(-reach, reach + 1))
+        means = torch.stack([scores.diagonal(-d, -2, -1).mean(-1) for d in distances], dim=-1)
+        return replace(self, distances=distances, values=means.tolist())
+
+
+Kind = Rotation | Table | Bias | Disentangled
+
+
+@torch.no_grad()
+def find(model: Any) -> list[Kind]:
+    """All that the model knows position by, empty where nothing known was found."""
+    found: list[Kind] = [_rotation(setting, model) for setting in rope_config.read(model.config)]
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in TABLE_NAMES and isinstance(module, nn.Embedding):
+            found.append(_table(name, module, model))
+        if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
+            found += _t5(name, module)
+    if alibi := _alibi_of(model):
+        found.append(_alibi(model.config.num_attention_heads, alibi))
+    config = model.config
+    if getattr(config, "relative_attention", False):
+        buckets = getattr(config, "position_buckets", -1)
+        table = next(m for n, m in model.named_modules() if n.endswith("rel_embeddings"))
+        settings = f"{table.weight.shape[0]} rows for relative positions"
+        settings += f", {buckets} buckets each way" if buckets > 0 else ""
+        kinds = ", ".join(config.pos_att_type or ()) or "none"
+        found.append(Disentangled("scores of every layer", f"{settings}; {kinds}"))
+    return found
+
+
+def _alibi_of(model: Any) -> Callable[..., Tensor] | None:
+    """BLOOM's own method that makes its bias."""
+    return next(
+        (m.build_alibi_tensor for m in model.modules() if hasattr(m, "build_alibi_tensor")), None
+    )
+
+
+def _rotation(setting: rope_config.RopeSetting, model: Any) -> Rotation:
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    longest = config.max_position_embeddings
+    plain = replace(setting, scaling=None)
+    scaling = setting.scaling
+    return Rotation(
+        layers="all layers" if setting.layer_type is None else f"{setting.layer_type} layers",
+        rope_theta=setting.rope_theta,
+        rotary_dim=setting.rotary_dim,
+        head_dim=head_dim,
+        scaling="none" if scaling is None else type(scaling).__name__,
+        trained=setting.original_length,
+        longest=longest,
+        wavelengths=_waves(setting.frequencies(longest).inv_freq),
+        unscaled=_waves(plain.frequencies().inv_freq),
+    )
+
+
+def _waves(inv_freq: Any) -> list[float | None]:
+    return [2 * math.pi / float(f) if float(f) else None for f in inv_freq]
+
+
+def _table(name: str, module: nn.Embedding, model: Any) -> Table:
+    offset = tables.FAMILIES.get(model.config.model_type, (0, 0, 0, 0))[2]
+    rows = module.weight[offset:].double()
+    norms = rows.norm(dim=-1)
+    unit = rows / norms.clamp(min=1e-30)[:, None]
+    step = max(1, len(rows) // SHOWN_DISTANCE)
+    few = unit[::step]
+    return Table(
+        name, len(rows), offset, (unit[1:] * unit[:-1]).sum(-1).mean().item(),
+        (norms.min().item(), norms.mean().item(), norms.max().item()), step,
+        (few @ few.mT).tolist(),
+    )  # fmt: skip
+
+
+def _t5(name: str, attention: Any) -> list[Bias]:
+    if not attention.has_relative_attention_bias:
+        return []
+    length = SHOWN_DISTANCE + 1
+    matrix = attention.compute_bias(length, length)[0]
+    first = 0 if attention.is_decoder else -SHOWN_DISTANCE
+    distances = list(range(first, SHOWN_DISTANCE + 1))
+    values = torch.stack([matrix.diagonal(-d, -2, -1)[..., 0] for d in distances], dim=-1)
+    settings = (
+        f"{attention.relative_attention_num_buckets} buckets, the last for distances from "
+        f"{attention.relative_attention_max_distance} on, "
+        f"{'past only' if attention.is_decoder else 'both ways'}"
+    )
+    return [Bias(name, settings, distances, values.tolist())]
+
+
+def _alibi(heads: int, build: Callable[..., Tensor]) -> Bias:
+    length = SHOWN_DISTANCE + 1
+    row = build(torch.ones(1, length), heads, torch.float32).view(heads, length)
+    values = (row - row[:, -1:]).flip(-1)  # against the key at the query's own position
+    slopes = (-values[:, 1]).tolist()
+    words = ", ".join(f"{s:.3g}" for s in slopes)
+    return Bias(
+        "scores of every layer", f"slopes {words}", list(range(length)), values.tolist(), slopes
+    )

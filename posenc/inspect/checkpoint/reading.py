@@ -1,0 +1,105 @@
+"""A sentence run through a model: attention, hidden states, logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.inspect.checkpoint.positions import DISENTANGLED
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What came out.
+
+    attention: (layers, heads, length, length) by stack, "" where there is one.
+    hidden: (layers + 1, length, width) of the stack that reads the text, embeddings first.
+    logits: (length, vocabulary); of one token, the decoder's first, where there are two stacks.
+    """
+
+    attention: dict[str, Tensor]
+    hidden: Tensor
+    logits: Tensor
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token of the text looks at a later one, as measured."""
+        weights = next(iter(self.attention.values()))
+        return not weights.triu(1).any()
+
+    def distances(self) -> dict[str, Tensor]:
+        """Mean distance of attention in tokens, (layers, heads), by stack."""
+        return {name: mean_distance(weights) for name, weights in self.attention.items()}
+
+
+def mean_distance(weights: Tensor) -> Tensor:
+    """sum_j weight[i, j] |i - j|, mean over queries i: weights (..., length, length)."""
+    at = torch.arange(weights.shape[-1], dtype=weights.dtype)
+    return (weights * (at[:, None] - at).abs()).sum(-1).mean(-1)
+
+
+@torch.inference_mode()
+def run(model: Any, ids: Sequence[int]) -> Reading:
+    """Read one sentence. Raises: ValueError where the model shows no attention."""
+    tokens = torch.tensor([ids])
+    inputs: dict[str, Any] = {"input_ids": tokens}
+    two_stacks = model.config.is_encoder_decoder
+    if two_stacks:  # the decoder is given the text as well, from its start token on
+        start = tokens.new_full((1, 1), model.config.decoder_start_token_id)
+        inputs["decoder_input_ids"] = torch.cat([start, tokens[:, :-1]], dim=-1)
+    out = model(**inputs, output_attentions=True, output_hidden_states=True)
+    if two_stacks:
+        attention = {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions}
+        hidden, logits = out.encoder_hidden_states, out.logits[0, :1]
+    else:
+        attention, hidden, logits = {"": out.attentions}, out.hidden_states, out.logits[0]
+    if any(not layers or layers[0] is None for layers in attention.values()):
+        raise ValueError(f"A {model.config.model_type} model shows no attention weights.")
+    return Reading(
+        {name: torch.stack([w[0] for w in layers]) for name, layers in attention.items()},
+        torch.stack([h[0] for h in hidden]),
+        logits,
+    )
+
+
+def by_group(weights: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
+    """Attention (..., length, length) between groups of tokens: summed over keys, mean over
+    queries, so that rows still sum to 1."""
+    keys = torch.stack([weights[..., a:b].sum(-1) for a, b in groups], dim=-1)
+    return torch.stack([keys[..., a:b, :].mean(-2) for a, b in groups], dim=-2)
+
+
+@contextmanager
+def listening(model: Any) -> Iterator[list[Tensor]]:
+    """Inside the block, what DeBERTa's first layer adds to its scores is kept, (heads, length,
+    length)."""
+    heard: list[Tensor] = []
+    owner, name = _disentangled(model)
+    if owner is None:
+        yield heard
+        return
+    method = getattr(owner, name)
+
+    def listen(*args: Any, **kwargs: Any) -> Tensor:
+        added = method(*args, **kwargs)
+        heard.append(added.reshape(-1, *added.shape[-2:]))
+        return added
+
+    setattr(owner, name, listen)
+    try:
+        yield heard
+    finally:
+        delattr(owner, name)
+
+
+def _disentangled(model: Any) -> tuple[Any, str]:
+    for module in model.modules():
+        for name in DISENTANGLED:
+            if hasattr(module, name):
+                return module, name
+    return None, ""

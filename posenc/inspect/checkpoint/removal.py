@@ -1,0 +1,75 @@
+"""The same weights without their positions: rotations by nothing, empty tables, no bias."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from posenc.inspect.checkpoint.positions import DISENTANGLED, TABLE_NAMES
+
+
+@contextmanager
+def without_positions(model: nn.Module) -> Iterator[list[str]]:
+    """Inside the block the model is blind to order but for its mask; yields what was removed.
+
+    Rotations become the identity, rows of tables and T5's biases zero, ALiBi's and DeBERTa's terms
+    of the scores zero. Everything is as before after the block.
+    """
+    removed: list[str] = []
+    with ExitStack() as undo:
+        for path, module in model.named_modules():
+            if what := _remove(path, module, undo):
+                removed.append(what)
+        yield removed
+
+
+def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
+    """Silence one module until `undo` runs; says what it was, None for one without positions."""
+    name = path.rpartition(".")[2]
+    if "RotaryEmbedding" in type(module).__name__:
+        hook = module.register_forward_hook(_no_turn)
+        undo.callback(hook.remove)
+        return f"the rotation {path}"
+    if isinstance(module, nn.Embedding) and name in (*TABLE_NAMES, "relative_attention_bias"):
+        kept = module.weight.detach().clone()
+        _fill(module.weight, torch.zeros_like(kept))
+        undo.callback(_fill, module.weight, kept)
+        return f"the table {path}"
+    if type(module).__name__.endswith("Attention") and _takes(module, "alibi"):
+        hook = module.register_forward_pre_hook(_no_alibi, with_kwargs=True)
+        undo.callback(hook.remove)
+        return f"the bias of {path}"
+    for method in DISENTANGLED:
+        if hasattr(module, method):
+            setattr(module, method, _zeros(getattr(module, method)))
+            undo.callback(delattr, module, method)
+            return f"the bias of {path}"
+    return None
+
+
+def _no_turn(module: nn.Module, inputs: Any, cos_sin: Any) -> Any:
+    cos, sin = cos_sin
+    return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+def _takes(module: nn.Module, argument: str) -> bool:
+    return argument in inspect.signature(module.forward).parameters
+
+
+def _no_alibi(module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+    alibi = named.get("alibi")
+    return inputs, named if alibi is None else {**named, "alibi": torch.zeros_like(alibi)}
+
+
+def _zeros(method: Any) -> Any:
+    return lambda *args, **kwargs: torch.zeros_like(method(*args, **kwargs))
+
+
+@torch.no_grad()
+def _fill(weight: torch.Tensor, values: torch.Tensor) -> None:
+    weight.copy_(values)

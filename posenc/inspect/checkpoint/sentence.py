@@ -1,0 +1,107 @@
+"""A sentence as a model reads it: tokens, whole characters to name them by, words to exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from posenc.checkpoints.text import load_tokenizer, reading, token_ids
+
+Span = tuple[int, int]
+"""Characters from, up to; equal for a token that stands for no text."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Token ids, and the characters that each of them covers.
+
+    groups: tokens that share a character (a Chinese character of three bytes), first and last + 1.
+    labels: one for each group.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    spans: tuple[Span, ...]
+    groups: tuple[Span, ...]
+    labels: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def tokens_of(self, word: str) -> Span:
+        """First and last + 1 of the tokens that hold the first occurrence of `word`.
+
+        Raises: ValueError where the text has no such word, or a token holds more than the word.
+        """
+        start = self.text.find(word) if word else -1
+        if start < 0:
+            raise ValueError(f"--swap: {word!r} is not in the text {self.text!r}.")
+        stop = start + len(word)
+        held = [i for i, (a, b) in enumerate(self.spans) if a < stop and b > start and a < b]
+        first, last = self.spans[held[0]][0], self.spans[held[-1]][1]
+        outside = self.text[first:start] + self.text[stop:last]
+        if outside.strip():
+            raise ValueError(
+                f"--swap: the tokens of {word!r} hold {outside.strip()!r} as well; give whole "
+                "words."
+            )
+        return held[0], held[-1] + 1
+
+
+def read(
+    folder: Path, vocab_size: int, text: str, *, as_bytes: bool = False, as_ids: bool = False
+) -> Sentence:
+    """The sentence in tokens, with the marks around it that the tokenizer adds.
+
+    Raises: ValueError where there is no tokenizer, see posenc.checkpoints.text, or no text.
+    """
+    if not text.strip():
+        raise ValueError("--text is empty: give a sentence.")
+    kind = reading(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
+    if kind == "ids":
+        ids = token_ids(text, vocab_size)
+        return _sentence(text, ids, _word_spans(text), {})
+    if kind == "bytes":
+        start = [256] if vocab_size > 256 else []
+        ids = start + list(text.encode("utf-8"))
+        spans = [(0, 0)] * len(start) + [
+            (i, i + 1) for i, character in enumerate(text) for _ in character.encode("utf-8")
+        ]
+        return _sentence(text, ids, spans, dict.fromkeys(start, "[start]"))
+    tokenizer = load_tokenizer(folder)
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"{folder}: its tokenizer does not say which characters a token covers; "
+            "save it as tokenizer.json."
+        )
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    ids = encoded["input_ids"]
+    names = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
+    return _sentence(text, ids, [tuple(s) for s in encoded["offset_mapping"]], names)
+
+
+def _word_spans(text: str) -> list[Span]:
+    spans, at = [], 0
+    for word in text.split():
+        at = text.index(word, at)
+        spans.append((at, at + len(word)))
+        at += len(word)
+    return spans
+
+
+def _sentence(
+    text: str, ids: Sequence[int], spans: Sequence[Span], names: dict[int, str]
+) -> Sentence:
+    starts = [0]
+    for index, (before, here) in enumerate(pairwise(spans), 1):
+        shared = here[0] < before[1] and here[0] < here[1]
+        if not shared:
+            starts.append(index)
+    groups = tuple(pairwise([*starts, len(ids)]))
+    labels = []
+    for first, last in groups:
+        covered = text[min(a for a, _ in spans[first:last]) : max(b for _, b in spans[first:last])]
+        labels.append(covered.strip() or names.get(ids[first], covered) or "·")
+    return Sentence(text, tuple(ids), tuple(spans), groups, tuple(labels))

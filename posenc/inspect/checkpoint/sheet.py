@@ -1,0 +1,165 @@
+"""Everything measured of one checkpoint, and how it is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posenc.checkpoints.loading import Checkpoint, load, trained_length
+from posenc.checkpoints.text import reading
+from posenc.inspect.checkpoint import positions, structure
+from posenc.inspect.checkpoint import reading as readings
+from posenc.inspect.checkpoint.positions import Disentangled, Kind
+from posenc.inspect.checkpoint.reading import Reading
+from posenc.inspect.checkpoint.sentence import Sentence, read
+from posenc.inspect.checkpoint.structure import Structure
+from posenc.inspect.checkpoint.swap import Swap, swap
+
+DEFAULT_TEXT = "The company bought its rival."
+DEFAULT_WORDS = ("company", "rival")
+DEFAULT_REASON = (
+    "No --text was given: this sentence has the same words whoever buys whom, so that only their "
+    "positions tell."
+)
+DEFAULT_IDS = 16
+MOST_TOKENS = 512
+"""Attention of all heads is kept, so a text is a sentence or a paragraph."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for."""
+
+    folder: Path
+    text: str | None = None
+    words: tuple[str, str] | None = None
+    layers: Sequence[int] = ()
+    as_bytes: bool = False
+    as_ids: bool = False
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What a checkpoint does with position. longest: tokens that its config allows, None where it
+    names no limit. masked: it predicts masked tokens instead of the next one."""
+
+    folder: Path
+    structure: Structure
+    longest: int | None
+    masked: bool
+    positions: list[Kind]
+    sentence: Sentence
+    reason: str
+    reading: Reading
+    swap: Swap | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts; attention as its mean distances."""
+        spent = {name or "all": d.tolist() for name, d in self.reading.distances().items()}
+        return {
+            "folder": str(self.folder),
+            "structure": dataclasses.asdict(self.structure)
+            | {"parameters": self.structure.parameters},
+            "longest": self.longest,
+            "causal": self.reading.causal,
+            "positions": [
+                {"kind": type(kind).__name__.lower(), **dataclasses.asdict(kind)}
+                for kind in self.positions
+            ],
+            "text": self.sentence.text,
+            "tokens": list(self.sentence.labels),
+            "token_ids": list(self.sentence.ids),
+            "attention_distance": spent,
+            "swap": self.swap and {**dataclasses.asdict(self.swap), "verdicts": self.swap.verdicts},
+        }
+
+
+def measure(request: Request, tell: Callable[[str], None] = lambda step: None) -> Sheet:
+    """Load the folder, read the sentence, exchange the words.
+
+    Raises: ValueError for a folder that cannot be loaded, or a text that does not fit it.
+    """
+    tell(f"loading {request.folder}")
+    checkpoint = load(request.folder, encoder_decoder=True)
+    model = checkpoint.model
+    model.set_attn_implementation("eager")  # the one that shows its weights
+    text, words, reason = _text(request, checkpoint)
+    vocabulary = model.config.vocab_size
+    sentence = read(
+        request.folder, vocabulary, text, as_bytes=request.as_bytes, as_ids=request.as_ids
+    )
+    longest = _longest(checkpoint)
+    _check_length(sentence, longest, request.folder)
+    if words:
+        _ = [sentence.tokens_of(word) for word in words]  # before the model runs
+    built = structure.of(model)
+    _check_layers(request.layers, built)
+    tell("reading the text")
+    kinds = positions.find(model)
+    with readings.listening(model) as heard:
+        result = readings.run(model, sentence.ids)
+    kinds = [k.seen(heard[0]) if isinstance(k, Disentangled) and heard else k for k in kinds]
+    exchanged = None
+    if words:
+        tell("exchanging two words")
+        with torch.inference_mode():
+            exchanged = swap(model, sentence, words, checkpoint.masked)
+    return Sheet(
+        request.folder,
+        built,
+        longest,
+        checkpoint.masked,
+        kinds,
+        sentence,
+        reason,
+        result,
+        exchanged,
+    )
+
+
+def _text(request: Request, checkpoint: Checkpoint) -> tuple[str, tuple[str, str] | None, str]:
+    if request.text is not None:
+        return request.text, request.words, ""
+    vocabulary = checkpoint.config.vocab_size
+    kind = reading(request.folder, vocabulary, as_bytes=request.as_bytes, as_ids=request.as_ids)
+    if kind == "ids":
+        count = min(DEFAULT_IDS, vocabulary)
+        ids = [str(i * vocabulary // count) for i in range(count)]
+        words = request.words or (ids[count // 3], ids[2 * count // 3])
+        return " ".join(ids), words, "No --text was given: token ids spread over the vocabulary."
+    return DEFAULT_TEXT, request.words or DEFAULT_WORDS, DEFAULT_REASON
+
+
+def _longest(checkpoint: Checkpoint) -> int | None:
+    try:
+        return trained_length(checkpoint.config)
+    except ValueError:
+        return None
+
+
+def _check_length(sentence: Sentence, longest: int | None, folder: Path) -> None:
+    count = len(sentence)
+    if longest is not None and count > longest:
+        raise ValueError(
+            f"--text has {count} tokens, {folder} takes {longest} at most: give a shorter one."
+        )
+    if count > MOST_TOKENS:
+        raise ValueError(
+            f"--text has {count} tokens; attention is drawn for {MOST_TOKENS} at most: give a "
+            "sentence or a paragraph."
+        )
+    if count < 2:
+        raise ValueError("--text has one token: give a sentence.")
+
+
+def _check_layers(layers: Sequence[int], built: Structure) -> None:
+    wrong = [layer for layer in layers if not 0 <= layer < built.layers]
+    if wrong:
+        raise ValueError(
+            f"--layer: layers are 0 .. {built.layers - 1}, got {', '.join(map(str, wrong))}."
+        )

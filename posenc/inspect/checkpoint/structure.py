@@ -1,0 +1,95 @@
+"""How a model is built: layers, heads, and parameters by part, counted from its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+PARTS = ("embeddings", "positions", "attention", "feed-forward", "norms", "head", "other")
+
+_POSITIONS = (
+    "position", "wpe", "embed_positions", "relative_attention_bias", "rel_embeddings", "pos_proj",
+    "pos_q_proj", "pos_key_proj", "pos_query_proj",
+)  # fmt: skip
+_FEED_FORWARD = (
+    "mlp", "fc1", "fc2", "intermediate", "output.dense", "densereludense", "feed_forward", "ffn",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Sizes of a model. parts: trainable numbers by part; a head tied to the embeddings counts
+    with those. decoder_layers: of the second stack, None where there is one stack."""
+
+    model_type: str
+    layers: int
+    decoder_layers: int | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+    width: int
+    vocabulary: int
+    tied: bool
+    parts: dict[str, int]
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.parts.values())
+
+
+def of(model: Any) -> Structure:
+    """The structure of a loaded transformers model."""
+    config = model.config
+    heads, width = config.num_attention_heads, config.hidden_size
+    head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or width // heads
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    return Structure(
+        model_type=config.model_type,
+        layers=config.num_hidden_layers,
+        decoder_layers=getattr(config, "num_decoder_layers", None)
+        if config.is_encoder_decoder
+        else None,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=head_dim,
+        width=width,
+        vocabulary=config.vocab_size,
+        tied=head is not None and head.weight is embeddings.weight,
+        parts=_parts(model, embeddings, head),
+    )
+
+
+def _parts(model: nn.Module, embeddings: nn.Module, head: nn.Module | None) -> dict[str, int]:
+    counts: dict[str, int] = dict.fromkeys(PARTS, 0)
+    seen: set[int] = set()
+    inside = {id(p) for p in embeddings.parameters()}
+    of_head = {id(p) for p in head.parameters()} if head is not None else set()
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            if id(parameter) in inside:
+                part = "embeddings"
+            elif id(parameter) in of_head:
+                part = "head"
+            else:
+                part = _part(f"{path}.{name}".lower(), type(module).__name__.lower())
+            counts[part] += parameter.numel()
+    return counts
+
+
+def _part(name: str, owner: str) -> str:
+    if any(word in name for word in _POSITIONS):
+        return "positions"
+    if name.startswith(("cls.", "lm_head", "lm_predictions", "predictions")):
+        return "head"
+    if "norm" in owner:
+        return "norms"
+    if "attn" in name or "attention" in name:
+        return "attention"
+    if any(word in name for word in _FEED_FORWARD):
+        return "feed-forward"
+    return "embeddings" if "embed" in name else "other"

@@ -1,0 +1,155 @@
+"""Exchange two words of a sentence, with the model's positions and without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.inspect.checkpoint.reading import Reading, run
+from posenc.inspect.checkpoint.removal import without_positions
+from posenc.inspect.checkpoint.sentence import Sentence, Span
+
+ROUNDING = 1e-5
+"""Relative differences below this are float32 sums taken in another order."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the exchange changes, for one setting of positions. Distances are relative: the length
+    of the difference over the length of the state.
+
+    by_group: of the last layer's state of each group of the original sentence, followed to where
+    it went. last_by_layer, outside_by_layer, all_by_layer: the largest of the last token, of the
+    tokens before and after the exchanged stretch, and of all tokens; embeddings first.
+    logits: largest change of a logit at the last token (a masked model: at any token).
+    divergence: from the old distribution there to the new one, in nats.
+    """
+
+    by_group: list[float]
+    last_by_layer: list[float]
+    outside_by_layer: list[float]
+    all_by_layer: list[float]
+    logits: float
+    divergence: float
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Two words exchanged. order: which old token stands at each place of the new sequence.
+
+    last_stays: whether the last token comes after both words. removed: what was taken out for
+    `without`; where it is empty nothing is known to remove, and `without` is None.
+    """
+
+    words: tuple[str, str]
+    order: list[int]
+    causal: bool
+    last_stays: bool
+    removed: list[str]
+    with_positions: Change
+    without: Change | None
+
+    @property
+    def verdicts(self) -> list[str]:
+        """What holds without positions, in words and numbers."""
+        change = self.without
+        if change is None:
+            return ["Nothing of this model's positions is known to be removable."]
+        if not self.causal:
+            gap = max(change.all_by_layer)
+            holds = "is blind to order" if gap < ROUNDING else "still tells order apart"
+            return [
+                f"Without positions every token's state goes with its word to {gap:.1g} in all "
+                f"layers: attention that looks both ways {holds}."
+            ]
+        said = []
+        if self.last_stays:
+            first, later = change.last_by_layer[1], change.last_by_layer[2:]
+            if first >= ROUNDING:
+                return [
+                    f"Without positions the last token differs after one layer, by {first:.2g}: "
+                    "something beside positions tells order apart, such as attention in a window."
+                ]
+            said.append(
+                f"Without positions the last token is the same after one layer, to {first:.1g}: "
+                "under a causal mask it sees the same set of tokens in either order."
+            )
+            if later:
+                differs = "differs" if max(later) >= ROUNDING else "is the same"
+                said.append(
+                    f"After two layers or more it {differs}, by up to {max(later):.2g}: tokens "
+                    "between the words have seen other sets, and the mask alone tells order apart."
+                )
+        else:
+            said.append(
+                "The last token is part of an exchanged word, so that nothing need be the same "
+                "there: end the text with another word or a full stop to see what the mask keeps."
+            )
+        return said
+
+
+def exchange(length: int, a: Span, b: Span) -> list[int]:
+    """Places of the old tokens after two spans have changed places.
+
+    Raises: ValueError where the spans overlap.
+    """
+    (a_start, a_stop), (b_start, b_stop) = sorted((a, b))
+    if b_start < a_stop:
+        raise ValueError("--swap: the two words overlap or are the same.")
+    places = range(length)
+    return [
+        *places[:a_start], *places[b_start:b_stop], *places[a_stop:b_start],
+        *places[a_start:a_stop], *places[b_stop:],
+    ]  # fmt: skip
+
+
+def swap(model: Any, sentence: Sentence, words: tuple[str, str], masked: bool) -> Swap:
+    """Run the sentence with two words exchanged, token for token, so that nothing but the order
+    changes. Raises: ValueError where the sentence has no such words."""
+    spans = [sentence.tokens_of(word) for word in words]
+    order = exchange(len(sentence), *spans)
+    ids = [sentence.ids[i] for i in order]
+    first, last = min(a for a, _ in spans), max(b for _, b in spans)
+
+    def change() -> tuple[Change, Reading]:
+        before = run(model, sentence.ids)
+        return _change(before, run(model, ids), order, (first, last), sentence, masked), before
+
+    with_positions, before = change()
+    with without_positions(model) as removed:
+        without = change()[0] if removed else None
+    return Swap(words, order, before.causal, last < len(sentence), removed, with_positions, without)
+
+
+def _change(
+    before: Reading, after: Reading, order: Sequence[int], stretch: Span, sentence: Sentence,
+    masked: bool,
+) -> Change:  # fmt: skip
+    old = before.hidden[:, torch.tensor(order)]  # the same words side by side
+    gaps = (after.hidden - old).norm(dim=-1) / old.norm(dim=-1).clamp(min=1e-30)
+    where = torch.tensor(order).argsort()  # back to the places of the original sentence
+    final = gaps[-1, where]
+    outside = torch.ones(len(order), dtype=torch.bool)
+    outside[stretch[0] : stretch[1]] = False
+    new_logits, old_logits = after.logits, before.logits
+    if masked:
+        old_logits = old_logits[torch.tensor(order)]
+    else:
+        new_logits, old_logits = new_logits[-1:], old_logits[-1:]
+    p, q = old_logits.log_softmax(-1), new_logits.log_softmax(-1)
+    return Change(
+        by_group=[final[a:b].max().item() for a, b in sentence.groups],
+        last_by_layer=gaps[:, -1].tolist(),
+        outside_by_layer=_largest(gaps[:, outside]),
+        all_by_layer=_largest(gaps),
+        logits=(new_logits - old_logits).abs().max().item(),
+        divergence=(p.exp() * (p - q)).sum(-1).max().item(),
+    )
+
+
+def _largest(gaps: Tensor) -> list[float]:
+    return gaps.amax(-1).tolist() if gaps.shape[-1] else [0.0] * len(gaps)
