@@ -71,6 +71,17 @@ class Call:
         kv_start = q_start if kv_positions is q_positions else run_start(kv_positions)
         return None if q_start is None or kv_start is None else (q_start, kv_start)
 
+    @property
+    def sees_no_later_position(self) -> bool:
+        """Whether the mask is known to hide every pair of a negative distance."""
+        mask = self.mask
+        return (
+            mask is not None
+            and mask.causal
+            and mask.q_positions is self.q_positions
+            and mask.kv_positions is self.kv_positions
+        )
+
     def reach(self, start: int, stop: int, runs: tuple[int, int] | None) -> tuple[int, int]:
         """first, last: queries start .. stop see no key before `first`, nor from `last` on; at
         least one key. `runs` comes from mask_runs, which is asked once for all blocks."""
@@ -85,6 +96,23 @@ class Call:
                 last = min(last, stop - 1 + shift + mask.window)
         last = max(last, 1)
         return min(first, last - 1), last
+
+    def clear(self, start: int, stop: int, runs: tuple[int, int] | None) -> tuple[int, int]:
+        """first, last: keys first .. last are visible to all queries start .. stop, as far as is
+        known without looking."""
+        mask = self.mask
+        if mask is None:
+            return 0, self.kv_len
+        if runs is None or not mask.exact:
+            return 0, 0
+        first, last = 0, self.kv_len
+        shift = runs[0] - runs[1]
+        if mask.causal:
+            last = min(last, start + shift + 1)
+        if mask.window is not None:
+            first = max(first, stop + shift - mask.window)
+            last = min(last, start + shift + mask.window)
+        return (first, last) if first < last else (0, 0)
 
     def keys(self, first: int, last: int) -> Call:
         """The same attention over keys first .. last alone."""
@@ -118,11 +146,11 @@ class Call:
             self.kv_state,
         )
 
-    def scores(self, start: int, stop: int) -> Tensor:
+    def scores(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """Scaled scores with place 3 applied and not yet masked: (batch, num_heads, stop -
-        start, kv_len)."""
+        start, kv_len). `out`, if given, is where the products are written."""
         q, k = self.widen(self.q[:, :, start:stop]), self.widen(self.k)
-        scores = grouped_matmul(q * self.scale, k.mT)
+        scores = grouped_matmul(q * self.scale, k.mT, out)
         scores = scores.to(at_least_float32(scores.dtype))
         if not self.changes_scores:
             return scores
@@ -138,9 +166,8 @@ class Call:
             q_idx=torch.arange(rows, device=device)[:, None],
             kv_idx=torch.arange(kv_len, device=device),
         )
-        return self.encoding.score_rows(
-            scores, self.score_mod(start, stop), self.visible(start, stop), block
-        )
+        mask = None if self.encoding.pointwise else self.visible(start, stop)
+        return self.encoding.score_rows(scores, self.score_mod(start, stop), mask, block)
 
     def visible(self, start: int, stop: int) -> Tensor | None:
         """Booleans that broadcast to the scores of queries start .. stop; None where everything

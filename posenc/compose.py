@@ -97,6 +97,22 @@ class Compose(PositionEncoding):
         prepared._ready = tuple(e.prepare(positions, length) for e in self._members())
         return prepared
 
+    def for_blocks(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        q_positions: Tensor,
+        kv_positions: Tensor,
+        rows: int,
+        causal: bool,
+    ) -> Self:
+        ready = self.shallow_copy()
+        ready._ready = tuple(
+            e.for_blocks(q, k if e.needs_raw_k else None, q_positions, kv_positions, rows, causal)
+            for e in self._members()
+        )
+        return ready
+
     def scale(self, head_dim: int) -> float:
         owner = self._owner("scale")
         return super().scale(head_dim) if owner is None else owner.scale(head_dim)

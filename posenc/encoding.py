@@ -173,6 +173,24 @@ class PositionEncoding(nn.Module):
         """
         return self
 
+    def for_blocks(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        q_positions: Tensor,
+        kv_positions: Tensor,
+        rows: int,
+        causal: bool,
+    ) -> PositionEncoding:
+        """An encoding with the same answers, for one attention whose queries come in blocks of at
+        most `rows`: what the blocks share is computed once.
+
+        Its place 3 is asked for blocks of these queries over consecutive ones of these keys, and
+        applied by `score_rows` alone. q and k are as in `score_mod`; where `causal`, nothing looks
+        at a later position.
+        """
+        return self
+
     def shallow_copy(self) -> Self:
         """A second object over the same parameters, for `prepare`; copy.copy cannot be traced."""
         copied = object.__new__(type(self))
@@ -243,7 +261,8 @@ class PositionEncoding(nn.Module):
         """Apply place 3 to whole rows of scaled scores (batch, num_heads, rows, kv_len).
 
         The default applies `mod` pointwise, or its `block`, where it has one: the same for the
-        whole block of pairs at once. `mask` is True where a query may look, or None.
+        whole block of pairs at once. Both may write into `scores`. `mask` is True where a query may
+        look, or None; it is given to methods that override this.
         """
         if mod is None:
             return scores
@@ -309,8 +328,8 @@ class DenseBias:
         return score + self.values[batch if len(self.values) > 1 else 0, head, q_idx, kv_idx]
 
     def block(self, scores: Tensor) -> Tensor:
-        """The same for all pairs at once."""
-        return scores + self.values
+        """The same for all pairs at once, in place."""
+        return scores.add_(self.values)
 
 
 def distances(q_positions: Tensor, kv_positions: Tensor) -> Tensor:
@@ -355,11 +374,16 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
     return nullcontext()
 
 
-def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b over heads, where each head of b serves a group of consecutive heads of a."""
+def grouped_matmul(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """a @ b over heads, where each head of b serves a group of consecutive heads of a; written to
+    `out`, if given, which must be contiguous."""
+    batch, heads, rows, inner = a.shape
+    if out is not None:
+        groups = out.view(batch * b.shape[1], -1, b.shape[-1])
+        torch.bmm(a.reshape(len(groups), -1, inner), b.flatten(0, 1), out=groups)
+        return out
     if a.shape[1] == b.shape[1]:
         return a @ b
-    batch, heads, rows, inner = a.shape
     groups = a.reshape(batch, b.shape[1], heads // b.shape[1] * rows, inner)
     return (groups @ b).reshape(batch, heads, rows, b.shape[-1])
 

@@ -3,7 +3,7 @@ skewed view."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -34,6 +34,24 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
     q_len, width = by_distance.shape[-2:]
     flat = by_distance.flatten(-2).narrow(-1, q_len - 1, q_len * (width - 1))
     return flat.unflatten(-1, (q_len, width - 1)).narrow(-1, 0, kv_len)
+
+
+Part = tuple[int, int, Tensor]
+"""first, last and what is added to the columns between them."""
+
+
+def add_parts(scores: Tensor, parts: Iterable[Part]) -> Tensor:
+    """Scores with the parts, which cover all columns, in place."""
+    if not torch.is_grad_enabled():
+        for first, last, part in parts:
+            scores[..., first:last].add_(part)
+        return scores
+    # One addition: the gradient of one to a slice would be a copy of the whole.
+    shape = scores.shape[:-1]
+    ordered = sorted(parts, key=lambda part: part[0])
+    return scores.add_(
+        torch.cat([t.expand(*shape, last - first) for first, last, t in ordered], -1)
+    )
 
 
 class AddPairs:

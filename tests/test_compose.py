@@ -126,7 +126,8 @@ def test_whole_row_methods_see_what_came_before_them():
     both = Compose(cope, posenc.ALiBi(2))
     assert not both.pointwise and Compose(rope(), posenc.ALiBi(2)).pointwise
     seen = torch.ones(7, 7).bool().tril()
-    term = cope.score_mod(q, None, p, p).term(q @ k.mT * 8**-0.5, seen)
+    scores = q @ k.mT * 8**-0.5
+    term = cope.score_mod(q, None, p, p).add_to(torch.zeros_like(scores), scores, seen)
     want = dense(q, k, v, term + posenc.ALiBi(2)(p.double(), p.double()), seen)
     got = posenc.attention(q, k, v, both, q_positions=p, kv_positions=p, mask=masks.causal)
     torch.testing.assert_close(got, want)

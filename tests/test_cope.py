@@ -8,7 +8,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.scores.cope import CoPE
+from posenc.scores.cope import KEYS, CoPE
 from tests.golden_values import Case, cases
 from tests.references import cope as paper
 
@@ -42,7 +42,8 @@ def test_cope_matches_the_authors_code(case: Case):
     )  # fmt: skip
     case.assert_close("output", out[:, 0])
     scores = q @ k.mT * encoding.scale(p["head_dim"])
-    term = encoding.score_mod(q, None, positions, positions, None, state).term(scores, seen)
+    mod = encoding.score_mod(q, None, positions, positions, None, state)
+    term = mod.add_to(torch.zeros_like(scores), scores, seen)
     case.assert_close("logits", (scores + term).masked_fill(~seen, -torch.inf)[:, 0])
 
 
@@ -52,7 +53,8 @@ def test_undivided_cope_matches_x_transformers(case: Case):
     encoding.e.data = case.inputs["pos_emb"]
     positions = torch.arange(case.inputs["q"].shape[2])
     mod = encoding.score_mod(case.inputs["q"], None, positions, positions)
-    case.assert_close("cope_term", mod.term(case.inputs["attn_logits"], None))
+    scores = case.inputs["attn_logits"]
+    case.assert_close("cope_term", mod.add_to(torch.zeros_like(scores), scores, None))
 
 
 @pytest.mark.parametrize("divide", [True, False])
@@ -63,7 +65,8 @@ def test_cope_matches_the_paper(divide: bool):
     visible[5, 2] = False
     positions = torch.arange(9)
     mod = encoding.score_mod(q, None, positions, positions)
-    got = mod.term(q @ k.mT / 2, visible)[0, 0].detach().numpy()
+    scores = q @ k.mT / 2
+    got = mod.add_to(torch.zeros_like(scores), scores, visible)[0, 0].detach().numpy()
     want = paper.term(
         q[0, 0].numpy(), k[0, 0].numpy(), encoding.e.detach().numpy(), visible.numpy(), divide
     )
@@ -140,3 +143,30 @@ def test_cope_counts_its_parameters_and_says_what_it_needs():
     q, p = torch.randn(1, 1, 3, 4), torch.arange(3)
     with pytest.raises(ValueError, match="gates='value' needs kv_state=v"):
         posenc.attention(q, q, q, CoPE(4, gates="value"), q_positions=p, kv_positions=p)
+
+
+@pytest.mark.parametrize("openness", [-3.0, 0.0, 3.0])
+def test_counting_in_parts_changes_nothing(openness: float):
+    """Where gates are open the count stops early; where they are shut it goes to the first key."""
+    torch.manual_seed(0)
+    encoding = posenc.CoPE(8, num_positions=40).double()
+    encoding.e.data = torch.randn_like(encoding.e)
+    length = 3 * KEYS + 5
+    positions = torch.arange(length)
+    q = torch.randn(1, 2, length, 8).double()
+    scores = (torch.randn(1, 2, length, length) + openness).double().requires_grad_()
+    seen = torch.ones(length, length).bool().tril()
+    mod = encoding.score_mod(q, None, positions, positions)
+    got = mod.add_to(torch.zeros_like(scores), scores, seen)
+    gates = scores.sigmoid().masked_fill(~seen, 0)
+    count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=39)
+    table = q @ encoding.e.mT * 8**-0.5
+    whole = count.detach().floor().long()
+    low, high = table.gather(-1, whole), table.gather(-1, (whole + 1).clamp(max=39))
+    want = low + (count - whole) * (high - low)
+    torch.testing.assert_close(got, want)
+    weight = torch.randn_like(got)
+    grads = [
+        torch.autograd.grad((t * weight).sum(), scores, retain_graph=True)[0] for t in (got, want)
+    ]
+    torch.testing.assert_close(*grads)

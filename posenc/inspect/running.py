@@ -43,7 +43,7 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
         torch.arange(shape.num_heads)[:, None, None], index[:, None], index,
     )  # fmt: skip
     scores = q @ k.mT
-    if not _same(encoding.score_rows(scores, mod, None, rows), scores):
+    if not _same(encoding.score_rows(scores.clone(), mod, None, rows), scores):
         found.add(3)
     weights = scores.softmax(-1)
     if not _same(encoding.combine_values(weights, k, positions, positions), weights @ k):

@@ -44,8 +44,12 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     blocks = [(start, min(start + rows, call.q_len)) for start in range(0, call.q_len, rows)]
     if torch.compiler.is_compiling():
         return _join([reference.attend(call.keys(*call.reach(*b, runs)), *b) for b in blocks])
-    encoding = call.encoding.for_blocks(  # fmt: skip
-        call.raw_q, call.raw_k, call.q_positions, call.kv_positions, rows,
+    encoding = call.encoding.for_blocks(
+        call.raw_q,
+        call.raw_k,
+        call.q_positions,
+        call.kv_positions,
+        rows,
         call.sees_no_later_position,
     )
     call = replace(call, encoding=encoding)

@@ -3,6 +3,7 @@ opens."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NoReturn
 
 import torch
@@ -16,6 +17,10 @@ from posenc.encoding import (
     grouped_matmul,
     without_autocast,
 )
+from posenc.score_tables import Part, add_parts
+
+KEYS = 128
+"""How many keys are counted at a time."""
 
 
 class CoPE(PositionEncoding):
@@ -115,7 +120,7 @@ class CoPE(PositionEncoding):
 
     def score_rows(self, scores: Tensor, mod, mask: Tensor | None, rows: Rows) -> Tensor:
         assert isinstance(mod, CountedGates)
-        return scores + mod.term(scores, mask)
+        return mod.add_to(scores, scores, mask)
 
 
 class CountedGates:
@@ -128,11 +133,39 @@ class CountedGates:
     def __init__(self, table: Tensor, gate_scores: Tensor | None) -> None:
         self.table, self.gate_scores = table, gate_scores
 
-    def term(self, scores: Tensor, mask: Tensor | None) -> Tensor:
-        gates = (scores if self.gate_scores is None else self.gate_scores).sigmoid()
+    def add_to(self, into: Tensor, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """`into` plus what these scores add, in place; it may be the scores themselves.
+
+        From the last key to the first, where reading is free: once all counts are at their limit,
+        no further gate is looked at.
+        """
+        keys, most = scores.shape[-1], self.table.shape[-1] - 1
+        if scores.device.type != "cpu" or torch.compiler.is_compiling():
+            return into.add_(self._at(self._count(scores, mask, 0, keys).clamp(max=most)))
+        return add_parts(into, self._parts(scores, mask, most))
+
+    def _parts(self, scores: Tensor, mask: Tensor | None, most: int) -> Iterator[Part]:
+        after = None
+        for last in range(scores.shape[-1], 0, -KEYS):
+            if after is not None and bool((after >= most).all()):
+                yield 0, last, self.table[..., -1:]
+                return
+            first = max(0, last - KEYS)
+            count = self._count(scores, mask, first, last)
+            count = count if after is None else count + after
+            yield first, last, self._at(count.clamp(max=most))
+            after = count[..., :1]
+
+    def _count(self, scores: Tensor, mask: Tensor | None, first: int, last: int) -> Tensor:
+        """How many gates are open from each key to the one before `last`."""
+        gate_scores = scores if self.gate_scores is None else self.gate_scores
+        gates = gate_scores[..., first:last].sigmoid()
         if mask is not None:
-            gates = gates.masked_fill(~mask, 0)
-        count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.table.shape[-1] - 1)
+            gates = gates.masked_fill(~mask[..., first:last], 0)
+        return gates.flip(-1).cumsum(-1).flip(-1)
+
+    def _at(self, count: Tensor) -> Tensor:
+        """The table at fractional counts."""
         below, above = count.detach().floor().long(), count.detach().ceil().long()
         low, high = self.table.gather(-1, below), self.table.gather(-1, above)
         return low + (count - below) * (high - low)

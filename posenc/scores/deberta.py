@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from posenc.encoding import (
     check_heads,
     without_autocast,
 )
+from posenc.score_bands import AddBands, Bands
 from posenc.score_tables import AddByDistance, require_whole
 
 
@@ -96,6 +98,7 @@ class DeBERTa(PositionEncoding):
         self.shared_parameters = ("table", *(("norm.weight", "norm.bias") if layer_norm else ()))
         self.share_att_key = share_att_key
         self._attention_projections: tuple[nn.Linear, nn.Linear] | None = None
+        self._bands: Bands | None = None
         self.pos_key = self.pos_query = None
         if c2p and not share_att_key:
             self.pos_key = nn.Linear(embed_dim, num_heads * self.head_dim)
@@ -148,27 +151,62 @@ class DeBERTa(PositionEncoding):
         """The row of the table for each distance."""
         return (self.bucket(distance) + self.span).clamp(0, 2 * self.span - 1)
 
+    def _k_row(self, distance: Tensor) -> Tensor:
+        return self.row(-distance) if self.paper_p2c else self.row(distance)
+
+    def for_blocks(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        q_positions: Tensor,
+        kv_positions: Tensor,
+        rows: int,
+        causal: bool,
+    ) -> Self:
+        require_whole("DeBERTa", q_positions, kv_positions)
+        dtype, scale = at_least_float32(q.dtype), self.scale(self.head_dim)
+        ready = self.shallow_copy()
+        with without_autocast(q.device):
+            for_q, for_k = self._tables(dtype)
+            ready._bands = Bands.of(
+                q_positions, kv_positions, rows, causal, (-self.max_distance, self.max_distance),
+                for_q=None if for_q is None else lambda d: scale * for_q[:, self.row(d)],
+                for_k=None if for_k is None else lambda d: scale * for_k[:, self._k_row(d)],
+                k=None if k is None else k.to(dtype),
+            )  # fmt: skip
+        return ready
+
     def score_mod(
         self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
-    ) -> AddByDistance:
+    ) -> AddByDistance | AddBands:
         require_whole("DeBERTa", q_positions, kv_positions)
         check_heads(self, self.num_heads, q)
         check_head_dim(self, self.head_dim, q)
         dtype, scale = at_least_float32(q.dtype), self.scale(self.head_dim)
-        pos_query, pos_key = self._projections()
+        if self._bands is not None:
+            k = None if k is None else k.to(dtype)
+            return self._bands.term(q_positions, kv_positions, q.to(dtype), k)
         q_table = k_table = None
         with without_autocast(q.device):
-            table = self.table.to(dtype)
-            if self.norm is not None:
-                weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
-                table = F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
-            if self.c2p:
-                q_table = (q.to(dtype) * scale) @ self._by_head(pos_key, table).mT
-            if self.p2c:
+            for_q, for_k = self._tables(dtype)
+            if for_q is not None:
+                q_table = (q.to(dtype) * scale) @ for_q.mT
+            if for_k is not None:
                 assert k is not None  # needs_raw_k
-                k_table = (k.to(dtype) * scale) @ self._by_head(pos_query, table).mT
-        k_row = (lambda distance: self.row(-distance)) if self.paper_p2c else self.row
-        return AddByDistance(q_positions, kv_positions, self.row, q_table, k_table, k_row)
+                k_table = (k.to(dtype) * scale) @ for_k.mT
+        return AddByDistance(q_positions, kv_positions, self.row, q_table, k_table, self._k_row)
+
+    def _tables(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """What queries meet and what keys meet, each (num_heads, 2 span, head_dim) or None."""
+        table = self.table.to(dtype)
+        if self.norm is not None:
+            weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
+            table = F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
+        pos_query, pos_key = self._projections()
+        return (
+            self._by_head(pos_key, table) if self.c2p else None,
+            self._by_head(pos_query, table) if self.p2c else None,
+        )
 
     def _projections(self) -> tuple[nn.Linear | None, nn.Linear | None]:
         if not self.share_att_key:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,7 @@ class FIRE(PositionEncoding):
             )
         self.init_L = init_L
         self.activation = F.leaky_relu if leaky else F.relu
+        self._in_place = False
         self.hidden = nn.Linear(1, mlp_width)
         self.out = nn.Linear(mlp_width, num_heads)
         self.c = nn.Parameter(torch.empty(()))
@@ -86,22 +87,78 @@ class FIRE(PositionEncoding):
     def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
         """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
         batched positions."""
+        share = self.share(q_positions, kv_positions)
+        with without_autocast(share.device):
+            hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, share.dtype)))
+            return F.linear(hidden, *_as(self.out, share.dtype)).movedim(-1, -3)
+
+    def share(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+        """What the network reads for each pair: (q_len, kv_len) or (batch, q_len, kv_len)."""
         dtype = torch.promote_types(real(q_positions).dtype, self.c.dtype)
         distance, q = distances(q_positions, kv_positions).to(dtype), q_positions.to(dtype)
         c = self.c.to(dtype)
         start = (self.multiplier.to(dtype) * self.init_L).abs()
         reach = (c * torch.maximum(q, start)).abs().log1p() + self.eps
-        share = (c * distance).abs().log1p() / reach.unsqueeze(-1)
-        with without_autocast(share.device):
-            hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, dtype)))
-            return F.linear(hidden, *_as(self.out, dtype)).movedim(-1, -3)
+        return (c * distance).abs().log1p() / reach.unsqueeze(-1)
+
+    def for_blocks(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        q_positions: Tensor,
+        kv_positions: Tensor,
+        rows: int,
+        causal: bool,
+    ) -> Self:
+        ready = self.shallow_copy()
+        ready._in_place = self.activation is F.relu and not torch.is_grad_enabled()
+        return ready
 
     def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None) -> ScoreMod:
         if q.dtype == torch.float64:
             q_positions, kv_positions = q_positions.double(), kv_positions.double()
+        if self._in_place:
+            check_heads(self, self.out.out_features, q)
+            return AddNetwork(self.share(q_positions, kv_positions), self.hidden, self.out)
         values = self(q_positions, kv_positions)
         check_heads(self, values.shape[-3], q)
         return DenseBias(values if values.ndim == 4 else values[None])
+
+
+class AddNetwork:
+    """A score_mod for whole blocks that adds the network of `share`, (rows, kv_len) or (batch,
+    rows, kv_len), a few rows at a time, so that the hidden layer stays in the cache."""
+
+    HIDDEN_BYTES = 2**20
+
+    def __init__(self, share: Tensor, hidden: nn.Linear, out: nn.Linear) -> None:
+        self.share = share if share.ndim == 3 else share[None]
+        weight, bias = _as(hidden, share.dtype)
+        weight, limit = weight[:, 0, None, None], -bias[:, None, None]
+        out_weight, out_bias = _as(out, share.dtype)
+        # relu(w s + b) = max(w s, -b) + b; the last hidden unit is 1 and carries the constants.
+        self.weight, self.limit = weight, limit
+        self.out = torch.cat([out_weight, (out_weight @ bias + out_bias)[:, None]], 1)
+
+    def block(self, scores: Tensor) -> Tensor:
+        rows, keys = scores.shape[-2:]
+        units = self.out.shape[1]
+        step = max(1, self.HIDDEN_BYTES // (units * keys * self.share.element_size()))
+        hidden = self.share.new_ones(units, min(step, rows), keys)
+        with without_autocast(scores.device):
+            for index, share in enumerate(self.share):
+                mine = scores if len(self.share) == 1 else scores[index, None]
+                for start in range(0, rows, step):
+                    part = share[start : start + step]
+                    now = hidden[:, : len(part)]
+                    torch.mul(self.weight, part, out=now[:-1])
+                    now[:-1].clamp_(min=self.limit)
+                    added = (self.out @ now.flatten(1)).unflatten(1, part.shape)
+                    mine[:, :, start : start + len(part)].add_(added)
+        return scores
+
+    def __call__(self, score, batch, head, q_idx, kv_idx):
+        raise TypeError("This term is added to whole blocks alone.")
 
 
 def _as(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,8 @@ of the distance in place of a key position."""
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,7 @@ from posenc.encoding import (
     without_autocast,
 )
 from posenc.frequencies import inverse_frequencies
+from posenc.score_bands import AddBands, Bands
 from posenc.score_tables import AddPairs, run_distances, shared_run, skew
 
 
@@ -72,6 +75,7 @@ class TransformerXL(PositionEncoding):
         self.u = nn.Parameter(torch.empty(num_heads, head_dim))
         self.v = nn.Parameter(torch.empty(num_heads, head_dim))
         self.projection = nn.Linear(embed_dim, num_heads * head_dim, bias=False)
+        self._bands: Bands | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -99,13 +103,39 @@ class TransformerXL(PositionEncoding):
         dtype = at_least_float32(q.dtype)
         return (q.to(dtype) + self.u.to(dtype)[:, None]).to(q.dtype), k
 
-    def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None) -> AddPairs:
+    def for_blocks(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        q_positions: Tensor,
+        kv_positions: Tensor,
+        rows: int,
+        causal: bool,
+    ) -> Self:
+        dtype = at_least_float32(q.dtype)
+        ends = None if self.clamp_len is None else (-self.clamp_len, self.clamp_len)
+        ready = self.shallow_copy()
+        with without_autocast(q.device):
+            ready._bands = Bands.of(
+                q_positions, kv_positions, rows, causal, ends,
+                for_q=lambda distance: self.sinusoid(distance, dtype) @ self._weight(dtype).mT,
+            )  # fmt: skip
+        return ready
+
+    def _weight(self, dtype: torch.dtype) -> Tensor:
+        """(num_heads, head_dim, embed_dim)"""
+        return self.projection.weight.to(dtype).unflatten(0, self.u.shape)
+
+    def score_mod(
+        self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
+    ) -> AddPairs | AddBands:
         dtype = at_least_float32(q.dtype)
         shift = shared_run(q_positions, kv_positions)
         with without_autocast(q.device):
             q = (q.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.shape[-1])
-            # (num_heads, head_dim, embed_dim)
-            weight = self.projection.weight.to(dtype).unflatten(0, self.u.shape)
+            weight = self._weight(dtype)
+            if self._bands is not None:
+                return self._bands.term(q_positions, kv_positions, q)
             if shift is None:
                 return AddPairs(self._products(q @ weight, q_positions, kv_positions))
             kv_len = kv_positions.shape[-1]

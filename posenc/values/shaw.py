@@ -3,6 +3,8 @@ distance."""
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,7 @@ from posenc.encoding import (
     grouped_matmul,
     without_autocast,
 )
+from posenc.score_bands import AddBands, Bands, weigh
 from posenc.score_tables import AddByDistance, require_whole
 
 
@@ -49,6 +52,8 @@ class Shaw(PositionEncoding):
         if max_distance < 1:
             raise ValueError(f"Shaw: max_distance must be at least 1, got {max_distance}.")
         self.head_dim, self.max_distance = head_dim, max_distance
+        self._keys: Bands | None = None
+        self._values: Bands | None = None
         self.places = (3, 4) if values else (3,)  # type: ignore[misc]
         rows = 2 * max_distance + 1
         self.key_table = nn.Parameter(torch.empty(rows, head_dim))
@@ -69,12 +74,35 @@ class Shaw(PositionEncoding):
         """The row of the tables for each distance (positive: the past)."""
         return self.max_distance - distance.clamp(-self.max_distance, self.max_distance)
 
+    def for_blocks(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        q_positions: Tensor,
+        kv_positions: Tensor,
+        rows: int,
+        causal: bool,
+    ) -> Self:
+        require_whole("Shaw", q_positions, kv_positions)
+        dtype, scale = at_least_float32(q.dtype), self.scale(self.head_dim)
+        where = (q_positions, kv_positions, rows, causal, (-self.max_distance, self.max_distance))
+        ready, values = self.shallow_copy(), self.value_table
+        ready._keys = Bands.of(
+            *where, for_q=lambda d: scale * self.key_table.to(dtype)[None, self.row(d)]
+        )
+        if values is not None:
+            ready._values = Bands.of(*where, for_q=lambda d: values.to(dtype)[None, self.row(d)])
+        return ready
+
     def score_mod(
         self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
-    ) -> AddByDistance:
+    ) -> AddByDistance | AddBands:
         require_whole("Shaw", q_positions, kv_positions)
         check_head_dim(self, self.head_dim, q)
         dtype = at_least_float32(q.dtype)
+        if self._keys is not None:
+            with without_autocast(q.device):
+                return self._keys.term(q_positions, kv_positions, q.to(dtype))
         with without_autocast(q.device):
             table = (q.to(dtype) * self.scale(self.head_dim)) @ self.key_table.to(dtype).mT
         return AddByDistance(q_positions, kv_positions, self.row, table)
@@ -90,6 +118,8 @@ class Shaw(PositionEncoding):
                 f"Shaw: built for head_dim={self.head_dim}, got v with shape {tuple(v.shape)}. "
                 "Use values=False where values have another width."
             )
+        if self._values is not None:
+            return out + weigh(weights, self._values, q_positions, kv_positions)
         distance = distances(q_positions, kv_positions)
         index = self.row(distance if distance.ndim == 2 else distance[:, None])
         sums = weights.new_zeros(*weights.shape[:-1], self.value_table.shape[0])
