@@ -65,9 +65,15 @@ def test_page_is_well_shown(browser, tmp_path, width):
     page = tmp_path / "extend.html"
     write_page(outcome(), page, f"posenc extend '{NASTY}'", "Mind the text.")
     seen = browser.open(page, width)
-    seen.assert_well_shown(4)
+    seen.assert_well_shown(5)
     assert seen.scripts == 0
-    for shown in ("Mind the text.", "2 of 4 pairs never finish", "50 %", "1.0e-06", NASTY):
+    for shown in (
+        "Mind the text.",
+        "2 of 4 pairs never finish",
+        "none: 50 % on average",
+        "1.0e-06",
+        NASTY,
+    ):
         assert shown in seen.text or shown in page.read_text(encoding="utf-8"), shown
 
 

@@ -70,10 +70,16 @@ def _search(
 
 
 def measure_variant(
-    checkpoint: Checkpoint, variant: Variant, windows: Windows, options: Options, progress: Progress
+    checkpoint: Checkpoint,
+    variant: Variant,
+    windows: Windows,
+    trained: int,
+    options: Options,
+    progress: Progress,
 ) -> Evaluation:
-    """All that is measured of one variant on windows of the new length."""
-    length, trained = windows.tokens.shape[1], checkpoint.trained_length
+    """All that is measured of one variant on windows of the new length. The trained length is
+    given, because a config that is being extended names the new one."""
+    length = windows.tokens.shape[1]
     contexts = tuple(sorted({c for c in _doublings(trained // 4, length) if c > options.targets}))
     grid = PasskeyGrid(tuple(_doublings(trained, length)), trials=options.passkey_trials)
     masked = mask_token(checkpoint.folder) if checkpoint.masked else None

@@ -40,6 +40,11 @@ class Outcome:
     config_diff: list[str] = field(default_factory=list)
     proof: export.Proof | None = None
 
+    def evaluations(self) -> dict[str, Evaluation]:
+        """All that was measured, by name, the tuned checkpoint last."""
+        found = {name: evaluation for name, (_, evaluation) in self.measured.items()}
+        return found if self.tuned is None else {**found, "tuned": self.tuned}
+
 
 def extend(
     folder: str | Path,
@@ -69,6 +74,7 @@ def extend(
     out = None if out is None else Path(out)
     check_folders(Path(folder), out, options)
     checkpoint = load(folder)
+    trained = checkpoint.trained_length
     check_request(checkpoint, to, method, writes=out is not None, options=options)
     vocabulary = checkpoint.config.vocab_size
     encode = encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
@@ -90,13 +96,13 @@ def extend(
             def report(what: str, share: float, done: int = i, name: str = variant.name) -> None:
                 progress(f"{name}: {what}", (done + share) / len(variants))
 
-            evaluation = measure_variant(checkpoint, variant, windows, options, report)
+            evaluation = measure_variant(checkpoint, variant, windows, trained, options, report)
             measured[variant.name] = (variant, evaluation)
-        recommended, reason = recommend(measured, checkpoint.trained_length, options)
+        recommended, reason = recommend(measured, trained, options)
         outcome = Outcome(checkpoint, to, measured, recommended, reason)
         if out is not None:
             chosen = measured[method or recommended][0]
-            _export(outcome, chosen, out, prover, fitting, windows, options, progress)
+            _export(outcome, chosen, trained, out, prover, fitting, windows, options, progress)
             shutil.rmtree(_own_state(out), ignore_errors=True)
     return outcome
 
@@ -120,14 +126,15 @@ def evaluate(
     vocabulary = checkpoint.config.vocab_size
     encode = encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     windows = sample(encode, documents, length, options.windows)
-    return measure_variant(checkpoint, _as_is(checkpoint), windows, options, progress)
+    trained = checkpoint.trained_length
+    return measure_variant(checkpoint, _as_is(checkpoint), windows, trained, options, progress)
 
 
 def _export(
-    outcome: Outcome, chosen: Variant, out: Path, prover: export.Prover, fitting: Windows | None,
-    windows: Windows, options: Options, progress: Progress,
+    outcome: Outcome, chosen: Variant, trained: int, out: Path, prover: export.Prover,
+    fitting: Windows | None, windows: Windows, options: Options, progress: Progress,
 ) -> None:  # fmt: skip
-    checkpoint, trained = outcome.checkpoint, outcome.checkpoint.trained_length
+    checkpoint = outcome.checkpoint
     with chosen.active():
         if options.tune is not None:
             assert fitting is not None
@@ -138,7 +145,7 @@ def _export(
                 masked,
             )  # fmt: skip
             same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
-            outcome.tuned = measure_variant(checkpoint, same, windows, options, progress)
+            outcome.tuned = measure_variant(checkpoint, same, windows, trained, options, progress)
         tokens = _proof_tokens(windows, trained)
         outcome.config_diff, outcome.proof = export.write(
             checkpoint, out, prover, tokens, cache_safe=chosen.cache_safe

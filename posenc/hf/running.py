@@ -14,7 +14,7 @@ from posenc.checkpoints.text import split_documents
 from posenc.files import write_atomically
 from posenc.hf.extension import Outcome, extend
 from posenc.hf.options import Options
-from posenc.hf.page import by_position_table, evaluations, write_page
+from posenc.hf.page import by_position_table, write_page
 
 OUT_OF_DOMAIN = (
     "Measured on the source of Python's standard library. Losses on a text unlike the model's "
@@ -47,6 +47,8 @@ def run(
     if caution:
         console.print(caution, markup=False)
     console.print(_table(outcome))
+    if "search" in outcome.measured:
+        console.print(f"search: {outcome.measured['search'][0].summary}.", markup=False)
     console.print(outcome.reason, markup=False)
     for line in outcome.config_diff:
         console.print(line, markup=False, highlight=False)
@@ -68,7 +70,7 @@ def run(
 def write_csv(outcome: Outcome, path: Path) -> None:
     """The losses by position beside the page: one row per method and bucket, nats per token."""
     rows = ["method,start,stop,loss,low,high,tokens"]
-    for name, evaluation in evaluations(outcome).items():
+    for name, evaluation in outcome.evaluations().items():
         buckets = itertools.pairwise(evaluation.edges)
         for (start, stop), e in zip(buckets, evaluation.by_position, strict=True):
             if e.tokens:
@@ -97,14 +99,19 @@ def read_documents(texts: list[Path]) -> list[str]:
 
 
 def _table(outcome: Outcome) -> Table:
-    source = by_position_table(outcome)
-    table = Table(title="Perplexity by position", caption="95 % intervals are on the page")
-    for name in source.header:
-        table.add_column(name, justify="left" if name == source.header[0] else "right")
-    for row, evaluation in zip(source.rows, evaluations(outcome).values(), strict=True):
+    source, named = by_position_table(outcome), outcome.evaluations()
+    ends = next(iter(named.values())).edges[1:]
+    table = Table(
+        title="Perplexity by position: tokens up to", caption="95 % intervals are on the page"
+    )
+    table.add_column("method", no_wrap=True)
+    for end in ends:
+        table.add_column(f"{end:,}", justify="right")
+    table.add_column("stock tools", justify="right")
+    for row, evaluation in zip(source.rows, named.values(), strict=True):
         table.add_row(
             str(row[0]),
-            *(f"{e.perplexity:.2f}" if e.tokens else "–" for e in evaluation.by_position),
+            *(f"{e.perplexity:.3g}" if e.tokens else "–" for e in evaluation.by_position),
             str(row[-1]),
         )
     return table

@@ -31,6 +31,8 @@ SEEDS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
 BANDED = ("ntk-1.5x", "ntk-2x")
 """Seeds of which each band of pairs is also tried stretched more and less."""
 BAND_STEPS = (0.88, 1.2)
+STEPS = (0.02, 0.07, 0.25)
+"""Standard deviations of a mutation, in logs: some to settle and some to get away."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +84,18 @@ class Probe:
             self.reference = sliding.all_losses(windows.tokens).numpy()
 
     def score(self, genome: Genome) -> float:
-        """The worst of all buckets beyond the trained length, and what is lost within it times
-        SHORT_WEIGHT, in nats."""
+        """The larger of two: the worst bucket beyond the trained length, and what is lost within it
+        times SHORT_WEIGHT; and a quarter of their sum, so that the smaller counts too. In nats."""
         target = self.windows.tokens.shape[1]
         with applied(self.reader.model, apply_genome(self.settings, genome, target), target):
             excess = self.reader.all_losses(self.windows.tokens).numpy() - self.reference
-        beyond = [
+        beyond = max(
             float(np.nanmean(excess[:, low:high]))
             for low, high in itertools.pairwise(self.edges)
             if high > self.trained
-        ]
-        return max(*beyond, SHORT_WEIGHT * float(np.nanmean(excess[:, : self.trained])))
+        )
+        within = SHORT_WEIGHT * float(np.nanmean(excess[:, : self.trained]))
+        return max(beyond, within) + 0.25 * (beyond + within)
 
 
 class Search:
@@ -200,7 +203,7 @@ class Search:
             share = rng.uniform(-0.3, 1.3)
             logs = share * _logs(mother) + (1 - share) * _logs(father)
             start, stop = sorted(rng.integers(0, len(logs), 2))
-            logs[start : stop + 1] += rng.normal(0, 0.06)
+            logs[start : stop + 1] += rng.normal(0, rng.choice(STEPS))
             *factors, temperature = np.exp(logs)
             children.append(Genome(monotone(factors), float(temperature)))
         return children

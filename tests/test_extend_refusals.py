@@ -1,0 +1,151 @@
+"""Wrong input to `posenc extend`: one line, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from posenc.cli import main
+from tests.hf_models import LENGTH, save
+
+TARGET = 3 * LENGTH
+Change = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """A Llama, one without any positions that can be stretched, and one with a large vocabulary."""
+    folder = tmp_path_factory.mktemp("models")
+    save("llama", folder / "llama")
+    save("llama", folder / "words", vocab_size=300)
+    save("xglm", folder / "xglm", vocab_size=257, d_model=32, num_layers=1, attention_heads=2,
+         ffn_dim=32, max_position_embeddings=LENGTH)  # fmt: skip
+    return folder
+
+
+def config(**changes) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def only_pickles(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def cut_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def yarn(**keys) -> Change:
+    return config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, **keys})
+
+
+LENGTHS = {"original_max_position_embeddings": LENGTH}
+FOLDERS: dict[str, tuple[str, Change]] = {
+    "no such folder": ("llama", shutil.rmtree),
+    "it has no config.json": ("llama", lambda folder: (folder / "config.json").unlink()),
+    "not valid JSON": ("llama", lambda folder: (folder / "config.json").write_text("{")),
+    "safetensors, found only pytorch_model.bin": ("llama", only_pickles),
+    "safetensors, found none": ("llama", lambda folder: (folder / "model.safetensors").unlink()),
+    "model.safetensors do not fit": ("llama", cut_weights),
+    "asks for 9 weights that are not there": ("llama", config(num_hidden_layers=3)),
+    "model.safetensors do not fit: You": ("llama", config(hidden_size=16)),
+    "neither rotary settings in its config nor a table": ("xglm", lambda folder: None),
+    "T5's bias saturates": ("llama", config(model_type="t5")),
+    "BLOOM needs no extension": ("llama", config(model_type="bloom")),
+    "which is never run": (
+        "llama", config(model_type="mine", auto_map={"AutoModelForCausalLM": "mine.Mine"}),
+    ),
+    "unknown rotary keys fctr": (
+        "llama", config(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "fctr": 2}),
+    ),
+    "write attention_factor with the product": (
+        "llama", yarn(attn_factor=1.0, attention_factor=1.1, **LENGTHS),
+    ),
+    "without original_max_position_embeddings": ("llama", yarn()),
+    "rope_parameters without rope_theta": (
+        "llama", config(rope_parameters={"rope_type": "linear", "factor": 2.0}),
+    ),
+    "rope_theta is 500000.0 outside and 10000.0 inside": ("llama", config(
+        rope_theta=500000.0, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    "has rope_parameters and another rope_scaling": (
+        "llama", config(rope_scaling={"type": "linear", "factor": 2.0}),
+    ),
+    "no tokenizer. Put tokenizer.json": ("words", lambda folder: None),
+}  # fmt: skip
+
+OPTIONS: dict[str, list[str]] = {
+    f"not beyond the trained length of {LENGTH}": ["--to", str(LENGTH)],
+    "Unknown method 'yam'": ["--method", "yam"],
+    "Give --allow-cache-unsafe": ["--method", "dynamic"],
+    "needs at least 192": ["--text", "{short}"],
+    "missing.txt: no such file": ["--text", "missing.txt"],
+    "no text in it": ["--text", "{empty}"],
+    "exists already": ["--out", "{there}"],
+    "Token ids must lie in 0 .. 256": ["--ids", "--text", "{ids}"],
+    "whole numbers between spaces": ["--ids", "--text", "{short}"],
+    "leaves no time to search": ["--method", "search", "--search-minutes", "0"],
+    "Invalid value for '--to'": ["--to", "far"],
+}
+
+
+def refused(folder: Path, work: Path, capsys, *options: str) -> str:
+    """The one line that says no."""
+    command = ["extend", str(folder), "--to", str(TARGET), "--method", "ntk", *options]
+    if "--out" not in options:
+        command += ["--out", str(work / "out")]
+    before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
+    with pytest.raises(SystemExit) as stopped:
+        main(command)
+    said = capsys.readouterr()
+    assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == before
+    assert stopped.value.code == 2
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("posenc: ")
+    return line
+
+
+@pytest.fixture
+def texts(tmp_path) -> dict[str, str]:
+    contents = {
+        "long": "the fox and the dog " * 200, "short": "a b", "empty": "\n", "ids": "1 257 " * 400,
+    }  # fmt: skip
+    for name, content in contents.items():
+        (tmp_path / f"{name}.txt").write_text(content)
+    return {name: str(tmp_path / f"{name}.txt") for name in contents}
+
+
+@pytest.mark.parametrize("message", FOLDERS)
+def test_a_folder_that_cannot_be_extended(message, models, texts, tmp_path, capsys):
+    name, change = FOLDERS[message]
+    folder = tmp_path / name
+    shutil.copytree(models / name, folder)
+    change(folder)
+    assert message in refused(folder, tmp_path, capsys, "--text", texts["long"])
+
+
+@pytest.mark.parametrize("message", OPTIONS)
+def test_a_request_that_cannot_be_met(message, models, texts, tmp_path, capsys):
+    (tmp_path / "there").mkdir()
+    places = {**texts, "there": str(tmp_path / "there")}
+    options = [option.format(**places) for option in OPTIONS[message]]
+    if "--text" not in options:
+        options += ["--text", texts["long"]]
+    assert message in refused(models / "llama", tmp_path, capsys, *options)
+
+
+def test_tuning_needs_a_folder_to_write_to(models, texts, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["extend", str(models / "llama"), "--to", "192", "--tune", "3", "--text",
+              texts["long"]])  # fmt: skip
+    assert stopped.value.code == 2
+    assert "say with --out" in capsys.readouterr().err
