@@ -36,6 +36,7 @@ bench: .venv/.installed
 
 readme: .venv/.installed
 	$(BIN)/python docs/update_readme.py
+	$(BIN)/python docs/update_figures.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist

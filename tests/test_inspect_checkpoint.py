@@ -212,7 +212,8 @@ def test_json_goes_to_stdout_alone(folders, capsys):
 
 BAD = {
     "missing": ([], "no such folder"),
-    "file": ([], "not a model folder"),
+    "file": ([], "not a folder"),
+    "no config": ([], "not a model folder, it has no config.json"),
     "pickle": ([], "weights must be safetensors, found only pytorch_model.bin"),
     "long": (["--text", "x" * LENGTH], f"65 tokens, .* takes {LENGTH} at most"),
     "empty": (["--text", " "], "--text is empty"),
@@ -232,6 +233,8 @@ def test_bad_input_is_one_line(case, folders, tmp_path, capsys):
     folder = folders["llama"]
     if case == "missing":
         folder = tmp_path / "nothing"
+    if case == "no config":
+        folder = tmp_path
     if case == "file":
         folder = tmp_path / "model.txt"
         folder.write_text("no")
@@ -248,7 +251,7 @@ def test_bad_input_is_one_line(case, folders, tmp_path, capsys):
     assert re.search(expected, error)
 
 
-@pytest.mark.parametrize("name", ["ropee", "no/where"])
+@pytest.mark.parametrize("name", ["ropee", "no/where", "README.md"])
 def test_unknown_names_end_with_one_line_in_the_shell(name):
     done = ask(name)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1

@@ -6,11 +6,13 @@ import importlib.util
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from posenc import registry
 
 ROOT = Path(__file__).parents[1]
+LLAMA2XS = ROOT.parent / "shared/checkpoints/llama2xs"
 READMES = ("README.md", "README.zh-CN.md")
 DOCUMENTS = sorted(
     p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
@@ -18,7 +20,11 @@ DOCUMENTS = sorted(
 
 
 def load_update_readme():
-    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "docs/update_readme.py")
+    return load_script("update_readme")
+
+
+def load_script(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -54,3 +60,35 @@ def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not target.startswith(("http://", "https://", "#")):
             assert (folder / target.partition("#")[0]).exists(), target
+
+
+def words_and_numbers(svg: Path) -> tuple[list[str], np.ndarray]:
+    text = re.sub(r' id="[^"]*"|#[\w-]*|data:[^"]*', "", svg.read_text(encoding="utf-8"))
+    number = r"-?\d+(?:\.\d+)?"
+    return re.findall(r">([^<>\n]+)<", text), np.array(re.findall(number, text), dtype=float)
+
+
+def assert_same_picture(made: Path) -> None:
+    words, numbers = words_and_numbers(made)
+    shown_words, shown_numbers = words_and_numbers(ROOT / "docs/figures" / made.name)
+    assert words == shown_words, made.name
+    np.testing.assert_allclose(numbers, shown_numbers, atol=0.05, err_msg=made.name)
+
+
+@pytest.mark.parametrize("document", READMES)
+def test_figures_of_inspect_are_made_by_their_command(document, tmp_path):
+    load_script("update_figures").main([], tmp_path)
+    made = list(tmp_path.glob("inspect-*.svg"))
+    text = (ROOT / document).read_text(encoding="utf-8")
+    assert {p.name for p in made} == set(re.findall(r"figures/(inspect-[\w-]+\.svg)", text))
+    for path in made:
+        assert_same_picture(path)
+
+
+@pytest.mark.skipif(not LLAMA2XS.exists(), reason="the shared checkpoint is not here")
+def test_the_figure_of_a_checkpoint_is_made_by_its_command(tmp_path):
+    pytest.importorskip("transformers")
+    asked = ["english-layers", str(LLAMA2XS), "Tom saw Lily run.", "Tom", "Lily"]
+    load_script("update_figures").main(asked, tmp_path)
+    words, _ = words_and_numbers(tmp_path / "english-layers.svg")
+    assert words[1:] == words_and_numbers(ROOT / "docs/figures/english-layers.svg")[0][1:]

@@ -91,6 +91,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = Path(folder) / "config.json"
     if not Path(folder).exists():
         raise ValueError(f"{folder}: no such folder.")
+    if not Path(folder).is_dir():
+        raise ValueError(f"{folder}: not a folder.")
     if not path.is_file():
         raise ValueError(f"{folder}: not a model folder, it has no config.json.")
     try:

@@ -106,10 +106,9 @@ def inspect(
 
 
 def _is_path(name: str) -> bool:
-    """A folder, or what can only have been meant as one."""
-    return "/" in name or "\\" in name or name.startswith((".", "~")) or _is_model(Path(name))
+    """A folder, or what can only have been meant as one; an encoding's name always means it."""
+    from posenc import registry
 
-
-def _is_model(path: Path) -> bool:
-    """Some folder may have an encoding's name: a model's holds its config."""
-    return (path / "config.json").is_file()
+    if name == "claims" or name in registry.names():
+        return False
+    return "/" in name or "\\" in name or name.startswith((".", "~")) or Path(name).exists()

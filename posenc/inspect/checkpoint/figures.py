@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from unicodedata import east_asian_width
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -28,7 +29,7 @@ def attention_of_heads(weights: Array, labels: Sequence[str]) -> Figure:
     columns = max(1, min(heads, int(_WIDEST // side)))
     rows = -(-heads // columns)
     # The layout is fixed, in inches: matplotlib's own takes seconds for this many labels.
-    room = 0.3 if shown is None else 0.1 + 0.075 * max(map(_width, shown))
+    room = 0.3 if shown is None else 0.1 + 0.065 * max(map(_width, shown))
     left, right, above = 0.3 + room, 0.9, 0.3
     gap = room * bool(heads % columns)  # a panel above a hole in the last row names its keys
     width = left + columns * (side + 0.12) + right
@@ -53,6 +54,7 @@ def attention_of_heads(weights: Array, labels: Sequence[str]) -> Figure:
                 )
             if shown is not None or column:
                 axes.set_yticks([] if column else range(count), [] if column else shown)
+            _upright(axes)
             if head == 0:
                 bar = min(2.5, side)
                 place = (1 - 0.75 / width, 1 - (above + bar) / height, 0.14 / width, bar / height)
@@ -82,6 +84,7 @@ def changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str]) 
             axes.bar(at, values, width, color=LIGHT[index], label=name)
         if len(labels) <= MOST_LABELS:
             axes.set_xticks(range(len(labels)), [_short(t) for t in labels], rotation=90)
+            _upright(axes)
         axes.grid(axis="x", visible=False)
         legend_above(drawn)
     return drawn
@@ -105,6 +108,13 @@ def changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> Fi
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         legend_above(drawn)
     return drawn
+
+
+def _upright(axes: Axes) -> None:
+    """Turn back single Chinese characters, which are as wide as high."""
+    for label in axes.get_xticklabels():
+        if len(label.get_text()) == 1 and _width(label.get_text()) == 2:
+            label.set_rotation(0)
 
 
 def _short(label: str) -> str:
