@@ -149,7 +149,7 @@ def test_a_search_goes_on_where_it_stopped(llama, windows, tmp_path):
 
     first = search().run(0.5, lambda what, share: None)
     again = search()
-    assert len(again.scores) == first.tried
+    assert len(again.tried) == first.tried
     found = again.run(0.0, lambda what, share: None)
     with pytest.raises(ValueError, match="another model, text or length"):
         Search(Reader(checkpoint.model), settings, windows.take(2), LENGTH, state)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,41 +17,23 @@ import numpy as np
 from posenc.checkpoints.rope_config import EXTENDED_LAYERS, RopeSetting
 from posenc.checkpoints.text import Windows
 from posenc.files import write_atomically
-from posenc.hf.apply import applied
+from posenc.hf.genome import Genome, monotone
 from posenc.hf.losses import Reader
-from posenc.hf.measure import bucket_edges
 from posenc.hf.methods import METHODS, stretch
+from posenc.hf.probe import SHORT_WEIGHT, Probe, Tried
 from posenc.queries_keys import rope_scaling as rs
 
 PARENTS = 6
 CHILDREN = 8
 FINALISTS = 4
-SHORT_WEIGHT = 1.75
-"""A nat lost where the model could read counts as so many of those it still lacks beyond."""
+MARGIN = 0.05
+"""Nats by which a genome may be behind the parents on the first windows and still be read on."""
 SEEDS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
 BANDED = ("ntk-1.5x", "ntk-2x")
 """Seeds of which each band of pairs is also tried stretched more and less."""
 BAND_STEPS = (0.88, 1.2)
 STEPS = (0.02, 0.07, 0.25)
 """Standard deviations of a mutation, in logs: some to settle and some to get away."""
-
-
-@dataclass(frozen=True)
-class Genome:
-    """What is searched: theta' = theta / factors, non-decreasing from the fastest pair on, and a
-    temperature."""
-
-    factors: tuple[float, ...]
-    temperature: float
-
-    @property
-    def key(self) -> str:
-        return ",".join(f"{x:.4g}" for x in (*self.factors, self.temperature))
-
-    def scaling(self, setting: RopeSetting, factor: float) -> rs.Scaling:
-        return rs.LongRoPE(
-            max(1.0, factor), setting.original_length, self.factors, self.factors, self.temperature
-        )
 
 
 @dataclass(frozen=True)
@@ -62,40 +45,6 @@ class Found:
     score: float
     tried: int
     held_out: float
-
-
-class Probe:
-    """Windows on which genomes are compared, all on the same tokens.
-
-    Every loss counts relative to what the model as trained makes of the same token from a window of
-    its trained length: a bucket of hard text is then no argument against a genome.
-    """
-
-    def __init__(
-        self, reader: Reader, settings: tuple[RopeSetting, ...], windows: Windows, trained: int
-    ) -> None:
-        self.reader, self.settings, self.windows = reader, settings, windows
-        self.edges = bucket_edges(trained, windows.tokens.shape[1])
-        self.trained = trained
-        # Masked tokens are not the same ones in windows of another length: there, plain losses.
-        sliding = replace(reader, window=trained)
-        self.reference = np.zeros(windows.tokens.shape)
-        if reader.mask_token is None:
-            self.reference = sliding.all_losses(windows.tokens).numpy()
-
-    def score(self, genome: Genome) -> float:
-        """The larger of two: the worst bucket beyond the trained length, and what is lost within it
-        times SHORT_WEIGHT; and a quarter of their sum, so that the smaller counts too. In nats."""
-        target = self.windows.tokens.shape[1]
-        with applied(self.reader.model, apply_genome(self.settings, genome, target), target):
-            excess = self.reader.all_losses(self.windows.tokens).numpy() - self.reference
-        beyond = max(
-            float(np.nanmean(excess[:, low:high]))
-            for low, high in itertools.pairwise(self.edges)
-            if high > self.trained
-        )
-        within = SHORT_WEIGHT * float(np.nanmean(excess[:, : self.trained]))
-        return max(beyond, within) + 0.25 * (beyond + within)
 
 
 class Search:
@@ -130,7 +79,7 @@ class Search:
         rest = Windows(windows.tokens[-held:], windows.documents[-held:]) if held else self.windows
         self.probe = Probe(reader, settings, self.windows, trained)
         self.check = Probe(reader, settings, rest, trained)
-        self.scores: dict[str, tuple[Genome, float]] = {}
+        self.tried: dict[str, Tried] = {}
         self.spent = 0.0
         if state is not None and state.exists():
             kept = json.loads(state.read_text(encoding="utf-8"))
@@ -140,9 +89,10 @@ class Search:
                     "another --state."
                 )
             self.spent = kept["seconds"]
-            for factors, temperature, score in kept["tried"]:
+            for factors, temperature, score, first in kept["tried"]:
                 genome = Genome(tuple(factors), temperature)
-                self.scores[genome.key] = (genome, score)
+                score = math.inf if score is None else score
+                self.tried[genome.key] = Tried(genome, score, first)
 
     def run(self, seconds: float, progress: Callable[[str, float], None]) -> Found:
         """Search for so many seconds, those before a restart included; every candidate tried is
@@ -156,22 +106,20 @@ class Search:
                 if generation and self.spent > seconds:
                     return self._choose()
                 self._score(genome)
-                best = self._best(1)[0][1]
-                told = f"search, {len(self.scores)} tried, best {best:.3f}"
+                best = self._best(1)[0].score
+                told = f"search, {len(self.tried)} tried, best {best:.3f}"
                 progress(told, min(1.0, self.spent / max(seconds, 1e-9)))
             generation += 1
         raise AssertionError("generations never end")
 
     def _choose(self) -> Found:
         """The finalist with the best mean of both scores."""
-        checked = [
-            (genome, score, self.check.score(genome)) for genome, score in self._best(FINALISTS)
-        ]
-        genome, score, held_out = min(checked, key=lambda found: found[1] + found[2])
-        return Found(genome, score, len(self.scores), held_out)
+        checked = [(best, self.check.score(best.genome).score) for best in self._best(FINALISTS)]
+        best, held_out = min(checked, key=lambda pair: pair[0].score + pair[1])
+        return Found(best.genome, best.score, len(self.tried), held_out)
 
-    def _best(self, count: int) -> list[tuple[Genome, float]]:
-        return sorted(self.scores.values(), key=lambda pair: pair[1])[:count]
+    def _best(self, count: int) -> list[Tried]:
+        return sorted(self.tried.values(), key=lambda tried: tried.score)[:count]
 
     def _seeds(self) -> list[Genome]:
         searched = next(
@@ -195,8 +143,8 @@ class Search:
         return seeds + banded
 
     def _children(self, generation: int) -> list[Genome]:
-        rng = np.random.default_rng((len(self.scores), generation))
-        parents = [genome for genome, _ in self._best(PARENTS)]
+        rng = np.random.default_rng((len(self.tried), generation))
+        parents = [tried.genome for tried in self._best(PARENTS) if tried.score < math.inf]
         children = []
         for _ in range(CHILDREN):
             mother, father = (parents[i] for i in rng.choice(len(parents), 2))
@@ -209,11 +157,18 @@ class Search:
         return children
 
     def _score(self, genome: Genome) -> None:
-        if genome.key in self.scores:
+        if genome.key in self.tried:
             return
-        self.scores[genome.key] = (genome, self.probe.score(genome))
+        # All read the same windows, so that a part of them compares fairly.
+        best = self._best(PARENTS)
+        bar = max(tried.first for tried in best) + MARGIN if len(best) == PARENTS else math.inf
+        self.tried[genome.key] = self.probe.score(genome, bar)
         if self.state is not None:
-            rows = [[list(g.factors), g.temperature, s] for g, s in self.scores.values()]
+            rows = [
+                [list(t.genome.factors), t.genome.temperature,
+                 None if t.score == math.inf else t.score, t.first]
+                for t in self.tried.values()
+            ]  # fmt: skip
             self.state.parent.mkdir(parents=True, exist_ok=True)
             kept = {"searched": self._fingerprint(), "seconds": self.spent, "tried": rows}
             write_atomically(self.state, json.dumps(kept))
@@ -235,20 +190,3 @@ def _bands(turns: Sequence[float]) -> list[np.ndarray]:
 
 def _logs(genome: Genome) -> np.ndarray:
     return np.log([*genome.factors, genome.temperature])
-
-
-def monotone(factors: Sequence[float] | np.ndarray) -> tuple[float, ...]:
-    """At least 1 and never falling from the fastest pair to the slowest."""
-    return tuple(float(f) for f in np.maximum.accumulate(np.maximum(factors, 1.0)))
-
-
-def apply_genome(
-    settings: tuple[RopeSetting, ...], genome: Genome, target: int
-) -> tuple[RopeSetting, ...]:
-    """The settings with the searched frequencies in every layer that looks beyond a window."""
-    return tuple(
-        replace(s, scaling=genome.scaling(s, target / s.original_length))
-        if s.layer_type is None or s.layer_type in EXTENDED_LAYERS
-        else s
-        for s in settings
-    )

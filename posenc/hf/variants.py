@@ -15,8 +15,9 @@ from posenc.checkpoints.loading import Checkpoint
 from posenc.checkpoints.rope_config import RopeSetting
 from posenc.hf.apply import applied
 from posenc.hf.attention import attached
+from posenc.hf.genome import apply_genome
 from posenc.hf.methods import METHODS, stretch
-from posenc.hf.search import Found, apply_genome
+from posenc.hf.search import Found
 from posenc.queries_keys.position_maps import DualChunk, PositionMap, ReRoPE, SelfExtend
 
 WINDOW = "window"
