@@ -140,6 +140,16 @@ def test_precision_of_plain_arithmetic():
     assert precision.measure(ALiBi(4)) is None
 
 
+def test_neighbours_collide_where_a_dtype_holds_no_odd_numbers():
+    """Eight bits of mantissa hold whole numbers to 2^8, twenty-four to 2^24."""
+    found = precision.measure(RoPE(64, interleaved=False))
+    assert found is not None and set(found.apart["as used"]) == {1.0}
+    for name, last in (("plain bfloat16", 8), ("plain float32", 24)):
+        shares = dict(zip(found.starts, found.apart[name], strict=True))
+        assert shares[2 ** (last - 1)] == 1
+        assert [shares[2 ** (last + i)] for i in range(3)] == [0.5, 0.25, 0.125]
+
+
 def test_precision_sees_a_wrong_frequency():
     rope = RoPE(16, interleaved=False)
     rope.angles.turns = RoPE(16, rope_theta=10000.01, interleaved=False).angles.turns

@@ -154,22 +154,31 @@ def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Figure:
     return drawn
 
 
-def precision_map(reach: Mapping[str, int], limit: int) -> Figure:
-    """How far positions are told apart by their angles, one bar for each way to compute them."""
-    with figure("position up to which all angles are right", "") as (drawn, axes):
-        drawn.set_figheight(0.9 + 0.45 * len(reach))
-        names = list(reach)[::-1]
-        axes.barh(names, [max(1, reach[name]) for name in names], color=LIGHT[0], height=0.55)
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(1, limit * 1024)
-        ticks = [1, 2**8, 2**16, 2**24, limit]
-        axes.set_xticks(ticks, [_short(t) for t in ticks])
+def precision_map(
+    apart: Mapping[str, Sequence[float]], starts: Sequence[int], reach: Mapping[str, int]
+) -> Figure:
+    """Where adjacent positions collide: one row for each way to compute angles, one column for each
+    power of two; the darker, the fewer neighbours differ. A mark in a row is its `reach`."""
+    names = list(apart)
+    with figure("position", "", grid=False) as (drawn, axes):
+        drawn.set_figheight(1.4 + 0.42 * len(names))
+        image = axes.imshow(
+            np.array([apart[name] for name in names]),
+            aspect="auto",
+            interpolation="nearest",
+            vmin=0,
+            vmax=1,
+        )
         for row, name in enumerate(names):
-            axes.annotate(
-                f"{reach[name]:,}", (max(1, reach[name]), row), xytext=(4, 0),
-                textcoords="offset points", va="center", fontsize=8.5,
-            )  # fmt: skip
-        axes.grid(axis="y", visible=False)
+            at = math.log2(max(1, reach[name]))
+            mark = min(at, len(starts) - 0.5)
+            axes.plot([mark, mark], [row - 0.5, row + 0.5], color="#C24A00", linewidth=2.4)
+        axes.set_yticks(range(len(names)), names)
+        ticks = range(0, len(starts), 8)
+        axes.set_xticks(ticks, [_short(starts[t]) for t in ticks])
+        axes.set_xlim(-0.5, len(starts) - 0.5)
+        drawn.colorbar(image, ax=axes, label="neighbours\ntold apart", ticks=[0, 0.5, 1])
+        frame(axes)
     return drawn
 
 

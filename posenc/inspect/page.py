@@ -94,14 +94,18 @@ def _own(sheet: SpecSheet) -> Iterator[Plot]:
     torch.manual_seed(0)
     encoding = create(sheet.name, sheet.shape).for_layer(0)
     if sheet.precision is not None:
-        reach = {"as used": sheet.precision.as_used} | {
-            f"plain {name}": reach for name, reach in sheet.precision.plain.items()
-        }
+        found = sheet.precision
+        reach = {"as used": found.as_used} | {f"plain {n}": p for n, p in found.plain.items()}
         yield Plot(
-            figures.precision_map(reach, precision.LIMIT),
-            f"Positions up to which every angle is within {precision.BOUND:g} rad of exact "
-            "arithmetic. Beyond 256 whole numbers themselves collide in bfloat16.",
-            "; ".join(f"{name}: {p:,}" for name, p in reach.items()),
+            figures.precision_map(found.apart, found.starts, reach),
+            "Where adjacent positions collide: the share of neighbours whose angles differ at all, "
+            "as this encoding computes them and as position times frequency in a dtype. The mark "
+            f"in each row is the last position with every angle within {precision.BOUND:g} rad of "
+            "exact arithmetic: long before positions collide, their angles are wrong.",
+            "; ".join(
+                f"{name}: right to {p:,}, neighbours differ up to {_last_apart(found, name)}"
+                for name, p in reach.items()
+            ),
         )
     if 1 in sheet.places:
         yield from _embedding(encoding, sheet)
@@ -109,6 +113,13 @@ def _own(sheet: SpecSheet) -> Iterator[Plot]:
         yield from _rotation(encoding, sheet)
     if isinstance(encoding, DistanceBias):
         yield from _bias(encoding, sheet)
+
+
+def _last_apart(found: precision.Precision, name: str) -> str:
+    apart = [
+        start for start, share in zip(found.starts, found.apart[name], strict=True) if share == 1
+    ]
+    return f"{apart[-1]:,}" if apart else "none"
 
 
 def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
