@@ -58,9 +58,11 @@ def _is_window(call: Call) -> bool:
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     if takes_blocks(call):
         return toeplitz.run(call)
-    if call.changes_scores:
-        call = split.fold(call)
     causal = is_plain_causal(call)
+    if call.changes_scores:
+        if causal and split.refuse_rows(call) is None:
+            return split.run_rows(call), None
+        call = split.fold(call)
     visible = None if causal else call.visible(0, call.q_len)
     if visible is not None:
         # Every axis in full, else torch falls back to its dense path.

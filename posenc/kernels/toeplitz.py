@@ -64,6 +64,8 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     for start in range(0, call.q_len, FORWARD_ROWS):
         stop = min(start + FORWARD_ROWS, call.q_len)
         blocks.append((start, stop, *call.reach(start, stop, runs)))
+    if not (call.need_lse or call.needs_grad):
+        return _forward(call.q, call.k, call.v, table, call.scale, blocks)[0], None
     out, lse = _Attention.apply(call.q, call.k, call.v, table, call.scale, blocks)  # type: ignore[misc]
     if call.need_lse and sees is not None and not call.every_row_sees_a_key:
         lse = lse.masked_fill(~sees, -torch.inf)  # the kernel gives 0
@@ -111,11 +113,14 @@ def _without_underflow(call: Call, table: Tensor, farthest: int) -> Tensor:
     if not (visible and own_first >= 0 and farthest < call.kv_len):
         return table
     with torch.no_grad():
+        range_of_weights = -math.log(torch.finfo(table.dtype).tiny)
+        if bool((table.amin(-1) > table[:, farthest] - range_of_weights).all()):
+            return table
         norms = [
             torch.linalg.vector_norm(t, dim=-1, dtype=table.dtype).amax() for t in (call.q, call.k)
         ]
         spread = 2 * abs(call.scale) * norms[0] * norms[1]
-        least = table[:, farthest, None] - spread + math.log(torch.finfo(table.dtype).tiny)
+        least = table[:, farthest, None] - spread - range_of_weights
     return table.masked_fill(table < least, -torch.inf)
 
 
@@ -128,30 +133,69 @@ def _hankel(table: Tensor, q_len: int, block: Block) -> Tensor:
     return table.as_strided(shape, (0, table.stride(0), 1, 1), offset)
 
 
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    scale: float,
+    blocks: list[Block],
+    lse: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """out, and q, k and v as the kernel saw them; `lse` is filled in."""
+    width, v_dim = q.shape[-1], v.shape[-1]
+    if v_dim != width:  # the kernel wants one width
+        v = torch.nn.functional.pad(v, (0, max(0, width - v_dim)))
+        q, k = (torch.nn.functional.pad(t, (0, max(0, v_dim - width))) for t in (q, k))
+    # Heads inside tokens, as the kernel itself writes, so that joining heads costs no copy.
+    batch, heads, q_len = q.shape[:3]
+    out = q.new_empty(batch, q_len, heads, v_dim).transpose(1, 2)
+    hidden = [0] * heads
+    if k.shape[1] == heads:
+        hidden = torch.isfinite(table).int().argmax(-1).tolist()
+    for start, stop, first, last in blocks:
+        for head, above, near in _heads_of_one_reach(hidden, q_len, (start, stop, first, last)):
+            mine = slice(head, above if k.shape[1] == heads else None)
+            part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q[:, mine, start:stop].flip(2), k[:, mine, near:last], v[:, mine, near:last],
+                attn_mask=_hankel(table[mine], q_len, (start, stop, near, last)), scale=scale,
+            )  # fmt: skip
+            out[:, mine, start:stop] = part[..., :v_dim].flip(2)
+            if lse is not None:
+                lse[:, mine, start:stop] = part_lse.flip(2)
+    return out, q, k, v
+
+
+def _heads_of_one_reach(hidden: list[int], q_len: int, block: Block) -> list[tuple[int, int, int]]:
+    """(head, above, first): heads head .. above look at no key before `first`, in steps of 128,
+    where the first `hidden` entries of a head's row in the table are -inf."""
+    start, _, first, last = block
+    offset = q_len - start - 1 + first  # the entry of the block's first query and first key
+    firsts = [
+        first + min(max(0, (m - offset) // 128 * 128), (last - first - 1) // 128 * 128)
+        for m in hidden
+    ]
+    groups = []
+    for head, near in enumerate(firsts):
+        if groups and groups[-1][2] == near:
+            groups[-1] = (groups[-1][0], head + 1, near)
+        else:
+            groups.append((head, head + 1, near))
+    return groups
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float, blocks: list[Block]
     ) -> tuple[Tensor, Tensor]:
         table = table.contiguous()
+        lse = table.new_empty(q.shape[:3])
+        out, wide_q, wide_k, wide_v = _forward(q, k, v, table, scale, blocks, lse)
         width, v_dim = q.shape[-1], v.shape[-1]
-        pad = torch.nn.functional.pad
-        if v_dim != width:  # the kernel wants one width
-            v = pad(v, (0, max(0, width - v_dim)))
-            q, k = (pad(t, (0, max(0, v_dim - width))) for t in (q, k))
-        # Heads inside tokens, as the kernel itself writes, so that joining heads costs no copy.
-        batch, heads, q_len = q.shape[:3]
-        out = q.new_empty(batch, q_len, heads, v_dim).transpose(1, 2)
-        lse = table.new_empty(batch, heads, q_len)
-        for block in blocks:
-            start, stop, first, last = block
-            part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q[:, :, start:stop].flip(2), k[:, :, first:last], v[:, :, first:last],
-                attn_mask=_hankel(table, q_len, block), scale=scale,
-            )  # fmt: skip
-            out[:, :, start:stop] = part[..., :v_dim].flip(2)
-            lse[:, :, start:stop] = part_lse.flip(2)
-        ctx.save_for_backward(q[..., :width], k[..., :width], v[..., :v_dim], table, out, lse)
+        ctx.save_for_backward(
+            wide_q[..., :width], wide_k[..., :width], wide_v[..., :v_dim], table, out, lse
+        )
         ctx.scale, ctx.blocks = scale, blocks
         ctx.set_materialize_grads(False)
         return out, lse
