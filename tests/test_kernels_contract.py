@@ -13,7 +13,7 @@ from torch import Tensor
 import posenc
 from posenc import masks
 from posenc.host import IMPLEMENTATIONS
-from posenc.kernels import blockwise, toeplitz
+from posenc.kernels import blockwise, toeplitz, toeplitz_gradients
 
 HEADS, KV_HEADS, HEAD_DIM, EMBED = 4, 2, 16, 64
 IMPLS = [name for name in IMPLEMENTATIONS if name not in ("reference", "flex")]
@@ -131,7 +131,7 @@ def small_blocks(monkeypatch):
     """Blocks so small that odd lengths leave a remainder."""
     monkeypatch.setattr(blockwise, "block_rows", lambda call: 16)
     monkeypatch.setattr(toeplitz, "FORWARD_ROWS", 16)
-    monkeypatch.setattr(toeplitz, "BACKWARD_ROWS", 7)
+    monkeypatch.setattr(toeplitz_gradients, "ROWS", 7)
 
 
 @pytest.mark.parametrize("impl", IMPLS)

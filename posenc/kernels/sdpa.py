@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.call import Call
-from posenc.kernels import split, toeplitz
+from posenc.kernels import split, toeplitz, toeplitz_gradients
 from posenc.kernels.cost import Cost
 
 
@@ -29,7 +29,7 @@ def cost(call: Call) -> Cost:
     batch, heads = call.q.shape[:2]
     if takes_blocks(call):
         block = batch * heads * toeplitz.FORWARD_ROWS * call.q.shape[-1] * size
-        backward = 3 * toeplitz.BACKWARD_BYTES + 4 * call.k.numel() if call.needs_grad else 0
+        backward = 3 * toeplitz_gradients.BYTES + 4 * call.k.numel() if call.needs_grad else 0
         return Cost(_visible_time(call), 4 * heads * (call.q_len + call.kv_len) + block + backward)
     dense_mask = 0 if call.mask is None or is_plain_causal(call) else call.q_len * call.kv_len
     folded = 0

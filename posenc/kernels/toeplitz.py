@@ -4,7 +4,6 @@ kernel in query blocks that skip what the mask hides, and the bias's own gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,15 +11,11 @@ from torch import Tensor
 
 from posenc.call import Call
 from posenc.encoding import DistanceBias, PositionEncoding, at_least_float32
+from posenc.kernels.toeplitz_gradients import Block, hankel, kernel_gradients, table_gradients
 from posenc.positions import run_start
 
 FORWARD_ROWS = 256
 """Queries per call of the kernel: what a causal mask hides of a block is computed all the same."""
-BACKWARD_ROWS, BACKWARD_BYTES = 128, 16 * 2**20
-"""Queries per block of the backward pass, fewer where one block's scores would take more bytes."""
-
-Block = tuple[int, int, int, int]
-"""start, stop, first, last: queries start .. stop over keys first .. last."""
 
 
 def refuse(call: Call) -> str | None:
@@ -76,7 +71,12 @@ def _table(call: Call) -> tuple[Tensor, Tensor | None]:
     """The bias by falling distance, (num_heads, q_len + kv_len - 1), -inf where the mask hides it;
     entry m serves the m-th pair counted from the last query and the first key. And which queries
     see a key."""
-    steps = torch.arange(call.q_len + call.kv_len - 1)
+    size = call.q_len + call.kv_len - 1
+    runs = call.mask_runs()
+    nearest = -size if runs is None else runs[0] + call.q_len - 1 - runs[1]
+    causal = call.mask is not None and call.mask.causal and runs is not None
+    # What is after the query is hidden by the mask, and not computed.
+    steps = torch.arange(min(size, max(nearest + 1, 1)) if causal else size)
     dtype = at_least_float32(call.q.dtype)
     if call.changes_scores:
         assert isinstance(call.encoding, DistanceBias)
@@ -88,10 +88,10 @@ def _table(call: Call) -> tuple[Tensor, Tensor | None]:
         table = _without_underflow(call, call.encoding.bias(distance).to(dtype), farthest)
     else:
         table = torch.zeros(call.q.shape[1], len(steps), dtype=dtype)
-    runs = call.mask_runs()
+    table = torch.nn.functional.pad(table, (0, size - len(steps)), value=-torch.inf)
     if call.mask is None or runs is None:
         return table, None
-    distance = runs[0] + call.q_len - 1 - runs[1] - steps
+    distance = nearest - torch.arange(size)
     visible = torch.ones_like(distance, dtype=torch.bool)
     if call.mask.causal:
         visible &= distance >= 0
@@ -110,7 +110,7 @@ def _without_underflow(call: Call, table: Tensor, farthest: int) -> Tensor:
     """
     own_first = farthest - call.q_len + 1  # the first query's own key
     visible = call.mask is None or call.mask.exact
-    if not (visible and own_first >= 0 and farthest < call.kv_len):
+    if not (visible and own_first >= 0 and farthest < min(call.kv_len, table.shape[1])):
         return table
     with torch.no_grad():
         range_of_weights = -math.log(torch.finfo(table.dtype).tiny)
@@ -122,15 +122,6 @@ def _without_underflow(call: Call, table: Tensor, farthest: int) -> Tensor:
         spread = 2 * abs(call.scale) * norms[0] * norms[1]
         least = table[:, farthest, None] - spread - range_of_weights
     return table.masked_fill(table < least, -torch.inf)
-
-
-def _hankel(table: Tensor, q_len: int, block: Block) -> Tensor:
-    """(1, num_heads, rows, keys) of bias for a block whose queries are in falling order. Torch's
-    kernel is taken for masks with four axes only."""
-    start, stop, first, last = block
-    offset = table.storage_offset() + q_len - stop + first
-    shape = (1, table.shape[0], stop - start, last - first)
-    return table.as_strided(shape, (0, table.stride(0), 1, 1), offset)
 
 
 def _forward(
@@ -158,7 +149,7 @@ def _forward(
             mine = slice(head, above if k.shape[1] == heads else None)
             part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 q[:, mine, start:stop].flip(2), k[:, mine, near:last], v[:, mine, near:last],
-                attn_mask=_hankel(table[mine], q_len, (start, stop, near, last)), scale=scale,
+                attn_mask=hankel(table[mine], q_len, (start, stop, near, last)), scale=scale,
             )  # fmt: skip
             out[:, mine, start:stop] = part[..., :v_dim].flip(2)
             if lse is not None:
@@ -208,74 +199,9 @@ class _Attention(torch.autograd.Function):
             grad_out = torch.zeros_like(out)
         plain = not ctx.needs_input_grad[3] and grad_lse is None and q.shape[-1] == v.shape[-1]
         if plain and q.shape[1] == k.shape[1]:
-            return *_kernel_gradients(q, k, v, table, out, lse, grad_out, ctx), None, None, None
+            return *kernel_gradients(q, k, v, table, out, lse, grad_out, ctx), None, None, None
         delta = (grad_out * out).sum(-1, dtype=lse.dtype)
         if grad_lse is not None:
             delta = delta - grad_lse
-        d_q, d_k, d_v, d_table = _gradients(q, k, v, table, lse, grad_out, delta, ctx)
+        d_q, d_k, d_v, d_table = table_gradients(q, k, v, table, lse, grad_out, delta, ctx)
         return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_table, None, None
-
-
-def _kernel_gradients(q, k, v, table, out, lse, grad_out, ctx) -> tuple[Tensor, Tensor, Tensor]:
-    """Torch's own backward kernel, block by block, where only q, k and v need a gradient."""
-    d_q = torch.empty_like(q)
-    d_k, d_v = (torch.zeros(t.shape, dtype=at_least_float32(t.dtype)) for t in (k, v))
-    for block in ctx.blocks:
-        start, stop, first, last = block
-        rows = slice(start, stop)
-        part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_out[:, :, rows].flip(2), q[:, :, rows].flip(2), k[:, :, first:last],
-            v[:, :, first:last], out[:, :, rows].flip(2), lse[:, :, rows].flip(2), 0.0, False,
-            attn_mask=_hankel(table, q.shape[2], block), scale=ctx.scale,
-        )  # fmt: skip
-        d_q[:, :, rows] = part[0].flip(2)
-        d_k[:, :, first:last] += part[1]
-        d_v[:, :, first:last] += part[2]
-    return d_q, d_k.to(k.dtype), d_v.to(v.dtype)
-
-
-def _gradients(q, k, v, table, lse, grad_out, delta, ctx) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All four gradients by plain matmuls per block, dS summed along its diagonals in a fixed
-    order: bit-identical from run to run."""
-    wide = table.dtype
-    batch, heads, q_len, _ = q.shape
-    groups = k.shape[1]
-    k, v = (t.to(wide).flatten(0, 1) for t in (k, v))  # (batch * kv heads, kv_len, width)
-    d_q = torch.empty(q.shape, dtype=wide)
-    d_k, d_v, d_table = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(table)
-
-    def block_rows(t: Tensor) -> Tensor:  # (batch * kv heads, heads per kv head * rows, width)
-        return t[:, :, start:stop].flip(2).to(wide).reshape(batch * groups, -1, t.shape[-1])
-
-    for block in _finer(ctx.blocks, batch * heads * table.element_size()):
-        start, stop, first, last = block
-        rows, keys = stop - start, last - first
-        full = (batch, heads, rows, keys)
-        q_rows, grad_rows = block_rows(q), block_rows(grad_out)
-        k_keys, v_keys = k[:, first:last], v[:, first:last]
-        weights = torch.bmm(q_rows * ctx.scale, k_keys.mT)
-        weights.view(full).add_(_hankel(table, q_len, block))
-        weights.sub_(block_rows(lse[..., None])).exp_()
-        d_v[:, first:last].baddbmm_(weights.mT, grad_rows)
-        d_scores = torch.bmm(grad_rows, v_keys.mT).sub_(block_rows(delta[..., None])).mul_(weights)
-        # Row i of the buffer holds row i of dS shifted right by i, so that columns are diagonals.
-        buffer = torch.zeros(heads, rows, rows + keys, dtype=wide)
-        skewed = (rows * (rows + keys), rows + keys + 1, 1)
-        buffer.as_strided(full[1:], skewed).copy_(d_scores.view(full).sum(0))
-        offset = q_len - stop + first
-        d_table[:, offset : offset + rows + keys - 1] += buffer.sum(1)[:, :-1]
-        d_q[:, :, start:stop] = torch.bmm(d_scores, k_keys).view(batch, heads, rows, -1).flip(2)
-        d_k[:, first:last].baddbmm_(d_scores.mT, q_rows)
-    d_k = d_k.mul_(ctx.scale).view(batch, groups, *d_k.shape[1:])
-    return d_q.mul_(ctx.scale), d_k, d_v.view(batch, groups, *d_v.shape[1:]), d_table
-
-
-def _finer(blocks: Sequence[Block], row_bytes: int) -> list[Block]:
-    """The same pairs in blocks small enough for the backward pass."""
-    finer = []
-    for start, stop, first, last in blocks:
-        rows = min(BACKWARD_ROWS, max(16, BACKWARD_BYTES // (row_bytes * (last - first))))
-        for s in range(start, stop, rows):
-            e = min(s + rows, stop)
-            finer.append((s, e, first, last))
-    return finer

@@ -12,6 +12,9 @@ from posenc.constants import Constants
 from posenc.encoding import DistanceBias, per_head, real
 from posenc.frequencies import geometric
 
+CHUNK = 256
+"""Distances whose dim/2 cosines are held at a time."""
+
 
 class Sandwich(DistanceBias):
     """Add the inner product of two positions' sinusoidal embeddings, smaller from head to head.
@@ -47,8 +50,9 @@ class Sandwich(DistanceBias):
         self._shares = Constants([num_heads / (8 * h) for h in range(1, num_heads + 1)])
 
     def bias(self, distance: Tensor) -> Tensor:
-        cos, _ = self.angles.cos_sin(distance, torch.float64)
-        return self._shared(cos.sum(-1), real(distance).dtype)
+        parts = distance.flatten().split(CHUNK)
+        total = torch.cat([self.angles.reduced(part).cos().sum(-1) for part in parts])
+        return self._shared(total.view(distance.shape), real(distance).dtype)
 
     def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
         """cos(a - b) = cos a cos b + sin a sin b: one product in place of a cosine per pair."""
