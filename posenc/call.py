@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.encoding import PositionEncoding, Rows, ScoreMod, at_least_float32, grouped_matmul
 from posenc.masks import Mask
-from posenc.positions import run_start
+from posenc.positions import part, run_start
 
 
 @dataclass(frozen=True)
@@ -198,4 +198,4 @@ class Call:
 def _tokens(positions: Tensor, start: int, stop: int, encoding: PositionEncoding) -> Tensor:
     if encoding.num_axes > 1:
         return positions[..., start:stop, :]
-    return positions[..., start:stop]
+    return part(positions, start, stop)

@@ -6,25 +6,51 @@ import torch
 from torch import Tensor
 
 
+def run(start: int, length: int, device: torch.device | None = None) -> Tensor:
+    """start, start + 1, ..., length of them, (length), known to be a run on any device."""
+    positions = torch.arange(start, start + length, device=device)
+    return _mark(positions, start)
+
+
+def part(positions: Tensor, first: int, last: int) -> Tensor:
+    """positions[..., first:last], known to be a run where `positions` are."""
+    taken = positions[..., first:last]
+    start = _marked(positions)
+    return taken if start is None else _mark(taken, start + first)
+
+
 def run_start(positions: Tensor) -> int | None:
     """The first position where all rows are the same run p, p+1, p+2, ...; None where not, or not
     known.
 
-    Reads the values, so it answers only where that costs no synchronisation: on the CPU, outside of
-    tracing.
+    Known are those that `run` made. Others are read, so it answers only where that costs no
+    synchronisation: on the CPU, outside of tracing.
     """
-    if (
-        torch.compiler.is_compiling()
-        or positions.device.type != "cpu"
-        or positions.is_floating_point()
-    ):
+    if torch.compiler.is_compiling() or positions.is_floating_point():
         return None
     if positions.numel() == 0 or type(positions) is not Tensor:
         return None
+    known = _marked(positions)
+    if known is not None or positions.device.type != "cpu":
+        return known
     start = int(positions.reshape(-1)[0])
     length = positions.shape[-1]
     run = torch.arange(start, start + length)
     return start if bool((positions == run).all()) else None
+
+
+def _mark(positions: Tensor, start: int) -> Tensor:
+    """Note on the tensor itself that it is a run, for as long as nobody writes into it."""
+    if not (torch.compiler.is_compiling() or positions.is_inference()):
+        positions._run = start, positions._version  # type: ignore[attr-defined]
+    return positions
+
+
+def _marked(positions: Tensor) -> int | None:
+    if torch.compiler.is_compiling():
+        return None
+    start, version = getattr(positions, "_run", (None, None))
+    return start if start is not None and version == positions._version else None
 
 
 def positions_from_mask(valid: Tensor, *, start: int = 0) -> Tensor:

@@ -14,6 +14,7 @@ from posenc.masks import Mask
 from posenc.models.blocks import Context, Layer, norm_layer
 from posenc.models.config import DecoderConfig
 from posenc.per_layer import PerLayer
+from posenc.positions import run
 
 
 class Stack(nn.Module):
@@ -81,7 +82,7 @@ def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> Positio
 def default_positions(tokens: Tensor, past: int, encoding: PositionEncoding) -> Tensor:
     """past, past + 1, ...: the same for every row, and for every component where there are
     several."""
-    positions = torch.arange(past, past + tokens.shape[1], device=tokens.device)
+    positions = run(past, tokens.shape[1], tokens.device)
     if encoding.num_axes == 1:
         return positions
     return positions[:, None].expand(-1, encoding.num_axes).contiguous()
