@@ -64,10 +64,12 @@ def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int)
         axes.axhline(train_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
         axes.annotate(
             f"training length, {train_length:,}",
-            (0, train_length),
+            (1, train_length),
             xycoords=("axes fraction", "data"),
-            xytext=(4, 3),
+            xytext=(-3, -3),  # waves grow to the right: below the line it is free there
             textcoords="offset points",
+            ha="right",
+            va="top",
             fontsize=8,
         )
         legend_above(drawn)

@@ -93,29 +93,32 @@ def pair_scores(
     q_steps: Tensor,
     kv_steps: Tensor,
 ) -> Tensor:
-    """The score of one query and one key at each pair of positions: (pairs, num_heads, steps).
+    """The score of one query and one key at each pair of positions: (pairs, num_heads, steps), for
+    a permutation-invariant encoding.
 
     x_q, x_k (pairs, embed_dim) are token embeddings, split into heads without any projection, so
-    that only place 1 and what follows it act. A query alone with one key has that score as its
-    log-sum-exp, whatever implementation runs. Methods that read the tokens between the two (FoX,
-    CoPE) see none here.
+    that only place 1 and what follows it act. A query that sees one key has that score as its
+    log-sum-exp, whatever implementation runs: so query i sees key i alone, or all see the one key
+    where kv_steps are all the same.
     """
-    pairs, steps = len(x_q), len(q_steps)
     heads, width = shape.num_heads, shape.head_dim
-    assert width is not None
-    q_positions = line(encoding, q_steps).repeat_interleave(pairs, 0)[:, None]
-    kv_positions = line(encoding, kv_steps).repeat_interleave(pairs, 0)[:, None]
+    assert width is not None and encoding.permutation_invariant
+    one_key = bool((kv_steps == kv_steps[:1]).all())
+    if one_key:
+        kv_steps = kv_steps[:1]
+    q_positions, kv_positions = line(encoding, q_steps), line(encoding, kv_steps)
 
-    def split(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        embedded = encoding.embed(x.repeat(steps, 1)[:, None], positions)
-        return embedded, embedded.unflatten(-1, (heads, width)).transpose(1, 2)
+    def split(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        embedded = encoding.embed(x[:, None].repeat(1, len(positions), 1), positions)
+        q_or_k = embedded.unflatten(-1, (heads, width)).transpose(1, 2)
+        return q_or_k, encoding.token_state(embedded, positions)
 
-    x_rows, q = split(x_q, q_positions)
-    y_rows, k = split(x_k, kv_positions)
-    q_state = encoding.token_state(x_rows, q_positions)
-    kv_state = encoding.token_state(y_rows, kv_positions)
+    (q, q_state), (k, kv_state) = split(x_q, q_positions), split(x_k, kv_positions)
     _, scores = attention(
         q, k, k, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
-        kv_state=kv_state, return_lse=True, impl="reference",
+        kv_state=kv_state, mask=None if one_key else _OWN_KEY, return_lse=True, impl="reference",
     )  # fmt: skip
-    return scores[..., 0].unflatten(0, (steps, pairs)).movedim(0, -1)
+    return scores
+
+
+_OWN_KEY = Mask(lambda sight: sight.q_idx == sight.kv_idx)
