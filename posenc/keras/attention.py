@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
 from posenc.keras.biases import ScoreBias
 from posenc.keras.layer import (
     PositionLayer,
     deserialized,
     distances,
+    ops,
     serialized,
     token_positions,
     wide,
@@ -82,7 +82,8 @@ class PositionAwareAttention(PositionLayer):
         self.num_heads, self.num_kv_heads, self.encoding = num_heads, num_kv_heads, encoding
         self.head_dim, self.use_bias = head_dim, use_bias
 
-    def build(self, x_shape, context_shape=None) -> None:
+    # Keras hands shapes over by the names of call's arguments, which its own base class does not.
+    def build(self, x_shape, context_shape=None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         embed_dim, source_shape = x_shape[-1], x_shape if context_shape is None else context_shape
         if self.head_dim is None and embed_dim % self.num_heads:
             raise ValueError(
@@ -166,7 +167,10 @@ class PositionAwareAttention(PositionLayer):
             bias = ops.where(allowed, 0.0 if bias is None else bias, HIDDEN)
             q, k, v = wide(q), wide(k), wide(v)
         scale = self._size**-0.5 if self.encoding is None else self.encoding.scale(self._size)
-        out = ops.dot_product_attention(q, k, v, bias=bias, scale=scale)
+        # Flash attention takes no bias. torch chooses its kernel itself, and Keras' asking for it
+        # would break a compiled graph.
+        flash = None if bias is None and keras.backend.backend() != "torch" else False
+        out = ops.dot_product_attention(q, k, v, bias=bias, scale=scale, flash_attention=flash)
         if allowed is not None:
             some = ops.moveaxis(ops.any(allowed, axis=-1, keepdims=True), 1, 2)
             out = ops.where(some, out, 0.0)
@@ -194,7 +198,7 @@ class PositionAwareAttention(PositionLayer):
     def _heads(self, x: Any, count: int) -> Any:
         return ops.reshape(x, (-1, x.shape[1], count, self._size))
 
-    def compute_output_shape(self, x_shape, context_shape=None):
+    def compute_output_shape(self, x_shape, context_shape=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         return x_shape
 
     def get_config(self) -> dict[str, Any]:

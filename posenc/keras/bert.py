@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
-from posenc.keras.layer import PositionLayer, deserialized, serialized, token_positions, wide
+from posenc.keras.layer import PositionLayer, deserialized, ops, serialized, wide
 from posenc.keras.learned import LearnedPositionEmbedding
 
 
@@ -63,7 +62,7 @@ class BertEmbedding(PositionLayer):
         self.norm = keras.layers.LayerNormalization(epsilon=eps, dtype=self.variable_dtype)
         self.drop = keras.layers.Dropout(dropout, dtype=self.variable_dtype)
 
-    def build(self, tokens_shape) -> None:
+    def build(self, input_shape) -> None:
         width = self.embed_dim
         start = keras.initializers.TruncatedNormal(stddev=self.init_std)
         shape = (self.vocab_size, width)
@@ -72,7 +71,7 @@ class BertEmbedding(PositionLayer):
             self.segments = self.add_float_weight("segments", (self.num_segments, width), start)
         for layer in (self.encoding, self.norm, self.drop):
             if not layer.built:  # a loaded encoding already is
-                layer.build((*tokens_shape, width))
+                layer.build((*input_shape, width))
 
     def _words_start(self, shape: Any, dtype: Any = None) -> Any:
         drawn = keras.initializers.TruncatedNormal(stddev=self.init_std)(shape, dtype)
@@ -83,7 +82,6 @@ class BertEmbedding(PositionLayer):
 
     def call(self, tokens, segments=None, positions=None, start_index=0, training=None):
         tokens = ops.cast(tokens, "int32")
-        positions = token_positions(self.name, tokens.shape[1], positions, start_index)
         x = ops.take(wide(self.words), tokens, axis=0)
         if self.padding_idx is not None:
             is_padding = ops.expand_dims(tokens == self.padding_idx, -1)
@@ -93,16 +91,16 @@ class BertEmbedding(PositionLayer):
             x = x + ops.take(wide(self.segments), segments, axis=0)
         elif segments is not None:
             raise ValueError("BertEmbedding: built with num_segments=0, and segments were given.")
-        x = self.norm(self.encoding.embed(x, positions))
+        x = self.norm(self.encoding.embed(x, positions, start_index))
         return self.rounded(self.drop(x, training=training))
 
-    def compute_mask(self, tokens, previous_mask=None):
+    def compute_mask(self, inputs, previous_mask=None):
         if self.padding_idx is None:
             return previous_mask
-        return ops.not_equal(tokens, self.padding_idx)
+        return ops.not_equal(inputs, self.padding_idx)
 
-    def compute_output_shape(self, tokens_shape):
-        return (*tokens_shape, self.embed_dim)
+    def compute_output_shape(self, input_shape):
+        return (*input_shape, self.embed_dim)
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from posenc.bias_numbers import (
     KERPLE_LOW,
@@ -15,7 +14,7 @@ from posenc.bias_numbers import (
     alibi_heads,
     t5_edges,
 )
-from posenc.keras.layer import PositionLayer, distances, token_positions, wide
+from posenc.keras.layer import PositionLayer, distances, ops, token_positions, wide
 
 
 class ScoreBias(PositionLayer):
@@ -91,7 +90,7 @@ class ALiBi(ScoreBias):
         self.form, self.learned, self.bias_max = form, learned, bias_max
         self.slopes, self._sides = alibi_heads(num_heads, form == "left_right", bias_max)
 
-    def build(self, scores_shape) -> None:
+    def build(self, input_shape) -> None:
         if self.learned:
             self.log_slopes = self.add_float_weight("log_slopes", (self.num_heads,), self._start)
 
@@ -151,7 +150,7 @@ class T5RelativeBias(ScoreBias):
         self.max_distance, self.init_std = max_distance, init_std
         self._edges = t5_edges(num_buckets, max_distance, bidirectional, "T5RelativeBias")
 
-    def build(self, scores_shape) -> None:
+    def build(self, input_shape) -> None:
         start = keras.initializers.RandomNormal(stddev=self.init_std)
         self.weight = self.add_float_weight("weight", (self.num_buckets, self.num_heads), start)
 
@@ -204,7 +203,7 @@ class KerpleBias(ScoreBias):
             raise ValueError(f"KerpleBias: form must be 'log' or 'power', got {form!r}.")
         self.form = form
 
-    def build(self, scores_shape) -> None:
+    def build(self, input_shape) -> None:
         self.r1, self.r2 = (
             self.add_float_weight(
                 name, (self.num_heads,), keras.initializers.RandomUniform(0.0, high)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
+import numpy as np
+from keras.src.backend import in_symbolic_scope
+
+ops: Any = keras.ops
+"""Keras' operations. Its own types say "any backend's tensor or None" of each result, which no
+operator takes."""
 
 
 class PositionLayer(keras.layers.Layer):
@@ -58,14 +63,44 @@ def require_whole(name: str, *positions: Any) -> None:
             raise TypeError(f"{name}: positions must be integers, got {p.dtype}.")
 
 
+def only_shapes() -> bool:
+    """Whether Keras asks for shapes alone, with lengths of its own choice."""
+    return in_symbolic_scope()
+
+
+def known(positions: Any) -> np.ndarray | None:
+    """The numbers of a tensor, which costs an accelerator a wait; None while it is traced."""
+    if only_shapes():
+        return None
+    backend = keras.backend.backend()
+    if backend == "jax":
+        from jax.core import Tracer
+
+        traced = isinstance(positions, Tracer)
+    elif backend == "torch":
+        import torch
+
+        traced = torch.compiler.is_compiling()
+    else:
+        traced = not hasattr(positions, "numpy")
+    return None if traced else ops.convert_to_numpy(positions)
+
+
 def distances(q_positions: Any, kv_positions: Any) -> Any:
     """Query position minus key position, (q_len, kv_len) or (batch, q_len, kv_len)."""
     return ops.expand_dims(q_positions, -1) - ops.expand_dims(kv_positions, -2)
 
 
 def serialized(layer: Any) -> Any:
-    """A layer given to a constructor, for `get_config`."""
-    return None if layer is None else keras.saving.serialize_keras_object(layer)
+    """A layer given to a constructor, for `get_config`.
+
+    The mark lets Keras make one object again of one that several layers were given. Keras sets the
+    same mark, but on a first occurrence too late: its config has been copied by then.
+    """
+    if layer is None:
+        return None
+    config: Any = keras.saving.serialize_keras_object(layer)
+    return {**config, "shared_object_id": id(layer)}
 
 
 def deserialized(layer: Any) -> Any:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
-from posenc.keras.layer import PositionLayer, require_whole, token_positions, wide
+from posenc.keras.layer import (
+    PositionLayer,
+    known,
+    only_shapes,
+    ops,
+    require_whole,
+    token_positions,
+    wide,
+)
 from posenc.table_growth import check_hierarchical, source_rows
 
 GROWTHS = (None, "interpolate", "hierarchical")
@@ -34,9 +41,10 @@ class LearnedPositionEmbedding(PositionLayer):
 
     Call: x (batch, seq_len, embed_dim), whole positions (seq_len) or (batch, seq_len), by default
     start_index, start_index + 1, ... -> like x. weight (max_positions, embed_dim).
-    Precision: added in float32. A position outside of the table, which compiled code cannot
-    complain about, gives NaN.
-    Raises: ValueError for options that do not fit, or more tokens than positions.
+    Precision: added in float32.
+    Raises: ValueError for options that do not fit, and for positions outside of the table. Compiled
+    code cannot see the positions it is given, nor a traced start_index: there such a position gives
+    NaN. Elsewhere, looking at given positions makes an accelerator wait.
     Source: Devlin et al. 2019, arXiv:1810.04805; Su 2020, kexue.fm/archives/7947 for the hierarchy.
     """
 
@@ -85,13 +93,27 @@ class LearnedPositionEmbedding(PositionLayer):
             initializer = keras.initializers.RandomNormal(stddev=0.02)
         self.initializer = keras.initializers.get(initializer)
 
-    def build(self, x_shape) -> None:
-        shape = (self.max_positions, x_shape[-1])
+    def build(self, input_shape) -> None:
+        shape = (self.max_positions, input_shape[-1])
         self.weight = self.add_float_weight("weight", shape, self.initializer)
 
     def table(self, positions: Any) -> Any:
         """The embedding of each position: (*positions.shape, embed_dim)."""
+        positions = ops.convert_to_tensor(positions)
         require_whole("LearnedPositionEmbedding", positions)
+        given = known(positions)
+        if given is not None and given.size:
+            self._check(int(given.min()), int(given.max()))
+        return self._rows(positions)
+
+    def _check(self, first: int, last: int) -> None:
+        if first < 0 or last >= self.served:
+            raise ValueError(
+                f"LearnedPositionEmbedding: positions must be 0 to {self.served - 1}, got {first} "
+                f"to {last}. Use growth and num_positions, or shorten the input."
+            )
+
+    def _rows(self, positions: Any) -> Any:
         inside = (positions >= 0) & (positions < self.served)
         index = ops.clip(positions, 0, self.served - 1)
         weight = wide(self.weight)
@@ -110,19 +132,18 @@ class LearnedPositionEmbedding(PositionLayer):
             rows = self.alpha * high + (1 - self.alpha) * low
         return ops.where(ops.expand_dims(inside, -1), rows, float("nan"))
 
-    def embed(self, x: Any, positions: Any) -> Any:
-        return wide(x) + self.table(positions)
+    def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
+        """x with the embeddings added, before it is rounded."""
+        length, given = x.shape[1], positions
+        positions = token_positions(self.name, length, positions, start_index)
+        if given is not None or not isinstance(start_index, int):
+            return wide(x) + self.table(positions)
+        if isinstance(length, int) and not only_shapes():  # jax's symbolic length is no int
+            self._check(start_index, start_index + length - 1)
+        return wide(x) + self._rows(positions)
 
     def call(self, x, positions=None, start_index=0):
-        if positions is None and isinstance(start_index, int):
-            last = start_index + x.shape[1]
-            if last > self.served:
-                raise ValueError(
-                    f"LearnedPositionEmbedding: {last} positions are needed, the table serves "
-                    f"{self.served}. Use growth and num_positions, or shorten the input."
-                )
-        positions = token_positions(self.name, x.shape[1], positions, start_index)
-        return self.rounded(self.embed(x, positions))
+        return self.rounded(self.embed(x, positions, start_index))
 
     def get_config(self) -> dict[str, Any]:
         return {

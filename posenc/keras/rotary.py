@@ -7,11 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 import keras
-from keras import ops
 
 from posenc.frequencies import inverse_frequencies
 from posenc.keras.angles import Phases
-from posenc.keras.layer import PositionLayer, token_positions, wide
+from posenc.keras.layer import PositionLayer, ops, token_positions, wide
 from posenc.queries_keys.rope_scaling import SCALINGS, Scaling, rope_frequencies
 
 
@@ -53,8 +52,8 @@ class RotaryEmbedding(PositionLayer):
         self.rope_theta, self.interleaved, self.rotary_dim = rope_theta, interleaved, rotary_dim
         self.scaling = _scaling(scaling)
 
-    def build(self, x_shape) -> None:
-        head_dim = x_shape[-1]
+    def build(self, input_shape) -> None:
+        head_dim = input_shape[-1]
         self._width = head_dim if self.rotary_dim is None else self.rotary_dim
         if self._width % 2 or not 0 < self._width <= head_dim:
             raise ValueError(

@@ -3,12 +3,12 @@ distance."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
-from keras import ops
 
-from posenc.keras.layer import PositionLayer, distances, require_whole, token_positions, wide
+from posenc.keras.layer import PositionLayer, distances, ops, require_whole, token_positions, wide
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -39,8 +39,8 @@ class ShawAttention(PositionLayer):
             raise ValueError(f"ShawAttention: max_distance must be >= 1, got {max_distance}.")
         self.max_distance, self.values = max_distance, values
 
-    def build(self, query_shape) -> None:
-        shape = (2 * self.max_distance + 1, query_shape[-1])
+    def build(self, input_shape) -> None:
+        shape = (2 * self.max_distance + 1, input_shape[-1])
         self.key_table = self.add_float_weight("key_table", shape, "glorot_uniform")
         if self.values:
             self.value_table = self.add_float_weight("value_table", shape, "glorot_uniform")
@@ -57,8 +57,7 @@ class ShawAttention(PositionLayer):
         row = row if len(row.shape) == 2 else ops.expand_dims(row, 1)
         scores = ops.einsum("bqhd,bkhd->bhqk", q, k)
         by_row = ops.einsum("bqhd,rd->bhqr", q, wide(self.key_table))
-        index = ops.broadcast_to(row, scores.shape)
-        scores = scores + ops.take_along_axis(by_row, index, axis=-1)
+        scores = scores + _picked(by_row, row)
         weights = masked_softmax(scores, mask)
         out = ops.einsum("bhqk,bkhd->bqhd", weights, v)
         if self.values:  # sum weights by row, without a tensor of q_len x kv_len x rows
@@ -90,6 +89,17 @@ class ShawAttention(PositionLayer):
             "max_distance": self.max_distance,
             "values": self.values,
         }
+
+
+def _picked(table: Any, row: Any) -> Any:
+    """table (..., q_len, rows) at row (..., q_len, kv_len).
+
+    take_along_axis would make torch compile once per length.
+    """
+    rows, shape = table.shape[-1], table.shape[:-1]
+    first = ops.arange(math.prod(shape), dtype="int32") * rows
+    index = ops.reshape(first, (*shape, 1)) + ops.cast(row, "int32")
+    return ops.take(ops.reshape(table, (-1,)), index)
 
 
 def masked_softmax(scores: Any, mask: Any) -> Any:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras import ops
 
 from posenc.frequencies import sinusoidal_frequencies
 from posenc.keras.angles import Phases
-from posenc.keras.layer import PositionLayer, token_positions, wide
+from posenc.keras.layer import PositionLayer, ops, token_positions, wide
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -46,8 +45,8 @@ class SinusoidalPositionEncoding(PositionLayer):
         self.padding_idx = padding_idx
         sinusoidal_frequencies(2, base, order, min_timescale)  # complains about wrong ones now
 
-    def build(self, x_shape) -> None:
-        self.embed_dim = x_shape[-1]
+    def build(self, input_shape) -> None:
+        self.embed_dim = input_shape[-1]
         self._phases = Phases(
             sinusoidal_frequencies(self.embed_dim, self.base, self.order, self.min_timescale)
         )
@@ -66,12 +65,12 @@ class SinusoidalPositionEncoding(PositionLayer):
             return rows
         return ops.where(ops.expand_dims(positions == self.padding_idx, -1), 0.0, rows)
 
-    def embed(self, x: Any, positions: Any) -> Any:
-        return wide(x) + self.table(positions)
+    def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
+        """x with the embeddings added, before it is rounded."""
+        return wide(x) + self.table(token_positions(self.name, x.shape[1], positions, start_index))
 
     def call(self, x, positions=None, start_index=0):
-        positions = token_positions(self.name, x.shape[1], positions, start_index)
-        return self.rounded(self.embed(x, positions))
+        return self.rounded(self.embed(x, positions, start_index))
 
     def get_config(self) -> dict[str, Any]:
         return {

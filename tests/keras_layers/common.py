@@ -51,6 +51,15 @@ def run(layer, x, length=None, use_causal_mask=None, start_index=0, **arrays):
     return jax.jit(call)(x, arrays)
 
 
+def answer(model, x) -> np.ndarray:
+    """The model's answer; compiled under jax, which op by op compiles each of them."""
+    if BACKEND != "jax":
+        return array(model(x))
+    import jax
+
+    return array(jax.jit(lambda x: model(x))(x))
+
+
 def assert_equal_to_torch(got, want: torch.Tensor, atol: float = 1e-6) -> None:
     """To 1e-6: a few roundings of float32 at numbers around 1."""
     np.testing.assert_allclose(array(got), want.detach().numpy(), rtol=1e-6, atol=atol)
@@ -95,6 +104,17 @@ def model_of_everything() -> keras.Model:
         x = x + PositionAwareAttention(4, 2, encoding=make())(x)
     x = keras.layers.GlobalAveragePooling1D()(x)
     return keras.Model(tokens, keras.layers.Dense(3)(x))
+
+
+def model_of_shared(name: str) -> keras.Model:
+    """Two attention layers with one encoding object between them, ready to train."""
+    encoding = encodings()[name]()
+    x = y = keras.Input((None, 32))
+    for _ in range(2):
+        y = y + PositionAwareAttention(4, encoding=encoding)(y)
+    model = keras.Model(x, y)
+    model.compile("adam", "mse")
+    return model
 
 
 def some_tokens(length: int = 12) -> np.ndarray:

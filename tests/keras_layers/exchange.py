@@ -1,4 +1,4 @@
-"""`python -m tests.keras_layers.exchange save|load FOLDER`: one model, two backends."""
+"""`python -m tests.keras_layers.exchange save|load FOLDER`: the same models, two backends."""
 
 import sys
 from pathlib import Path
@@ -6,14 +6,32 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from tests.keras_layers.common import array, model_of_everything, some_tokens
+from tests.keras_layers.common import (
+    answer,
+    array,
+    model_of_everything,
+    model_of_shared,
+    normal,
+    some_tokens,
+)
+
+MODELS = {
+    "everything": (model_of_everything, some_tokens()),
+    "shared": (lambda: model_of_shared("t5"), normal(2, 5, 32)),
+}
 
 action, folder = sys.argv[1], Path(sys.argv[2])
-if action == "save":
-    model = model_of_everything()
-    model.save(folder / "model.keras")
-    np.save(folder / "answer.npy", array(model(some_tokens())))
-else:
-    model = keras.models.load_model(folder / "model.keras")
-    want = np.load(folder / "answer.npy")
-    np.testing.assert_allclose(array(model(some_tokens())), want, rtol=1e-5, atol=1e-6)
+for name, (make, x) in MODELS.items():
+    if action == "save":
+        model = make()
+        model.save(folder / f"{name}.keras")
+        weights = [array(w) for w in model.weights]
+        np.savez(folder / f"{name}.npz", *weights, answer=answer(model, x))
+    else:
+        model = keras.models.load_model(folder / f"{name}.keras")
+        saved = np.load(folder / f"{name}.npz")
+        for i, weight in enumerate(model.weights):
+            np.testing.assert_array_equal(array(weight), saved[f"arr_{i}"])
+        assert len(saved.files) == len(model.weights) + 1
+        # the same numbers summed in another order
+        np.testing.assert_allclose(answer(model, x), saved["answer"], rtol=1e-5, atol=1e-6)
