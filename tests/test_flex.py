@@ -22,6 +22,7 @@ def call(encoding, impl, grad=False, dtype=torch.float32):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("name", ["alibi", "deberta"])
 def test_flex_equals_the_reference(name):
     encoding = posenc.create(name, SHAPE).requires_grad_(False)
