@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from posenc import Attention, KVCache, Mask, ModelShape, PositionEncoding, masks
+from posenc import ModelShape, PositionEncoding
+from posenc.inspect import probe
+from posenc.inspect.probe import Layer, tokens
+
+__all__ = [
+    "LENGTH", "SHAPE", "Layer", "Make", "assert_same", "build", "differs", "heads", "hidden",
+    "layer", "room", "tokens",
+]  # fmt: skip
 
 Make = Callable[[ModelShape], PositionEncoding]
 """Builds the encoding under test for a model of this shape."""
@@ -30,37 +37,6 @@ def build(
     return encoding.to(dtype)
 
 
-class Layer(nn.Module):
-    """Embeddings, then one attention layer: every place of the encoding acts."""
-
-    def __init__(self, encoding: PositionEncoding, shape: ModelShape = SHAPE) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.attention = Attention(
-            shape.embed_dim,
-            shape.num_heads,
-            shape.num_kv_heads,
-            encoding.for_layer(0),
-            head_dim=shape.head_dim,
-        )
-        with torch.no_grad():
-            for module in self.attention.children():
-                if isinstance(module, nn.Linear):  # scores of a trained model's size, about +-2
-                    module.weight *= 2.5
-
-    def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        mask: Mask | None = masks.causal,
-        cache: KVCache | None = None,
-        length: int | None = None,
-    ) -> Tensor:
-        encoding = self.attention.encoding.prepare(positions, length)
-        x = encoding.embed(x, positions)
-        return self.attention(x, positions, mask=mask, cache=cache, encoding=encoding)
-
-
 def layer(make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64) -> Layer:
     """float64 by default: a claim that holds then differs by 1e-12 or less, one that does not by
     far more."""
@@ -69,20 +45,7 @@ def layer(make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.floa
 
 def room(encoding: PositionEncoding, want: int = LENGTH) -> int:
     """How many of `want` tokens the encoding has positions for."""
-    if encoding.max_positions is None or encoding.num_axes > 1:
-        return want
-    return min(want, encoding.max_positions)
-
-
-def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
-    """Positions offset, offset + 1, ...; cells of a grid, row by row, where there are several
-    axes."""
-    steps = torch.arange(length)
-    if encoding.num_axes == 1:
-        return steps + offset
-    side = 5 if encoding.max_positions is None else min(5, encoding.max_positions - offset)
-    cells = [steps // side**axis % side for axis in reversed(range(encoding.num_axes))]
-    return torch.stack(cells, dim=-1) + offset
+    return probe.room(encoding, want)
 
 
 def hidden(
@@ -94,10 +57,7 @@ def hidden(
     seed: int = 2,
 ) -> Tensor:
     """Random token embeddings (batch, length, embed_dim)."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, length, shape.embed_dim, generator=generator, dtype=torch.float64).to(
-        dtype
-    )
+    return probe.hidden(length, shape, batch, seed).to(dtype)
 
 
 def heads(

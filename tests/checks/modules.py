@@ -38,7 +38,7 @@ def assert_meta_construction_materialises(make: Make) -> None:
     length = room(encoding, 9)
     x, positions = hidden(length), tokens(encoding, length)
     with torch.device("meta"):
-        bare = Layer(make(SHAPE)).double()
+        bare = Layer(make(SHAPE), SHAPE).double()
     bare.to_empty(device="cpu")
     bare.load_state_dict(want.state_dict())
     assert_same(bare(x, positions), want(x, positions), "loaded after meta construction")
@@ -56,7 +56,7 @@ def assert_state_dict_round_trip(make: Make) -> None:
     length = room(encoding)
     x, positions = hidden(length), tokens(encoding, length)
     torch.manual_seed(9)
-    second = Layer(make(SHAPE)).double()
+    second = Layer(make(SHAPE), SHAPE).double()
     missing = second.load_state_dict(first.state_dict())
     assert not missing.missing_keys and not missing.unexpected_keys
     assert torch.equal(second(x, positions), first(x, positions))
