@@ -163,14 +163,16 @@ def _choose(call: Call, impl: str) -> Plan:
 SHORT_ROW = 512
 """Up to this many keys, dense softmax attention trains faster on the CPU than its flash kernel in
 half types or with a bias; in plain float32 a step at 128 keys is 10 % faster with flash."""
-DENSE_BYTES = 64 * 2**20
-"""Scores below this size are computed whole."""
+DENSE_BYTES, LEAN_BYTES = 64 * 2**20, 16 * 2**20
+"""Scores and weights below this size are computed whole; below the second on the CPU without
+gradients, where blocks share one buffer."""
 
 
 def _best(call: Call, rejected: dict[str, str]) -> tuple[str, str]:
     """An implementation that has not refused the call, and why it is the one."""
     on_cpu = call.q.device.type == "cpu"
-    dense = reference.cost(call).extra_bytes <= DENSE_BYTES
+    lean = on_cpu and not call.needs_grad
+    dense = reference.cost(call).extra_bytes <= (LEAN_BYTES if lean else DENSE_BYTES)
     half = call.q.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cpu")
     slow_flash = half or call.changes_scores
     if on_cpu and call.needs_grad and call.kv_len <= SHORT_ROW and dense and slow_flash:

@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from posenc import cli
-from posenc.bench import measure
+from posenc.bench import bias, measure
 
 
 def run(*arguments: str) -> int:
@@ -62,3 +62,17 @@ def test_bench_measures_the_heads_that_it_is_given(tmp_path):
 def test_quantiles_are_measured_values():
     assert measure.quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.5) == 3.0
     assert measure.quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.8) == 4.0
+
+
+def test_peers_with_a_bias_agree_with_ours_before_they_are_timed():
+    pytest.importorskip("x_transformers")
+    found = bias.run(("alibi", "t5"), (220,), 1, backward=False, peers=True)
+    assert {"x-transformers alibi, flash", "x-transformers t5"} <= {row["case"] for row in found}
+
+
+def test_memory_is_fitted_by_an_exponent_of_length():
+    assert bias._exponent((1024, 2048, 4096), (3, 6, 12)) == pytest.approx(1)
+    assert bias._exponent((1024, 2048, 4096), (1, 4, 16)) == pytest.approx(2)
+    rows = bias.memory(("shaw",), (256, 512))
+    assert [row["n"] for row in rows] == [256, 512]
+    assert all(float(row["beyond_output_mib"]) >= 0 for row in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import masks
-from posenc.bench import measure
+from posenc.bench import bias_peers, measure
 from posenc.encoding import ModelShape, PositionEncoding
 from posenc.host import attention
 from posenc.registry import create
@@ -20,9 +21,19 @@ FLOOR = "sdpa causal, no bias"
 
 
 def run(
-    names: Sequence[str], lengths: Sequence[int], repeats: int, backward: bool
+    names: Sequence[str],
+    lengths: Sequence[int],
+    repeats: int,
+    backward: bool,
+    *,
+    peers: bool = False,
+    flex: bool = False,
 ) -> list[dict[str, Any]]:
-    """Rows for each encoding at each length: 1 x 8 heads x n x 64, float32, causal."""
+    """Rows for each encoding at each length: 1 x 8 heads x n x 64, float32, causal.
+
+    peers: also other libraries' versions, where they can be imported, forward. flex: also impl
+    "flex", FlexAttention compiled.
+    """
     found = []
     for n in lengths:
         torch.manual_seed(0)
@@ -32,17 +43,91 @@ def run(
         for name in names:
             encoding = create(name, shape).for_layer(0)
             cases[name] = _encoded(q, k, v, grad, encoding, backward)
+            if flex:
+                encoding.requires_grad_(False)
+                cases[f"{name}, flex"] = _encoded(q, k, v, grad, encoding, backward, "flex")
+            if peers:
+                cases |= _peers(name, q, k, v, encoding)
         peaks = {name: measure.peak_bytes(case) for name, case in cases.items()}
         seconds = measure.interleaved(cases, repeats)
         ran = measure.rows(
             "bias",
-            {"n": n, "dtype": "float32", "pass": "fwd+bwd" if backward else "fwd"},
+            {
+                "n": n,
+                "dtype": "float32",
+                "pass": "fwd+bwd" if backward else "fwd",
+                "output_mib": _output_bytes(n) / 2**20,
+            },
             seconds,
             FLOOR,
             peaks,
         )
         measure.show(ran)
         found += ran
+    return found
+
+
+def memory(names: Sequence[str], lengths: Sequence[int]) -> list[dict[str, Any]]:
+    """Rows for the memory that one forward pass takes beyond its output, at each length, and the
+    exponent of length that fits it."""
+    found = []
+    for name in names:
+        extra = []
+        for n in (lengths[0], *lengths):  # once uncounted: code is loaded, too
+            torch.manual_seed(0)
+            q, k, v = (torch.randn(1, HEADS, n, HEAD_DIM) for _ in range(3))
+            shape = ModelShape(HEADS * HEAD_DIM, HEADS, train_length=n)
+            case = _encoded(q, k, v, q, create(name, shape).for_layer(0), False, checked=False)
+            peak = measure.peak_bytes(case)
+            extra.append(None if peak is None else max(1, peak - _output_bytes(n)))
+        sizes = extra[1:]
+        exponent = None if None in sizes else _exponent(lengths, sizes)  # type: ignore[arg-type]
+        for n, size in zip(lengths, sizes, strict=True):
+            found.append(
+                {
+                    "question": "bias memory", "n": n, "dtype": "float32", "pass": "fwd",
+                    "case": name,
+                    "output_mib": _output_bytes(n) / 2**20,
+                    "beyond_output_mib": "" if size is None else f"{size / 2**20:.1f}",
+                    "exponent": "" if exponent is None else f"{exponent:.2f}",
+                    **measure.machine(),
+                }
+            )  # fmt: skip
+    return found
+
+
+def _output_bytes(n: int) -> int:
+    return 4 * HEADS * n * HEAD_DIM
+
+
+def _exponent(lengths: Sequence[int], sizes: Sequence[int]) -> float:
+    """The slope of log size against log length, by least squares."""
+    x, y = ([math.log(value) for value in values] for values in (lengths, sizes))
+    x_mean, y_mean = sum(x) / len(x), sum(y) / len(y)
+    over = sum((a - x_mean) * (b - y_mean) for a, b in zip(x, y, strict=True))
+    return over / sum((a - x_mean) ** 2 for a in x)
+
+
+def _peers(
+    name: str, q: Tensor, k: Tensor, v: Tensor, encoding: PositionEncoding
+) -> dict[str, measure.Case]:
+    few = [t[:, :, :200] for t in (q, k, v)]
+    positions = torch.arange(200)
+    found = {}
+    with torch.no_grad():
+        want = attention(
+            few[0],
+            few[1],
+            few[2],
+            encoding,
+            q_positions=positions,
+            kv_positions=positions,
+            mask=masks.causal,
+        )
+        for attend in bias_peers.at_hand(name, encoding, 200).values():
+            torch.testing.assert_close(attend(*few), want, rtol=1e-4, atol=1e-5)
+    for peer, attend in bias_peers.at_hand(name, encoding, q.shape[2]).items():
+        found[peer] = torch.no_grad()(lambda attend=attend: attend(q, k, v))
     return found
 
 
@@ -62,7 +147,15 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, backward: bool) -> mea
 
 
 def _encoded(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, encoding: PositionEncoding, backward: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    encoding: PositionEncoding,
+    backward: bool,
+    impl: str = "auto",
+    *,
+    checked: bool = True,
 ) -> measure.Case:
     n = q.shape[2]
     positions = torch.arange(n)
@@ -81,12 +174,13 @@ def _encoded(
         assert isinstance(out, Tensor)
         return out
 
-    with torch.no_grad():  # right before fast: in float32, sums in another order
-        few = [t[:, :, :700] for t in (q, k, v)]
-        torch.testing.assert_close(
-            call(few, "auto"), call(few, "reference"),
-            rtol=1e-3, atol=1e-4,
-        )  # fmt: skip
+    if checked:  # right before fast: in float32, sums in another order
+        # Long enough for "auto" to take what it takes at n.
+        few = [t[:, :, : min(n, 2100)] for t in (q, k, v)]
+        with torch.no_grad():
+            torch.testing.assert_close(
+                call(few, impl), call(few, "reference"), rtol=1e-3, atol=1e-4
+            )
 
     def case() -> None:
         leaf_q, leaf_k, leaf_v = _leaves((q, k, v), backward)
@@ -95,7 +189,7 @@ def _encoded(
         with torch.set_grad_enabled(backward):
             out = attention(
                 leaf_q, leaf_k, leaf_v, encoding, q_positions=positions, kv_positions=positions,
-                mask=masks.causal, q_state=state, kv_state=state,
+                mask=masks.causal, q_state=state, kv_state=state, impl=impl,
             )  # fmt: skip
         if backward:
             assert isinstance(out, Tensor)

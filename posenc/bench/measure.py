@@ -130,6 +130,13 @@ def show(found: Iterable[Mapping[str, Any]]) -> None:
     """One line per row, on stderr."""
     for row in found:
         shape = " ".join(str(row[name]) for name in ("n", "dtype", "pass") if name in row)
+        if "p50_ms" not in row:
+            print(
+                f"{row['question']:<10} {shape:<22} {row['case']:<34} "
+                f"{row['beyond_output_mib']:>10} MiB beyond the output, exponent {row['exponent']}",
+                file=sys.stderr,
+            )
+            continue
         extra = f"{row['extra_mib']:>9} MiB" if row["extra_mib"] else ""
         print(
             f"{row['question']:<10} {shape:<22} {row['case']:<34} {row['p50_ms']:>10} ms "
