@@ -34,19 +34,19 @@ def tensor(x) -> torch.Tensor:
     return torch.from_numpy(np.array(x))
 
 
-def run(layer, x, length=None, use_causal_mask=None, start_index=0, **arrays):
+def run(layer, *x, length=None, use_causal_mask=None, start_index=0, **arrays):
     """The layer's answer; compiled where the backend always compiles, which is faster than op by
     op."""
     static = {"length": length, "use_causal_mask": use_causal_mask}
     static = {name: value for name, value in static.items() if value is not None}
     if not layer.built:
-        layer.build(x.shape)
+        layer.build(x[0].shape)
     if BACKEND != "jax":
-        return layer(x, start_index=start_index, **arrays, **static)
+        return layer(*x, start_index=start_index, **arrays, **static)
     import jax
 
     def call(x, arrays):
-        return layer(x, start_index=start_index, **arrays, **static)
+        return layer(*x, start_index=start_index, **arrays, **static)
 
     return jax.jit(call)(x, arrays)
 
