@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,11 +25,53 @@ def register(name: str = NAME) -> None:
     attends without positions of its own, which is right for a model whose q and k arrive rotated.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(name, attend)
     # Without a mask function of its own, transformers would drop padding without a word.
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, lazy_mask)
+
+
+@dataclass(frozen=True)
+class LazyMask:
+    """A mask of transformers that is asked block by block and never written out."""
+
+    allowed: Callable[..., Tensor]
+    """(batch, head, query, key), all as indices -> bool."""
+    q_offset: int
+    kv_offset: int
+
+
+def lazy_mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    mask_function: Callable[..., Tensor],
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
+    **options: Any,
+) -> LazyMask | Tensor | None:
+    """What transformers asks for in place of a mask: None for plain causal attention or none."""
+    from transformers import masking_utils as theirs
+
+    if use_vmap:  # somebody's own mask, which may not take indices that broadcast
+        return theirs.sdpa_mask(
+            q_length=q_length, kv_length=kv_length, mask_function=mask_function,
+            q_offset=q_offset, kv_offset=kv_offset, attention_mask=attention_mask,
+            allow_is_causal_skip=allow_is_causal_skip, use_vmap=True, **options,
+        )  # fmt: skip
+    padding = theirs.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if padding is None or bool(padding.all()):
+        causal_only = mask_function is theirs.causal_mask_function and q_length == kv_length
+        if mask_function is theirs.bidirectional_mask_function or (
+            causal_only and allow_is_causal_skip
+        ):
+            return None
+    else:
+        mask_function = theirs.and_masks(mask_function, theirs.padding_mask_function(padding))
+    return LazyMask(mask_function, q_offset, kv_offset)
 
 
 def attend(
@@ -36,7 +79,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: LazyMask | Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     position_ids: Tensor | None = None,
@@ -82,13 +125,20 @@ def _positions(
 
 def _mask(
     module: nn.Module,
-    attention_mask: Tensor | None,
+    attention_mask: LazyMask | Tensor | None,
     q_len: int,
     q_positions: Tensor,
     kv_positions: Tensor,
 ) -> Mask | None:
     if attention_mask is None:
         return causal if getattr(module, "is_causal", True) and q_len > 1 else None
+    if isinstance(attention_mask, LazyMask):
+        lazy = attention_mask
+        return Mask(
+            lambda sight: lazy.allowed(
+                sight.batch, sight.head, sight.q_idx + lazy.q_offset, sight.kv_idx + lazy.kv_offset
+            )
+        ).bind(q_positions, kv_positions)
     allowed = attention_mask if attention_mask.dtype == torch.bool else attention_mask >= 0
     return Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx]).bind(
         q_positions, kv_positions
