@@ -3,7 +3,6 @@ queries, or carried in extra columns of q and k."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn import functional as F
 
 from posenc.call import Call
 from posenc.encoding import PositionEncoding, at_least_float32
+from posenc.kernels.cost import negligible
 
 ROWS, STEEP_ROWS = 512, 128
 """Queries that share a row of key terms, which count from its middle: fewer where the terms fall by
@@ -45,8 +45,8 @@ def run_rows(call: Call) -> Tensor:
     """Causal attention over equal runs by torch's flash kernel: block by block, earlier keys and
     the block's own apart, since one row of bias serves all queries and is_causal does the rest.
 
-    Earlier keys that no query of a block can give a weight above the smallest normal number are
-    left out: none is further from a query's own than the norms of q and k allow.
+    Earlier keys that no query of a block can give more than a negligible weight are left out: no
+    score is further from zero than the norms of q and k allow, and a query sees its own key.
     """
     split_terms = terms(call)
     assert split_terms is not None
@@ -58,7 +58,7 @@ def run_rows(call: Call) -> Tensor:
         torch.linalg.vector_norm(t, dim=-1, dtype=dtype).amax(-1) for t in (call.q, call.k)
     )
     spread = 2 * abs(call.scale) * q_size * k_size.repeat_interleave(group, dim=1)
-    least = (row - key).amin(-1) - spread + math.log(torch.finfo(dtype).tiny)
+    least = (row - key).amin(-1) - spread + negligible(dtype)
     out = call.q.new_empty(batch, q_len, heads, width).transpose(1, 2)
     fall = float((key.amax(-1) - key.amin(-1)).amax()) / q_len
     rows = ROWS if fall * ROWS <= 64 else STEEP_ROWS

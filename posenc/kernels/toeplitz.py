@@ -3,7 +3,6 @@ kernel in query blocks that skip what the mask hides, and the bias's own gradien
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from posenc.call import Call
 from posenc.encoding import DistanceBias, PositionEncoding, at_least_float32
+from posenc.kernels.cost import negligible
 from posenc.kernels.toeplitz_gradients import Block, hankel, kernel_gradients, table_gradients
 from posenc.positions import run_start
 
@@ -85,7 +85,7 @@ def _table(call: Call) -> tuple[Tensor, Tensor | None]:
         distance = farthest - steps
         # The distance carries the precision that the bias is asked for.
         distance = distance.double() if dtype == torch.float64 else distance
-        table = _without_underflow(call, call.encoding.bias(distance).to(dtype), farthest)
+        table = _without_negligible(call, call.encoding.bias(distance).to(dtype), farthest)
     else:
         table = torch.zeros(call.q.shape[1], len(steps), dtype=dtype)
     table = torch.nn.functional.pad(table, (0, size - len(steps)), value=-torch.inf)
@@ -102,8 +102,8 @@ def _table(call: Call) -> tuple[Tensor, Tensor | None]:
     return table.masked_fill(~visible, -torch.inf), sees
 
 
-def _without_underflow(call: Call, table: Tensor, farthest: int) -> Tensor:
-    """The table with -inf where no weight can reach the smallest normal number.
+def _without_negligible(call: Call, table: Tensor, farthest: int) -> Tensor:
+    """The table with -inf where no weight can reach what the dtype resolves, by far.
 
     The kernel's running softmax would spend its time on denormals there. No score is further from
     zero than the norms of q and k allow, and every row sees its own position.
@@ -113,14 +113,14 @@ def _without_underflow(call: Call, table: Tensor, farthest: int) -> Tensor:
     if not (visible and own_first >= 0 and farthest < min(call.kv_len, table.shape[1])):
         return table
     with torch.no_grad():
-        range_of_weights = -math.log(torch.finfo(table.dtype).tiny)
-        if bool((table.amin(-1) > table[:, farthest] - range_of_weights).all()):
+        lowest = negligible(table.dtype)
+        if bool((table.amin(-1) > table[:, farthest] + lowest).all()):
             return table
         norms = [
             torch.linalg.vector_norm(t, dim=-1, dtype=table.dtype).amax() for t in (call.q, call.k)
         ]
         spread = 2 * abs(call.scale) * norms[0] * norms[1]
-        least = table[:, farthest, None] - spread - range_of_weights
+        least = table[:, farthest, None] - spread + lowest
     return table.masked_fill(table < least, -torch.inf)
 
 
