@@ -102,14 +102,16 @@ def test_a_window_of_attention_is_not_blamed_on_positions(tmp_path):
     assert "attention in a window" in found.verdicts[0]
 
 
-def test_unfinished_pairs_are_those_of_the_models_own_frequencies(folders, sheets):
-    for family in ("llama", "gpt_neox"):
-        model = load(folders[family]).model
-        (rotary,) = (m for m in model.modules() if "RotaryEmbedding" in type(m).__name__)
-        turns = rotary.inv_freq * LENGTH / (2 * math.pi)
-        (kind,) = sheets[family].positions
-        assert kind.unfinished == (turns < 1).nonzero().flatten().tolist()
-        assert kind.rotary_dim == 2 * len(turns)
+@pytest.mark.parametrize(("family", "theta"), [("llama", 200.0), ("gpt_neox", 10000.0)])
+def test_unfinished_pairs_are_those_of_the_models_own_frequencies(tmp_path, family, theta):
+    """With theta 200 one pair takes 88.9 tokens for a turn, a little more than the 64 trained."""
+    share = {"partial_rotary_factor": 0.25} if family == "gpt_neox" else {}
+    save(family, tmp_path, rope_parameters={"rope_type": "default", "rope_theta": theta, **share})
+    (kind,) = measure(Request(tmp_path, TEXT, as_bytes=True)).positions
+    (rotary,) = (m for m in load(tmp_path).model.modules() if "RotaryEmbedding" in type(m).__name__)
+    turns = rotary.inv_freq * LENGTH / (2 * math.pi)
+    assert kind.unfinished == (turns < 1).nonzero().flatten().tolist()
+    assert kind.rotary_dim == 2 * len(turns)
 
 
 def test_an_extended_checkpoint_meets_new_angles_only_where_its_frequencies_stay(tmp_path):
