@@ -1,0 +1,30 @@
+"""Run a command and append what it cost to a CSV: timed.py COST.csv NAME COMMAND..."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HEADER = "name,seconds,cpu_seconds,peak_megabytes\n"
+
+
+def timed(cost: Path, name: str, command: list[str]) -> int:
+    """The command's exit status; its wall and CPU time and its peak memory go to the file."""
+    began = time.perf_counter()
+    running = subprocess.Popen(command)
+    _, status, used = os.wait4(running.pid, 0)
+    seconds = time.perf_counter() - began
+    if not cost.exists():
+        cost.write_text(HEADER, encoding="utf-8")
+    with cost.open("a", encoding="utf-8") as file:
+        cpu = used.ru_utime + used.ru_stime
+        file.write(f"{name},{seconds:.1f},{cpu:.1f},{used.ru_maxrss / 1024:.0f}\n")
+    return os.waitstatus_to_exitcode(status)
+
+
+if __name__ == "__main__":
+    target, title, *rest = sys.argv[1:]
+    sys.exit(timed(Path(target), title, rest))
