@@ -191,6 +191,9 @@ def test_blockwise_honours_dropout(name):
         results.append((out, torch.autograd.grad((out * weight).sum(), case.v)[0]))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert not torch.allclose(results[0][0], case.run("reference"))
+    torch.manual_seed(3)
+    with torch.no_grad():
+        torch.testing.assert_close(case.run("blockwise", dropout_p=0.5), results[0][0])
     # Linear in v where place 4 does not add tables: the gradient saw the same dropped weights.
     if 4 not in case.encoding.places:
         out, grad = results[0]
