@@ -23,8 +23,9 @@ compare: .venv/.installed
 test: .venv/.installed
 	$(PYTEST) -m "not slow"
 
+# Everything, or with ONLY="-m slow" what `make test` leaves out.
 test-all: .venv/.installed-all
-	$(PYTEST)
+	$(PYTEST) $(ONLY)
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

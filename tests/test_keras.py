@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CHECKS = sorted((ROOT / "tests/keras_layers").glob("check_*.py"))
 BACKENDS = ("torch", "jax")
+pytestmark = pytest.mark.slow
 
 
 def run(backend: str, *arguments: str | Path) -> str:

@@ -20,6 +20,7 @@ MODELS = {
     "shared": (lambda: model_of_shared("t5"), normal(2, 5, 32)),
 }
 
+keras.utils.set_random_seed(0)
 action, folder = sys.argv[1], Path(sys.argv[2])
 for name, (make, x) in MODELS.items():
     if action == "save":
@@ -33,5 +34,6 @@ for name, (make, x) in MODELS.items():
         for i, weight in enumerate(model.weights):
             np.testing.assert_array_equal(array(weight), saved[f"arr_{i}"])
         assert len(saved.files) == len(model.weights) + 1
-        # the same numbers summed in another order
-        np.testing.assert_allclose(answer(model, x), saved["answer"], rtol=1e-5, atol=1e-6)
+        # the same weights through up to six layers of float32, summed in another order
+        bound = 1e-5 * abs(saved["answer"]).max()
+        np.testing.assert_allclose(answer(model, x), saved["answer"], rtol=0, atol=bound)
