@@ -15,7 +15,7 @@ from posenc.hf.genome import Genome, apply_genome
 from posenc.hf.losses import Reader
 from posenc.hf.measure import bucket_edges
 
-SHORT_WEIGHT = 2.0
+SHORT_WEIGHT = 1.75
 """A nat lost where the model could read counts as so many of those it still lacks beyond."""
 
 
