@@ -3,7 +3,7 @@ on its scores and values (places 3 and 4)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ class Call:
     dropout_p: float
     need_lse: bool
     first_key: int = 0
+    _read: dict[str, tuple[int, int] | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def q_len(self) -> int:
@@ -60,16 +61,31 @@ class Call:
             p.requires_grad for p in self.encoding.parameters()
         )
 
+    @property
+    def runs(self) -> tuple[int, int] | None:
+        """The first query's and the first key's position where both are runs of consecutive
+        positions, known without synchronising."""
+        return self._runs_of("own", self.q_positions, self.kv_positions)
+
+    @property
     def mask_runs(self) -> tuple[int, int] | None:
-        """The first query's and the first key's position where the mask is bound to two runs of
-        consecutive positions, known without synchronising."""
+        """The same of the positions that the mask is bound to."""
         if self.mask is None:
             return None
         q_positions, kv_positions = self.mask.q_positions, self.mask.kv_positions
         assert q_positions is not None and kv_positions is not None
-        q_start = run_start(q_positions)
-        kv_start = q_start if kv_positions is q_positions else run_start(kv_positions)
-        return None if q_start is None or kv_start is None else (q_start, kv_start)
+        if q_positions is self.q_positions and kv_positions is self.kv_positions:
+            return self.runs
+        return self._runs_of("mask", q_positions, kv_positions)
+
+    def _runs_of(
+        self, whose: str, q_positions: Tensor, kv_positions: Tensor
+    ) -> tuple[int, int] | None:
+        if whose not in self._read:  # reading positions costs a pass over them
+            q = run_start(q_positions)
+            kv = q if kv_positions is q_positions else run_start(kv_positions)
+            self._read[whose] = None if q is None or kv is None else (q, kv)
+        return self._read[whose]
 
     @property
     def sees_no_later_position(self) -> bool:
@@ -82,11 +98,11 @@ class Call:
             and mask.kv_positions is self.kv_positions
         )
 
-    def reach(self, start: int, stop: int, runs: tuple[int, int] | None) -> tuple[int, int]:
+    def reach(self, start: int, stop: int) -> tuple[int, int]:
         """first, last: queries start .. stop see no key before `first`, nor from `last` on; at
-        least one key. `runs` comes from mask_runs, which is asked once for all blocks."""
+        least one key."""
         first, last = 0, self.kv_len
-        mask = self.mask
+        mask, runs = self.mask, self.mask_runs
         if mask is not None and runs is not None:
             shift = runs[0] - runs[1]  # the key at a query's own position
             if mask.causal:
@@ -97,10 +113,10 @@ class Call:
         last = max(last, 1)
         return min(first, last - 1), last
 
-    def clear(self, start: int, stop: int, runs: tuple[int, int] | None) -> tuple[int, int]:
+    def clear(self, start: int, stop: int) -> tuple[int, int]:
         """first, last: keys first .. last are visible to all queries start .. stop, as far as is
         known without looking."""
-        mask = self.mask
+        mask, runs = self.mask, self.mask_runs
         if mask is None:
             return 0, self.kv_len
         if runs is None or not mask.exact:

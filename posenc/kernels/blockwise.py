@@ -40,10 +40,9 @@ def block_rows(call: Call) -> int:
 
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     rows = block_rows(call)
-    runs = call.mask_runs()
     blocks = [(start, min(start + rows, call.q_len)) for start in range(0, call.q_len, rows)]
     if torch.compiler.is_compiling():
-        return _join([reference.attend(call.keys(*call.reach(*b, runs)), *b) for b in blocks])
+        return _join([reference.attend(call.keys(*call.reach(*b)), *b) for b in blocks])
     encoding = call.encoding.for_blocks(
         call.raw_q,
         call.raw_k,
@@ -54,9 +53,9 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     )
     call = replace(call, encoding=encoding)
     if not call.needs_grad and not _autocast(call):
-        return _in_place(call, blocks, runs)
+        return _in_place(call, blocks)
     attend = _recomputed if call.needs_grad else reference.attend
-    return _join([attend(call.keys(*call.reach(*b, runs)), *b) for b in blocks])
+    return _join([attend(call.keys(*call.reach(*b)), *b) for b in blocks])
 
 
 def _recomputed(call: Call, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
@@ -81,9 +80,7 @@ def _autocast(call: Call) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
-def _in_place(
-    call: Call, blocks: list[tuple[int, int]], runs: tuple[int, int] | None
-) -> tuple[Tensor, Tensor | None]:
+def _in_place(call: Call, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
     """The same in one buffer for all blocks' scores and weights: fresh memory costs more than what
     is done with it."""
     batch, heads, q_len = call.q.shape[:3]
@@ -93,14 +90,14 @@ def _in_place(
     out = call.q.new_empty(batch, q_len, heads, call.v.shape[-1]).transpose(1, 2)
     lse = call.q.new_empty(batch, heads, q_len, dtype=dtype) if call.need_lse else None
     for start, stop in blocks:
-        first, last = call.reach(start, stop, runs)
+        first, last = call.reach(start, stop)
         part = call.keys(first, last)
         size = batch * heads * (stop - start) * (last - first)
         scores = buffer[:size].view(batch, heads, stop - start, last - first)
         scores = part.scores(start, stop, out=scores)
         lowest = torch.finfo(scores.dtype).min
         seen_first, seen_last = (
-            min(max(x - first, 0), last - first) for x in call.clear(start, stop, runs)
+            min(max(x - first, 0), last - first) for x in call.clear(start, stop)
         )
         for keys in ((0, seen_first), (seen_last, last - first)):
             visible = part.keys(*keys).visible(start, stop) if keys[0] < keys[1] else None

@@ -83,5 +83,5 @@ def is_plain_causal(call: Call) -> bool:
     mask = call.mask
     if mask is None or not (mask.exact and mask.causal and mask.window is None):
         return False
-    runs = call.mask_runs()
+    runs = call.mask_runs
     return call.q_len == call.kv_len and runs is not None and runs[0] == runs[1]

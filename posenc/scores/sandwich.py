@@ -29,7 +29,7 @@ class Sandwich(DistanceBias):
 
     Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len). No parameters.
     Units: distances in tokens; the bias is in logits, up to num_heads * dim / 16.
-    Precision: exact angles (posenc.angles), summed in float64, rounded once.
+    Precision: exact angles (posenc.angles), each cosine rounded once, summed in float64.
     Raises: ValueError if dim is odd or the form unknown.
     Source: Chi et al. 2022, arXiv:2212.10356, section 5 and its listing.
     """
@@ -51,8 +51,10 @@ class Sandwich(DistanceBias):
 
     def bias(self, distance: Tensor) -> Tensor:
         parts = distance.flatten().split(CHUNK)
-        total = torch.cat([self.angles.reduced(part).cos().sum(-1) for part in parts])
-        return self._shared(total.view(distance.shape), real(distance).dtype)
+        dtype = real(distance).dtype
+        cosines = (self.angles.reduced(part).to(dtype).cos() for part in parts)
+        total = torch.cat([part.sum(-1, dtype=torch.float64) for part in cosines])
+        return self._shared(total.view(distance.shape), dtype)
 
     def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
         """cos(a - b) = cos a cos b + sin a sin b: one product in place of a cosine per pair."""
