@@ -130,7 +130,7 @@ def skip_unless_refused(error: ValueError) -> None:
 def small_blocks(monkeypatch):
     """Blocks so small that odd lengths leave a remainder."""
     monkeypatch.setattr(blockwise, "block_rows", lambda call: 16)
-    monkeypatch.setattr(toeplitz, "FORWARD_ROWS", 16)
+    monkeypatch.setattr(toeplitz, "block_rows", lambda call: 16)
     monkeypatch.setattr(toeplitz_gradients, "ROWS", 7)
 
 

@@ -28,7 +28,7 @@ def cost(call: Call) -> Cost:
     size = call.q.element_size()
     batch, heads = call.q.shape[:2]
     if takes_blocks(call):
-        block = batch * heads * toeplitz.FORWARD_ROWS * call.q.shape[-1] * size
+        block = batch * heads * toeplitz.block_rows(call) * call.q.shape[-1] * size
         backward = 3 * toeplitz_gradients.BYTES + 4 * call.k.numel() if call.needs_grad else 0
         return Cost(_visible_time(call), 4 * heads * (call.q_len + call.kv_len) + block + backward)
     dense_mask = 0 if call.mask is None or is_plain_causal(call) else call.q_len * call.kv_len
