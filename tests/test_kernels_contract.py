@@ -13,7 +13,7 @@ from torch import Tensor
 import posenc
 from posenc import masks
 from posenc.host import IMPLEMENTATIONS
-from posenc.kernels import blockwise, toeplitz, toeplitz_gradients
+from posenc.kernels import blockwise, toeplitz, toeplitz_forward, toeplitz_gradients
 
 HEADS, KV_HEADS, HEAD_DIM, EMBED = 4, 2, 16, 64
 IMPLS = [name for name in IMPLEMENTATIONS if name not in ("reference", "flex")]
@@ -130,7 +130,9 @@ def skip_unless_refused(error: ValueError) -> None:
 def small_blocks(monkeypatch):
     """Blocks so small that odd lengths leave a remainder."""
     monkeypatch.setattr(blockwise, "block_rows", lambda call: 16)
-    monkeypatch.setattr(toeplitz, "block_rows", lambda call: 16)
+    monkeypatch.setattr(toeplitz, "ROWS", 16)
+    monkeypatch.setattr(toeplitz_forward, "GROUP", 32)
+    monkeypatch.setattr(toeplitz_forward, "HEADS", 3)
     monkeypatch.setattr(toeplitz_gradients, "ROWS", 7)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.call import Call
-from posenc.kernels import split, toeplitz, toeplitz_gradients
+from posenc.kernels import split, toeplitz, toeplitz_forward, toeplitz_gradients
 from posenc.kernels.cost import Cost
 
 
@@ -28,7 +28,8 @@ def cost(call: Call) -> Cost:
     size = call.q.element_size()
     batch, heads = call.q.shape[:2]
     if takes_blocks(call):
-        block = batch * heads * toeplitz.block_rows(call) * call.q.shape[-1] * size
+        rows = min(heads, toeplitz_forward.HEADS) * min(call.q_len, toeplitz_forward.GROUP)
+        block = 2 * batch * rows * call.q.shape[-1] * size
         backward = 3 * toeplitz_gradients.BYTES + 4 * call.k.numel() if call.needs_grad else 0
         return Cost(_visible_time(call), 4 * heads * (call.q_len + call.kv_len) + block + backward)
     dense_mask = 0 if call.mask is None or is_plain_causal(call) else call.q_len * call.kv_len

@@ -11,7 +11,11 @@ from torch import Tensor
 from posenc.call import Call
 from posenc.encoding import DistanceBias, PositionEncoding, at_least_float32
 from posenc.kernels.cost import negligible
-from posenc.kernels.toeplitz_gradients import Block, hankel, kernel_gradients, table_gradients
+from posenc.kernels.toeplitz_forward import forward
+from posenc.kernels.toeplitz_gradients import Block, kernel_gradients, table_gradients
+
+ROWS = 256
+"""Queries per block: what a causal mask hides of a block is computed all the same."""
 
 
 def refuse(call: Call) -> str | None:
@@ -45,22 +49,14 @@ def distance_run(call: Call) -> int | None:
     return None if call.runs is None else call.runs[0] + call.q_len - 1 - call.runs[1]
 
 
-def block_rows(call: Call) -> int:
-    """Queries per call of the kernel. What a causal mask hides of a block is computed all the same,
-    so few; but from 768 on the kernel works on 256 at a time, else on 64, which pays in long
-    rows."""
-    return 256 if call.kv_len < 6144 else 768
-
-
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
     table, sees = _table(call)
     blocks = []
-    rows = block_rows(call)
-    for start in range(0, call.q_len, rows):
-        stop = min(start + rows, call.q_len)
+    for start in range(0, call.q_len, ROWS):
+        stop = min(start + ROWS, call.q_len)
         blocks.append((start, stop, *call.reach(start, stop)))
     if not (call.need_lse or call.needs_grad):
-        return _forward(call.q, call.k, call.v, table, call.scale, blocks)[0], None
+        return forward(call.q, call.k, call.v, table, call.scale, blocks)[0], None
     out, lse = _Attention.apply(call.q, call.k, call.v, table, call.scale, blocks)  # type: ignore[misc]
     if call.need_lse and sees is not None and not call.every_row_sees_a_key:
         lse = lse.masked_fill(~sees, -torch.inf)  # the kernel gives 0
@@ -124,59 +120,6 @@ def _without_negligible(call: Call, table: Tensor, farthest: int) -> Tensor:
     return table.masked_fill(table < least, -torch.inf)
 
 
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor,
-    scale: float,
-    blocks: list[Block],
-    lse: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """out, and q, k and v as the kernel saw them; `lse` is filled in."""
-    width, v_dim = q.shape[-1], v.shape[-1]
-    if v_dim != width:  # the kernel wants one width
-        v = torch.nn.functional.pad(v, (0, max(0, width - v_dim)))
-        q, k = (torch.nn.functional.pad(t, (0, max(0, v_dim - width))) for t in (q, k))
-    # Heads inside tokens, as the kernel itself writes, so that joining heads costs no copy.
-    batch, heads, q_len = q.shape[:3]
-    out = q.new_empty(batch, q_len, heads, v_dim).transpose(1, 2)
-    hidden = [0] * heads
-    if k.shape[1] == heads:
-        hidden = torch.isfinite(table).int().argmax(-1).tolist()
-    for start, stop, first, last in blocks:
-        falling = torch.arange(stop - start - 1, -1, -1)  # half the time of flip and a copy
-        for head, above, near in _heads_of_one_reach(hidden, q_len, (start, stop, first, last)):
-            mine = slice(head, above if k.shape[1] == heads else None)
-            part, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q[:, mine, start:stop].index_select(2, falling),
-                k[:, mine, near:last], v[:, mine, near:last],
-                attn_mask=hankel(table[mine], q_len, (start, stop, near, last)), scale=scale,
-            )  # fmt: skip
-            torch.index_select(part[..., :v_dim], 2, falling, out=out[:, mine, start:stop])
-            if lse is not None:
-                lse[:, mine, start:stop] = part_lse.flip(2)
-    return out, q, k, v
-
-
-def _heads_of_one_reach(hidden: list[int], q_len: int, block: Block) -> list[tuple[int, int, int]]:
-    """(head, above, first): heads head .. above look at no key before `first`, in steps of 128,
-    where the first `hidden` entries of a head's row in the table are -inf."""
-    start, _, first, last = block
-    offset = q_len - start - 1 + first  # the entry of the block's first query and first key
-    firsts = [
-        first + min(max(0, (m - offset) // 128 * 128), (last - first - 1) // 128 * 128)
-        for m in hidden
-    ]
-    groups = []
-    for head, near in enumerate(firsts):
-        if groups and groups[-1][2] == near:
-            groups[-1] = (groups[-1][0], head + 1, near)
-        else:
-            groups.append((head, head + 1, near))
-    return groups
-
-
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -184,7 +127,7 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         table = table.contiguous()
         lse = table.new_empty(q.shape[:3])
-        out, wide_q, wide_k, wide_v = _forward(q, k, v, table, scale, blocks, lse)
+        out, wide_q, wide_k, wide_v = forward(q, k, v, table, scale, blocks, lse)
         width, v_dim = q.shape[-1], v.shape[-1]
         ctx.save_for_backward(
             wide_q[..., :width], wide_k[..., :width], wide_v[..., :v_dim], table, out, lse

@@ -1,0 +1,112 @@
+"""The forward pass of a bias that depends on distance alone, by torch's flash kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posenc.kernels.toeplitz_gradients import Block, hankel
+
+GROUP, HEADS = 1024, 4
+"""Queries and heads that attend together to the keys which all of them see: from 768 queries on
+torch's kernel works on 256 at a time, else on 64. Fewer heads take less memory."""
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    scale: float,
+    blocks: list[Block],
+    lse: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """out, and q, k and v as the kernel saw them; `lse` is filled in."""
+    width, v_dim = q.shape[-1], v.shape[-1]
+    if v_dim != width:  # the kernel wants one width
+        v = torch.nn.functional.pad(v, (0, max(0, width - v_dim)))
+        q, k = (torch.nn.functional.pad(t, (0, max(0, v_dim - width))) for t in (q, k))
+    # Heads inside tokens, as the kernel itself writes, so that joining heads costs no copy.
+    batch, heads, q_len = q.shape[:3]
+    out = q.new_empty(batch, q_len, heads, v_dim).transpose(1, 2)
+    grouped = k.shape[1] != heads
+
+    def attend(mine: slice, block: Block) -> tuple[Tensor, Tensor]:
+        """Results of the block's queries in falling order, and their log-sum-exp."""
+        start, stop, first, last = block
+        theirs = slice(None) if grouped else mine
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q[:, mine, start:stop].index_select(2, _falling(stop - start)),
+            k[:, theirs, first:last], v[:, theirs, first:last],
+            attn_mask=hankel(table[mine], q_len, block), scale=scale,
+        )  # fmt: skip
+
+    def write(mine: slice, start: int, stop: int, part: Tensor, part_lse: Tensor) -> None:
+        falling = _falling(stop - start)  # half the time of flip and a copy
+        torch.index_select(part[..., :v_dim], 2, falling, out=out[:, mine, start:stop])
+        if lse is not None:
+            lse[:, mine, start:stop] = part_lse.flip(2)
+
+    finite = torch.isfinite(table)
+    common = _common(finite) if q.dtype == table.dtype else None
+    if common is None:
+        hidden = [0] * heads if grouped else finite.int().argmax(-1).tolist()
+        for start, stop, first, last in blocks:
+            for head, above, near in _heads_of_one_reach(hidden, q_len, (start, stop, first, last)):
+                mine = slice(head, above)
+                write(mine, start, stop, *attend(mine, (start, stop, near, last)))
+        return out, q, k, v
+    at_once = heads if grouped else HEADS
+    for mine in (slice(head, head + at_once) for head in range(0, heads, at_once)):
+        for begin in range(0, q_len, GROUP):
+            end = min(begin + GROUP, q_len)
+            inside = [block for block in blocks if begin <= block[0] < end]
+            # What the first query sees, less one key, so that every query has one left.
+            seen = min(max(common - q_len + begin, 0), max(block[3] for block in inside))
+            far = attend(mine, (begin, end, 0, seen)) if seen else None
+            for start, stop, _, last in inside:
+                parts = []
+                if far is not None:
+                    parts.append([t[:, :, end - stop : end - start] for t in far])
+                if seen < last:
+                    parts.append(attend(mine, (start, stop, seen, last)))
+                write(mine, start, stop, *_merge(parts))
+    return out, q, k, v
+
+
+def _common(finite: Tensor) -> int | None:
+    """How many entries from the first on are finite in all heads, where no other is in any."""
+    counts = finite.sum(-1)
+    count = int(counts[0])
+    return count if bool((counts == count).all() and finite[:, :count].all()) else None
+
+
+def _merge(parts: list) -> tuple[Tensor, Tensor]:
+    """Attention over disjoint sets of keys, joined."""
+    if len(parts) == 1:
+        return parts[0]
+    (far, far_lse), (near, near_lse) = parts
+    share = torch.sigmoid(far_lse - near_lse).unsqueeze(-1)
+    return torch.lerp(near, far, share.to(near.dtype)), torch.logaddexp(far_lse, near_lse)
+
+
+def _falling(count: int) -> Tensor:
+    return torch.arange(count - 1, -1, -1)
+
+
+def _heads_of_one_reach(hidden: list[int], q_len: int, block: Block) -> list[tuple[int, int, int]]:
+    """(head, above, first): heads head .. above look at no key before `first`, in steps of 128,
+    where the first `hidden` entries of a head's row in the table are -inf."""
+    start, _, first, last = block
+    offset = q_len - start - 1 + first  # the entry of the block's first query and first key
+    firsts = [
+        first + min(max(0, (m - offset) // 128 * 128), (last - first - 1) // 128 * 128)
+        for m in hidden
+    ]
+    groups = []
+    for head, near in enumerate(firsts):
+        if groups and groups[-1][2] == near:
+            groups[-1] = (groups[-1][0], head + 1, near)
+        else:
+            groups.append((head, head + 1, near))
+    return groups
