@@ -140,6 +140,26 @@ def test_tuning_restarts_bit_for_bit(rank, llama, windows, tmp_path, monkeypatch
         )  # fmt: skip
 
 
+def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
+    model, teacher = load(llama).model, load(llama).model
+
+    def largest_gradient(tokens, teacher) -> float:
+        model.zero_grad()
+        tune._loss(model, tokens, LENGTH, teacher).backward()
+        return max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+
+    short = windows.tokens[:, :LENGTH]
+    assert largest_gradient(short, None) > 1e-3
+    assert largest_gradient(short, teacher) < 1e-7  # it predicts what is wanted already
+    with torch.no_grad():
+        logs = model(windows.tokens).logits.log_softmax(-1).double()
+        near = -(logs.exp() * logs)[:, :LENGTH].sum()
+        taken = logs[:, :-1].gather(-1, windows.tokens[:, 1:, None])
+        want = (near - taken[:, LENGTH:].sum()) / windows.tokens[:, 1:].numel()
+    got = tune._loss(model, windows.tokens, LENGTH, teacher)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=0)
+
+
 def test_a_search_goes_on_where_it_stopped(llama, windows, tmp_path):
     checkpoint, state = load(llama), tmp_path / "search.json"
     settings = read(checkpoint.config)

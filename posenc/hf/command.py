@@ -50,6 +50,13 @@ def extend(
     batch: Annotated[
         int, typer.Option(min=1, help="Windows of the new length per tuning step.")
     ] = 4,
+    distill: Annotated[
+        bool,
+        typer.Option(
+            help="Within the trained length, tune on what the model as it was predicts, so that "
+            "short texts lose nothing; takes a copy of the weights."
+        ),
+    ] = True,
     windows: Annotated[
         int, typer.Option(min=1, help="Windows of the new length to measure on.")
     ] = 32,
@@ -87,7 +94,7 @@ def extend(
         windows=windows,
         search_minutes=search_minutes,
         allow_cache_unsafe=allow_cache_unsafe,
-        tune=TuneConfig(tune, batch, lr, lora_rank=lora or None) if tune else None,
+        tune=TuneConfig(tune, batch, lr, lora_rank=lora or None, distill=distill) if tune else None,
         state=state,
     )
     command = shlex.join(["posenc", *sys.argv[1:]])

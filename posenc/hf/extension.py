@@ -3,6 +3,7 @@ prove."""
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -135,6 +136,9 @@ def _export(
     fitting: Windows | None, windows: Windows, options: Options, progress: Progress,
 ) -> None:  # fmt: skip
     checkpoint = outcome.checkpoint
+    teacher = None
+    if options.tune is not None and options.tune.distill and not checkpoint.masked:
+        teacher = copy.deepcopy(checkpoint.model)  # before it is stretched
     with chosen.active():
         if options.tune is not None:
             assert fitting is not None
@@ -142,7 +146,7 @@ def _export(
             masked = mask_token(checkpoint.folder) if checkpoint.masked else None
             outcome.tuning_losses = tune(
                 checkpoint.model, fitting, trained, options.tune, options.state / "tune", progress,
-                masked,
+                masked, teacher,
             )  # fmt: skip
             same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
             outcome.tuned = measure_variant(checkpoint, same, windows, trained, options, progress)

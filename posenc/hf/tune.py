@@ -36,6 +36,8 @@ class TuneConfig:
         seed: of the order of windows.
         short_share: share of batches cut to the trained length, so that short texts are not
             forgotten.
+        distill: within the trained length learn what the checkpoint predicted before it was
+            stretched, not the text; takes a copy of the weights. Causal models only.
 
     Source: Chen et al. 2023, arXiv:2306.15595, section 3.1 (AdamW 0.9/0.95, no weight decay, 20
     warm-up steps).
@@ -47,7 +49,8 @@ class TuneConfig:
     warmup: int = 20
     lora_rank: int | None = None
     seed: int = 0
-    short_share: float = 0.25
+    short_share: float = 0.4
+    distill: bool = True
 
     def schedule(self, step: int) -> float:
         """The share of the peak rate at a step."""
@@ -67,9 +70,11 @@ def tune(
     folder: Path,
     progress: Callable[[str, float], None],
     mask_token: int | None = None,
+    teacher: Any = None,
 ) -> list[float]:
     """Train on the windows in place; the loss of each step in nats. `folder` holds what a restart
-    needs; with a mask token the model learns to fill in hidden tokens.
+    needs; with a mask token the model learns to fill in hidden tokens; `teacher` is the checkpoint
+    as it was, where its predictions are to be kept.
 
     Raises: ValueError where the folder holds the state of another tuning; RuntimeError if the loss
     is not finite.
@@ -87,7 +92,9 @@ def tune(
             group["lr"] = config.rate(size) * config.schedule(step)
         tokens = _batch(windows, trained, config, step)
         loss = (
-            _loss(model, tokens) if mask_token is None else _masked_loss(model, tokens, mask_token)
+            _loss(model, tokens, trained, teacher)
+            if mask_token is None
+            else _masked_loss(model, tokens, mask_token)
         )
         if not math.isfinite(loss.item()):
             raise RuntimeError(
@@ -118,9 +125,19 @@ def _batch(windows: Windows, trained: int, config: TuneConfig, step: int) -> Ten
     return tokens
 
 
-def _loss(model: Any, tokens: Tensor) -> Tensor:
-    logits = model(tokens, use_cache=False).logits
-    return F.cross_entropy(logits[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten())
+def _loss(model: Any, tokens: Tensor, trained: int, teacher: Any) -> Tensor:
+    """Mean nats: over the text, or up to the trained length over what the teacher predicts."""
+    logits = model(tokens, use_cache=False).logits[:, :-1].float()
+    known = 0 if teacher is None else min(trained, logits.shape[1])
+    far = F.cross_entropy(
+        logits[:, known:].flatten(0, 1), tokens[:, known + 1 :].flatten(), reduction="sum"
+    )
+    if teacher is None:
+        return far / tokens[:, 1:].numel()
+    with torch.no_grad():
+        wanted = teacher(tokens[:, :known], use_cache=False).logits.float().softmax(-1)
+    near = F.cross_entropy(logits[:, :known].flatten(0, 1), wanted.flatten(0, 1), reduction="sum")
+    return (near + far) / tokens[:, 1:].numel()
 
 
 def _masked_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
