@@ -30,20 +30,21 @@ def forward(
     batch, heads, q_len = q.shape[:3]
     out = q.new_empty(batch, q_len, heads, v_dim).transpose(1, 2)
     grouped = k.shape[1] != heads
+    falling = torch.arange(max(GROUP, blocks[0][1]) - 1, -1, -1)
 
     def attend(mine: slice, block: Block) -> tuple[Tensor, Tensor]:
         """Results of the block's queries in falling order, and their log-sum-exp."""
         start, stop, first, last = block
         theirs = slice(None) if grouped else mine
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q[:, mine, start:stop].index_select(2, _falling(stop - start)),
+            q[:, mine, start:stop].index_select(2, falling[start - stop :]),
             k[:, theirs, first:last], v[:, theirs, first:last],
             attn_mask=hankel(table[mine], q_len, block), scale=scale,
         )  # fmt: skip
 
     def write(mine: slice, start: int, stop: int, part: Tensor, part_lse: Tensor) -> None:
-        falling = _falling(stop - start)  # half the time of flip and a copy
-        torch.index_select(part[..., :v_dim], 2, falling, out=out[:, mine, start:stop])
+        order = falling[start - stop :]  # takes half the time of flip and a copy
+        torch.index_select(part[..., :v_dim], 2, order, out=out[:, mine, start:stop])
         if lse is not None:
             lse[:, mine, start:stop] = part_lse.flip(2)
 
@@ -56,7 +57,7 @@ def forward(
                 mine = slice(head, above)
                 write(mine, start, stop, *attend(mine, (start, stop, near, last)))
         return out, q, k, v
-    at_once = heads if grouped else HEADS
+    at_once = heads if grouped or q_len <= GROUP else HEADS
     for mine in (slice(head, head + at_once) for head in range(0, heads, at_once)):
         for begin in range(0, q_len, GROUP):
             end = min(begin + GROUP, q_len)
@@ -88,10 +89,6 @@ def _merge(parts: list) -> tuple[Tensor, Tensor]:
     (far, far_lse), (near, near_lse) = parts
     share = torch.sigmoid(far_lse - near_lse).unsqueeze(-1)
     return torch.lerp(near, far, share.to(near.dtype)), torch.logaddexp(far_lse, near_lse)
-
-
-def _falling(count: int) -> Tensor:
-    return torch.arange(count - 1, -1, -1)
 
 
 def _heads_of_one_reach(hidden: list[int], q_len: int, block: Block) -> list[tuple[int, int, int]]:
