@@ -57,21 +57,25 @@ def forward(
                 mine = slice(head, above)
                 write(mine, start, stop, *attend(mine, (start, stop, near, last)))
         return out, q, k, v
+
+    def together(mine: slice, inside: list[Block], common: int) -> None:
+        """Blocks of queries side by side: first the keys that all of them see, then each its own.
+        What the first query sees, less one key, so that every query has one left."""
+        begin, end = inside[0][0], inside[-1][1]
+        seen = min(max(common - q_len + begin, 0), max(block[3] for block in inside))
+        far = attend(mine, (begin, end, 0, seen)) if seen else None
+        for start, stop, _, last in inside:
+            parts = []
+            if far is not None:
+                parts.append([t[:, :, end - stop : end - start] for t in far])
+            if seen < last:
+                parts.append(attend(mine, (start, stop, seen, last)))
+            write(mine, start, stop, *_merge(parts))
+
     at_once = heads if grouped or q_len <= GROUP else HEADS
     for mine in (slice(head, head + at_once) for head in range(0, heads, at_once)):
         for begin in range(0, q_len, GROUP):
-            end = min(begin + GROUP, q_len)
-            inside = [block for block in blocks if begin <= block[0] < end]
-            # What the first query sees, less one key, so that every query has one left.
-            seen = min(max(common - q_len + begin, 0), max(block[3] for block in inside))
-            far = attend(mine, (begin, end, 0, seen)) if seen else None
-            for start, stop, _, last in inside:
-                parts = []
-                if far is not None:
-                    parts.append([t[:, :, end - stop : end - start] for t in far])
-                if seen < last:
-                    parts.append(attend(mine, (start, stop, seen, last)))
-                write(mine, start, stop, *_merge(parts))
+            together(mine, [b for b in blocks if begin <= b[0] < begin + GROUP], common)
     return out, q, k, v
 
 
