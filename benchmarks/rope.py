@@ -1,5 +1,9 @@
-"""What does rotating q and k cost over cloning them? python benchmarks/rope.py OUT.csv"""
+"""What does rotating q and k cost over cloning them? python benchmarks/rope.py OUT.csv
 
+About 8 minutes on one core; rows are saved after every size, so it may be stopped.
+"""
+
+import itertools
 import sys
 from pathlib import Path
 
@@ -8,6 +12,8 @@ import torch
 from posenc.bench import measure, rope
 
 torch.set_num_threads(1)
-found = rope.run((1024, 4096), (64, 128), 7, backward=False)
-found += rope.run((1024, 4096), (64, 128), 5, backward=True)
-measure.save(found, Path(sys.argv[1]))
+found = []
+sizes = itertools.product((1024, 4096), (False, True), (64, 128), (torch.float32, torch.bfloat16))
+for n, backward, head_dim, dtype in sizes:
+    found += rope.run((n,), (head_dim,), 5, backward, dtypes=(dtype,))
+    measure.save(found, Path(sys.argv[1]))

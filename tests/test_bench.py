@@ -52,7 +52,7 @@ def test_bench_refuses_sizes_that_cannot_be(option, value, capsys):
 def test_bench_measures_the_heads_that_it_is_given(tmp_path):
     path = tmp_path / "b.csv"
     sizes = ("--lengths", "32", "--heads", "6", "--kv-heads", "2", "--head-dim", "16")
-    assert run(*sizes, "--repeats", "1", "--out", str(path)) == 0
+    assert run(*sizes, "--repeats", "1", "--backward", "--out", str(path)) == 0
     rotated = [row for row in rows(path) if row["question"] == "rope"]
     assert {(row["heads"], row["kv_heads"], row["head_dim"]) for row in rotated} == {
         ("6", "2", "16")

@@ -58,9 +58,10 @@ def _one(
         FLOOR: lambda q, k: (q.clone(), k.clone()),
         "posenc half-split": ours(False),
         "posenc interleaved": ours(True),
-        "posenc half-split, no compiler": _plain(cos, sin, False),
-        "posenc interleaved, no compiler": _plain(cos, sin, True),
     }
+    if not backward:
+        pairs["posenc half-split, no compiler"] = _plain(cos, sin, False)
+        pairs["posenc interleaved, no compiler"] = _plain(cos, sin, True)
     for name, peer in rope_peers.at_hand(n, head_dim, q.dtype).items():
         if _agrees(name, peer.rotate(q, k)[0], ours(peer.interleaved)(q, k)[0]):
             pairs[name] = peer.rotate
