@@ -21,8 +21,8 @@ run() {
 run quick --to 1024 --method ntk --out "$runs/ntk"
 run all --to 1024 --report "$runs/all.html" --state "$runs/search"
 run search --to 1024 --method search --out "$runs/searched" --state "$runs/search"
-run tuned --to 1024 --method ntk-2x --tune 200 --batch 2 --out "$runs/tuned"
-run lora --to 1024 --method ntk-2x --tune 200 --batch 2 --lora 8 --out "$runs/lora"
+run tuned --to 1024 --method ntk-2x --tune 200 --out "$runs/tuned"
+run lora --to 1024 --method ntk-2x --tune 200 --lora 8 --out "$runs/lora"
 for length in 1024 2048 4096 8192; do
     run "memory-$length" --to "$length" --method ntk --windows 1 --report "$runs/$length.html"
 done
