@@ -103,6 +103,14 @@ def test_operator_is_seen_by_a_tracer_and_keeps_the_rules_of_torch():
     torch.testing.assert_close(traced(other), rope.rotate([other], cos, sin, True)[0])
 
 
+@pytest.mark.parametrize("shape", [(1, 40, 8), (3, 1, 41, 8), (1, 41, 12)])
+def test_tables_that_do_not_fit_never_reach_the_kernel(shape):
+    x, cos = torch.randn(2, 3, 41, 22), torch.ones(shape)
+    assert not rope.takes([x], cos)
+    with pytest.raises(RuntimeError):
+        rotate_anything(x, cos.squeeze(-3) if cos.ndim == 4 else cos[0], cos[0], interleaved=True)
+
+
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_rotates_with_threads_of_its_own(threads):

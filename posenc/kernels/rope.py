@@ -16,10 +16,23 @@ from posenc.kernels import rope_cpu
 
 
 def takes(xs: Sequence[Tensor], cos: Tensor) -> bool:
-    """Whether a fused kernel rotates these here; else plain operations do."""
+    """Whether a fused kernel rotates these here; else plain operations do, and say what does not
+    fit: a kernel would read beyond the tables."""
+    if not all(_fits(x, cos) for x in xs):
+        return False
     if xs[0].device.type == "cuda":
         return _has_triton()
     return rope_cpu.takes(xs, cos)
+
+
+def _fits(x: Tensor, cos: Tensor) -> bool:
+    batches = (1, x.shape[0]) if cos.ndim == 4 else (1,)
+    return (
+        x.ndim == 4
+        and cos.shape[-2] == x.shape[2]
+        and cos.shape[0] in batches
+        and 2 * cos.shape[-1] <= x.shape[-1]
+    )
 
 
 def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
