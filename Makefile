@@ -27,7 +27,8 @@ test: .venv/.installed
 test-all: .venv/.installed-all
 	$(PYTEST) $(ONLY)
 
-lint: .venv/.installed
+# With Keras installed: without it, pyright takes `import keras` for posenc/keras.
+lint: .venv/.installed-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
