@@ -36,6 +36,7 @@ TEXT, WORDS = "The dog saw its cat.", ("dog", "cat")
 KINDS = {
     "llama": Rotation, "qwen2": Rotation, "gpt_neox": Rotation, "bert": Table, "gpt2": Table,
     "opt": Table, "bloom": Bias, "t5": Bias, "deberta": Disentangled, "deberta-v2": Disentangled,
+    "falcon": Rotation, "gptj": Rotation, "mpt": Bias,
 }  # fmt: skip
 LLAMA2XS = Path(__file__).parents[1].parent / "shared/checkpoints/llama2xs"
 
@@ -86,8 +87,7 @@ def test_without_positions_the_order_of_words_is_lost_as_far_as_the_mask_allows(
 
 @pytest.mark.parametrize("family", KINDS)
 def test_positions_come_back_after_the_removal(folders, family):
-    model = load(folders[family], encoder_decoder=True).model
-    model.set_attn_implementation("eager")
+    model = load(folders[family], encoder_decoder=True, attention="eager").model
     ids = list(range(5, 17))
     before = run(model, ids).hidden
     with without_positions(model):
@@ -127,7 +127,7 @@ def test_an_extended_checkpoint_meets_new_angles_only_where_its_frequencies_stay
     assert sheets[1].trained == LENGTH and sheets[1].beyond == 4 * LENGTH
 
 
-def test_the_own_bias_of_t5_and_bloom(folders, sheets):
+def test_the_own_bias_of_t5_bloom_and_mpt(folders, sheets):
     encoder, decoder = sheets["t5"].positions
     model = load(folders["t5"], encoder_decoder=True).model
     for kind, stack, both in ((encoder, model.encoder, True), (decoder, model.decoder, False)):
@@ -136,9 +136,31 @@ def test_the_own_bias_of_t5_and_bloom(folders, sheets):
         own.weight.data.copy_(table.detach())
         want = own.bias(torch.tensor(kind.distances))
         torch.testing.assert_close(torch.tensor(kind.values), want.detach(), rtol=0, atol=0)
-    (alibi,) = sheets["bloom"].positions
-    assert alibi.slopes == pytest.approx(list(ALiBi(4).slopes))
-    assert alibi.values[0][8] == pytest.approx(-8 * alibi.slopes[0])
+    for family in ("bloom", "mpt"):
+        (alibi,) = sheets[family].positions
+        assert alibi.slopes == pytest.approx(list(ALiBi(4).slopes))
+        assert alibi.values[0][8] == pytest.approx(-8 * alibi.slopes[0])
+
+
+def test_the_rotation_that_gptj_keeps_in_a_table(folders, sheets):
+    (kind,) = sheets["gptj"].positions
+    table = load(folders["gptj"]).model.transformer.h[0].attn.embed_positions  # sines, cosines
+    angles = torch.atan2(table[1, :2], table[1, 2:]).tolist()
+    assert kind.rotary_dim == 4 and kind.head_dim == 8 and kind.trained == LENGTH
+    assert kind.wavelengths == pytest.approx([2 * math.pi / angle for angle in angles])
+
+
+def test_falcon_with_alibi_is_refused_because_transformers_counts_it_twice(tmp_path):
+    save("falcon", tmp_path, spread=0.3, alibi=True)
+    ids = torch.arange(5, 17)[None]
+    shown, fused = (load(tmp_path, attention=name).model(ids).logits for name in ("eager", "sdpa"))
+    assert (shown - fused).abs().max() > 1e-2  # once this fails, transformers is mended
+    with pytest.raises(ValueError, match=r"Falcon with ALiBi: .* counts its bias twice"):
+        measure(Request(tmp_path, TEXT, as_bytes=True))
+
+
+def test_key_value_heads_of_falcon(sheets):
+    assert sheets["falcon"].structure.kv_heads == 1
 
 
 def test_similarity_of_a_table(folders, sheets):

@@ -28,12 +28,16 @@ class Checkpoint:
         return trained_length(self.config)
 
 
-def load(folder: str | Path, *, encoder_decoder: bool = False) -> Checkpoint:
+def load(
+    folder: str | Path, *, encoder_decoder: bool = False, attention: str | None = None
+) -> Checkpoint:
     """Load a causal or masked language model in float32 for evaluation.
 
     Args:
         folder: a Hugging Face folder.
         encoder_decoder: load a model of two stacks, too, instead of refusing it.
+        attention: transformers' name of an implementation; its own choice without one. Some
+            families (Falcon) take it only here, not later.
 
     Raises: ValueError for a folder without a config, weights that are not safetensors, are missing
     or do not fit, or a model that transformers does not know without running code from the folder.
@@ -71,7 +75,7 @@ def load(folder: str | Path, *, encoder_decoder: bool = False) -> Checkpoint:
     try:
         model, told = auto.from_pretrained(
             folder, dtype="float32", use_safetensors=True, trust_remote_code=False,
-            output_loading_info=True,
+            output_loading_info=True, attn_implementation=attention,
         )  # fmt: skip
     except (SafetensorError, RuntimeError) as error:  # cut off, or of other shapes
         raise ValueError(
@@ -102,10 +106,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def trained_length(config: Any) -> int:
-    """max_position_embeddings, or n_positions where a family calls it that."""
+    """max_position_embeddings, or what a family calls it."""
     if config.model_type in ("roberta", "xlm-roberta"):
         return config.max_position_embeddings - config.pad_token_id - 1  # rows for no position
-    for name in ("max_position_embeddings", "n_positions", "n_ctx"):
+    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         value = getattr(config, name, None)
         if isinstance(value, int):
             return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from posenc.checkpoints import rope_config, tables
+from posenc.inspect.checkpoint import alibi
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")
 """How transformers' families call a table of absolute positions."""
 DISENTANGLED = ("disentangled_attention_bias", "disentangled_att_bias")
 """What DeBERTa-v2 and DeBERTa call the method that adds position to the scores."""
+FIXED_ROTATIONS = ("gptj", "codegen")
+"""Rotations in pairs of neighbouring channels, whose sines lie in a table of every layer."""
 SHOWN_DISTANCE = 128
 
 
@@ -127,9 +129,12 @@ def find(model: Any) -> list[Kind]:
             found.append(_table(name, module, model))
         if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
             found += _t5(name, module)
-    if alibi := _alibi_of(model):
-        found.append(_alibi(model.config.num_attention_heads, alibi))
     config = model.config
+    if config.model_type in FIXED_ROTATIONS:
+        found.append(_rotation(_fixed(config), model))
+    values = alibi.by_distance(model, SHOWN_DISTANCE + 1)
+    if values is not None:
+        found.append(_alibi(values))
     if getattr(config, "relative_attention", False):
         buckets = getattr(config, "position_buckets", -1)
         table = next(m for n, m in model.named_modules() if n.endswith("rel_embeddings"))
@@ -140,11 +145,10 @@ def find(model: Any) -> list[Kind]:
     return found
 
 
-def _alibi_of(model: Any) -> Callable[..., Tensor] | None:
-    """BLOOM's own method that makes its bias."""
-    return next(
-        (m.build_alibi_tensor for m in model.modules() if hasattr(m, "build_alibi_tensor")), None
-    )
+def _fixed(config: Any) -> rope_config.RopeSetting:
+    """The rotation of the families whose config has no word for it."""
+    rotary_dim = config.rotary_dim or config.hidden_size // config.num_attention_heads
+    return rope_config.RopeSetting(None, 10000.0, rotary_dim, None, config.max_position_embeddings)
 
 
 def _rotation(setting: rope_config.RopeSetting, model: Any) -> Rotation:
@@ -200,12 +204,8 @@ def _t5(name: str, attention: Any) -> list[Bias]:
     return [Bias(name, settings, distances, values.tolist())]
 
 
-def _alibi(heads: int, build: Callable[..., Tensor]) -> Bias:
-    length = SHOWN_DISTANCE + 1
-    row = build(torch.ones(1, length), heads, torch.float32).view(heads, length)
-    values = (row - row[:, -1:]).flip(-1)  # against the key at the query's own position
+def _alibi(values: Tensor) -> Bias:
     slopes = (-values[:, 1]).tolist()
     words = ", ".join(f"{s:.3g}" for s in slopes)
-    return Bias(
-        "scores of every layer", f"slopes {words}", list(range(length)), values.tolist(), slopes
-    )
+    distances = list(range(values.shape[-1]))
+    return Bias("scores of every layer", f"slopes {words}", distances, values.tolist(), slopes)

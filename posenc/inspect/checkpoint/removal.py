@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from posenc.inspect.checkpoint.positions import DISENTANGLED, TABLE_NAMES
+
+ALIBI_ARGUMENTS = {"BloomAttention": "alibi", "MptAttention": "position_bias"}
+"""By which argument the attention of a layer is given its bias."""
 
 
 @contextmanager
@@ -40,8 +43,15 @@ def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
         _fill(module.weight, torch.zeros_like(kept))
         undo.callback(_fill, module.weight, kept)
         return f"the table {path}"
-    if type(module).__name__.endswith("Attention") and _takes(module, "alibi"):
-        hook = module.register_forward_pre_hook(_no_alibi, with_kwargs=True)
+    sines = getattr(module, "embed_positions", None)
+    if isinstance(sines, torch.Tensor):  # GPT-J and CodeGen: sines, then cosines
+        half = sines.shape[-1] // 2
+        no_turn = torch.cat([torch.zeros(half), torch.ones(half)])
+        module.embed_positions = no_turn.expand_as(sines)
+        undo.callback(setattr, module, "embed_positions", sines)
+        return f"the rotation of {path}"
+    if argument := ALIBI_ARGUMENTS.get(type(module).__name__):
+        hook = module.register_forward_pre_hook(partial(_no_bias, argument), with_kwargs=True)
         undo.callback(hook.remove)
         return f"the bias of {path}"
     for method in DISENTANGLED:
@@ -57,13 +67,8 @@ def _no_turn(module: nn.Module, inputs: Any, cos_sin: Any) -> Any:
     return torch.ones_like(cos), torch.zeros_like(sin)
 
 
-def _takes(module: nn.Module, argument: str) -> bool:
-    return argument in inspect.signature(module.forward).parameters
-
-
-def _no_alibi(module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
-    alibi = named.get("alibi")
-    return inputs, named if alibi is None else {**named, "alibi": torch.zeros_like(alibi)}
+def _no_bias(argument: str, module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+    return inputs, {**named, argument: torch.zeros_like(named[argument])}
 
 
 def _zeros(method: Any) -> Any:

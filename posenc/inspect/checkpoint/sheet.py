@@ -85,9 +85,9 @@ def measure(request: Request, tell: Callable[[str], None] = lambda step: None) -
     Raises: ValueError for a folder that cannot be loaded, or a text that does not fit it.
     """
     tell(f"loading {request.folder}")
-    checkpoint = load(request.folder, encoder_decoder=True)
+    # eager: the one that shows its weights
+    checkpoint = load(request.folder, encoder_decoder=True, attention="eager")
     model = checkpoint.model
-    model.set_attn_implementation("eager")  # the one that shows its weights
     text, words, reason = _text(request, checkpoint)
     vocabulary = model.config.vocab_size
     sentence = read(

@@ -52,13 +52,23 @@ def of(model: Any) -> Structure:
         if config.is_encoder_decoder
         else None,
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=_kv_heads(config),
         head_dim=head_dim,
         width=width,
         vocabulary=config.vocab_size,
         tied=head is not None and head.weight is embeddings.weight,
         parts=_parts(model, embeddings, head),
     )
+
+
+def _kv_heads(config: Any) -> int:
+    if getattr(config, "multi_query", False) and not getattr(
+        config, "new_decoder_architecture", False
+    ):
+        return 1  # Falcon's first, GPT-BigCode
+    named = ("num_key_value_heads", "num_kv_heads")
+    found = (getattr(config, name, None) for name in named)
+    return next((heads for heads in found if heads), config.num_attention_heads)
 
 
 def _parts(model: nn.Module, embeddings: nn.Module, head: nn.Module | None) -> dict[str, int]:
