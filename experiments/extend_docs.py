@@ -24,7 +24,7 @@ DRAWN = {"none": "as trained", "ntk": "NTK-aware, x4", "search": "searched", "tu
 COSTS = {
     "quick": "`--method ntk --out`",
     "all": "all methods, without `--out`",
-    "tuned": "`--method ntk-2x --tune 200 --batch 2 --out`",
+    "tuned": "`--method ntk-2x --tune 200 --out`",
     "lora": "the same with `--lora 8`",
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import math
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from posenc.checkpoints.rope_config import RopeSetting
 from posenc.hf.export import Proof
@@ -14,7 +17,7 @@ from posenc.hf.extension import Outcome
 from posenc.hf.measure import Estimate, Evaluation, bucket_edges
 from posenc.hf.methods import METHODS, stretch
 from posenc.hf.page import write_page
-from posenc.hf.running import write_csv
+from posenc.hf.running import show_losses, write_csv
 from posenc.hf.variants import Variant
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 
@@ -93,3 +96,19 @@ def test_csv_holds_every_bucket_that_could_be_read(tmp_path):
     assert len([row for row in rows if row.startswith("none,")]) == 3
     assert len([row for row in rows if row.startswith("tuned,")]) == 7
     assert "tuned,0,64,2.200000,2.100000,2.300000,256" in rows
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_terminal_cuts_no_number(width):
+    found = outcome()
+    mapped = Variant("self-extend", "", nullcontext, (), needs_runtime=True)  # type: ignore[arg-type]
+    found.measured["self-extend"] = (mapped, evaluation(2.4))
+    console = Console(width=width, record=True, file=io.StringIO())
+    show_losses(found, console)
+    shown = console.export_text()
+    assert "…" not in shown and "* " not in shown
+    assert shown.count("self-extend†") == shown.count("Perplexity by position")
+    assert " ".join(shown.split()).endswith("† needs our runtime. 95 % intervals are on the page.")
+    for end in bucket_edges(TRAINED, TARGET)[1:]:
+        assert f" {end:,} " in shown
+    assert shown.count(f"{math.exp(2.4):.3g} ") == 4  # beyond the trained length

@@ -12,6 +12,10 @@ from posenc.hf.measure import Estimate
 from posenc.hf.variants import Variant
 from posenc.report import Caution, Cell, Code, Facts, Headline, Page, Table
 
+NO_EXTENSION = "no extension"
+OUR_RUNTIME = "needs our runtime"
+INEXACT = "yes, but its cache is inexact"
+
 
 def write_page(outcome: Outcome, path: Path, command: str, caution: str | None) -> None:
     """Write extend.html. `caution` says what the reader must know about the text that was
@@ -57,7 +61,7 @@ def by_position_table(outcome: Outcome) -> Table:
     for name, evaluation in outcome.evaluations().items():
         cells = [_with_interval(e) for e in evaluation.by_position]
         variant = outcome.measured[name][0] if name in outcome.measured else None
-        rows.append([name, *cells, _loads(variant)])
+        rows.append([name, *cells, loads(variant)])
     return Table(header, rows, "Perplexity per token; in brackets a 95 % interval over documents")
 
 
@@ -67,9 +71,10 @@ def _with_interval(e: Estimate) -> Cell | str:
     return f"{e.perplexity:.2f} ({math.exp(min(e.low, 50)):.2f}–{math.exp(min(e.high, 50)):.2f})"
 
 
-def _loads(variant: Variant | None) -> str:
+def loads(variant: Variant | None) -> str:
+    """Whether stock tools load a variant, in words."""
     if variant is not None and variant.window is not None:
-        return "no extension"
+        return NO_EXTENSION
     if variant is None or (variant.cache_safe and not variant.needs_runtime):
         return "yes"
-    return "needs our runtime" if variant.needs_runtime else "yes, but its cache is inexact"
+    return OUR_RUNTIME if variant.needs_runtime else INEXACT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -14,13 +15,17 @@ from posenc.checkpoints.text import split_documents
 from posenc.files import write_atomically
 from posenc.hf.extension import Outcome, extend
 from posenc.hf.options import Options
-from posenc.hf.page import by_position_table, write_page
+from posenc.hf.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, write_page
 
 OUT_OF_DOMAIN = (
     "Measured on the source of Python's standard library. Losses on a text unlike the model's "
     "own say little; "
     "give --text with text of its kind."
 )
+MARKS = {"*": INEXACT, "†": OUR_RUNTIME, "‡": NO_EXTENSION}
+"""What stands behind a method that does not simply load in stock tools."""
+COLUMN = 9
+"""Characters that a bucket takes in the table, its borders included."""
 
 
 def run(
@@ -46,7 +51,7 @@ def run(
         )
     if caution:
         console.print(caution, markup=False)
-    console.print(_table(outcome))
+    show_losses(outcome, console)
     if "search" in outcome.measured:
         console.print(f"search: {outcome.measured['search'][0].summary}.", markup=False)
     console.print(outcome.reason, markup=False)
@@ -98,23 +103,36 @@ def read_documents(texts: list[Path]) -> list[str]:
     return documents
 
 
-def _table(outcome: Outcome) -> Table:
-    source, named = by_position_table(outcome), outcome.evaluations()
-    ends = next(iter(named.values())).edges[1:]
-    table = Table(
-        title="Perplexity by position: tokens up to", caption="95 % intervals are on the page"
-    )
-    table.add_column("method", no_wrap=True)
-    for end in ends:
-        table.add_column(f"{end:,}", justify="right")
-    table.add_column("stock tools", justify="right")
-    for row, evaluation in zip(source.rows, named.values(), strict=True):
-        table.add_row(
-            str(row[0]),
-            *(f"{e.perplexity:.3g}" if e.tokens else "–" for e in evaluation.by_position),
-            str(row[-1]),
-        )
-    return table
+def show_losses(outcome: Outcome, console: Console) -> None:
+    """Perplexity by position, and what the marks behind the names of the methods mean."""
+    for table in _tables(outcome, console.width):
+        console.print(table)
+    marks = {_mark(outcome, name) for name in outcome.evaluations()}
+    words = [f"{mark} {why}." for mark, why in MARKS.items() if mark in marks]
+    console.print(" ".join([*words, "95 % intervals are on the page."]), markup=False)
+
+
+def _tables(outcome: Outcome, width: int) -> Iterator[Table]:
+    """As many tables as the buckets need in a console of `width` columns."""
+    evaluations = outcome.evaluations()
+    names = {name: name + _mark(outcome, name) for name in evaluations}
+    ends = next(iter(evaluations.values())).edges[1:]
+    first = max(map(len, names.values())) + 4
+    each = max(1, (width - first) // COLUMN)
+    for start in range(0, len(ends), each):
+        table = Table(title="Perplexity by position: tokens up to")
+        table.add_column("method", no_wrap=True)
+        for end in ends[start : start + each]:
+            table.add_column(f"{end:,}", justify="right", no_wrap=True)
+        for name, evaluation in evaluations.items():
+            shown = evaluation.by_position[start : start + each]
+            table.add_row(names[name], *(f"{e.perplexity:.3g}" if e.tokens else "–" for e in shown))
+        yield table
+
+
+def _mark(outcome: Outcome, name: str) -> str:
+    variant = outcome.measured[name][0] if name in outcome.measured else None
+    return next((mark for mark, why in MARKS.items() if why == loads(variant)), "")
 
 
 class _Narrator:
