@@ -3,12 +3,16 @@ without writing it out."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.call import Call
 from posenc.kernels import split, toeplitz, toeplitz_forward, toeplitz_gradients
 from posenc.kernels.cost import Cost
+
+MASKED_ROWS = 256
+"""Queries that share one mask written out."""
 
 
 def refuse(call: Call) -> str | None:
@@ -32,7 +36,9 @@ def cost(call: Call) -> Cost:
         block = 2 * batch * rows * call.q.shape[-1] * size
         backward = 3 * toeplitz_gradients.BYTES + 4 * call.k.numel() if call.needs_grad else 0
         return Cost(_visible_time(call), 4 * heads * (call.q_len + call.kv_len) + block + backward)
-    dense_mask = 0 if call.mask is None or is_plain_causal(call) else call.q_len * call.kv_len
+    dense_mask = 0
+    if call.mask is not None and not is_plain_causal(call):  # torch makes numbers of it
+        dense_mask = min(call.q_len, _masked_rows(call)) * call.kv_len * (1 + size)
     folded = 0
     if call.changes_scores:
         folded = sum(t.numel() + t.numel() // t.shape[-1] * 8 for t in (call.q, call.k, call.v))
@@ -64,19 +70,36 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
         if causal and split.refuse_rows(call) is None:
             return split.run_rows(call), None
         call = split.fold(call)
-    visible = None if causal else call.visible(0, call.q_len)
+    if causal or call.mask is None:
+        return _kernel(call, 0, call.q_len, causal=causal), None
+    rows = _masked_rows(call)
+    blocks = [(start, min(start + rows, call.q_len)) for start in range(0, call.q_len, rows)]
+    outs = [_kernel(call.keys(*call.reach(*block)), *block) for block in blocks]
+    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2), None
+
+
+def _masked_rows(call: Call) -> int:
+    """Queries whose mask is written out at once; all of them where the backward pass keeps it."""
+    whole = call.needs_grad or torch.compiler.is_compiling()
+    return call.q_len if whole else MASKED_ROWS
+
+
+def _kernel(call: Call, start: int, stop: int, *, causal: bool = False) -> Tensor:
+    """torch's kernel for queries start .. stop."""
+    visible = None if causal else call.visible(start, stop)
     if visible is not None:
         # Every axis in full, else torch falls back to its dense path.
-        visible = visible.expand(*visible.shape[:-2], call.q_len, call.kv_len)
-    width, v_dim = call.q.shape[-1], call.v.shape[-1]
-    v = F.pad(call.v, (0, width - v_dim)) if v_dim < width else call.v
+        visible = visible.expand(*visible.shape[:-2], stop - start, call.kv_len)
+    q, v = call.q[:, :, start:stop], call.v
+    width, v_dim = q.shape[-1], v.shape[-1]
+    v = F.pad(v, (0, width - v_dim)) if v_dim < width else v
     out = F.scaled_dot_product_attention(
-        call.q, call.k, v, attn_mask=visible, is_causal=causal, scale=call.scale,
-        enable_gqa=call.q.shape[1] != call.k.shape[1],
+        q, call.k, v, attn_mask=visible, is_causal=causal, scale=call.scale,
+        enable_gqa=q.shape[1] != call.k.shape[1],
     )  # fmt: skip
     if visible is not None and not call.every_row_sees_a_key:
         out = out.masked_fill(~visible.any(-1, keepdim=True), 0)
-    return out[..., :v_dim], None
+    return out[..., :v_dim]
 
 
 def is_plain_causal(call: Call) -> bool:
