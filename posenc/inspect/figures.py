@@ -81,8 +81,9 @@ def bias_by_distance(values: Array, distances: Sequence[int]) -> Figure:
     heads = len(values)
     ahead = "; ahead is negative" if min(distances) < 0 else ""
     with figure(f"distance to the key, tokens{ahead}", "bias, logits") as (drawn, axes):
+        named = _named(heads)
         for head, colour in enumerate(ordered_colours(heads)):
-            label = f"head {head}" if head in (0, heads // 2, heads - 1) else None
+            label = f"head {head}" if head in named else None
             axes.plot(distances, values[head], color=colour, label=label)
         axes.set_xscale("symlog", base=2, linthresh=1)
         _distance_ticks(axes, max(distances), -min(distances))
@@ -224,13 +225,19 @@ def attention_distance(values: Array) -> Figure:
     """values (layers, heads): the mean distance of attention in tokens, one dot per head."""
     with figure("layer", "mean distance of attention, tokens") as (drawn, axes):
         layers, heads = values.shape
+        named = _named(heads)
         for head, colour in enumerate(ordered_colours(heads)):
-            label = f"head {head}" if head in (0, heads // 2, heads - 1) else None
+            label = f"head {head}" if head in named else None
             axes.plot(range(layers), values[:, head], "o", color=colour, label=label)
         axes.set_xticks(range(layers))
         axes.set_ylim(bottom=0)
         legend_above(drawn)
     return drawn
+
+
+def _named(heads: int) -> Sequence[int]:
+    """Heads that a legend has room for; the colours in between follow their order."""
+    return range(heads) if heads <= 4 else (0, heads // 2, heads - 1)
 
 
 def frame(axes) -> None:

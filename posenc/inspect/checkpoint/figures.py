@@ -26,8 +26,9 @@ def attention_of_heads(weights: Array, labels: Sequence[str]) -> Figure:
     heads, count = len(weights), len(labels)
     shown = [_short(label) for label in labels] if count <= MOST_LABELS else None
     side = 2.4 if shown is None else max(1.5, 0.15 * count)
-    columns = max(1, min(heads, int(_WIDEST // side)))
-    rows = -(-heads // columns)
+    fit = max(1, min(heads, int(_WIDEST // side)))
+    rows = -(-heads // fit)
+    columns = -(-heads // rows)  # 2 and 2 instead of 3 and 1
     # The layout is fixed, in inches: matplotlib's own takes seconds for this many labels.
     room = 0.3 if shown is None else 0.1 + 0.065 * max(map(_width, shown))
     left, right, above = 0.3 + room, 0.9, 0.3
