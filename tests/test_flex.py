@@ -9,12 +9,12 @@ from posenc import masks
 SHAPE = posenc.ModelShape(64, 4, 2, 16)
 
 
-def call(encoding, impl, grad=False, dtype=torch.float32):
+def call(encoding, impl, grad=False, dtype=torch.float32, length=150):
     torch.manual_seed(0)
     q, k, v = (
-        torch.randn(1, h, 150, 16, dtype=dtype, requires_grad=grad and h == 2) for h in (4, 2, 2)
+        torch.randn(1, h, length, 16, dtype=dtype, requires_grad=grad and h == 2) for h in (4, 2, 2)
     )
-    positions = torch.arange(150)
+    positions = torch.arange(length)
     return posenc.attention(
         q, k, v, encoding, q_positions=positions, kv_positions=positions, mask=masks.causal,
         impl=impl,
@@ -23,14 +23,16 @@ def call(encoding, impl, grad=False, dtype=torch.float32):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # torch's own
-@pytest.mark.parametrize("name", ["alibi", "deberta"])
+@pytest.mark.parametrize("name", ["alibi", "t5", "deberta"])
 def test_flex_equals_the_reference(name):
     encoding = posenc.create(name, SHAPE).requires_grad_(False)
-    with torch.no_grad():
-        # float32 sums in another order
-        torch.testing.assert_close(
-            call(encoding, "flex"), call(encoding, "reference"), rtol=1e-5, atol=1e-5
-        )
+    for length in (150, 300):  # a second length is where torch would compile for any
+        with torch.no_grad():
+            # float32 sums in another order
+            torch.testing.assert_close(
+                call(encoding, "flex", length=length), call(encoding, "reference", length=length),
+                rtol=1e-5, atol=1e-5,
+            )  # fmt: skip
     torch.compiler.reset()
 
 

@@ -55,7 +55,7 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     grad = call.needs_grad
     with torch.set_grad_enabled(grad):
         mod = _score_mod(call)
-        out = _compiled()(
+        out = _compiled(call.q.device.type)(
             call.q, call.k, call.v, score_mod=mod, block_mask=_block_mask(call), scale=call.scale,
             enable_gqa=call.q.shape[1] != call.k.shape[1], return_lse=call.need_lse,
         )  # fmt: skip
@@ -99,7 +99,8 @@ def _block_mask(call: Call) -> Any:
 
 
 @functools.cache
-def _compiled() -> Callable[..., Any]:
+def _compiled(device: str) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention)
+    # For any length, Inductor (torch 2.13) writes C++ for the CPU that does not compile.
+    return torch.compile(flex_attention, dynamic=False if device == "cpu" else None)

@@ -32,13 +32,15 @@ def forward(
     grouped = k.shape[1] != heads
     falling = torch.arange(max(GROUP, blocks[0][1]) - 1, -1, -1)
 
-    def attend(mine: slice, block: Block) -> tuple[Tensor, Tensor]:
+    def reverse(mine: slice, start: int, stop: int) -> Tensor:
+        return q[:, mine, start:stop].index_select(2, falling[start - stop :])
+
+    def attend(reversed_q: Tensor, mine: slice, block: Block) -> tuple[Tensor, Tensor]:
         """Results of the block's queries in falling order, and their log-sum-exp."""
-        start, stop, first, last = block
+        *_, first, last = block
         theirs = slice(None) if grouped else mine
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q[:, mine, start:stop].index_select(2, falling[start - stop :]),
-            k[:, theirs, first:last], v[:, theirs, first:last],
+            reversed_q, k[:, theirs, first:last], v[:, theirs, first:last],
             attn_mask=hankel(table[mine], q_len, block), scale=scale,
         )  # fmt: skip
 
@@ -55,7 +57,8 @@ def forward(
         for start, stop, first, last in blocks:
             for head, above, near in _heads_of_one_reach(hidden, q_len, (start, stop, first, last)):
                 mine = slice(head, above)
-                write(mine, start, stop, *attend(mine, (start, stop, near, last)))
+                reversed_q = reverse(mine, start, stop)
+                write(mine, start, stop, *attend(reversed_q, mine, (start, stop, near, last)))
         return out, q, k, v
 
     def together(mine: slice, inside: list[Block], common: int) -> None:
@@ -63,13 +66,15 @@ def forward(
         What the first query sees, less one key, so that every query has one left."""
         begin, end = inside[0][0], inside[-1][1]
         seen = min(max(common - q_len + begin, 0), max(block[3] for block in inside))
-        far = attend(mine, (begin, end, 0, seen)) if seen else None
+        reversed_q = reverse(mine, begin, end)
+        far = attend(reversed_q, mine, (begin, end, 0, seen)) if seen else None
         for start, stop, _, last in inside:
+            here = slice(end - stop, end - start)
             parts = []
             if far is not None:
-                parts.append([t[:, :, end - stop : end - start] for t in far])
+                parts.append([t[:, :, here] for t in far])
             if seen < last:
-                parts.append(attend(mine, (start, stop, seen, last)))
+                parts.append(attend(reversed_q[:, :, here], mine, (start, stop, seen, last)))
             write(mine, start, stop, *_merge(parts))
 
     at_once = heads if grouped or q_len <= GROUP else HEADS
