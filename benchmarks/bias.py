@@ -51,7 +51,7 @@ def draw(table: Path, figure: Path) -> None:
         left.plot(sorted(points), [points[n] for n in sorted(points)], marker="o", label=name)
     left.axhline(1, color="0.6", linewidth=0.8)
     left.set_xscale("log", base=2)
-    left.set_ylim(0.5, 1.3)
+    left.set_ylim(0.4, 1.3)
     left.set_xlabel("tokens")
     left.set_ylabel("time over attention without a bias")
     left.legend(frameon=False)

@@ -78,7 +78,8 @@ def memory(names: Sequence[str], lengths: Sequence[int]) -> list[dict[str, Any]]
             q, k, v = (torch.randn(1, HEADS, n, HEAD_DIM) for _ in range(3))
             shape = ModelShape(HEADS * HEAD_DIM, HEADS, train_length=n)
             case = _encoded(q, k, v, q, create(name, shape).for_layer(0), False, checked=False)
-            peak = measure.peak_bytes(case)
+            with measure.freed_at_once():
+                peak = measure.peak_bytes(case)
             extra.append(None if peak is None else max(1, peak - _output_bytes(n)))
         sizes = extra[1:]
         exponent = None if None in sizes else _exponent(lengths, sizes)  # type: ignore[arg-type]

@@ -10,12 +10,15 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""glibc's numbers for what mallopt sets."""
 Case = Callable[[], Any]
 
 
@@ -73,6 +76,22 @@ def peak_bytes(case: Case) -> int | None:
     before = _status("VmRSS")
     case()
     return _status("VmHWM") - before
+
+
+@contextmanager
+def freed_at_once() -> Iterator[None]:
+    """Inside the block the C library gives large pieces back when they are freed, so that a peak
+    counts what is alive, not what the library keeps for later; slow, so nothing is timed there."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        yield
+        return
+    mallopt(MMAP_THRESHOLD, 2**17)
+    try:
+        yield
+    finally:  # where glibc's own adjusting ends
+        mallopt(MMAP_THRESHOLD, 2**25)
+        mallopt(TRIM_THRESHOLD, 2**26)
 
 
 def _status(name: str) -> int:

@@ -38,7 +38,8 @@ def cost(call: Call) -> Cost:
         return Cost(_visible_time(call), 4 * heads * (call.q_len + call.kv_len) + block + backward)
     dense_mask = 0
     if call.mask is not None and not is_plain_causal(call):  # torch makes numbers of it
-        dense_mask = min(call.q_len, _masked_rows(call)) * call.kv_len * (1 + size)
+        rows = call.q_len if _mask_in_one(call) else min(call.q_len, MASKED_ROWS)
+        dense_mask = rows * call.kv_len * (1 + size)
     folded = 0
     if call.changes_scores:
         folded = sum(t.numel() + t.numel() // t.shape[-1] * 8 for t in (call.q, call.k, call.v))
@@ -70,18 +71,18 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
         if causal and split.refuse_rows(call) is None:
             return split.run_rows(call), None
         call = split.fold(call)
-    if causal or call.mask is None:
+    if causal or call.mask is None or _mask_in_one(call):
         return _kernel(call, 0, call.q_len, causal=causal), None
-    rows = _masked_rows(call)
-    blocks = [(start, min(start + rows, call.q_len)) for start in range(0, call.q_len, rows)]
+    starts = range(0, call.q_len, MASKED_ROWS)
+    blocks = [(start, min(start + MASKED_ROWS, call.q_len)) for start in starts]
     outs = [_kernel(call.keys(*call.reach(*block)), *block) for block in blocks]
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2), None
 
 
-def _masked_rows(call: Call) -> int:
-    """Queries whose mask is written out at once; all of them where the backward pass keeps it."""
-    whole = call.needs_grad or torch.compiler.is_compiling()
-    return call.q_len if whole else MASKED_ROWS
+def _mask_in_one(call: Call) -> bool:
+    """Whether the mask is written out for all queries: the backward pass keeps it anyhow, and
+    a compiled graph is for any length."""
+    return call.needs_grad or torch.compiler.is_compiling()
 
 
 def _kernel(call: Call, start: int, stop: int, *, causal: bool = False) -> Tensor:
