@@ -1,6 +1,6 @@
 """What does rotating q and k cost over cloning them? python benchmarks/rope.py OUT.csv
 
-About 8 minutes on one core; rows are saved after every size, so it may be stopped.
+About 10 minutes on one core; rows are saved after every size, so it may be stopped.
 """
 
 import itertools
@@ -13,7 +13,8 @@ from posenc.bench import measure, rope
 
 torch.set_num_threads(1)
 found = []
-sizes = itertools.product((1024, 4096), (False, True), (64, 128), (torch.float32, torch.bfloat16))
-for n, backward, head_dim, dtype in sizes:
+passes = ((1024, False), (1024, True), (4096, False), (4096, True), (16384, False))
+sizes = itertools.product(passes, (64, 128), (torch.float32, torch.bfloat16))
+for (n, backward), head_dim, dtype in sizes:
     found += rope.run((n,), (head_dim,), 5, backward, dtypes=(dtype,))
     measure.save(found, Path(sys.argv[1]))
