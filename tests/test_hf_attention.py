@@ -10,8 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc.checkpoints.loading import load
-from posenc.hf.attention import register
+from posenc.encoding import PositionEncoding
+from posenc.hf.attention import attached, register
 from posenc.hf.own_biases import own_biases
+from posenc.hf.variants import position_maps
 from tests.hf_models import save, transformers
 
 
@@ -48,6 +50,20 @@ def test_a_stock_model_gives_its_answers_with_padding(family, side, tmp_path):
     torch.testing.assert_close(model(tokens).logits, alone, rtol=1e-4, atol=1e-4)
     if side == "left":  # on the right no token looks at it
         assert (got[seen] - alone[seen]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_attention_that_cannot_be_exchanged_is_refused(tmp_path):
+    checkpoint = load(save("falcon", tmp_path))
+    tokens = torch.arange(41)[None]
+    before = checkpoint.model(tokens).logits
+    with (
+        pytest.raises(ValueError, match="FalconForCausalLM cannot be exchanged"),
+        attached(checkpoint.model, lambda layer: PositionEncoding()),
+    ):
+        pass
+    torch.testing.assert_close(checkpoint.model(tokens).logits, before, rtol=0, atol=0)
+    assert position_maps(checkpoint, 4 * checkpoint.trained_length) == []
 
 
 @contextmanager

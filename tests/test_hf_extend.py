@@ -276,7 +276,9 @@ def test_position_maps_equal_the_plain_model_below_their_window(llama, windows):
     tokens = windows.tokens[:1, :LENGTH]
     with torch.inference_mode():
         plain = checkpoint.model(tokens).logits
-        for variant in position_maps(checkpoint, TARGET):
+        maps = position_maps(checkpoint, TARGET)
+        assert [variant.name for variant in maps] == ["self-extend", "rerope", "dual-chunk"]
+        for variant in maps:
             with variant.active() as model:
                 mapped = model(tokens).logits
             exact = LENGTH // 2

@@ -162,6 +162,17 @@ class Unrotated(nn.Module):
         return x.new_ones(shape), x.new_zeros(shape)
 
 
+def exchangeable(model: Any) -> bool:
+    """Whether the model's attention can become posenc's. Where its code does not go through the
+    interface (Falcon), transformers ignores the wish and raises nothing."""
+    register()
+    before = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    taken = model.config._attn_implementation == NAME
+    model.set_attn_implementation(before)
+    return taken
+
+
 @contextmanager
 def attached(model: Any, encoding: Callable[[int], PositionEncoding]) -> Iterator[nn.Module]:
     """The model with encoding(layer) in place of its own rotation, inside the block.
@@ -170,7 +181,6 @@ def attached(model: Any, encoding: Callable[[int], PositionEncoding]) -> Iterato
     Raises: ValueError where the model has no rotary module or its attention does not go through the
     interface.
     """
-    register()
     rotary = [
         (parent, name, child)
         for parent in model.modules()
@@ -180,6 +190,11 @@ def attached(model: Any, encoding: Callable[[int], PositionEncoding]) -> Iterato
     layers = [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "is_causal")]
     if not rotary or not layers:
         raise ValueError("the model has no rotary module that could be replaced")
+    if not exchangeable(model):
+        raise ValueError(
+            f"the attention of {type(model).__name__} cannot be exchanged: transformers has it "
+            "outside its attention interface"
+        )
     before = model.config._attn_implementation
     for parent, name, child in rotary:
         setattr(parent, name, Unrotated(child.config))

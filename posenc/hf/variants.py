@@ -14,7 +14,7 @@ from posenc.checkpoints import rope_config, tables
 from posenc.checkpoints.loading import Checkpoint
 from posenc.checkpoints.rope_config import RopeSetting
 from posenc.hf.apply import applied
-from posenc.hf.attention import attached
+from posenc.hf.attention import attached, exchangeable
 from posenc.hf.genome import apply_genome
 from posenc.hf.methods import METHODS, stretch
 from posenc.hf.search import Found
@@ -83,8 +83,9 @@ def table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
 def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     """Training-free maps of positions into the trained range, run by posenc's attention.
 
-    Empty where layers differ in their rotation or have sinks, or the rotation is not half-split
-    over whole heads or their first channels, as transformers' rotate_half models have it.
+    Empty where layers differ in their rotation or have sinks, the rotation is not half-split over
+    whole heads or their first channels, as transformers' rotate_half models have it, or attention
+    cannot be exchanged (Falcon).
     """
     settings = rope_config.read(checkpoint.config)
     if (
@@ -92,6 +93,7 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         or settings[0].layer_type is not None
         or getattr(checkpoint.config, "no_rope_layers", None)
         or any(hasattr(module, "sinks") for module in checkpoint.model.modules())
+        or not exchangeable(checkpoint.model)
     ):
         return []
     setting, config = settings[0], checkpoint.config

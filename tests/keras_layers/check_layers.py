@@ -87,9 +87,10 @@ def test_one_object_in_several_layers_is_one_again_after_loading(name, tmp_path)
     assert first.encoding is second.encoding
     assert len(loaded.weights) == len(model.weights)
     np.testing.assert_array_equal(answer(loaded, x), answer(model, x))
-    for trained in (model, loaded):  # the optimizer's state too
-        trained.fit(x, x, verbose=0)
-    np.testing.assert_allclose(answer(loaded, x), answer(model, x), atol=1e-6)
+    for trained in (model, loaded):
+        trained.fit(x, x, shuffle=False, verbose=0)
+    # The optimizer's state too: a fresh one would end at least 6e-3 away.
+    np.testing.assert_allclose(answer(loaded, x), answer(model, x), atol=1e-4)
 
 
 def test_masks_go_through():
@@ -111,10 +112,10 @@ def test_padding_changes_nothing(name):
     embed = pk.BertEmbedding(9, 32)
     attend = pk.PositionAwareAttention(4, encoding=encodings()[name]())
     padded = array(attend(embed(tokens)))[:, :3]
-    np.testing.assert_allclose(array(attend(embed(tokens[:, :3]))), padded, atol=1e-6)
+    np.testing.assert_allclose(array(attend(embed(tokens[:, :3]))), padded, atol=1e-5)
     positions = np.arange(5, dtype="int32")
     given = array(attend(embed(tokens), positions=positions))[:, :3]
-    np.testing.assert_allclose(given, padded, atol=1e-6)
+    np.testing.assert_allclose(given, padded, atol=1e-5)
 
 
 def test_a_row_that_sees_nothing_gives_zeros():
