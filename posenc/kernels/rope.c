@@ -26,14 +26,14 @@ static inline bf16 store_bf16(float v) {
 }
 
 /* Strides count numbers. A row is one head of one token: `pairs` pairs, then `rest` channels that
-   pass through. `inner` is heads or tokens, whichever lies closer together in memory; rows
-   first..last of (batch, outer) are done, so that callers can share the work out. */
+   pass through. Tokens are done `tile` at a time, all heads of them, so that their cosines stay in
+   the core's cache; tiles first..last of (batch, tiles of a sequence), so that callers can share
+   the work out. */
 typedef struct {
-  int64_t outer, inner, pairs, rest;
-  int64_t x_batch, x_outer, x_inner;
-  int64_t out_batch, out_outer, out_inner;
-  int64_t table_batch, table_outer, table_inner;
-  int64_t interleaved;
+  int64_t heads, length, tile, pairs, rest;
+  int64_t x_batch, x_head, x_token;
+  int64_t out_batch, out_head, out_token;
+  int64_t table_batch, interleaved;
 } Shape;
 
 #define ROTATE(T)                                                                                  \
@@ -55,18 +55,20 @@ typedef struct {
   }                                                                                                \
   void rotate_##T(const T *x, T *out, const float *cos, const float *sin, const Shape *of,         \
                   int64_t first, int64_t last) {                                                   \
-    for (int64_t row = first; row < last; row++) {                                                 \
-      int64_t batch = row / of->outer, outer = row % of->outer;                                    \
-      const T *x_row = x + batch * of->x_batch + outer * of->x_outer;                              \
-      T *out_row = out + batch * of->out_batch + outer * of->out_outer;                            \
-      int64_t table = batch * of->table_batch + outer * of->table_outer;                           \
-      for (int64_t inner = 0; inner < of->inner; inner++) {                                        \
-        (of->interleaved ? interleaved_##T : split_##T)(x_row, out_row, cos + table, sin + table,  \
-                                                        of->pairs);                                \
-        if (of->rest)                                                                              \
-          memcpy(out_row + 2 * of->pairs, x_row + 2 * of->pairs, of->rest * sizeof(T));            \
-        x_row += of->x_inner, out_row += of->out_inner, table += of->table_inner;                  \
-      }                                                                                            \
+    int64_t tiles = (of->length + of->tile - 1) / of->tile;                                        \
+    for (int64_t i = first; i < last; i++) {                                                       \
+      int64_t batch = i / tiles, start = i % tiles * of->tile;                                     \
+      int64_t stop = start + of->tile < of->length ? start + of->tile : of->length;                \
+      for (int64_t head = 0; head < of->heads; head++)                                             \
+        for (int64_t token = start; token < stop; token++) {                                       \
+          const T *from = x + batch * of->x_batch + head * of->x_head + token * of->x_token;       \
+          T *to = out + batch * of->out_batch + head * of->out_head + token * of->out_token;       \
+          int64_t table = batch * of->table_batch + token * of->pairs;                             \
+          (of->interleaved ? interleaved_##T : split_##T)(from, to, cos + table, sin + table,      \
+                                                          of->pairs);                              \
+          if (of->rest)                                                                            \
+            memcpy(to + 2 * of->pairs, from + 2 * of->pairs, of->rest * sizeof(T));                \
+        }                                                                                          \
     }                                                                                              \
   }
 

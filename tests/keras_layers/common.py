@@ -20,6 +20,7 @@ from posenc.keras import (
 )
 
 BACKEND = keras.backend.backend()
+keras.utils.set_random_seed(0)  # every process draws the same numbers
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

@@ -20,7 +20,6 @@ MODELS = {
     "shared": (lambda: model_of_shared("t5"), normal(2, 5, 32)),
 }
 
-keras.utils.set_random_seed(0)
 action, folder = sys.argv[1], Path(sys.argv[2])
 for name, (make, x) in MODELS.items():
     if action == "save":
