@@ -36,6 +36,18 @@ typedef struct {
   int64_t table_batch, interleaved;
 } Shape;
 
+/* Bytes ahead of a row that are asked for, and bytes in a line of the cache. */
+#define AHEAD 2048
+#define LINE 64
+
+/* Ask for a row to read and a row to write; no address is too far to be asked for. */
+static inline void fetch(const char *x, char *out, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += LINE) {
+    __builtin_prefetch(x + i);
+    __builtin_prefetch(out + i, 1);
+  }
+}
+
 #define ROTATE(T)                                                                                  \
   static void split_##T(const T *restrict x, T *restrict out, const float *restrict cos,           \
                         const float *restrict sin, int64_t pairs) {                                \
@@ -56,6 +68,9 @@ typedef struct {
   void rotate_##T(const T *x, T *out, const float *cos, const float *sin, const Shape *of,         \
                   int64_t first, int64_t last) {                                                   \
     int64_t tiles = (of->length + of->tile - 1) / of->tile;                                        \
+    int64_t size = (2 * of->pairs + of->rest) * sizeof(T), rows = (AHEAD + size - 1) / size;       \
+    int64_t x_ahead = rows * (of->tile > 1 ? of->x_token : of->x_head);                            \
+    int64_t out_ahead = rows * (of->tile > 1 ? of->out_token : of->out_head);                      \
     for (int64_t i = first; i < last; i++) {                                                       \
       int64_t batch = i / tiles, start = i % tiles * of->tile;                                     \
       int64_t stop = start + of->tile < of->length ? start + of->tile : of->length;                \
@@ -64,6 +79,7 @@ typedef struct {
           const T *from = x + batch * of->x_batch + head * of->x_head + token * of->x_token;       \
           T *to = out + batch * of->out_batch + head * of->out_head + token * of->out_token;       \
           int64_t table = batch * of->table_batch + token * of->pairs;                             \
+          fetch((const char *)(from + x_ahead), (char *)(to + out_ahead), size);                   \
           (of->interleaved ? interleaved_##T : split_##T)(from, to, cos + table, sin + table,      \
                                                           of->pairs);                              \
           if (of->rest)                                                                            \
