@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+import torch
 
 from posenc import cli
 from posenc.bench import bias, measure
@@ -68,6 +69,17 @@ def test_peers_with_a_bias_agree_with_ours_before_they_are_timed():
     pytest.importorskip("x_transformers")
     found = bias.run(("alibi", "t5"), (220,), 1, backward=False, peers=True)
     assert {"x-transformers alibi, flash", "x-transformers t5"} <= {row["case"] for row in found}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts what lies on the GPU")
+def test_live_bytes_are_those_alive_together():
+    def case():
+        for size in (1_000_000, 2_000_000):
+            torch.empty(size, dtype=torch.uint8)
+        kept = torch.empty(500_000, dtype=torch.uint8)
+        return kept, torch.empty(1_700_000, dtype=torch.uint8)
+
+    assert measure.live_bytes(case) == pytest.approx(2_200_000, abs=1000)
 
 
 def test_memory_is_fitted_by_an_exponent_of_length():

@@ -131,8 +131,10 @@ def small_blocks(monkeypatch):
     """Blocks so small that odd lengths leave a remainder."""
     monkeypatch.setattr(blockwise, "block_rows", lambda call: 16)
     monkeypatch.setattr(toeplitz, "ROWS", 16)
+    monkeypatch.setattr(toeplitz, "KEYS", 16)
     monkeypatch.setattr(toeplitz_forward, "GROUP", 32)
     monkeypatch.setattr(toeplitz_forward, "HEADS", 3)
+    monkeypatch.setattr(toeplitz_forward, "SHORT", 0)
     monkeypatch.setattr(toeplitz_gradients, "ROWS", 7)
 
 

@@ -1,9 +1,11 @@
 """The Toeplitz path: the same bits from run to run, and a cut that changes nothing."""
 
+import pytest
 import torch
 
 import posenc
 from posenc import masks
+from posenc.kernels import toeplitz, toeplitz_forward
 
 
 def call(encoding, q, k, v, impl):
@@ -37,6 +39,45 @@ def test_cutting_weights_below_the_smallest_normal_number_changes_nothing():
     torch.testing.assert_close(
         call(encoding, q, k, v, "sdpa"), call(encoding, q, k, v, "reference"), rtol=1e-5, atol=1e-5
     )
+
+
+class Rare(posenc.DistanceBias):
+    """So low at every `period`th distance that no key there counts."""
+
+    def __init__(self, period):
+        super().__init__()
+        self.period = period
+
+    def bias(self, distance):
+        low = torch.where(distance % self.period == self.period - 1, -1e3, 0.0)
+        return low.expand(4, *distance.shape)
+
+
+@pytest.mark.parametrize(("period", "cut"), [(500, False), (3, True)])
+def test_few_negligible_distances_are_not_cut(period, cut, monkeypatch):
+    """Heads of one reach attend together, which a cut of little would give up."""
+    tables = []
+
+    def spy(q, k, v, table, *rest):
+        tables.append(table)
+        return toeplitz_forward.forward(q, k, v, table, *rest)
+
+    monkeypatch.setattr(toeplitz, "forward", spy)
+    q, k, v = inputs(1500)
+    with torch.no_grad():
+        got, expected = (call(Rare(period), q, k, v, impl) for impl in ("sdpa", "reference"))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert bool(tables[0][:, :1500].isinf().any()) == cut
+
+
+@pytest.mark.parametrize("gap", [1, 100])
+def test_queries_before_all_keys_see_nothing(gap):
+    q, k, v = inputs(41)
+    out = posenc.attention(
+        q[:, :, :5], k, v, posenc.ALiBi(4), q_positions=torch.arange(5),
+        kv_positions=torch.arange(4 + gap, 45 + gap), mask=masks.causal, impl="sdpa",
+    )  # fmt: skip
+    assert not out.any()
 
 
 def test_a_window_computes_only_what_it_shows():

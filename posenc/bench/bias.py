@@ -72,25 +72,22 @@ def memory(names: Sequence[str], lengths: Sequence[int]) -> list[dict[str, Any]]
     exponent of length that fits it."""
     found = []
     for name in names:
-        extra = []
-        for n in (lengths[0], *lengths):  # once uncounted: code is loaded, too
+        sizes = []
+        for n in lengths:
             torch.manual_seed(0)
             q, k, v = (torch.randn(1, HEADS, n, HEAD_DIM) for _ in range(3))
             shape = ModelShape(HEADS * HEAD_DIM, HEADS, train_length=n)
             case = _encoded(q, k, v, q, create(name, shape).for_layer(0), False, checked=False)
-            with measure.freed_at_once():
-                peak = measure.peak_bytes(case)
-            extra.append(None if peak is None else max(1, peak - _output_bytes(n)))
-        sizes = extra[1:]
-        exponent = None if None in sizes else _exponent(lengths, sizes)  # type: ignore[arg-type]
+            sizes.append(max(1, measure.live_bytes(case) - _output_bytes(n)))
+        exponent = _exponent(lengths, sizes)
         for n, size in zip(lengths, sizes, strict=True):
             found.append(
                 {
                     "question": "bias memory", "n": n, "dtype": "float32", "pass": "fwd",
                     "case": name,
                     "output_mib": _output_bytes(n) / 2**20,
-                    "beyond_output_mib": "" if size is None else f"{size / 2**20:.1f}",
-                    "exponent": "" if exponent is None else f"{exponent:.2f}",
+                    "beyond_output_mib": f"{size / 2**20:.1f}",
+                    "exponent": f"{exponent:.2f}",
                     **measure.machine(),
                 }
             )  # fmt: skip

@@ -6,19 +6,18 @@ import csv
 import ctypes
 import datetime
 import gc
+import itertools
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""glibc's numbers for what mallopt sets."""
 Case = Callable[[], Any]
 
 
@@ -78,20 +77,20 @@ def peak_bytes(case: Case) -> int | None:
     return _status("VmHWM") - before
 
 
-@contextmanager
-def freed_at_once() -> Iterator[None]:
-    """Inside the block the C library gives large pieces back when they are freed, so that a peak
-    counts what is alive, not what the library keeps for later; slow, so nothing is timed there."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        yield
-        return
-    mallopt(MMAP_THRESHOLD, 2**17)
-    try:
-        yield
-    finally:  # where glibc's own adjusting ends
-        mallopt(MMAP_THRESHOLD, 2**25)
-        mallopt(TRIM_THRESHOLD, 2**26)
+def live_bytes(case: Case) -> int:
+    """How far `case` raises what torch's allocator has given out, its result included; what the
+    allocator and the system keep for later is not counted."""
+    if torch.cuda.is_available():
+        peak = peak_bytes(case)
+        assert peak is not None
+        return peak
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        case()
+    events = seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = [event for event in events if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    sizes = (event.nbytes() for event in changes)  # type: ignore[attr-defined]
+    return max(itertools.accumulate(sizes, initial=0))
 
 
 def _status(name: str) -> int:

@@ -32,7 +32,8 @@ def cost(call: Call) -> Cost:
     size = call.q.element_size()
     batch, heads = call.q.shape[:2]
     if takes_blocks(call):
-        rows = min(heads, toeplitz_forward.HEADS) * min(call.q_len, toeplitz_forward.GROUP)
+        at_once = toeplitz_forward.heads_at_once(heads, call.q_len)
+        rows = at_once * min(call.q_len, toeplitz_forward.GROUP)
         block = 2 * batch * rows * call.q.shape[-1] * size
         backward = 3 * toeplitz_gradients.BYTES + 4 * call.k.numel() if call.needs_grad else 0
         return Cost(_visible_time(call), 4 * heads * (call.q_len + call.kv_len) + block + backward)

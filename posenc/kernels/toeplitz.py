@@ -18,6 +18,19 @@ ROWS = 256
 """Queries per block: what a causal mask hides of a block is computed all the same."""
 
 
+KEYS = 128
+"""Keys whose distances to every 128th query are all distances there are."""
+
+
+SAMPLED = 64
+"""One row in so many of q and k is looked at before all of them: mostly it says that no bias is
+negligible, as more rows would."""
+
+
+WORTH = 8
+"""Cutting pays from one in so many distances of a head: heads of one reach attend together."""
+
+
 def refuse(call: Call) -> str | None:
     """Why this is no attention whose bias and mask are both a function of a run's distance."""
     if call.q.device.type != "cpu":
@@ -50,7 +63,7 @@ def distance_run(call: Call) -> int | None:
 
 
 def run(call: Call) -> tuple[Tensor, Tensor | None]:
-    table, sees = _table(call)
+    table = _table(call)
     blocks = []
     for start in range(0, call.q_len, ROWS):
         stop = min(start + ROWS, call.q_len)
@@ -58,44 +71,56 @@ def run(call: Call) -> tuple[Tensor, Tensor | None]:
     if not (call.need_lse or call.needs_grad):
         return forward(call.q, call.k, call.v, table, call.scale, blocks)[0], None
     out, lse = _Attention.apply(call.q, call.k, call.v, table, call.scale, blocks)  # type: ignore[misc]
-    if call.need_lse and sees is not None and not call.every_row_sees_a_key:
+    visible = _visible(call, table.shape[1]) if call.need_lse else None
+    if visible is not None and not call.every_row_sees_a_key:
+        count = torch.nn.functional.pad(visible.cumsum(0), (1, 0))
+        sees = (count[call.kv_len :] > count[: call.q_len]).flip(0)
         lse = lse.masked_fill(~sees, -torch.inf)  # the kernel gives 0
     return out, lse if call.need_lse else None
 
 
-def _table(call: Call) -> tuple[Tensor, Tensor | None]:
+def _table(call: Call) -> Tensor:
     """The bias by falling distance, (num_heads, q_len + kv_len - 1), -inf where the mask hides it;
-    entry m serves the m-th pair counted from the last query and the first key. And which queries
-    see a key."""
+    entry m serves the m-th pair counted from the last query and the first key."""
     size = call.q_len + call.kv_len - 1
     runs = call.mask_runs
     nearest = -size if runs is None else runs[0] + call.q_len - 1 - runs[1]
-    causal = call.mask is not None and call.mask.causal and runs is not None
+    mask = call.mask
+    causal = mask is not None and mask.causal and runs is not None
     # What is after the query is hidden by the mask, and not computed.
-    steps = torch.arange(min(size, max(nearest + 1, 1)) if causal else size)
+    computed = min(size, max(nearest + 1, 1)) if causal else size
     dtype = at_least_float32(call.q.dtype)
     if call.changes_scores:
         assert isinstance(call.encoding, DistanceBias)
         farthest = distance_run(call)
         assert farthest is not None
-        distance = farthest - steps
-        # The distance carries the precision that the bias is asked for.
-        distance = distance.double() if dtype == torch.float64 else distance
-        table = _without_negligible(call, call.encoding.bias(distance).to(dtype), farthest)
+        # A few queries over a few keys have all these distances, which some methods compute faster
+        # than one by one. Positions carry the precision that the bias is asked for.
+        precise = torch.float64 if dtype == torch.float64 else torch.int64
+        queries = farthest - KEYS * torch.arange(-(-computed // KEYS), dtype=precise)
+        table = call.encoding(queries, torch.arange(KEYS, dtype=precise)).to(dtype)
+        table = _without_negligible(call, table.flatten(1)[:, :computed], farthest)
     else:
-        table = torch.zeros(call.q.shape[1], len(steps), dtype=dtype)
-    table = torch.nn.functional.pad(table, (0, size - len(steps)), value=-torch.inf)
+        table = torch.zeros(call.q.shape[1], computed, dtype=dtype)
+    table = torch.nn.functional.pad(table, (0, size - computed), value=-torch.inf)
+    if mask is not None and causal and mask.window is None and nearest >= 0:
+        return table  # nothing else is hidden
+    visible = _visible(call, size)
+    return table if visible is None else table.masked_fill(~visible, -torch.inf)
+
+
+def _visible(call: Call, size: int) -> Tensor | None:
+    """Which entries of the table the mask shows; None for all of them."""
+    runs = call.mask_runs
     if call.mask is None or runs is None:
-        return table, None
-    distance = nearest - torch.arange(size)
+        return None
+    distance = runs[0] + call.q_len - 1 - runs[1] - torch.arange(size)
     visible = torch.ones_like(distance, dtype=torch.bool)
     if call.mask.causal:
         visible &= distance >= 0
     if call.mask.window is not None:
         visible &= distance.abs() < call.mask.window
-    count = torch.nn.functional.pad(visible.cumsum(0), (1, 0))
-    sees = (count[call.kv_len :] > count[: call.q_len]).flip(0)
-    return table.masked_fill(~visible, -torch.inf), sees
+    return visible
 
 
 def _without_negligible(call: Call, table: Tensor, farthest: int) -> Tensor:
@@ -109,15 +134,20 @@ def _without_negligible(call: Call, table: Tensor, farthest: int) -> Tensor:
     if not (visible and own_first >= 0 and farthest < min(call.kv_len, table.shape[1])):
         return table
     with torch.no_grad():
-        lowest = negligible(table.dtype)
-        if bool((table.amin(-1) > table[:, farthest] + lowest).all()):
+        lowest = table.amin(-1)
+        for step in (SAMPLED, 1):
+            norms = [
+                torch.linalg.vector_norm(t[:, :, ::step], dim=-1, dtype=table.dtype).amax()
+                for t in (call.q, call.k)
+            ]
+            spread = 2 * abs(call.scale) * norms[0] * norms[1]
+            least = table[:, farthest] - spread + negligible(table.dtype)
+            if bool((lowest >= least).all()):
+                return table
+        hidden = table < least[:, None]
+        if WORTH * hidden.sum(-1).amax() < table.shape[1]:
             return table
-        norms = [
-            torch.linalg.vector_norm(t, dim=-1, dtype=table.dtype).amax() for t in (call.q, call.k)
-        ]
-        spread = 2 * abs(call.scale) * norms[0] * norms[1]
-        least = table[:, farthest, None] - spread + lowest
-    return table.masked_fill(table < least, -torch.inf)
+    return table.masked_fill(hidden, -torch.inf)
 
 
 class _Attention(torch.autograd.Function):

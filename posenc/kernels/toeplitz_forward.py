@@ -7,9 +7,16 @@ from torch import Tensor
 
 from posenc.kernels.toeplitz_gradients import Block, hankel
 
-GROUP, HEADS = 1024, 4
-"""Queries and heads that attend together to the keys which all of them see: from 768 queries on
-torch's kernel works on 256 at a time, else on 64. Fewer heads take less memory."""
+GROUP = 1024
+"""Queries that attend together to the keys which all of them see: from 768 on torch's kernel works
+on 256 at a time, else on 64."""
+HEADS, SHORT = 4, 4096
+"""Heads that attend together where more than SHORT queries do. All heads at once are faster and
+take more memory: half of the output at 4096 queries."""
+
+
+def heads_at_once(heads: int, q_len: int) -> int:
+    return heads if q_len <= SHORT else min(heads, HEADS)
 
 
 def forward(
@@ -33,7 +40,7 @@ def forward(
     falling = torch.arange(max(GROUP, blocks[0][1]) - 1, -1, -1)
 
     def reverse(mine: slice, start: int, stop: int) -> Tensor:
-        return q[:, mine, start:stop].index_select(2, falling[start - stop :])
+        return q[:, mine, start:stop].flip(2)
 
     def attend(reversed_q: Tensor, mine: slice, block: Block) -> tuple[Tensor, Tensor]:
         """Results of the block's queries in falling order, and their log-sum-exp."""
@@ -77,7 +84,7 @@ def forward(
                 parts.append(attend(reversed_q[:, :, here], mine, (start, stop, seen, last)))
             write(mine, start, stop, *_merge(parts))
 
-    at_once = heads if grouped or q_len <= GROUP else HEADS
+    at_once = heads if grouped else heads_at_once(heads, q_len)
     for mine in (slice(head, head + at_once) for head in range(0, heads, at_once)):
         for begin in range(0, q_len, GROUP):
             together(mine, [b for b in blocks if begin <= b[0] < begin + GROUP], common)
