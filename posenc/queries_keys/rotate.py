@@ -97,16 +97,16 @@ def _in_chunks(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     if rotary_dim < x.shape[-1]:
         out[..., rotary_dim:] = x[..., rotary_dim:]
     source, target = x[..., :rotary_dim], out[..., :rotary_dim]
-    step = length
-    if x.device.type == "cpu":
+    narrow = x.dtype != work or (interleaved and not (_pairs(source) and _pairs(target)))
+    step = length  # enough for a single operation: interleaved and not narrow
+    if x.device.type == "cpu" and (narrow or not interleaved):
         step = max(1, CHUNK * length // max(1, source.numel()))
-    factor = torch.complex(cos, sin) if interleaved else None
+    factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], dim=-1)
     scratch: tuple[Tensor, Tensor] | None = None
     for start in range(0, length, step):
         count = min(step, length - start)
         x_part = source.narrow(-2, start, count)
         out_part = target.narrow(-2, start, count)
-        narrow = not (x.dtype == work and (factor is None or (_pairs(x_part) and _pairs(out_part))))
         if narrow:  # the same two buffers for all chunks: they stay in the cache
             if scratch is None or scratch[0].shape != x_part.shape:
                 shape = x_part.shape
@@ -118,17 +118,16 @@ def _in_chunks(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
             wide.copy_(x_part)
         else:
             wide, result = x_part, out_part
-        if factor is not None:
+        part_factor, part_sin = (t.narrow(-2, start, count) for t in (factor, sin))
+        if interleaved:
             complex_x, complex_out = (
                 torch.view_as_complex(t.unflatten(-1, (-1, 2))) for t in (wide, result)
             )
-            torch.mul(complex_x, factor.narrow(-2, start, count), out=complex_out)
+            torch.mul(complex_x, part_factor, out=complex_out)
         else:
-            part_cos, part_sin = (t.narrow(-2, start, count) for t in (cos, sin))
             (first, second), (a, b) = wide.chunk(2, -1), result.chunk(2, -1)
-            torch.mul(first, part_cos, out=a)
+            torch.mul(wide, part_factor, out=result)
             a.addcmul_(second, part_sin, value=-1)
-            torch.mul(second, part_cos, out=b)
             b.addcmul_(first, part_sin)
         if narrow:
             out_part.copy_(result)
