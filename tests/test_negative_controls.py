@@ -12,9 +12,8 @@ from torch import Tensor
 from posenc import ModelShape, PositionEncoding, bias_numbers, masks
 from posenc.embeddings.learned import Learned
 from posenc.embeddings.sinusoidal import Sinusoidal
-from posenc.queries_keys import rope_scaling
 from posenc.queries_keys.rope import RoPE
-from posenc.queries_keys.rope_scaling import Linear
+from posenc.queries_keys.rope_scaling import Linear, yarn
 from posenc.queries_keys.rotate import rotate
 from posenc.scores.alibi import ALiBi
 from tests import test_masks, test_rope, test_rope_scaling, test_scores_alibi
@@ -304,8 +303,8 @@ def test_golden_values_reject_a_reward_for_the_future(monkeypatch: pytest.Monkey
 
 
 def test_golden_values_reject_an_inverted_yarn_ramp(monkeypatch: pytest.MonkeyPatch):
-    ramp = rope_scaling._ramp
-    monkeypatch.setattr(rope_scaling, "_ramp", lambda *a: [1 - r for r in ramp(*a)])
+    ramp = yarn.ramp
+    monkeypatch.setattr(yarn, "ramp", lambda *a: [1 - r for r in ramp(*a)])
     for method in ("scaling_yarn_hf", "scaling_yarn_repo"):
         assert_rejected(test_rope_scaling.test_yarn, method)
 
