@@ -84,3 +84,9 @@ def test_rotation_traces_without_a_graph_break(interleaved):
         traced(x.requires_grad_(), cos, sin, interleaved=interleaved),
         rotate(x, cos, sin, interleaved=interleaved),
     )
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_no_tokens_stay_no_tokens(interleaved):
+    x, table = torch.randn(1, 2, 0, 8), torch.randn(0, 4)
+    assert rotate(x, table, table, interleaved=interleaved).shape == x.shape

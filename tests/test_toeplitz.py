@@ -70,6 +70,51 @@ def test_few_negligible_distances_are_not_cut(period, cut, monkeypatch):
     assert bool(tables[0][:, :1500].isinf().any()) == cut
 
 
+@pytest.mark.parametrize("odd", ["q", "k", "v"])
+def test_channels_that_do_not_lie_side_by_side(odd):
+    q, k, v = inputs(41)
+    tensors = {"q": q, "k": k, "v": v}
+    tensors[odd] = torch.randn(1, 4, 16, 41).mT.detach().requires_grad_()
+    grad = torch.randn(1, 4, 16, 41).mT
+    found = {}
+    for impl in ("sdpa", "reference"):
+        out = call(posenc.ALiBi(4), *tensors.values(), impl)
+        found[impl] = out, *torch.autograd.grad(out, list(tensors.values()), grad)
+        with torch.no_grad():
+            torch.testing.assert_close(call(posenc.ALiBi(4), *tensors.values(), impl), out)
+    torch.testing.assert_close(found["sdpa"], found["reference"], rtol=1e-4, atol=1e-5)
+
+
+class Linear(posenc.DistanceBias):
+    """Values of a distance side by side in memory, as a linear layer leaves them."""
+
+    def bias(self, distance):
+        return (distance.float()[..., None] * -torch.tensor([0.1, 0.2, 0.3, 0.4])).movedim(-1, 0)
+
+
+def test_a_bias_in_any_order_of_memory():
+    q, k, v = (t.detach() for t in inputs(41))
+    positions = torch.arange(41)
+    arguments = {"q_positions": positions, "kv_positions": positions}
+    got, want = (
+        posenc.attention(q, k, v, Linear(), impl=impl, **arguments)
+        for impl in ("sdpa", "reference")
+    )
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [1, 8])
+def test_a_bias_for_another_number_of_heads_is_refused(heads):
+    q, k, v = inputs(41)
+    with pytest.raises(ValueError, match="heads"):
+        call(posenc.ALiBi(heads), q, k, v, "sdpa")
+
+
+def test_an_empty_batch_gives_an_empty_result():
+    q = torch.randn(0, 4, 41, 16)
+    assert call(posenc.ALiBi(4), q, q, q, "sdpa").shape == q.shape
+
+
 @pytest.mark.parametrize("gap", [1, 100])
 def test_queries_before_all_keys_see_nothing(gap):
     q, k, v = inputs(41)

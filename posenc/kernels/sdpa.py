@@ -32,7 +32,8 @@ def cost(call: Call) -> Cost:
     size = call.q.element_size()
     batch, heads = call.q.shape[:2]
     if takes_blocks(call):
-        at_once = toeplitz_forward.heads_at_once(heads, call.q_len)
+        grouped = call.k.shape[1] != heads
+        at_once = heads if grouped else toeplitz_forward.heads_at_once(heads, call.q_len)
         rows = at_once * min(call.q_len, toeplitz_forward.GROUP)
         block = 2 * batch * rows * call.q.shape[-1] * size
         backward = 3 * toeplitz_gradients.BYTES + 4 * call.k.numel() if call.needs_grad else 0

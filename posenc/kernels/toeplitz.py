@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.call import Call
-from posenc.encoding import DistanceBias, PositionEncoding, at_least_float32
+from posenc.encoding import DistanceBias, PositionEncoding, at_least_float32, check_heads
 from posenc.kernels.cost import negligible
 from posenc.kernels.toeplitz_forward import forward
 from posenc.kernels.toeplitz_gradients import Block, kernel_gradients, table_gradients
@@ -99,6 +99,7 @@ def _table(call: Call) -> Tensor:
         precise = torch.float64 if dtype == torch.float64 else torch.int64
         queries = farthest - KEYS * torch.arange(-(-computed // KEYS), dtype=precise)
         table = call.encoding(queries, torch.arange(KEYS, dtype=precise)).to(dtype)
+        check_heads(call.encoding, table.shape[0], call.q)
         table = _without_negligible(call, table.flatten(1)[:, :computed], farthest)
     else:
         table = torch.zeros(call.q.shape[1], computed, dtype=dtype)
@@ -130,8 +131,8 @@ def _without_negligible(call: Call, table: Tensor, farthest: int) -> Tensor:
     zero than the norms of q and k allow, and every row sees its own position.
     """
     own_first = farthest - call.q_len + 1  # the first query's own key
-    visible = call.mask is None or call.mask.exact
-    if not (visible and own_first >= 0 and farthest < min(call.kv_len, table.shape[1])):
+    certain = call.q.numel() > 0 and (call.mask is None or call.mask.exact)
+    if not (certain and own_first >= 0 and farthest < min(call.kv_len, table.shape[1])):
         return table
     with torch.no_grad():
         lowest = table.amin(-1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posenc.kernels.toeplitz_gradients import Block, hankel
+from posenc.kernels.toeplitz_gradients import Block, hankel, rows_in_memory
 
 GROUP = 1024
 """Queries that attend together to the keys which all of them see: from 768 on torch's kernel works
 on 256 at a time, else on 64."""
 HEADS, SHORT = 4, 4096
 """Heads that attend together where more than SHORT queries do. All heads at once are faster and
-take more memory: half of the output at 4096 queries."""
+take more memory: two thirds of the output at 4096 queries."""
 
 
 def heads_at_once(heads: int, q_len: int) -> int:
@@ -30,6 +30,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out, and q, k and v as the kernel saw them; `lse` is filled in."""
     width, v_dim = q.shape[-1], v.shape[-1]
+    q, k, v = (rows_in_memory(t) for t in (q, k, v))
+    table = table.contiguous()
     if v_dim != width:  # the kernel wants one width
         v = torch.nn.functional.pad(v, (0, max(0, width - v_dim)))
         q, k = (torch.nn.functional.pad(t, (0, max(0, v_dim - width))) for t in (q, k))

@@ -25,8 +25,14 @@ def hankel(table: Tensor, q_len: int, block: Block) -> Tensor:
     return table.as_strided(shape, (0, table.stride(0), 1, 1), offset)
 
 
+def rows_in_memory(t: Tensor) -> Tensor:
+    """t, copied where its channels do not lie side by side: torch's kernel reads as if they did."""
+    return t if t.stride(-1) == 1 else t.clone(memory_format=torch.contiguous_format)
+
+
 def kernel_gradients(q, k, v, table, out, lse, grad_out, ctx) -> tuple[Tensor, Tensor, Tensor]:
     """Torch's own backward kernel, block by block, where only q, k and v need a gradient."""
+    grad_out = rows_in_memory(grad_out)
     d_q = torch.empty_like(q)
     d_k, d_v = (torch.zeros(t.shape, dtype=at_least_float32(t.dtype)) for t in (k, v))
     for block in ctx.blocks:

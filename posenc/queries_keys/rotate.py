@@ -98,7 +98,7 @@ def _in_chunks(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
         out[..., rotary_dim:] = x[..., rotary_dim:]
     source, target = x[..., :rotary_dim], out[..., :rotary_dim]
     narrow = x.dtype != work or (interleaved and not (_pairs(source) and _pairs(target)))
-    step = length  # enough for a single operation: interleaved and not narrow
+    step = max(1, length)  # enough for a single operation: interleaved and not narrow
     if x.device.type == "cpu" and (narrow or not interleaved):
         step = max(1, CHUNK * length // max(1, source.numel()))
     factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], dim=-1)
