@@ -81,10 +81,6 @@ class Compose(PositionEncoding):
         )
 
     @property
-    def num_parameters(self) -> int:
-        return sum(e.num_parameters for e in dict.fromkeys(self._members()))
-
-    @property
     def pointwise(self) -> bool:
         return all(e.pointwise for e in self._members())
 

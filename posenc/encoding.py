@@ -153,8 +153,8 @@ class PositionEncoding(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Number of trainable parameters of one instance, by formula."""
-        return 0
+        """Number of trainable parameters of one instance; what members share counts once."""
+        return sum(p.numel() for p in self.parameters())
 
     def reset_parameters(self) -> None:
         """Draw fresh initial values; a no-op where there are none."""

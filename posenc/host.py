@@ -1,5 +1,5 @@
 """The host: scaled dot-product attention with a position encoding. It calls place 2 and chooses the
-implementation, which calls places 3 and 4 through posenc.call; nothing else calls them."""
+implementation, which calls places 3 and 4 through posenc.call."""
 
 from __future__ import annotations
 

@@ -82,19 +82,6 @@ class PerLayer(PositionEncoding):
         layers = [_own_copy(pattern[i % len(pattern)]) for i in range(num_layers)]
         return PerLayer(layers)
 
-    @property
-    def num_parameters(self) -> int:
-        """By the formulas of the distinct encodings; parameters that copies share count once."""
-        parts: list[PositionEncoding] = []
-        for e in self._members():
-            parts.extend(e.encodings if isinstance(e, Compose) else [e])  # type: ignore[arg-type]
-        seen, total = set(), 0
-        for e in dict.fromkeys(parts):
-            total += e.num_parameters
-            total -= sum(p.numel() for p in e.parameters() if p in seen)
-            seen.update(e.parameters())
-        return total
-
     def reset_parameters(self) -> None:
         for encoding in dict.fromkeys(self._members()):
             encoding.reset_parameters()

@@ -54,21 +54,6 @@ def add_parts(scores: Tensor, parts: Iterable[Part]) -> Tensor:
     )
 
 
-class AddPairs:
-    """A score_mod that adds a value per pair: values (batch, num_heads, q_len, kv_len)."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-
-    def __call__(
-        self, score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor
-    ) -> Tensor:
-        return score + self.values[batch, head, q_idx, kv_idx]
-
-    def block(self, scores: Tensor) -> Tensor:
-        return scores + self.values
-
-
 class AddByDistance:
     """A score_mod that adds, to each pair, what the query's and the key's own tables hold at the
     pair's distance.

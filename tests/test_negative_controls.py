@@ -146,12 +146,6 @@ class CountedFromTheShape(Sinusoidal):
         return super().embed(x, torch.arange(x.shape[1]))
 
 
-class WrongCount(Learned):
-    @property
-    def num_parameters(self) -> int:
-        return self.weight.shape[1]
-
-
 class SilentlyWrapped(Learned):
     """Beyond the table, start again."""
 
@@ -224,7 +218,6 @@ CONTROLS = [
     (KeyOnlyALiBi, "bfloat16_is_precise_far_out"),
     (DistanceBetweenIndices, "permutation_invariance_as_claimed"),
     (DistanceBetweenIndices, "decoding_matches_prefill"),
-    (WrongCount, "number_of_parameters"),
     (SilentlyWrapped, "works_or_refuses_beyond_training"),
     (OutputInFloat32, "bfloat16_is_precise_far_out"),
     (NotANumberWhereNothingIsSeen, "blind_rows_give_zeros"),

@@ -83,10 +83,6 @@ class Learned(PositionEncoding):
             with torch.no_grad():
                 self.weight.copy_(Sinusoidal(self.weight.shape[1]).table(rows))
 
-    @property
-    def num_parameters(self) -> int:
-        return self.weight.shape[0] * self.weight.shape[1]
-
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         if positions.is_floating_point():
             raise TypeError(f"Learned: positions must be integers, got {positions.dtype}.")

@@ -61,10 +61,6 @@ class Learned2D(PositionEncoding):
         std = self.init_std
         nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
 
-    @property
-    def num_parameters(self) -> int:
-        return self.weight.shape[0] * self.weight.shape[1]
-
     def resize(
         self, height: int, width: int, *, align_corners: bool = False, antialias: bool = False
     ) -> Learned2D:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from posenc.drawing import GRID, INK, LIGHT, figure, legend_above, line_styles, ordered_colours
@@ -181,42 +180,6 @@ def precision_map(
         axes.set_xticks(ticks, [_short(starts[t]) for t in ticks])
         axes.set_xlim(-0.5, len(starts) - 0.5)
         drawn.colorbar(image, ax=axes, label="neighbours\ntold apart", ticks=[0, 0.5, 1])
-        frame(axes)
-    return drawn
-
-
-def mask_matrix(visible: Array) -> Figure:
-    """Who may look at whom: visible (queries, keys), True where it may."""
-    with figure("key position", "query position", grid=False) as (drawn, axes):
-        drawn.set_size_inches(4.4, 4.2)
-        for (row, column), seen in np.ndenumerate(visible):
-            if seen:
-                axes.add_patch(Rectangle((column - 0.45, row - 0.45), 0.9, 0.9, color=LIGHT[0]))
-        rows, columns = visible.shape
-        axes.set(xlim=(-0.6, columns - 0.4), ylim=(rows - 0.4, -0.6), aspect="equal")
-    return drawn
-
-
-def visible_context(counts: Mapping[str, Sequence[int]]) -> Figure:
-    """How many keys each query position sees under each mask."""
-    with figure("query position", "keys it sees") as (drawn, axes):
-        for name, style in line_styles(list(counts)).items():
-            axes.plot(counts[name], label=name, **style.curve(len(counts[name])))
-        axes.set_ylim(bottom=0)
-        legend_above(drawn)
-    return drawn
-
-
-def attention_map(weights: Array, tokens: Sequence[str]) -> Figure:
-    """weights (queries, keys), with the tokens on both axes, in any script."""
-    with figure("key", "query", grid=False) as (drawn, axes):
-        size = 2.2 + 0.22 * len(tokens)
-        drawn.set_size_inches(size + 0.6, size)
-        image = axes.imshow(weights, vmin=0, interpolation="nearest")
-        ticks = range(len(tokens))
-        axes.set_xticks(ticks, list(tokens), rotation=90)
-        axes.set_yticks(ticks, list(tokens))
-        drawn.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
         frame(axes)
     return drawn
 

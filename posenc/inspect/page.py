@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from posenc import masks
 from posenc.embeddings.sinusoidal import Sinusoidal
 from posenc.encoding import DistanceBias, PositionEncoding
 from posenc.inspect import figures, precision
@@ -205,25 +204,3 @@ def _bias(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
             "The bucket of each distance: one for each near distance, then wider ones.",
             "A staircase that flattens with distance.",
         )
-
-
-def mask_plots() -> Iterator[Plot]:
-    """The masks that encodings are used under, for the documents."""
-    index = torch.arange(24)
-    named = {
-        "causal": masks.causal,
-        "window of 8": masks.causal & masks.sliding_window(8),
-        "sinks and window": masks.attention_sinks(2, 6),
-    }
-    seen = {n: m(index[:1], index[:1], index[:, None], index) for n, m in named.items()}
-    for name, visible in seen.items():
-        yield Plot(
-            figures.mask_matrix(visible.numpy()),
-            f"Who may look at whom: {name}.",
-            f"Filled squares where a query may look at a key, {name}.",
-        )
-    yield Plot(
-        figures.visible_context({n: v.sum(-1).tolist() for n, v in seen.items()}),
-        "How much each position sees.",
-        "Visible keys by query position for three masks.",
-    )

@@ -1,1 +1,1 @@
-"""Ways to run place 3: the same results, with other costs. Each module has refuse, cost and run."""
+"""Ways to run an attention: the same results, with other costs."""

@@ -136,10 +136,6 @@ class MixedRoPE(PositionEncoding):
         self.weight = nn.Parameter(torch.empty(2, num_kv_heads, head_dim // 2))
         self.reset_parameters()
 
-    @property
-    def num_parameters(self) -> int:
-        return self.num_kv_heads * self.head_dim
-
     @torch.no_grad()
     def reset_parameters(self) -> None:
         magnitude = [float(f) for f in inverse_frequencies(self.head_dim // 2, self.rope_theta)]

@@ -51,10 +51,6 @@ class PoPE(PositionEncoding):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
-    @property
-    def num_parameters(self) -> int:
-        return self.num_kv_heads * self.head_dim
-
     def prepare(self, positions: Tensor, length: int | None = None) -> PoPE:
         prepared = self.shallow_copy()
         prepared._ready = (positions, *self._cos_sin(positions, torch.float32))

@@ -85,10 +85,6 @@ class ALiBi(DistanceBias):
             with torch.no_grad():
                 self.log_slopes.copy_(torch.tensor(self.slopes, dtype=torch.float64).log())
 
-    @property
-    def num_parameters(self) -> int:
-        return 0 if self.log_slopes is None else len(self.slopes)
-
     def bias(self, distance: Tensor) -> Tensor:
         signed = real(distance)
         bias = -per_head(self._slope(signed), signed) * signed.abs()

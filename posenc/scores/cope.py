@@ -88,13 +88,6 @@ class CoPE(PositionEncoding):
         if self.gate_key is not None:
             self.gate_key.reset_parameters()
 
-    @property
-    def num_parameters(self) -> int:
-        gate_key = 0
-        if self.gate_key is not None:
-            gate_key = self.gate_key.in_features * self.gate_key.out_features
-        return self.num_positions * self.head_dim + gate_key
-
     def token_state(
         self, x: Tensor, positions: Tensor, past: Tensor | None = None
     ) -> Tensor | None:

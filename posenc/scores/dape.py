@@ -87,11 +87,6 @@ class DAPE(PositionEncoding):
         self.hidden.reset_parameters()
         self.out.reset_parameters()
 
-    @property
-    def num_parameters(self) -> int:
-        width, num_heads = self.hidden.out_features, self.out.out_features
-        return self.inner.num_parameters + width * (3 * num_heads + 1) + num_heads
-
     def scale(self, head_dim: int) -> float:
         return self.inner.scale(head_dim)
 

@@ -116,13 +116,6 @@ class DeBERTa(PositionEncoding):
         if self.norm is not None:
             self.norm.reset_parameters()
 
-    @property
-    def num_parameters(self) -> int:
-        width, out = self.table.shape[1], self.num_heads * self.head_dim
-        projections = 0 if self.share_att_key else self.c2p + self.p2c
-        norm = 2 * width if self.norm is not None else 0
-        return self.table.numel() + norm + projections * (width + 1) * out
-
     def scale(self, head_dim: int) -> float:
         return ((1 + self.c2p + self.p2c) * head_dim) ** -0.5
 

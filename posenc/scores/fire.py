@@ -79,11 +79,6 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.c, 0.1)
         nn.init.constant_(self.multiplier, 1.0)
 
-    @property
-    def num_parameters(self) -> int:
-        width, num_heads = self.hidden.out_features, self.out.out_features
-        return 2 * width + width * num_heads + num_heads + 2
-
     def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
         """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
         batched positions."""

@@ -73,10 +73,6 @@ class FoX(PositionEncoding):
         nn.init.normal_(self.gate.weight, std=0.02)
         nn.init.constant_(self.gate.bias, self.bias_init)
 
-    @property
-    def num_parameters(self) -> int:
-        return (self.gate.in_features + 1) * self.gate.out_features
-
     def token_state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor:
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):

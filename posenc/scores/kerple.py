@@ -46,10 +46,6 @@ class Kerple(DistanceBias):
         for r, high in zip((self.r1, self.r2), KERPLE_STARTS[self.form], strict=True):
             nn.init.uniform_(r, 0, high)
 
-    @property
-    def num_parameters(self) -> int:
-        return self.r1.numel() + self.r2.numel()
-
     def bias(self, distance: Tensor) -> Tensor:
         distance = real(distance).abs()
         r1 = per_head(_bounded(self.r1), distance)

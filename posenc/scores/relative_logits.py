@@ -70,11 +70,6 @@ class RelativeLogits(PositionEncoding):
         nn.init.normal_(self.state_proj.weight, std=0.02)
         nn.init.normal_(self.profiles, std=0.02)
 
-    @property
-    def num_parameters(self) -> int:
-        num_profiles, extent = self.profiles.shape
-        return num_profiles * (self.num_heads * self.state_proj.in_features + extent)
-
     def token_state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor:
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):

@@ -66,10 +66,6 @@ class T5Bias(DistanceBias):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.init_std)
 
-    @property
-    def num_parameters(self) -> int:
-        return self.weight.shape[0] * self.weight.shape[1]
-
     def scale(self, head_dim: int) -> float:
         return 1.0
 

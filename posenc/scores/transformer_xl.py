@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.angles import Angles
 from posenc.encoding import (
+    DenseBias,
     PositionEncoding,
     at_least_float32,
     check_head_dim,
@@ -19,7 +20,7 @@ from posenc.encoding import (
 )
 from posenc.frequencies import inverse_frequencies
 from posenc.score_bands import AddBands, Bands
-from posenc.score_tables import AddPairs, run_distances, shared_run, skew
+from posenc.score_tables import run_distances, shared_run, skew
 
 
 class TransformerXL(PositionEncoding):
@@ -83,10 +84,6 @@ class TransformerXL(PositionEncoding):
         for parameter in (self.u, self.v, self.projection.weight):
             nn.init.normal_(parameter, std=0.02)
 
-    @property
-    def num_parameters(self) -> int:
-        return self.u.numel() * (2 + self.projection.in_features)
-
     def sinusoid(self, distance: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """R of each distance, clamped: (*distance.shape, embed_dim), all sines before all
         cosines."""
@@ -128,7 +125,7 @@ class TransformerXL(PositionEncoding):
 
     def score_mod(
         self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
-    ) -> AddPairs | AddBands:
+    ) -> DenseBias | AddBands:
         dtype = at_least_float32(q.dtype)
         shift = shared_run(q_positions, kv_positions)
         with without_autocast(q.device):
@@ -137,11 +134,11 @@ class TransformerXL(PositionEncoding):
             if self._bands is not None:
                 return self._bands.term(q_positions, kv_positions, q)
             if shift is None:
-                return AddPairs(self._products(q @ weight, q_positions, kv_positions))
+                return DenseBias(self._products(q @ weight, q_positions, kv_positions))
             kv_len = kv_positions.shape[-1]
             distance = run_distances(shift, q.shape[-2], kv_len, q.device)
             table = self.sinusoid(distance, dtype) @ weight.mT  # (num_heads, distances, head_dim)
-            return AddPairs(skew(q @ table.mT, kv_len))
+            return DenseBias(skew(q @ table.mT, kv_len))
 
     def _products(self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
         """coefficients (batch, num_heads, q_len, embed_dim) . R(position_i - position_j) for all

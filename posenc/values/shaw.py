@@ -66,10 +66,6 @@ class Shaw(PositionEncoding):
         if self.value_table is not None:
             nn.init.xavier_uniform_(self.value_table)
 
-    @property
-    def num_parameters(self) -> int:
-        return (1 + (4 in self.places)) * (2 * self.max_distance + 1) * self.head_dim
-
     def row(self, distance: Tensor) -> Tensor:
         """The row of the tables for each distance (positive: the past)."""
         return self.max_distance - distance.clamp(-self.max_distance, self.max_distance)

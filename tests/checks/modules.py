@@ -76,13 +76,6 @@ def assert_positions_survive_a_cast(make: Make) -> None:
     assert torch.equal(after, before), "a cast of the module changed its positions"
 
 
-def assert_number_of_parameters(make: Make) -> None:
-    for shape in (SHAPE, ModelShape(embed_dim=48, num_heads=3, train_length=10)):
-        encoding = make(shape)
-        count = sum(p.numel() for p in encoding.parameters())
-        assert encoding.num_parameters == count, f"{encoding.num_parameters} for {count}"
-
-
 def assert_instances_share_nothing(make: Make) -> None:
     """Instances of other shapes, built and run between two runs, change nothing."""
     first = layer(make)
