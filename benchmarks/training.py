@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from posenc import Decoder, DecoderConfig, ModelShape, create
 from posenc.bench import measure
-from posenc.study.hardware import cpu_multiplies_bfloat16
+from posenc.report.machine import cpu_multiplies_bfloat16
 
 BATCH, LENGTH, WIDTH, LAYERS, HEADS, VOCABULARY = 32, 128, 128, 4, 4, 257
 REPEATS = 9

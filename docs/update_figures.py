@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from posenc.drawing import write_svg
-from posenc.encoding import ModelShape
-from posenc.inspect import figures
-from posenc.inspect.scores import decay
+from posenc.encoding.shape import ModelShape
+from posenc.inspect.encoding import figures
+from posenc.inspect.encoding.scores import decay
 from posenc.registry import create
-from posenc.report import Plot
+from posenc.report.drawing import write_svg
+from posenc.report.page import Plot
 
 FIGURES = Path(__file__).parent / "figures"
 SHAPE = ModelShape(512, 8, head_dim=64, train_length=2048)

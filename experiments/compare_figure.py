@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from posenc.drawing import line_styles, write_svg
-from posenc.study.figures import by_length
-from posenc.study.page import describe_by_length
-from posenc.study.results import Study
+from posenc.compare.figures import by_length
+from posenc.compare.page import describe_by_length
+from posenc.compare.results import Study
+from posenc.report.drawing import line_styles, write_svg
 
 if __name__ == "__main__":
     source, target = map(Path, sys.argv[1:])

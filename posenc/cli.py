@@ -15,13 +15,15 @@ from typing import cast
 
 import typer
 
+from posenc.report.failure import RunFailed
+
 COMMANDS = {
-    "list": "posenc.listing:list_encodings",
-    "compare": "posenc.study.command:compare",
-    "report": "posenc.study.command:report",
+    "list": "posenc.list:list_encodings",
+    "compare": "posenc.compare.command:compare",
+    "report": "posenc.compare.command:report",
     "bench": "posenc.bench.command:bench",
     "inspect": "posenc.inspect.command:inspect",
-    "extend": "posenc.hf.command:extend",
+    "extend": "posenc.extend.command:extend",
 }
 """name: "module:function"."""
 
@@ -29,10 +31,6 @@ COMMANDS = {
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _Abort = cast(type[Exception], typer.Abort)
-
-
-class RunFailed(Exception):
-    """The run itself failed: exit code 1. Wrong input is a ValueError, TypeError or OSError: 2."""
 
 
 def app() -> typer.Typer:

@@ -96,3 +96,8 @@ def grid(height: int, width: int, device: torch.device | None = None) -> Tensor:
     """(row, column) of each cell, row by row: (height * width, 2), for encodings with two axes."""
     cells = torch.arange(height * width, device=device)
     return torch.stack([cells // width, cells % width], dim=-1)
+
+
+def distances(q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    """(..., q_len, kv_len): q_position - kv_position, positive for the past."""
+    return q_positions[..., :, None] - kv_positions[..., None, :]

@@ -7,7 +7,8 @@ import difflib
 import importlib
 from typing import Any, NamedTuple
 
-from posenc.encoding import ModelShape, PositionEncoding
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
 
 
 class Entry(NamedTuple):

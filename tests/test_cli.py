@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from posenc import cli, registry
-from posenc.files import write_atomically
-from posenc.study import compare, sweep
-from posenc.study.results import Study, TrialResult
+from posenc.compare import study as compare
+from posenc.compare import sweep
+from posenc.compare.results import Study, TrialResult
+from posenc.report.atomic import write_atomically
 
 TINY = (
     "--train-length 16 --test-lengths 32 --seeds 1 --steps 6 --batch 2 --width 32 --layers 2 "

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Mask, attention, masks
-from posenc.host import IMPLEMENTATIONS
+from posenc.attend.attention import IMPLEMENTATIONS
 from posenc.positions import (
     documents_from_positions,
     positions_from_documents,

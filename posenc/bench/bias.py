@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import masks
+from posenc.attend.attention import attention
 from posenc.bench import bias_peers, measure
-from posenc.encoding import ModelShape, PositionEncoding
-from posenc.host import attention
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
 from posenc.registry import create
 
 HEADS, HEAD_DIM = 8, 64

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import PositionEncoding
+from posenc.encoding.base import PositionEncoding
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from posenc import masks
+from posenc.attend.multihead import Attention
 from posenc.bench import measure
-from posenc.encoding import ModelShape
-from posenc.multihead import Attention
+from posenc.encoding.shape import ModelShape
 from posenc.registry import create
 
 EMBED, HEADS, HEAD_DIM, STEPS = 512, 8, 64, 8
@@ -38,7 +38,7 @@ def _one(n: int, name: str, kind: str, kv_heads: int, repeats: int) -> list[dict
     layer = Attention(EMBED, HEADS, kv_heads, create(name, shape)).eval()
     x = torch.randn(1, n + STEPS, EMBED)
     positions = torch.arange(n + STEPS)
-    from posenc.cache import KVCache
+    from posenc.attend.cache import KVCache
 
     full = KVCache()
     layer(x[:, :n], positions[:n], cache=full, mask=masks.causal)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from posenc.bench import measure, rope_peers
 from posenc.bench.rope_peers import Pair
-from posenc.queries_keys import rotate as rotating
-from posenc.queries_keys.rotate import rotate_together
+from posenc.queries_keys.rotation import rotate as rotating
+from posenc.queries_keys.rotation.rotate import rotate_together
 
 FLOOR = "clone"
 COMPILED = "torch.compile of the plain function"

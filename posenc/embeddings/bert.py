@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.embeddings.learned import Learned
-from posenc.encoding import PositionEncoding
+from posenc.encoding.base import PositionEncoding
 
 
 class BertEmbedding(nn.Module):

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.table_growth import check_hierarchical, source_rows
+from posenc.numbers.growth import check_hierarchical, source_rows
 
 
 def interpolate(

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.embeddings.sinusoidal import Sinusoidal
-from posenc.encoding import ModelShape, PositionEncoding, at_least_float32
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
+from posenc.numbers.precision import at_least_float32
 
 STARTS = ("normal", "truncated_normal", "sinusoidal")
 

@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from posenc.embeddings.grow import interpolate_2d
 from posenc.embeddings.learned import check_rows
-from posenc.encoding import ModelShape, PositionEncoding, at_least_float32
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
+from posenc.numbers.precision import at_least_float32
 
 
 class Learned2D(PositionEncoding):

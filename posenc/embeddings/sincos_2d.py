@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posenc.angles import Angles
-from posenc.encoding import PositionEncoding, at_least_float32
-from posenc.frequencies import inverse_frequencies
+from posenc.encoding.base import PositionEncoding
+from posenc.numbers.angles import Angles
+from posenc.numbers.frequencies import inverse_frequencies
+from posenc.numbers.precision import at_least_float32
 
 
 class SinCos2D(PositionEncoding):

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.angles import Angles
-from posenc.encoding import PositionEncoding, at_least_float32
-from posenc.frequencies import sinusoidal_frequencies
+from posenc.encoding.base import PositionEncoding
+from posenc.numbers.angles import Angles
+from posenc.numbers.frequencies import sinusoidal_frequencies
+from posenc.numbers.precision import at_least_float32
 
 
 class Sinusoidal(PositionEncoding):
@@ -36,8 +37,8 @@ class Sinusoidal(PositionEncoding):
             posenc.positions.positions_from_mask.
 
     Shapes: x (batch, seq_len, embed_dim), positions (seq_len) or (batch, seq_len) -> like x.
-    Units: positions in tokens. Precision: exact angles, see posenc.angles; added in float32,
-    returned in x's dtype.
+    Units: positions in tokens. Precision: exact angles, see posenc.numbers.angles; added in
+    float32, returned in x's dtype.
     Raises: ValueError if embed_dim is odd where it may not be, or for an unknown order.
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
     """

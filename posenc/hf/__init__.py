@@ -1,32 +1,22 @@
-"""Hugging Face checkpoints: read, extend, measure and export their positions."""
+"""Hugging Face: folders, configs, the attention of a stock model."""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from posenc.hf.extension import evaluate as evaluate
-    from posenc.hf.extension import extend as extend
-    from posenc.hf.options import Options as Options
-    from posenc.hf.tune import TuneConfig as TuneConfig
-
-_PUBLIC = {
-    "Options": "posenc.hf.options",
-    "TuneConfig": "posenc.hf.tune",
-    "evaluate": "posenc.hf.extension",
-    "extend": "posenc.hf.extension",
-}
-# No submodule may have the name of a function here: importing it would replace the function.
-
-__all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
+_MOVED = ("Options", "TuneConfig", "evaluate", "extend")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'posenc.hf' has no attribute {name!r}")
+    if name not in _MOVED:
+        raise AttributeError(f"module 'posenc.hf' has no attribute {name!r}")
+    import warnings
 
+    import posenc.extend
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    warnings.warn(
+        f"posenc.hf.{name} is posenc.extend.{name} now; the old name goes with the next release.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return getattr(posenc.extend, name)

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from posenc.checkpoints import rope_config
-from posenc.checkpoints.rope_config import RopeSetting
+from posenc.hf import rope_config
+from posenc.hf.rope_config import RopeSetting
 
 _FIELDS = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings")
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import PositionEncoding
-from posenc.host import attention
+from posenc.attend.attention import attention
+from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask, causal
 
 NAME = "posenc"

@@ -87,7 +87,7 @@ def inspect(
     if any(":" in name for name in names):
         if len(names) > 1 or compare or out or shape_given:
             raise ValueError("posenc inspect package.module:Class takes --arg and --json alone.")
-        from posenc.inspect import modules_command
+        from posenc.inspect.module import command as modules_command
 
         modules_command.run(names[0], arguments or [], as_json)
         return
@@ -96,11 +96,11 @@ def inspect(
     if "claims" in names:
         if names != ["claims"] or compare or out or shape_given:
             raise ValueError("posenc inspect claims takes --json and nothing else.")
-        from posenc.inspect import claims_command
+        from posenc.inspect.claims import command as claims_command
 
         claims_command.run(as_json)
         return
-    from posenc.inspect.sheets import Request, run
+    from posenc.inspect.encoding.command import Request, run
 
     run(Request(names, head_dim, num_heads, train_length, compare, as_json, out))
 

@@ -15,7 +15,7 @@ from posenc.keras.layer import (
     token_positions,
     wide,
 )
-from posenc.table_growth import check_hierarchical, source_rows
+from posenc.numbers.growth import check_hierarchical, source_rows
 
 GROWTHS = (None, "interpolate", "hierarchical")
 

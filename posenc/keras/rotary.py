@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
-from posenc.frequencies import inverse_frequencies
 from posenc.keras.angles import Phases
 from posenc.keras.layer import PositionLayer, ops, token_positions, wide
+from posenc.numbers.frequencies import inverse_frequencies
 from posenc.queries_keys.rope_scaling import SCALINGS, Scaling, rope_frequencies
 
 

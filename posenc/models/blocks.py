@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.cache import KVCache
-from posenc.encoding import PositionEncoding
+from posenc.attend.cache import KVCache
+from posenc.attend.multihead import Attention
+from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.models.norms import RMSNorm
-from posenc.multihead import Attention
 
 
 def norm_layer(config: DecoderConfig) -> nn.Module:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from posenc.encoding import ModelShape
-from posenc.multihead import Projections
+from posenc.attend.multihead import Projections
+from posenc.encoding.shape import ModelShape
 
 Activation = Literal["swiglu", "gelu", "relu"]
 Norm = Literal["rms", "layer"]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc import masks
-from posenc.cache import KVCache
-from posenc.encoding import PositionEncoding
+from posenc.attend.cache import KVCache
+from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc import masks
-from posenc.encoding import PositionEncoding
+from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise

@@ -10,8 +10,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from posenc import masks
-from posenc.cache import KVCache
-from posenc.encoding import PositionEncoding
+from posenc.attend.cache import KVCache
+from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.cache import KVCache
-from posenc.encoding import PositionEncoding
+from posenc.attend.cache import KVCache
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.per_layer import PerLayer
 from posenc.masks import Mask
 from posenc.models.blocks import Context, Layer, norm_layer
 from posenc.models.config import DecoderConfig
-from posenc.per_layer import PerLayer
 from posenc.positions import run
 
 

@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import PositionEncoding, at_least_float32
-from posenc.frequencies import PRECISION, TWO_PI, inverse_frequencies
+from posenc.encoding.base import PositionEncoding
+from posenc.numbers.frequencies import PRECISION, TWO_PI, inverse_frequencies
+from posenc.numbers.precision import at_least_float32
 from posenc.queries_keys.rope_scaling import Frequencies
-from posenc.queries_keys.rotate import rotate
-from posenc.queries_keys.rotation import Rotation
+from posenc.queries_keys.rotation.base import Rotation
+from posenc.queries_keys.rotation.rotate import rotate
 
 
 class AxialRoPE(Rotation):

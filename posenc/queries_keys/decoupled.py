@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posenc.encoding import at_least_float32
+from posenc.numbers.precision import at_least_float32
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import Scaling
-from posenc.queries_keys.rotate import rotate
+from posenc.queries_keys.rotation.rotate import rotate
 
 
 class DecoupledRoPE(RoPE):

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.angles import Angles
-from posenc.encoding import PositionEncoding, at_least_float32
-from posenc.frequencies import inverse_frequencies
+from posenc.encoding.base import PositionEncoding
+from posenc.numbers.angles import Angles
+from posenc.numbers.frequencies import inverse_frequencies
+from posenc.numbers.precision import at_least_float32
 
 
 class PoPE(PositionEncoding):

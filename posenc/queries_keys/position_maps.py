@@ -11,7 +11,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from posenc.encoding import ModelShape, Pass
+from posenc.encoding.base import Pass
+from posenc.encoding.shape import ModelShape
 from posenc.masks import Mask, sliding_window
 from posenc.queries_keys.query_temperature import log_n
 from posenc.queries_keys.rope import RoPE

@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.encoding import ModelShape, PositionEncoding, at_least_float32
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
+from posenc.numbers.precision import at_least_float32
 
 
 def log_n(positions: Tensor, train_length: int, dtype: torch.dtype = torch.float32) -> Tensor:

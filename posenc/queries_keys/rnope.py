@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from posenc.encoding import ModelShape, PositionEncoding
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.per_layer import PerLayer
+from posenc.encoding.shape import ModelShape
 from posenc.masks import Mask, chunked
-from posenc.per_layer import PerLayer
 from posenc.queries_keys.query_temperature import Llama4Temperature
 from posenc.queries_keys.rope import RoPE
 

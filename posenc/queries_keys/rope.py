@@ -9,12 +9,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from posenc.angles import Angles
-from posenc.encoding import ModelShape
-from posenc.frequencies import inverse_frequencies
+from posenc.encoding.shape import ModelShape
+from posenc.numbers.angles import Angles
+from posenc.numbers.frequencies import inverse_frequencies
 from posenc.queries_keys.rope_scaling import SCALINGS, Frequencies, Scaling, rope_frequencies
-from posenc.queries_keys.rotation import Rotation
-from posenc.queries_keys.traced_length import cos_sin_at_length, recipe
+from posenc.queries_keys.rotation.base import Rotation
+from posenc.queries_keys.rotation.traced_length import cos_sin_at_length, recipe
 
 
 class RoPE(Rotation):
@@ -37,8 +37,8 @@ class RoPE(Rotation):
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
     same.
-    Units: positions in tokens, integer or real. Precision: exact angles (posenc.angles), rotated in
-    float32, rounded once.
+    Units: positions in tokens, integer or real. Precision: exact angles (posenc.numbers.angles),
+    rotated in float32, rounded once.
     Raises: ValueError if rotary_dim is odd or exceeds head_dim.
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2.
     """

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.constants import Constants
-from posenc.encoding import at_least_float32
-from posenc.frequencies import inverse_frequencies
+from posenc.numbers.device_copies import Constants
+from posenc.numbers.frequencies import inverse_frequencies
+from posenc.numbers.precision import at_least_float32
 from posenc.queries_keys.rope_scaling import Frequencies
-from posenc.queries_keys.rotate import rotate
-from posenc.queries_keys.rotation import Rotation
+from posenc.queries_keys.rotation.base import Rotation
+from posenc.queries_keys.rotation.rotate import rotate
 
 _HEADROOM = 256
 """How much larger than 1 a channel may be before scaling, at the last position allowed."""

@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from posenc.bias_numbers import alibi_heads
-from posenc.constants import Constants
-from posenc.encoding import DistanceBias, per_head, real
+from posenc.encoding.distance_bias import DistanceBias
+from posenc.numbers.biases import alibi_heads
+from posenc.numbers.device_copies import Constants
+from posenc.numbers.precision import per_head, real
 
 
 class ALiBi(DistanceBias):

@@ -9,15 +9,10 @@ from typing import Literal, NoReturn
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import (
-    PositionEncoding,
-    Rows,
-    at_least_float32,
-    check_head_dim,
-    grouped_matmul,
-    without_autocast,
-)
-from posenc.score_tables import Part, add_parts
+from posenc.encoding.base import PositionEncoding, Rows, check_head_dim
+from posenc.numbers.heads import grouped_matmul
+from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.terms.skew import Part, add_parts
 
 KEYS = 128
 """How many keys are counted at a time."""

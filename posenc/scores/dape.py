@@ -8,17 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding import (
-    ModelShape,
-    PositionEncoding,
-    Rows,
-    ScoreMod,
-    check_heads,
-    without_autocast,
-)
+from posenc.encoding.base import PositionEncoding, Rows, check_heads
+from posenc.encoding.shape import ModelShape
+from posenc.numbers.precision import without_autocast
 from posenc.scores.alibi import ALiBi
 from posenc.scores.fire import FIRE
 from posenc.scores.kerple import Kerple
+from posenc.terms.term import ScoreMod
 
 BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
     "alibi": (ALiBi, {}),

@@ -9,15 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding import (
-    PositionEncoding,
-    at_least_float32,
-    check_head_dim,
-    check_heads,
-    without_autocast,
-)
-from posenc.score_bands import AddBands, Bands
-from posenc.score_tables import AddByDistance, require_whole
+from posenc.encoding.base import PositionEncoding, check_head_dim, check_heads
+from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.terms.bands import AddBands, Bands
+from posenc.terms.by_distance import AddByDistance, require_whole
 
 
 class DeBERTa(PositionEncoding):

@@ -8,16 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding import (
-    DenseBias,
-    ModelShape,
-    PositionEncoding,
-    ScoreMod,
-    check_heads,
-    distances,
-    real,
-    without_autocast,
-)
+from posenc.encoding.base import PositionEncoding, check_heads
+from posenc.encoding.shape import ModelShape
+from posenc.numbers.precision import real, without_autocast
+from posenc.positions import distances
+from posenc.terms.dense import DenseBias
+from posenc.terms.term import ScoreMod
 
 
 class FIRE(PositionEncoding):

@@ -8,14 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding import (
-    ModelShape,
-    PositionEncoding,
-    ScoreMod,
-    at_least_float32,
-    check_heads,
-    without_autocast,
-)
+from posenc.encoding.base import PositionEncoding, check_heads
+from posenc.encoding.shape import ModelShape
+from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.terms.term import ScoreMod
 
 
 class FoX(PositionEncoding):

@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from posenc.bias_numbers import KERPLE_LOW, KERPLE_POWER_HIGH, KERPLE_STARTS
-from posenc.encoding import DistanceBias, per_head, real
+from posenc.encoding.distance_bias import DistanceBias
+from posenc.numbers.biases import KERPLE_LOW, KERPLE_POWER_HIGH, KERPLE_STARTS
+from posenc.numbers.precision import per_head, real
 
 
 class Kerple(DistanceBias):

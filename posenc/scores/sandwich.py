@@ -7,10 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from posenc.angles import Angles
-from posenc.constants import Constants
-from posenc.encoding import DistanceBias, per_head, real
-from posenc.frequencies import geometric
+from posenc.encoding.distance_bias import DistanceBias
+from posenc.numbers.angles import Angles
+from posenc.numbers.device_copies import Constants
+from posenc.numbers.frequencies import geometric
+from posenc.numbers.precision import per_head, real
 
 CHUNK = 256
 """Distances whose dim/2 cosines are held at a time."""
@@ -29,7 +30,7 @@ class Sandwich(DistanceBias):
 
     Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len). No parameters.
     Units: distances in tokens; the bias is in logits, up to num_heads * dim / 16.
-    Precision: exact angles (posenc.angles), each cosine rounded once, summed in float64.
+    Precision: exact angles (posenc.numbers.angles), each cosine rounded once, summed in float64.
     Raises: ValueError if dim is odd or the form unknown.
     Source: Chi et al. 2022, arXiv:2212.10356, section 5 and its listing.
     """

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from posenc.bias_numbers import t5_edges
-from posenc.constants import Constants
-from posenc.encoding import DistanceBias, ModelShape, real
+from posenc.encoding.distance_bias import DistanceBias
+from posenc.encoding.shape import ModelShape
+from posenc.numbers.biases import t5_edges
+from posenc.numbers.device_copies import Constants
+from posenc.numbers.precision import real
 
 
 class T5Bias(DistanceBias):

@@ -8,19 +8,14 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from posenc.angles import Angles
-from posenc.encoding import (
-    DenseBias,
-    PositionEncoding,
-    at_least_float32,
-    check_head_dim,
-    check_heads,
-    distances,
-    without_autocast,
-)
-from posenc.frequencies import inverse_frequencies
-from posenc.score_bands import AddBands, Bands
-from posenc.score_tables import run_distances, shared_run, skew
+from posenc.encoding.base import PositionEncoding, check_head_dim, check_heads
+from posenc.numbers.angles import Angles
+from posenc.numbers.frequencies import inverse_frequencies
+from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.positions import distances
+from posenc.terms.bands import AddBands, Bands
+from posenc.terms.dense import DenseBias
+from posenc.terms.skew import run_distances, shared_run, skew
 
 
 class TransformerXL(PositionEncoding):

@@ -8,16 +8,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import (
-    PositionEncoding,
-    at_least_float32,
-    check_head_dim,
-    distances,
-    grouped_matmul,
-    without_autocast,
-)
-from posenc.score_bands import AddBands, Bands, weigh
-from posenc.score_tables import AddByDistance, require_whole
+from posenc.encoding.base import PositionEncoding, check_head_dim
+from posenc.numbers.heads import grouped_matmul
+from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.positions import distances
+from posenc.terms.bands import AddBands, Bands, weigh
+from posenc.terms.by_distance import AddByDistance, require_whole
 
 
 class Shaw(PositionEncoding):

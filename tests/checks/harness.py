@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from posenc import ModelShape, PositionEncoding
-from posenc.inspect import probe
-from posenc.inspect.probe import Layer, tokens
+from posenc.inspect.encoding import layer as probe
+from posenc.inspect.encoding.layer import Layer, tokens
 
 __all__ = [
     "LENGTH", "SHAPE", "Layer", "Make", "assert_same", "build", "differs", "heads", "hidden",

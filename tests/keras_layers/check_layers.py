@@ -11,7 +11,7 @@ import pytest
 from keras import ops
 
 from posenc import keras as pk
-from posenc.listing import KERAS_LAYERS
+from posenc.list import KERAS_LAYERS
 from tests.keras_layers.common import (
     BACKEND,
     answer,

@@ -12,10 +12,10 @@ import torch
 from keras import ops
 
 import posenc
-from posenc import frequencies
 from posenc import keras as pk
 from posenc.embeddings import grow
 from posenc.keras.angles import Phases
+from posenc.numbers import frequencies
 from posenc.queries_keys import rope_scaling as s
 from tests.golden_values import cases
 from tests.keras_layers.common import (

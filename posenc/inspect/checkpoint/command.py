@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from posenc.inspect.checkpoint import rows
+from posenc.inspect.checkpoint import words as rows
 from posenc.inspect.checkpoint.sheet import Request, Sheet, measure
-from posenc.inspect.progress import tell
+from posenc.report.progress import tell
 
 
 def run(request: Request, as_json: bool, out: Path | None, command: str) -> None:

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from posenc.drawing import INK, LIGHT, figure, legend_above, line_styles, readable, style
-from posenc.inspect.figures import frame, heat_map
+from posenc.inspect.encoding.figures import frame, heat_map
+from posenc.report.drawing import INK, LIGHT, figure, legend_above, line_styles, readable, style
 
 Array = np.ndarray
 MOST_LABELS = 40

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from posenc.inspect import figures as encodings
-from posenc.inspect.checkpoint import figures, rows
+from posenc.inspect.checkpoint import figures
+from posenc.inspect.checkpoint import words as rows
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
 from posenc.inspect.checkpoint.reading import by_group
 from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.swap import ROUNDING, Swap
-from posenc.report import Code, Facts, Items, Page, Plot
-from posenc.report import Table as Rows
+from posenc.inspect.encoding import figures as encodings
+from posenc.report.page import Code, Facts, Items, Page, Plot
+from posenc.report.page import Table as Rows
 
 MOST_CELLS = 2_000_000
 """Squares in all attention maps of a page, after which only some layers are drawn."""

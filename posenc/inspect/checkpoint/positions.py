@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.checkpoints import rope_config, tables
+from posenc.hf import rope_config, tables
 from posenc.inspect.checkpoint import alibi
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")

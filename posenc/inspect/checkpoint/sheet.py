@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from posenc.checkpoints.loading import Checkpoint, load, trained_length
-from posenc.checkpoints.text import reading
+from posenc.hf.loading import Checkpoint, load, trained_length
+from posenc.hf.text import reading
 from posenc.inspect.checkpoint import positions, structure
 from posenc.inspect.checkpoint import reading as readings
 from posenc.inspect.checkpoint.positions import Disentangled, Kind

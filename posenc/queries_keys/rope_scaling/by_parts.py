@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
-from posenc.frequencies import TWO_PI, inverse_frequencies
+from posenc.numbers.frequencies import TWO_PI, inverse_frequencies
 from posenc.queries_keys.rope_scaling.scaling import (
     Frequencies,
     Scaling,

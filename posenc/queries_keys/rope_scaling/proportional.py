@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
-from posenc.frequencies import inverse_frequencies
+from posenc.numbers.frequencies import inverse_frequencies
 from posenc.queries_keys.rope_scaling.scaling import Frequencies, Scaling, require, require_factor
 
 

@@ -6,7 +6,7 @@ import math
 from decimal import Decimal, localcontext
 from typing import ClassVar, NamedTuple
 
-from posenc.frequencies import PRECISION, inverse_frequencies
+from posenc.numbers.frequencies import PRECISION, inverse_frequencies
 
 
 class Frequencies(NamedTuple):

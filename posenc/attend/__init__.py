@@ -1,0 +1,1 @@
+"""Attention with an encoding: the function, the module, the cache, the kernels."""

@@ -1,0 +1,98 @@
+"""The backward pass of a bias that depends on distance alone, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from posenc.numbers.precision import at_least_float32
+
+ROWS, BYTES = 128, 16 * 2**20
+"""Queries per block of the backward pass, fewer where one block's scores would take more bytes."""
+
+Block = tuple[int, int, int, int]
+"""start, stop, first, last: queries start .. stop over keys first .. last."""
+
+
+def hankel(table: Tensor, q_len: int, block: Block) -> Tensor:
+    """(1, num_heads, rows, keys) of bias for a block whose queries are in falling order. Torch's
+    kernel is taken for masks with four axes only."""
+    start, stop, first, last = block
+    offset = table.storage_offset() + q_len - stop + first
+    shape = (1, table.shape[0], stop - start, last - first)
+    return table.as_strided(shape, (0, table.stride(0), 1, 1), offset)
+
+
+def rows_in_memory(t: Tensor) -> Tensor:
+    """t, copied where its channels do not lie side by side: torch's kernel reads as if they did."""
+    return t if t.stride(-1) == 1 else t.clone(memory_format=torch.contiguous_format)
+
+
+def kernel_gradients(q, k, v, table, out, lse, grad_out, ctx) -> tuple[Tensor, Tensor, Tensor]:
+    """Torch's own backward kernel, block by block, where only q, k and v need a gradient."""
+    grad_out = rows_in_memory(grad_out)
+    d_q = torch.empty_like(q)
+    d_k, d_v = (torch.zeros(t.shape, dtype=at_least_float32(t.dtype)) for t in (k, v))
+    for block in ctx.blocks:
+        start, stop, first, last = block
+        rows = slice(start, stop)
+        part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad_out[:, :, rows].flip(2), q[:, :, rows].flip(2), k[:, :, first:last],
+            v[:, :, first:last], out[:, :, rows].flip(2), lse[:, :, rows].flip(2), 0.0, False,
+            attn_mask=hankel(table, q.shape[2], block), scale=ctx.scale,
+        )  # fmt: skip
+        d_q[:, :, rows] = part[0].flip(2)
+        d_k[:, :, first:last] += part[1]
+        d_v[:, :, first:last] += part[2]
+    return d_q, d_k.to(k.dtype), d_v.to(v.dtype)
+
+
+def table_gradients(
+    q, k, v, table, lse, grad_out, delta, ctx
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """All four gradients by plain matmuls per block, dS summed along its diagonals in a fixed
+    order: bit-identical from run to run."""
+    wide = table.dtype
+    batch, heads, q_len, _ = q.shape
+    groups = k.shape[1]
+    k, v = (t.to(wide).flatten(0, 1) for t in (k, v))  # (batch * kv heads, kv_len, width)
+    d_q = torch.empty(q.shape, dtype=wide)
+    d_k, d_v, d_table = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(table)
+
+    def block_rows(t: Tensor) -> Tensor:  # (batch * kv heads, heads per kv head * rows, width)
+        return t[:, :, start:stop].flip(2).to(wide).reshape(batch * groups, -1, t.shape[-1])
+
+    for block in _finer(ctx.blocks, batch * heads * table.element_size()):
+        start, stop, first, last = block
+        rows, keys = stop - start, last - first
+        full = (batch, heads, rows, keys)
+        q_rows, grad_rows = block_rows(q), block_rows(grad_out)
+        k_keys, v_keys = k[:, first:last], v[:, first:last]
+        weights = torch.bmm(q_rows * ctx.scale, k_keys.mT)
+        weights.view(full).add_(hankel(table, q_len, block))
+        weights.sub_(block_rows(lse[..., None])).exp_()
+        d_v[:, first:last].baddbmm_(weights.mT, grad_rows)
+        d_scores = torch.bmm(grad_rows, v_keys.mT).sub_(block_rows(delta[..., None])).mul_(weights)
+        # Row i of the buffer holds row i of dS shifted right by i, so that columns are diagonals.
+        buffer = torch.zeros(heads, rows, rows + keys, dtype=wide)
+        skewed = (rows * (rows + keys), rows + keys + 1, 1)
+        buffer.as_strided(full[1:], skewed).copy_(d_scores.view(full).sum(0))
+        offset = q_len - stop + first
+        d_table[:, offset : offset + rows + keys - 1] += buffer.sum(1)[:, :-1]
+        d_q[:, :, start:stop] = torch.bmm(d_scores, k_keys).view(batch, heads, rows, -1).flip(2)
+        d_k[:, first:last].baddbmm_(d_scores.mT, q_rows)
+    d_k = d_k.mul_(ctx.scale).view(batch, groups, *d_k.shape[1:])
+    return d_q.mul_(ctx.scale), d_k, d_v.view(batch, groups, *d_v.shape[1:]), d_table
+
+
+def _finer(blocks: Sequence[Block], row_bytes: int) -> list[Block]:
+    """The same pairs in blocks small enough for the backward pass."""
+    finer = []
+    for start, stop, first, last in blocks:
+        rows = min(ROWS, max(16, BYTES // (row_bytes * (last - first))))
+        for s in range(start, stop, rows):
+            e = min(s + rows, stop)
+            finer.append((s, e, first, last))
+    return finer

@@ -1,0 +1,72 @@
+"""RoPE for linear attention: a function, since there are no scores to be encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.numbers.precision import at_least_float32
+from posenc.queries_keys.rope import RoPE
+
+
+def elu_feature(x: Tensor) -> Tensor:
+    """elu(x) + 1, positive."""
+    return F.elu(x) + 1
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rope: RoPE,
+    positions: Tensor,
+    *,
+    causal: bool = True,
+    feature: Callable[[Tensor], Tensor] = elu_feature,
+    chunk_size: int = 128,
+) -> Tensor:
+    """Linear attention with rotated features: O(len) in time and memory.
+
+    out_i = sum_j (R_i f(q_i)) . (R_j f(k_j)) v_j / sum_j f(q_i) . f(k_j)
+
+    The denominator is not rotated, so that it stays positive.
+
+    Args:
+        rope: the rotation R, of the head's size.
+        positions: (len) or (batch, len); causal attention follows the order in memory.
+        causal: sum over j <= i; False: over all j.
+        feature: a positive map of the channels, f.
+        chunk_size: tokens handled at once in the causal form.
+
+    Shapes: q, k (batch, num_heads, len, head_dim), v (batch, num_heads, len, v_dim) -> like v.
+    Precision: float32 or better, returned in v's dtype.
+    Raises: ValueError where the heads of k or v differ from those of q.
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.3, equation 19.
+    """
+    if q.shape != k.shape or q.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            "linear_attention: q and k must have one shape, and v their batch, heads and length, "
+            f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}."
+        )
+    dtype = at_least_float32(v.dtype)
+    fq, fk, values = feature(q.to(dtype)), feature(k.to(dtype)), v.to(dtype)
+    rotated_q, rotated_k = rope(fq, fk, positions)
+    if not causal:
+        total = fq @ fk.sum(-2, keepdim=True).mT
+        return (rotated_q @ (rotated_k.mT @ values) / total).to(v.dtype)
+    state = values.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
+    norm = values.new_zeros(*q.shape[:2], q.shape[-1], 1)
+    out = []
+    for start in range(0, q.shape[2], chunk_size):
+        part = slice(start, start + chunk_size)
+        nq, nk = fq[:, :, part], fk[:, :, part]
+        rq, rk, rv = rotated_q[:, :, part], rotated_k[:, :, part], values[:, :, part]
+        above = rq @ state + (rq @ rk.mT).tril() @ rv
+        below = nq @ norm + (nq @ nk.mT).tril().sum(-1, keepdim=True)
+        out.append(above / below)
+        state = state + rk.mT @ rv
+        norm = norm + nk.sum(-2)[..., None]
+    return torch.cat(out, dim=2).to(v.dtype)

@@ -1,0 +1,175 @@
+"""Multi-head attention as a module: projections, grouped queries, cache, and the host in the
+middle."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.attend.attention import attention
+from posenc.attend.cache import KVCache
+from posenc.encoding.base import PositionEncoding
+from posenc.masks import Mask
+
+Projections = Literal["separate", "k=v", "q=k", "none"]
+
+
+class Attention(nn.Module):
+    """Project to queries, keys and values, attend with a position encoding, project back.
+
+    out = o_proj(attention(q_proj(x), k_proj(source), v_proj(source))), source = x by default
+
+    Args:
+        embed_dim: width of the input and output.
+        num_heads: number of query heads.
+        num_kv_heads: number of key/value heads, a divisor of num_heads; None means num_heads.
+        encoding: the position encoding; None for none.
+        head_dim: size of one head; None means embed_dim / num_heads.
+        bias: whether the projections have a bias.
+        projections: "separate"; "k=v" (values are the keys before place 2); "q=k" (one projection
+            for queries and keys); "none" (all three are the input, split into heads). The output
+            projection stays.
+        dropout: probability of dropping an attention weight in training.
+        impl: which implementation of attention, "auto" or by name.
+
+    Shapes: x (batch, q_len, embed_dim), positions (q_len) or (batch, q_len) -> (batch, q_len,
+    embed_dim).
+    Raises: ValueError where the head counts do not fit each other or the projections.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        encoding: PositionEncoding | None = None,
+        *,
+        head_dim: int | None = None,
+        bias: bool = False,
+        projections: Projections = "separate",
+        dropout: float = 0.0,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if (head_dim is None and embed_dim % num_heads) or num_heads % num_kv_heads:
+            raise ValueError(
+                "Attention: num_heads must divide embed_dim and num_kv_heads divide num_heads, got "
+                f"embed_dim={embed_dim}, num_heads={num_heads}, num_kv_heads={num_kv_heads}."
+            )
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.projections = projections
+        self._check_projections(embed_dim)
+        self.encoding = PositionEncoding() if encoding is None else encoding
+        self.dropout, self.impl = dropout, impl
+
+        def project(heads: int, *needed_by: Projections) -> nn.Linear | None:
+            width = heads * self.head_dim
+            return nn.Linear(embed_dim, width, bias=bias) if projections in needed_by else None
+
+        self.q_proj = project(num_heads, "separate", "k=v", "q=k")
+        self.k_proj = project(num_kv_heads, "separate", "k=v")
+        self.v_proj = project(num_kv_heads, "separate", "q=k")
+        self.o_proj = nn.Linear(num_heads * self.head_dim, embed_dim, bias=bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch q_len embed_dim"],
+        positions: Tensor,
+        *,
+        context: Tensor | None = None,
+        context_positions: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_positions: Tensor | None = None,
+        cache: KVCache | None = None,
+        mask: Mask | None = None,
+        encoding: PositionEncoding | None = None,
+    ) -> Float[Tensor, "batch q_len embed_dim"]:
+        """Attend from x to itself, to `context` instead (cross-attention), or to `memory` before
+        it.
+
+        Args:
+            context, context_positions: tokens to attend to instead of x, and their positions.
+            memory, memory_positions: hidden states of earlier segments, put before x among the keys
+                (Transformer-XL).
+            cache: this layer's earlier keys and values; x is appended to it. With a context it
+                holds the context: the first call fills it, later ones read it.
+            mask: who may look at whom.
+            encoding: this layer's encoding, prepared for the positions; the module's own if None.
+        """
+        encoding = self.encoding if encoding is None else encoding
+        token_axis = -1 if encoding.num_axes == 1 else -2
+        source, source_positions = x, positions
+        if context is not None:
+            if context_positions is None or memory is not None:
+                raise ValueError("Attention: context needs context_positions, and no memory.")
+            source, source_positions = context, context_positions
+            if cache is not None and cache.length:  # it is all there: append nothing
+                source = x[:, :0]
+                source_positions = context_positions.narrow(token_axis, 0, 0)
+        elif memory is not None:
+            if memory_positions is None:
+                raise ValueError("Attention: memory needs memory_positions.")
+            source = torch.cat([memory, x], dim=1)
+            source_positions = torch.cat([memory_positions, positions], dim=token_axis)
+        past = None if cache is None or not cache.length else cache.state
+        kv_state = encoding.token_state(source, source_positions, past)
+        q_state = None
+        if kv_state is not None:
+            own = encoding.token_state(x, positions) if context is not None else kv_state
+            assert own is not None
+            q_state = own[:, :, -x.shape[1] :]
+        q, k, v = self._project(x, source)
+        out = attention(
+            q,
+            k,
+            v,
+            encoding,
+            q_positions=positions,
+            kv_positions=source_positions,
+            q_state=q_state,
+            kv_state=kv_state,
+            mask=mask,
+            cache=cache,
+            dropout_p=self.dropout if self.training else 0.0,
+            impl=self.impl,
+        )
+        assert isinstance(out, Tensor)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q from x, k and v from source, each (batch, heads, len, head_dim)."""
+        q = self._heads(x if self.q_proj is None else self.q_proj(x))
+        if self.k_proj is not None:
+            k = self._heads(self.k_proj(source))
+        elif source is x:
+            k = q
+        else:
+            k = self._heads(source if self.q_proj is None else self.q_proj(source))
+        return q, k, k if self.v_proj is None else self._heads(self.v_proj(source))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(batch, len, heads * head_dim) -> (batch, heads, len, head_dim)"""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _check_projections(self, embed_dim: int) -> None:
+        kind, heads, kv_heads = self.projections, self.num_heads, self.num_kv_heads
+        if kind not in get_args(Projections):
+            raise ValueError(
+                f"Attention: projections must be one of {', '.join(get_args(Projections))}, "
+                f"got {kind!r}."
+            )
+        if kind in ("q=k", "none") and kv_heads != heads:
+            raise ValueError(
+                f"Attention: projections={kind!r} needs as many key/value heads as query heads, "
+                f"got {kv_heads} and {heads}."
+            )
+        if kind == "none" and heads * self.head_dim != embed_dim:
+            raise ValueError(
+                f"Attention: projections='none' needs num_heads * head_dim = embed_dim, "
+                f"got {heads} * {self.head_dim} and {embed_dim}."
+            )

@@ -1,1 +1,0 @@
-"""A trained model's folder in Hugging Face's format: load it, read its positions, read its text."""

@@ -1,0 +1,1 @@
+"""Compare: train short, test long, on the user's own text."""

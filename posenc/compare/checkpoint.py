@@ -1,0 +1,116 @@
+"""A half-done trial on disk: tensors in safetensors, everything else in JSON."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from posenc.compare.results import Record, TrainingPoint
+from posenc.report.atomic import write_atomically
+
+STATE = "checkpoint.json"
+
+
+class CorruptCheckpoint(Exception):
+    """The checkpoint on disk cannot be read."""
+
+
+@dataclass(frozen=True)
+class Cursor(Record):
+    """Where training stands. The batches and the learning rate of a step follow from its number.
+
+    loss_sum and loss_count: nats since the last point of the training curve.
+    rng: torch's generator state, base64.
+    tensors and sha256: the file that holds model and optimizer, and its hash.
+    """
+
+    step: int
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    training: tuple[TrainingPoint, ...] = ()
+    train_seconds: float = 0.0
+    rng: str = ""
+    tensors: str = ""
+    sha256: str = ""
+
+
+def write(folder: Path, cursor: Cursor, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Save; the JSON names the tensors' file and is replaced last, so that the pair is always
+    whole."""
+    content = save(_tensors(model, optimizer))
+    name = f"checkpoint-{cursor.step}.safetensors"
+    write_atomically(folder / name, content)
+    state = Cursor(
+        step=cursor.step,
+        loss_sum=cursor.loss_sum,
+        loss_count=cursor.loss_count,
+        training=cursor.training,
+        train_seconds=cursor.train_seconds,
+        rng=base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+        tensors=name,
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+    write_atomically(folder / STATE, state.to_json())
+    clear(folder, keep=name)
+
+
+def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Cursor | None:
+    """Load the checkpoint into model and optimizer; None where there is none.
+
+    Raises: CorruptCheckpoint, with model and optimizer untouched.
+    """
+    if not (folder / STATE).exists():
+        return None
+    try:
+        cursor = Cursor.from_json((folder / STATE).read_text())
+        content = (folder / cursor.tensors).read_bytes()
+        if hashlib.sha256(content).hexdigest() != cursor.sha256:
+            raise ValueError(f"{cursor.tensors} is not what was written")
+        tensors = load(content)
+        rng = torch.frombuffer(bytearray(base64.b64decode(cursor.rng)), dtype=torch.uint8)
+        if {k: v.shape for k, v in tensors.items()} != _shapes(model):
+            raise ValueError(f"{cursor.tensors} belongs to another model")
+    except (ValueError, OSError, json.JSONDecodeError) as error:
+        raise CorruptCheckpoint(str(error)) from error
+    model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model/")})
+    names = {id(p): name for name, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            optimizer.state[p] = {
+                key: tensors[f"{key}/{names[id(p)]}"].to(p.device if key != "step" else "cpu")
+                for key in ("exp_avg", "exp_avg_sq", "step")
+            }
+    torch.set_rng_state(rng)
+    return cursor
+
+
+def clear(folder: Path, keep: str | None = None) -> None:
+    """Delete the tensors of all checkpoints but `keep`; without it, the whole checkpoint."""
+    if keep is None:
+        (folder / STATE).unlink(missing_ok=True)
+    for path in folder.glob("checkpoint-*.safetensors"):
+        if path.name != keep:
+            path.unlink(missing_ok=True)
+
+
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors = {f"model/{name}": value for name, value in model.state_dict().items()}
+    for name, p in model.named_parameters():
+        for key, value in optimizer.state[p].items():
+            tensors[f"{key}/{name}"] = value
+    return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    shapes = {f"model/{name}": value.shape for name, value in model.state_dict().items()}
+    for name, p in model.named_parameters():
+        shapes |= {f"exp_avg/{name}": p.shape, f"exp_avg_sq/{name}": p.shape}
+        shapes[f"step/{name}"] = torch.Size([])
+    return shapes

@@ -1,0 +1,105 @@
+"""Test a trained model at every length on the same held-out bytes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from posenc.compare.results import LengthScore, PositionScore
+from posenc.compare.train import token_losses, windows
+from posenc.compare.trial import TrialConfig
+from posenc.encoding.base import PositionEncoding
+
+HELD_OUT_BYTES = 1 << 16
+"""How much of the test text is read; standard error about 0.01 bits per byte."""
+TOKENS_AT_ONCE = 1 << 12
+"""Keeps a dense forward at 1024 below 0.5 GB."""
+BUCKETS = 64
+
+
+def held_out_windows(symbols: np.ndarray, config: TrialConfig) -> Tensor:
+    """(windows, longest + 1) symbols, evenly spread over the test text, without overlap."""
+    longest = max(config.test_lengths)
+    count = max(1, min(HELD_OUT_BYTES // longest, (len(symbols) - 1) // longest))
+    starts = np.linspace(0, len(symbols) - longest - 1, count).astype(int)
+    return windows(symbols, starts, longest)
+
+
+def cannot(encoding: PositionEncoding, length: int) -> str | None:
+    """Why the encoding cannot run at this length, or None."""
+    limit = encoding.max_positions
+    if limit is not None and length > limit:
+        return f"it has {limit} positions"
+    return None
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, symbols: np.ndarray, config: TrialConfig
+) -> tuple[tuple[LengthScore, ...], tuple[PositionScore, ...], tuple[LengthScore, ...]]:
+    """Bits per byte by window length, by position inside the longest window, and by the length of
+    context before the same targets. A separator counts as a byte."""
+    model.eval()
+    held_out = held_out_windows(symbols, config)
+    encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
+    by_length, by_position = [], ()
+    for length in config.test_lengths:
+        reason = cannot(encoding, length)
+        if reason:
+            by_length.append(LengthScore(length, None, reason))
+            continue
+        losses = _non_overlapping(model, held_out, length, config)
+        total = sum(part.sum().item() for part in losses)
+        count = sum(part.numel() for part in losses)
+        by_length.append(LengthScore(length, _bits(total / count)))
+        by_position = _buckets(losses[0])
+    targets = max(1, config.train_length // 2)
+    by_context = []
+    for length in sorted({targets, *config.test_lengths}):
+        reason = cannot(encoding, length)
+        if reason:
+            by_context.append(LengthScore(length, None, reason))
+            continue
+        losses = _losses(model, held_out[:, -(length + 1) :], config)[:, -targets:]
+        by_context.append(LengthScore(length, _bits(losses.mean().item())))
+    return tuple(by_length), by_position, tuple(by_context)
+
+
+def _non_overlapping(
+    model: nn.Module, held_out: Tensor, length: int, config: TrialConfig
+) -> list[Tensor]:
+    """Losses of windows of `length`, and of the shorter ones left over at the end of each held-out
+    window."""
+    longest = held_out.shape[1] - 1
+    whole = longest // length * length
+    rows = torch.cat([held_out[:, s : s + length + 1] for s in range(0, whole, length)])
+    parts = [_losses(model, rows, config)]
+    if whole < longest:
+        parts.append(_losses(model, held_out[:, whole:], config))
+    return parts
+
+
+def _losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
+    """(rows, length) nats in float64, on the CPU."""
+    at_once = max(1, TOKENS_AT_ONCE // (rows.shape[1] - 1))
+    parts = [token_losses(model, part, config).double().cpu() for part in rows.split(at_once)]
+    losses = torch.cat(parts)
+    if not losses.isfinite().all():
+        raise FloatingPointError(f"the loss is not finite at test length {rows.shape[1] - 1}")
+    return losses
+
+
+def _buckets(losses: Tensor) -> tuple[PositionScore, ...]:
+    means = losses.mean(0)
+    width = max(1, -(-len(means) // BUCKETS))
+    return tuple(
+        PositionScore(start, start + len(part), _bits(part.mean().item()))
+        for start, part in zip(range(0, len(means), width), means.split(width), strict=True)
+    )
+
+
+def _bits(nats: float) -> float:
+    return nats / math.log(2)

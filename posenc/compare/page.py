@@ -1,0 +1,180 @@
+"""report.html of a study: the answer first, then the numbers, the curves and how to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from posenc.compare import figures
+from posenc.compare.results import EncodingSummary, Study, TrialResult
+from posenc.report.drawing import line_styles
+from posenc.report.page import Caution, Cell, Code, Facts, Headline, Items, Page, Plot, Table
+
+SPREAD = "± is half the distance between the best and the worst seed."
+
+
+def write_report(study: Study, path: str | Path) -> None:
+    """Write the page of a study, finished or not; it says what is missing and what failed."""
+    _page(study).write(path)
+
+
+def _page(study: Study) -> Page:
+    config = study.trials[0]
+    page = Page(
+        "Which position encoding?",
+        f"Trained on {config.train_length:,} bytes at a time, tested up to "
+        f"{max(config.test_lengths):,}. Text: {study.corpus.name}.",
+    )
+    page.section("", *_answer(study))
+    if study.summary:
+        page.section("Result", *_result(study))
+        page.section("Curves", *_curves(study))
+    if study.failed:
+        rows = [[t.config.encoding, t.config.seed, t.reason] for t in study.failed]
+        page.section("Failed trials", Table(["encoding", "seed", "reason"], rows))
+    if study.finished:
+        page.section("What ran", "Every encoding as it was built.", _specs(study))
+    page.section("How to repeat it", *_recipe(study))
+    return page
+
+
+def _answer(study: Study) -> Iterator[Headline | Caution]:
+    if study.recommendation:
+        yield Headline(study.recommendation)
+    done, planned = len(study.results), len(study.trials)
+    if study.missing:
+        names = ", ".join(f"{t.encoding} seed {t.seed}" for t in study.missing)
+        yield Caution(
+            f"This study is not finished: {done} of {planned} trials have run. Missing: {names}. "
+            "Run the command below again; it goes on where it stopped."
+        )
+    if study.failed:
+        count = len(study.failed)
+        yield Caution(
+            f"{count} {'trial' if count == 1 else 'trials'} failed; the reasons are below."
+        )
+
+
+def _result(study: Study) -> Iterator[str | Table]:
+    config = study.trials[0]
+    lengths = sorted({s.length for row in study.summary for s in row.by_length})
+    best = {
+        length: min(
+            (s.mean for r in study.summary for s in r.by_length if s.length == length and s.mean),
+            default=None,
+        )
+        for length in lengths
+    }
+    header = ["encoding", "parameters", *(f"{n:,}" for n in lengths), "reach", "tokens/s", "seeds"]
+    yield Table(
+        header,
+        [[*_row(row, lengths, best)] for row in study.summary],
+        "Bits per byte of held-out text at each window length in bytes; lower is better, and the "
+        f"best of a column is bold. {SPREAD}",
+    )
+    yield (
+        "Reach is the longest tested length at which an encoding stays within 5 % of the best "
+        f"loss at the training length, {config.train_length:,} bytes. tokens/s is training speed "
+        "on one worker."
+    )
+
+
+def _row(
+    row: EncodingSummary, lengths: list[int], best: dict[int, float | None]
+) -> Iterator[str | int | Cell | None]:
+    yield row.encoding
+    yield row.parameters
+    scores = {s.length: s for s in row.by_length}
+    for length in lengths:
+        score = scores.get(length)
+        if score is None:
+            yield None
+        elif score.mean is None:
+            yield Cell("cannot", note=f"{row.encoding}: {score.cannot or 'no reason given'}")
+        else:
+            spread = f" ± {score.spread:.3f}" if row.num_seeds > 1 else ""
+            yield Cell(f"{score.mean:.3f}{spread}", strong=score.mean == best[length])
+    yield (
+        Cell("none", note="Not within 5 % of the best encoding at any tested length.")
+        if row.reach is None
+        else row.reach
+    )
+    yield None if row.tokens_per_second is None else round(row.tokens_per_second)
+    yield row.num_seeds
+
+
+def _curves(study: Study) -> Iterator[Plot]:
+    styles = line_styles(study.encodings)
+    yield Plot(
+        figures.by_length(study, styles),
+        "Loss by test length. Every length reads the same held-out bytes, cut into windows that "
+        "do not overlap.",
+        describe_by_length(study),
+    )
+    yield Plot(
+        figures.by_context(study, styles),
+        "Loss of the same target bytes with growing context. A line that falls uses what it is "
+        "shown; a flat line ignores it.",
+        "One line for each encoding over the length of the window before fixed target bytes.",
+    )
+    yield Plot(
+        figures.by_position(study, styles),
+        "Loss by position inside the longest window that an encoding can run.",
+        "One line for each encoding over the position inside the window.",
+    )
+    yield Plot(
+        figures.training(study, styles),
+        "Training: validation text with markers, training batches as thin lines.",
+        "One line for each encoding over training steps.",
+    )
+
+
+def describe_by_length(study: Study) -> str:
+    """The curves over test length, for those who cannot see them."""
+    lines = []
+    for row in study.summary:
+        points = [f"{s.mean:.2f} at {s.length}" for s in row.by_length if s.mean is not None]
+        lines.append(f"{row.encoding}: {', '.join(points) or 'no result'}")
+    return "Bits per byte by test length. " + "; ".join(lines) + "."
+
+
+def _specs(study: Study) -> Table:
+    first: dict[str, TrialResult] = {}
+    for trial in study.finished:
+        first.setdefault(trial.config.encoding, trial)
+    rows = [
+        [name, trial.encoding_parameters, ", ".join(f"{k} {v}" for k, v in trial.spec.items())]
+        for name, trial in first.items()
+    ]
+    return Table(["encoding", "own parameters", "as it ran"], rows)
+
+
+def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
+    config, corpus = study.trials[0], study.corpus
+    yield Code(study.command)
+    yield Facts(
+        {
+            "text": f"{corpus.name}, {_count(corpus.num_files, 'file')}, hash {corpus.hash}",
+            "split": f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, "
+            f"{corpus.valid_bytes:,} to validate, {corpus.test_bytes:,} to test",
+            "model": f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads "
+            f"on {config.kv_heads} key/value heads",
+            "training": f"{config.steps:,} steps of {config.batch} × {config.train_length:,} "
+            f"bytes, peak learning rate {config.lr:g}, {config.precision} on {config.device}",
+            "seeds": ", ".join(str(s) for s in sorted({t.seed for t in study.trials})),
+            "started": study.started,
+            **study.versions,
+            **study.hardware,
+        }
+    )
+    yield Items(
+        (
+            "What this does not show: a small model trained for minutes ranks encodings by how "
+            "they generalise over length; a large one may close gaps that training can close.",
+            "Numbers of different texts or model sizes must not be compared with each other.",
+        )
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

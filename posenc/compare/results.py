@@ -1,0 +1,210 @@
+"""What a study and its trials yield, as frozen dataclasses that go to JSON and back.
+
+{"format": "posenc study 1",
+ "command": "posenc compare rope learned --steps 500",
+ "started": "2026-01-31T12:00:00+00:00",
+ "versions": {"posenc": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
+ "hardware": {"processor": "...", "cores": "2", "precision": "float32", "workers": "2"},
+ "corpus": {"name": "Python 3.11.9 standard library", "hash": "0f...", "num_files": 700, ...},
+ "trials": [<TrialConfig>, ...],                 every trial that was planned
+ "results": [
+   {"config": <TrialConfig>, "reason": null,
+    "parameters": 853000, "encoding_parameters": 0,
+    "spec": {"name": "rope", "class": "RoPE", "places": "2", "rope_theta": "10000.0", ...},
+    "training": [{"step": 25, "train": 3.9, "valid": 3.8}, {"step": 50, ...}],
+    "by_length": [{"length": 128, "bits_per_byte": 2.19, "cannot": null},
+                  {"length": 256, "bits_per_byte": null, "cannot": "has 128 positions"}],
+    "by_position": [{"start": 0, "stop": 16, "bits_per_byte": 3.1}, ...],
+    "by_context": [{"length": 64, "bits_per_byte": 2.5, "cannot": null}, ...],
+    "timing": {"tokens_per_second": 12000.0, "train_seconds": 160.0, "test_seconds": 9.0}},
+   {"config": {...}, "reason": "loss became nan at step 40", ...}],   one that failed
+ "summary": [{"encoding": "rope", "parameters": 853000, "num_seeds": 2,
+              "by_length": [{"length": 128, "mean": 2.19, "spread": 0.01, "cannot": null}],
+              "reach": 128, "tokens_per_second": 12000.0}],
+ "recommendation": "..."}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from posenc.compare.trial import TrialConfig
+
+FORMAT = "posenc study 1"
+
+
+class Record:
+    """A frozen dataclass that goes to JSON and back; a field that is missing, unknown or of the
+    wrong type raises ValueError."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return _read(cls, json.loads(text), cls.__name__)
+
+
+@dataclass(frozen=True)
+class LengthScore(Record):
+    """Bits per byte at one window length, or why the encoding cannot run there."""
+
+    length: int
+    bits_per_byte: float | None
+    cannot: str | None = None
+
+
+@dataclass(frozen=True)
+class PositionScore(Record):
+    """Bits per byte of the targets at positions start .. stop - 1 inside the window."""
+
+    start: int
+    stop: int
+    bits_per_byte: float
+
+
+@dataclass(frozen=True)
+class TrainingPoint(Record):
+    """Bits per byte after `step` steps: the mean over the steps since the last point, and on the
+    validation text."""
+
+    step: int
+    train: float
+    valid: float
+
+
+@dataclass(frozen=True)
+class Timing(Record):
+    """Wall-clock cost of a trial on one worker."""
+
+    tokens_per_second: float
+    train_seconds: float
+    test_seconds: float
+
+
+@dataclass(frozen=True)
+class TrialResult(Record):
+    """What one trial gave; `reason` says why it failed, and is None where it did not.
+
+    by_length: over non-overlapping windows of each test length, on the same held-out bytes.
+    by_position: inside the longest window that the encoding can run.
+    by_context: on the same fixed target bytes (the last train_length // 2 of each longest window),
+        seen at the end of windows of growing length.
+    spec: the encoding as it ran, in words and numbers.
+    """
+
+    config: TrialConfig
+    reason: str | None = None
+    parameters: int = 0
+    encoding_parameters: int = 0
+    spec: dict[str, str] = field(default_factory=dict)
+    training: tuple[TrainingPoint, ...] = ()
+    by_length: tuple[LengthScore, ...] = ()
+    by_position: tuple[PositionScore, ...] = ()
+    by_context: tuple[LengthScore, ...] = ()
+    timing: Timing | None = None
+
+
+@dataclass(frozen=True)
+class CorpusInfo(Record):
+    """The text: sizes in bytes."""
+
+    name: str
+    hash: str
+    num_files: int
+    train_bytes: int
+    valid_bytes: int
+    test_bytes: int
+    split: str
+    """How it was split, in words."""
+
+
+@dataclass(frozen=True)
+class LengthSummary(Record):
+    """Bits per byte over seeds: mean, and half the distance between the best and the worst."""
+
+    length: int
+    mean: float | None
+    spread: float | None
+    cannot: str | None = None
+
+
+@dataclass(frozen=True)
+class EncodingSummary(Record):
+    """One row of the table; only finished trials count.
+
+    reach: the longest tested length at which the mean is within 5 % of the best encoding's mean at
+    the training length; None where no tested length is.
+    """
+
+    encoding: str
+    parameters: int
+    num_seeds: int
+    by_length: tuple[LengthSummary, ...]
+    reach: int | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
+class Study(Record):
+    """All of a comparison, finished or not."""
+
+    format: str
+    command: str
+    started: str
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    corpus: CorpusInfo
+    trials: tuple[TrialConfig, ...]
+    results: tuple[TrialResult, ...] = ()
+    summary: tuple[EncodingSummary, ...] = ()
+    recommendation: str = ""
+
+    @property
+    def encodings(self) -> tuple[str, ...]:
+        """The encodings compared, in the order asked for."""
+        return tuple(dict.fromkeys(t.encoding for t in self.trials))
+
+    @property
+    def finished(self) -> tuple[TrialResult, ...]:
+        return tuple(r for r in self.results if r.reason is None)
+
+    @property
+    def failed(self) -> tuple[TrialResult, ...]:
+        return tuple(r for r in self.results if r.reason is not None)
+
+    @property
+    def missing(self) -> tuple[TrialConfig, ...]:
+        """Trials that were planned and have no result yet."""
+        known = {r.config for r in self.results}
+        return tuple(t for t in self.trials if t not in known)
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """`value` from JSON as the type `kind`."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        if value is None and type(None) in inner:
+            return None
+        return _read(next(t for t in inner if t is not type(None)), value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_read(inner[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {k: _read(inner[1], v, f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = typing.get_type_hints(kind)
+        needed = {f.name for f in dataclasses.fields(kind)}
+        if set(value) != needed:
+            wrong = ", ".join(sorted(needed ^ set(value)))
+            raise ValueError(f"{where}: missing or unknown fields: {wrong}.")
+        return kind(**{k: _read(hints[k], v, f"{where}.{k}") for k, v in value.items()})
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and isinstance(value, kind) and not dataclasses.is_dataclass(kind):
+        return value
+    raise ValueError(f"{where}: expected {kind}, got {type(value).__name__}.")

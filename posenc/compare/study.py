@@ -1,0 +1,255 @@
+"""A comparison from options to report."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from posenc.compare import splits as corpus
+from posenc.compare import sweep, tables
+from posenc.compare.progress import LiveBars, PlainLines, clock
+from posenc.compare.results import FORMAT, Study, TrialResult
+from posenc.compare.summary import recommend, summarise
+from posenc.compare.train import shape_of
+from posenc.compare.trial import TrialConfig
+from posenc.models import DecoderConfig
+from posenc.registry import create, entry
+from posenc.report import machine as hardware
+from posenc.report.atomic import write_atomically
+from posenc.report.failure import RunFailed
+
+DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
+FLOPS_PER_SECOND = {"bfloat16": 195e9, "float32": 75e9}
+"""What one core was seen to do on this kind of model; for the estimate before the start."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asks for, see `posenc compare --help`."""
+
+    encodings: tuple[str, ...]
+    text: tuple[str, ...]
+    train_length: int
+    test_lengths: str | None
+    seeds: int
+    steps: int
+    batch: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int | None
+    lr: float
+    device: str
+    precision: str
+    workers: int | None
+    checkpoint_steps: int
+    out: Path | None
+
+
+def compare(options: Options) -> None:
+    """Run every trial that has no result yet, write the report, print the table."""
+    console = Console(stderr=True)
+    trial = _first_trial(options)  # checks all but the text
+    if options.out is not None:
+        _check_ours(options.out)
+    source = corpus.find(options.text) if options.text else corpus.embedded()
+    need = corpus.Need(options.train_length, max(trial.test_lengths), options.batch)
+    cut = corpus.cut(source, need)
+    trials = tuple(
+        replace(trial, encoding=name, seed=seed, corpus=cut.info.hash)
+        for seed in range(options.seeds)
+        for name in dict.fromkeys(options.encodings)
+    )
+    folder = options.out or Path("runs") / f"compare-{_name(trials)}"
+    _check_ours(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with sweep.locked(folder):
+        workers = options.workers or (1 if trial.device == "cuda" else hardware.num_cores())
+        workers = min(workers, len(trials))
+        study = Study(
+            format=FORMAT,
+            command=shlex.join(["posenc", *sys.argv[1:]]),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=hardware.versions(),
+            hardware=hardware.describe(trial.device, trial.precision, workers),
+            corpus=cut.info,
+            trials=trials,
+        )
+        _save(study, folder)
+        cut.write(folder)
+        console.print(_opening(study, workers, folder), soft_wrap=True, markup=False)
+        live = console.is_terminal
+        watcher = LiveBars(console, trials, workers) if live else PlainLines(console)
+        try:
+            with watcher:
+                sweep.run(folder, trials, workers, watcher, options.checkpoint_steps)
+        finally:
+            # Stopped or not, what is done is in the report.
+            study = _write_report(study, folder)
+        _show(study, folder, console)
+    if study.failed:
+        raise RunFailed(
+            f"{len(study.failed)} of {len(trials)} trials failed; their logs are in {folder}. "
+            "The same command tries them again."
+        )
+
+
+def report(folder: Path) -> None:
+    """Rebuild the report of a study that may be half finished."""
+    path = folder / "study.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no study.json: give a folder that posenc compare wrote.")
+    try:
+        study = Study.from_json(path.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}); the same posenc compare writes it again."
+        ) from None
+    _show(_write_report(study, folder), folder, Console(stderr=True))
+
+
+def collect(study: Study, folder: Path) -> Study:
+    """The study with the results that are on disk now; an unreadable one counts as missing."""
+    results: list[TrialResult] = []
+    for trial in study.trials:
+        try:
+            result = sweep.load_result(folder, trial)
+        except sweep.CorruptResult:
+            result = None
+        if result is not None:
+            results.append(result)
+    study = replace(study, results=tuple(results))
+    study = replace(study, summary=summarise(study))
+    return replace(study, recommendation=recommend(study, study.summary))
+
+
+def _write_report(study: Study, folder: Path) -> Study:
+    from posenc.compare.page import write_report
+
+    study = collect(study, folder)
+    _save(study, folder)
+    write_atomically(folder / "results.csv", tables.csv_text(study))
+    write_report(study, folder / "report.html")
+    return study
+
+
+def _save(study: Study, folder: Path) -> None:
+    write_atomically(folder / "study.json", study.to_json())
+
+
+def _show(study: Study, folder: Path, console: Console) -> None:
+    out = Console()
+    if not out.is_terminal:
+        out = Console(width=160)
+    out.print(tables.summary_table(study))
+    out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)
+    for line in tables.notes(study):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"Report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True
+    )
+
+
+def _first_trial(options: Options) -> TrialConfig:
+    """The options as a trial without a text. Raises ValueError where they do not fit together."""
+    for name in options.encodings:
+        entry(name)
+    device = hardware.default_device() if options.device == "auto" else options.device
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be auto, cpu or cuda, got {options.device!r}.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no CUDA device here. Use --device cpu.")
+    precision = options.precision
+    precision = hardware.default_precision(device) if precision == "auto" else precision
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"--precision must be auto, float32 or bfloat16, got {precision!r}.")
+    if not 0 < options.lr < math.inf:
+        raise ValueError(f"--lr must be a positive number, got {options.lr}.")
+    trial = TrialConfig(
+        encoding=options.encodings[0],
+        seed=0,
+        corpus="",
+        train_length=options.train_length,
+        test_lengths=_lengths(options.test_lengths, options.train_length),
+        steps=options.steps,
+        batch=options.batch,
+        width=options.width,
+        layers=options.layers,
+        heads=options.heads,
+        kv_heads=options.heads if options.kv_heads is None else options.kv_heads,
+        lr=options.lr,
+        device=device,
+        precision=precision,
+        torch=torch.__version__,
+    )
+    for name in options.encodings:
+        create(name, shape_of(trial))
+    return trial
+
+
+def _lengths(given: str | None, train_length: int) -> tuple[int, ...]:
+    if given is None:
+        return tuple(train_length * factor for factor in (1, 2, 4, 8))
+    try:
+        lengths = {int(part) for part in given.split(",")}
+    except ValueError:
+        raise ValueError(
+            f"--test-lengths must be whole numbers separated by commas, got {given!r}."
+        ) from None
+    if min(lengths) < train_length:
+        raise ValueError(
+            f"--test-lengths: {min(lengths)} is below --train-length {train_length}. "
+            "Test at the training length and beyond."
+        )
+    return tuple(sorted(lengths | {train_length}))
+
+
+def _check_ours(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out: {folder} is not a folder.")
+    if not folder.exists() or (folder / "study.json").exists():
+        return
+    others = [p.name for p in folder.iterdir() if p.name != ".lock" and "corpus-" not in p.name]
+    if others:
+        raise ValueError(
+            f"--out: {folder} is not empty and was not written by posenc compare (it holds "
+            f"{others[0]}). Choose another folder."
+        )
+
+
+def _name(trials: Sequence[TrialConfig]) -> str:
+    return hashlib.sha256(" ".join(t.hash for t in trials).encode()).hexdigest()[:8]
+
+
+def _opening(study: Study, workers: int, folder: Path) -> str:
+    trial, text = study.trials[0], study.corpus
+    sizes = DecoderConfig(corpus.VOCABULARY, trial.width, trial.layers, trial.heads, trial.kv_heads)
+    matrices = trial.layers * trial.width * (4 * trial.width + 3 * (sizes.ffn_dim or 0))
+    matrices += corpus.VOCABULARY * trial.width
+
+    def flops(length: int) -> int:
+        return 2 * matrices + 4 * trial.layers * trial.width * length
+
+    train = 3 * flops(trial.train_length) * trial.steps * trial.batch * trial.train_length
+    test = 2 * (1 << 16) * sum(map(flops, trial.test_lengths))
+    names = len(study.encodings)
+    parts = [
+        f"{len(study.trials)} trials (encodings: {names}, seeds: {len(study.trials) // names}) of "
+        f"{trial.steps} steps on {text.name}: {text.train_bytes:,} bytes to train on, "
+        f"{text.test_bytes:,} to test, split {text.split}"
+    ]
+    if trial.device == "cpu":
+        seconds = (train + test) * len(study.trials) / workers
+        seconds /= FLOPS_PER_SECOND[trial.precision]
+        where = f"{workers} {'worker' if workers == 1 else 'workers'} in {trial.precision}"
+        parts.append(f"about {clock(seconds)} on {where} if the cores are free")
+    return "; ".join([*parts, f"results in {folder}"]) + "."

@@ -1,0 +1,193 @@
+"""Run the trials of a study, several at a time, each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from posenc.compare.results import Timing, TrialResult
+from posenc.compare.trial import TrialConfig, write_config
+from posenc.report.atomic import write_atomically
+
+
+class Watcher(Protocol):
+    """What a sweep tells while it runs."""
+
+    def step(self, trial: TrialConfig, step: int, loss: float) -> None: ...
+    def testing(self, trial: TrialConfig) -> None: ...
+    def note(self, trial: TrialConfig, text: str) -> None: ...
+    def finished(self, trial: TrialConfig, result: TrialResult) -> None: ...
+
+
+class CorruptResult(Exception):
+    """The result on disk cannot be read."""
+
+
+def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
+    """The result of `trial` below the study's folder; None where there is none yet.
+
+    Raises: CorruptResult.
+    """
+    path = folder / trial.folder / "result.json"
+    try:
+        result = TrialResult.from_json(path.read_text())
+        if result.config != trial:
+            raise ValueError("it belongs to another trial")
+        if result.reason is None:
+            timing = Timing.from_json(path.with_name("timing.json").read_text())
+            result = TrialResult(**{**vars(result), "timing": timing})
+    except FileNotFoundError as error:
+        if path.exists():
+            raise CorruptResult(f"{error.filename} is missing") from error
+        return None
+    except (ValueError, OSError) as error:
+        raise CorruptResult(" ".join(str(error).split())) from error
+    return result
+
+
+def run(
+    folder: Path,
+    trials: Sequence[TrialConfig],
+    workers: int,
+    watcher: Watcher,
+    checkpoint_steps: int = 50,
+) -> None:
+    """Run all trials that have no result yet; a failed trial is tried again, once.
+
+    Interrupted at any moment, by any means, the same call goes on from the last checkpoints.
+    """
+    waiting = []
+    for trial in trials:
+        try:
+            result = load_result(folder, trial)
+        except CorruptResult as error:
+            watcher.note(trial, f"the result is corrupt ({error}); running this trial again")
+            (folder / trial.folder / "result.json").unlink(missing_ok=True)
+            result = None
+        if result is not None and result.reason is None:
+            watcher.finished(trial, result)
+        else:
+            waiting.append(trial)
+    events: queue.Queue[tuple[_Worker, dict[str, Any] | None]] = queue.Queue()
+    running: list[_Worker] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                running.append(_Worker(folder, waiting.pop(0), checkpoint_steps, events))
+            worker, event = events.get()
+            if event is None:
+                running.remove(worker)
+                watcher.finished(worker.trial, worker.result())
+            else:
+                _tell(watcher, worker.trial, event)
+    finally:
+        for worker in running:
+            worker.process.kill()
+        for worker in running:
+            worker.listener.join()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other sweeps out of `folder`; the lock ends with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such lock on Windows
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"Another posenc compare is running in {folder}. Wait for it or choose another "
+                "--out."
+            ) from None
+        yield
+
+
+class _Worker:
+    """A running trial, and the thread that listens to it."""
+
+    def __init__(
+        self, folder: Path, trial: TrialConfig, checkpoint_steps: int, events: queue.Queue
+    ) -> None:
+        self.folder, self.trial = folder, trial
+        self.home = folder / trial.folder
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "result.json").unlink(missing_ok=True)
+        write_config(self.home, trial)
+        arguments = [str(folder), str(self.home), str(checkpoint_steps)]
+        with (self.home / "log.txt").open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "posenc.compare.worker", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=_environment(trial),
+                start_new_session=True,  # Ctrl-C is for the sweep, which then ends its workers
+            )
+        self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
+        self.listener.start()
+
+    def result(self) -> TrialResult:
+        """What the process left; where it died without a word, a failure that says how."""
+        try:
+            result = load_result(self.folder, self.trial)
+        except CorruptResult as error:
+            result = TrialResult(self.trial, reason=f"the result is corrupt ({error})")
+        if result is None:
+            result = TrialResult(
+                self.trial, reason=_cause_of_death(self.process.returncode, self.home / "log.txt")
+            )
+            with contextlib.suppress(OSError):  # the disk may be full
+                write_atomically(self.home / "result.json", result.to_json())
+        return result
+
+    def _listen(self, events: queue.Queue) -> None:
+        with self.process as process:  # closes the pipes and waits
+            assert process.stdout is not None
+            for line in process.stdout:
+                with contextlib.suppress(ValueError):  # half a line of a process that was killed
+                    events.put((self, json.loads(line)))
+        events.put((self, None))
+
+
+def _tell(watcher: Watcher, trial: TrialConfig, event: dict[str, Any]) -> None:
+    if event["kind"] == "step":
+        watcher.step(trial, event["step"], event["loss"])
+    elif event["kind"] == "testing":
+        watcher.testing(trial)
+    elif event["kind"] == "note":
+        watcher.note(trial, event["text"])
+
+
+def _environment(trial: TrialConfig) -> dict[str, str]:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if trial.device == "cpu":
+        # One thread each: bit-identical sums, and processes scale better than threads do.
+        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        # glibc keeps freed blocks instead of returning them to the system at every step.
+        environment |= {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "-1"}
+    else:
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    return environment
+
+
+def _cause_of_death(code: int, log: Path) -> str:
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
+        return f"its process was ended by {name}{hint}"
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return f"its process ended with code {code}" + (f": {lines[-1][:300]}" if lines else "")

@@ -1,0 +1,79 @@
+"""A study as a table for the terminal and as rows for a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+
+from rich.markup import escape
+from rich.table import Table
+
+from posenc.compare.results import LengthSummary, Study, TrialResult
+
+
+def summary_table(study: Study) -> Table:
+    """One row per encoding: size, bits per byte at each length, reach, speed."""
+    table = Table(title="Bits per byte by window length (lower is better)", title_justify="left")
+    table.add_column("encoding")
+    table.add_column("parameters", justify="right")
+    for length in study.trials[0].test_lengths:
+        table.add_column(f"{length:,}", justify="right")
+    table.add_column("reach", justify="right")
+    table.add_column("tokens/s", justify="right")
+    for row in study.summary:
+        speed = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
+        cells = [_cell(score, row.num_seeds) for score in row.by_length]
+        reach = "none" if row.reach is None else f"{row.reach:,}"
+        table.add_row(escape(row.encoding), f"{row.parameters:,}", *cells, reach, speed)
+    return table
+
+
+def notes(study: Study) -> list[str]:
+    """What the table leaves open: lengths that cannot run, failed and missing trials."""
+    lines = []
+    for row in study.summary:
+        reasons = dict.fromkeys(s.cannot for s in row.by_length if s.cannot)
+        lines += [f"{row.encoding}: cannot run at some lengths: {reason}" for reason in reasons]
+    for result in study.failed:
+        lines.append(f"{result.config.encoding} seed {result.config.seed} failed: {result.reason}")
+    if study.missing:
+        names = ", ".join(f"{t.encoding} seed {t.seed}" for t in study.missing)
+        lines.append(f"missing {len(study.missing)} of {len(study.trials)} trials: {names}")
+    return lines
+
+
+def csv_text(study: Study) -> str:
+    """One row per number: which trial, what was measured, at which length, position or step."""
+    out = io.StringIO()
+    config = [f.name for f in dataclasses.fields(study.trials[0])]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["measure", "at", "bits_per_byte", "note", "tokens_per_second", *config])
+    for result in study.results:
+        fields = dataclasses.asdict(result.config)
+        fields["test_lengths"] = " ".join(map(str, result.config.test_lengths))
+        speed = "" if result.timing is None else round(result.timing.tokens_per_second)
+        for measure, at, bits, note in _numbers(result):
+            value = "" if bits is None else repr(bits)
+            writer.writerow([measure, at, value, note, speed, *(fields[c] for c in config)])
+    return out.getvalue()
+
+
+def _numbers(result: TrialResult):
+    if result.reason is not None:
+        yield "failed", "", None, result.reason
+    for score in result.by_length:
+        yield "by_length", score.length, score.bits_per_byte, score.cannot or ""
+    for score in result.by_context:
+        yield "by_context", score.length, score.bits_per_byte, score.cannot or ""
+    for bucket in result.by_position:
+        yield "by_position", bucket.start, bucket.bits_per_byte, f"to {bucket.stop - 1}"
+    for point in result.training:
+        yield "train", point.step, point.train, ""
+        yield "valid", point.step, point.valid, ""
+
+
+def _cell(score: LengthSummary, num_seeds: int) -> str:
+    if score.mean is None:
+        return "cannot"
+    return f"{score.mean:.3f}" + (f" ±{score.spread:.3f}" if num_seeds > 1 else "")

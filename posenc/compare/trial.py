@@ -1,0 +1,75 @@
+"""One trial: a frozen config, and the folder that its hash names."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from posenc.report.atomic import write_atomically
+
+RECIPE = 1
+"""Grows when the same config would give other numbers, so that old results are not taken for
+new ones."""
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """Everything that decides a trial's numbers.
+
+    Args:
+        encoding: name in the registry.
+        seed: draws the initial weights and the batches; shared by all encodings.
+        corpus: hash of the text.
+        train_length: training window, in bytes.
+        test_lengths: windows of the evaluation, in bytes, ascending, train_length among them.
+        steps: optimizer steps.
+        batch: windows per step.
+        width, layers, heads, kv_heads: sizes of the decoder.
+        lr: peak learning rate of the model's weights.
+        device: "cpu" or "cuda".
+        precision: "float32", or "bfloat16" for autocast.
+        torch: version of torch, whose kernels decide the last bits.
+        recipe: version of the training and evaluation code.
+    """
+
+    encoding: str
+    seed: int
+    corpus: str
+    train_length: int
+    test_lengths: tuple[int, ...]
+    steps: int
+    batch: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    lr: float
+    device: str
+    precision: str
+    torch: str
+    recipe: int = RECIPE
+
+    @property
+    def hash(self) -> str:
+        """Twelve hexadecimal digits that change with any field."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def folder(self) -> str:
+        """Name of the trial's folder."""
+        return f"{self.encoding}-seed{self.seed}-{self.hash}"
+
+
+def write_config(folder: Path, config: TrialConfig) -> None:
+    """Write config.json into the trial's folder, for its worker."""
+    write_atomically(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1))
+
+
+def read_config(folder: Path) -> TrialConfig:
+    """What `write_config` wrote."""
+    fields = json.loads((folder / "config.json").read_text())
+    return TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})

@@ -1,0 +1,139 @@
+"""Encodings that differ per layer: parameters of its own for each, or another method, or another
+window."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import NoReturn, Self
+
+from torch import Tensor, nn
+
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.compose import Compose, Within
+from posenc.masks import Mask, sliding_window
+
+
+class PerLayer(PositionEncoding):
+    """One encoding per layer: layer i uses layers[i].
+
+    Args:
+        layers: the encoding of each layer; an encoding that appears twice is shared.
+        windows: for each of them, how many keys a query sees counting its own, or a mask such as a
+            chunk, or None for no limit; it narrows whatever mask the model is given.
+        repeat: start again from layers[0] after the last, for any number of layers.
+
+    It acts through `for_layer(i)` alone, but for place 1, which acts once per model: the first
+    layer's encoding embeds. Claims hold where they hold in every layer; causal_only where it does
+    in any layer that acts.
+    Raises: ValueError if layers is empty, windows has another length, or only a later layer
+    embeds.
+    Source: the encodings it holds.
+    """
+
+    source = "the encodings of its layers"
+
+    def __init__(
+        self,
+        layers: Sequence[PositionEncoding],
+        *,
+        windows: Sequence[int | Mask | None] | None = None,
+        repeat: bool = False,
+    ) -> None:
+        super().__init__()
+        if not layers:
+            raise ValueError("PerLayer: needs the encoding of at least one layer, got none.")
+        if windows is not None:
+            if len(windows) != len(layers):
+                raise ValueError(
+                    f"PerLayer: windows must be one per layer ({len(layers)}), got {len(windows)}."
+                )
+            layers = [_narrow(e, w) for e, w in zip(layers, windows, strict=True)]
+        if 1 not in layers[0].places and any(1 in e.places for e in layers):
+            raise ValueError(
+                "PerLayer: place 1 acts once, in layer 0; give layer 0 the encoding that embeds."
+            )
+        self.layers = nn.ModuleList(layers)
+        self.repeat = repeat
+        self._ready: tuple[PositionEncoding, ...] | None = None
+        acting = [e for e in layers if e.places] or layers
+        self.places = tuple(sorted({place for e in layers for place in e.places}))  # type: ignore[misc]
+        self.shift_invariant = all(e.shift_invariant for e in layers)
+        self.permutation_invariant = all(e.permutation_invariant for e in layers)
+        self.causal_only = any(e.causal_only for e in acting)
+        self.cache_safe = all(e.cache_safe for e in layers)
+        self.needs_raw_k = any(e.needs_raw_k for e in layers)
+        self.max_positions = min(
+            (e.max_positions for e in layers if e.max_positions is not None), default=None
+        )
+        self.num_axes = max(e.num_axes for e in layers)
+        own = repeat and any(e.scope == "layer" for e in layers)
+        self.scope = "layer" if own else "model"
+
+    @classmethod
+    def replicate(cls, encoding: PositionEncoding, num_layers: int) -> PerLayer:
+        """A copy of `encoding` with fresh parameters for each of num_layers layers.
+
+        What the encoding names in `shared_parameters` stays one parameter for all. A PerLayer that
+        repeats gives layer i a copy of its layers[i % n], or that very encoding where its scope is
+        the model.
+        """
+        pattern = encoding._members() if isinstance(encoding, PerLayer) else (encoding,)
+        layers = [_own_copy(pattern[i % len(pattern)]) for i in range(num_layers)]
+        return PerLayer(layers)
+
+    def reset_parameters(self) -> None:
+        for encoding in dict.fromkeys(self._members()):
+            encoding.reset_parameters()
+
+    def for_layer(self, index: int) -> PositionEncoding:
+        members = self._members()
+        if not self.repeat and index >= len(members):
+            raise ValueError(
+                f"PerLayer: has {len(members)} layers, asked for layer {index} counting from 0. "
+                "Give an encoding for each layer, or repeat=True."
+            )
+        return members[index % len(members)]
+
+    def prepare(self, positions: Tensor, length: int | None = None) -> Self:
+        ready = {e: e.prepare(positions, length) for e in dict.fromkeys(self._members())}
+        prepared = self.shallow_copy()
+        prepared._ready = tuple(ready[e] for e in self._members())
+        return prepared
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self.for_layer(0).embed(x, positions)
+
+    def passes(self, q_positions: Tensor, kv_positions: Tensor) -> NoReturn:
+        raise ValueError(
+            f"{type(self).__name__}: layers differ, so attention needs one layer's encoding: "
+            "pass encoding.for_layer(i)."
+        )
+
+    def transform_qk(
+        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
+    ) -> NoReturn:
+        self.passes(q_positions, kv_positions)
+
+    def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None) -> NoReturn:
+        self.passes(q_positions, kv_positions)
+
+    def _members(self) -> tuple[PositionEncoding, ...]:
+        return self._ready if self._ready is not None else tuple(self.layers)  # type: ignore[return-value]
+
+
+def _narrow(encoding: PositionEncoding, window: int | Mask | None) -> PositionEncoding:
+    if window is None:
+        return encoding
+    mask = window if isinstance(window, Mask) else sliding_window(window)
+    return Compose(encoding, Within(mask))
+
+
+def _own_copy(encoding: PositionEncoding) -> PositionEncoding:
+    """A deep copy with fresh parameters, but for those that all layers share."""
+    if encoding.scope == "model":
+        return encoding
+    shared = [encoding.get_parameter(name) for name in encoding.shared_parameters]
+    copied = copy.deepcopy(encoding, {id(parameter): parameter for parameter in shared})
+    copied.reset_parameters()
+    return copied

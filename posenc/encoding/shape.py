@@ -1,0 +1,49 @@
+"""The sizes of the model that an encoding serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes an encoding may need to know about the model it serves.
+
+    Args:
+        embed_dim: width of the residual stream.
+        num_heads: number of query heads.
+        num_kv_heads: number of key/value heads; None means num_heads.
+        head_dim: size of one head; None means embed_dim / num_heads.
+        train_length: the longest sequence seen in training, in tokens.
+        causal: whether the model looks at the past only.
+
+    Raises: ValueError where the sizes do not fit together.
+    """
+
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    train_length: int = 2048
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("embed_dim", "num_heads", "train_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"ModelShape: {name} must be at least 1, got {getattr(self, name)}."
+                )
+        if self.head_dim is None:
+            if self.embed_dim % self.num_heads:
+                raise ValueError(
+                    f"ModelShape: num_heads must divide embed_dim, got embed_dim={self.embed_dim} "
+                    f"and num_heads={self.num_heads}. Choose another head count or give head_dim."
+                )
+            object.__setattr__(self, "head_dim", self.embed_dim // self.num_heads)
+        if self.num_kv_heads is None:
+            object.__setattr__(self, "num_kv_heads", self.num_heads)
+        if self.num_heads % self.num_kv_heads:  # type: ignore[operator]
+            raise ValueError(
+                f"ModelShape: num_kv_heads must divide num_heads, "
+                f"got {self.num_kv_heads} and {self.num_heads}."
+            )

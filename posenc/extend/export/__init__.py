@@ -1,0 +1,1 @@
+"""Write the folder, and prove it."""

@@ -1,0 +1,1 @@
+"""What a checkpoint does with its positions, measured."""

@@ -1,0 +1,155 @@
+"""What a checkpoint does with its positions: loss by position, by context, passkeys, attention
+entropy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from posenc.extend.measure.entropy import attention_entropy
+from posenc.extend.measure.losses import Reader
+from posenc.extend.measure.passkey import PasskeyGrid
+from posenc.hf.text import Windows
+
+BOOTSTRAPS = 200
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A token-weighted mean with a 95 % bootstrap interval over documents."""
+
+    mean: float
+    low: float
+    high: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.mean, 50.0))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All that was measured for one variant of a checkpoint; losses in nats per token."""
+
+    edges: tuple[int, ...]
+    by_position: tuple[Estimate, ...]
+    by_context: dict[int, Estimate] = field(default_factory=dict)
+    passkey: dict[tuple[int, float], float] = field(default_factory=dict)
+    """Share of passkey tokens right, by (length, depth); depth 0 is the start of the context."""
+    entropy: tuple[float, ...] = ()
+    """Mean entropy of attention in nats, in the buckets of `edges`; empty where the model does not
+    show it."""
+    seconds: float = 0.0
+
+    def short(self, trained: int) -> float:
+        """Mean loss within the trained length."""
+        return _pooled(self, lambda edge: edge <= trained)
+
+    def long(self, trained: int) -> float:
+        """Mean loss beyond the trained length."""
+        return _pooled(self, lambda edge: edge > trained)
+
+    def average(self) -> float:
+        """Mean over buckets, each counting the same; infinite where one could not be read."""
+        if not all(e.tokens for e in self.by_position):
+            return math.inf
+        return sum(e.mean for e in self.by_position) / len(self.by_position)
+
+
+def _pooled(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
+    kept = [
+        e
+        for edge, e in zip(evaluation.edges[1:], evaluation.by_position, strict=True)
+        if keep(edge)
+    ]
+    tokens = sum(e.tokens for e in kept)
+    if not tokens or not all(e.tokens for e in kept):
+        return math.nan
+    return sum(e.mean * e.tokens for e in kept) / tokens
+
+
+def bucket_edges(trained: int, target: int) -> tuple[int, ...]:
+    """Quarter, half and whole of the trained length, then 1.5, 2, 3, 4, 6, 8 ... times it, up to
+    the target."""
+    edges = [0, trained // 4, trained // 2, trained]
+    step = 1
+    while edges[-1] < target:
+        edges += [trained * step * 3 // 2, trained * step * 2]
+        step *= 2
+    return tuple(sorted({e for e in edges if e < target} | {target}))
+
+
+def evaluate(
+    reader: Reader,
+    windows: Windows,
+    trained: int,
+    *,
+    contexts: tuple[int, ...] = (),
+    targets: int = 64,
+    passkey: PasskeyGrid | None = None,
+    entropy: bool = True,
+    progress: Callable[[str, float], None] = lambda what, share: None,
+) -> Evaluation:
+    """Measure one variant of a checkpoint on packed windows of the target length.
+
+    Args:
+        reader: the model and how to read it.
+        windows: tokens, each window as long as the target length.
+        trained: the length the checkpoint was trained at, in tokens.
+        contexts: lengths at which the loss of the same last `targets` tokens is measured, on the
+            first half of the windows.
+        passkey: the grid of lengths and depths; None to leave it out.
+        entropy: measure the entropy of attention on the first window.
+        progress: called with what is being measured and the share done.
+    """
+    began = time.perf_counter()
+    length = windows.tokens.shape[1]
+    edges = bucket_edges(trained, length)
+    losses = []
+    for part in windows.tokens.split(max(1, len(windows) // 8)):
+        losses.append(reader.all_losses(part).numpy())
+        progress("loss by position", sum(map(len, losses)) / len(windows))
+    loss, documents = np.concatenate(losses), windows.documents.numpy()
+    by_position = tuple(
+        estimate(loss[:, low:high], documents[:, low:high])
+        for low, high in itertools.pairwise(edges)
+    )
+    by_context = {}
+    half = slice((len(windows) + 1) // 2)
+    for i, context in enumerate(contexts):
+        # With all of the window before them, the targets were read above.
+        read = (
+            loss[half]
+            if context == length
+            else reader.all_losses(windows.tokens[half, -context:]).numpy()
+        )
+        by_context[context] = estimate(read[:, -targets:], documents[half, -targets:])
+        progress("loss by context", (i + 1) / len(contexts))
+    grid = passkey.measure(reader, windows, progress) if passkey is not None else {}
+    shown = windows.tokens[:1, : reader.limit]
+    whole = reader.whole or reader.mask_token is not None
+    curve = attention_entropy(reader.model, shown, whole=whole) if entropy else None
+    means = () if curve is None else tuple(
+        float(curve[low:high].mean()) for low, high in itertools.pairwise(edges)
+    )  # fmt: skip
+    return Evaluation(edges, by_position, by_context, grid, means, time.perf_counter() - began)
+
+
+def estimate(losses: np.ndarray, documents: np.ndarray) -> Estimate:
+    """Token-weighted mean of the losses that are numbers, and its interval from resampled
+    documents."""
+    kept = ~np.isnan(losses)
+    owners, index = np.unique(documents[kept], return_inverse=True)
+    sums = np.bincount(index, losses[kept], len(owners))
+    counts = np.bincount(index, minlength=len(owners)).astype(float)
+    if not len(owners):
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    draws = np.random.default_rng(0).integers(0, len(owners), (BOOTSTRAPS, len(owners)))
+    low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])
+    return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()))

@@ -1,0 +1,67 @@
+"""Passkeys: does a model find a key that it saw at some depth of a long text?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc.extend.measure.losses import ROWS_BUDGET, Reader, last_logits
+from posenc.hf.text import Windows
+
+
+@dataclass(frozen=True)
+class PasskeyGrid:
+    """Can the model repeat a random key it saw at some depth of a long text? Needs no particular
+    language.
+
+    marker + key stand at the depth; the text ends with the marker, and each token of the key is
+    predicted given those before it. Chance is one in the vocabulary.
+    """
+
+    lengths: tuple[int, ...]
+    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.95)
+    trials: int = 8
+    key_tokens: int = 6
+    marker_tokens: int = 4
+
+    def measure(
+        self, reader: Reader, windows: Windows, progress: Callable[[str, float], None]
+    ) -> dict[tuple[int, float], float]:
+        """Share of key tokens right, by (length, depth)."""
+        filler = windows.tokens.flatten()
+        words = torch.unique(filler)
+        generator = torch.Generator().manual_seed(0)
+        grid = {}
+        for i, length in enumerate(self.lengths):
+            prompts = [
+                self._prompt(filler, words, length, depth, generator)
+                for depth in self.depths
+                for _ in range(self.trials)
+            ]
+            shares = self._accuracy(reader, torch.stack(prompts)).view(len(self.depths), -1)
+            for depth, share in zip(self.depths, shares, strict=True):
+                grid[length, depth] = float(share.mean())
+            progress("passkeys", (i + 1) / len(self.lengths))
+        return grid
+
+    def _prompt(
+        self, filler: Tensor, words: Tensor, length: int, depth: float, generator: torch.Generator
+    ) -> Tensor:
+        secret = self.marker_tokens + self.key_tokens
+        drawn = words[torch.randperm(len(words), generator=generator)[:secret]]
+        body = length - 2 * secret
+        start = int(torch.randint(0, len(filler) - body + 1, (1,), generator=generator))
+        text = filler[start : start + body]
+        at = round(depth * body)
+        return torch.cat([text[:at], drawn, text[at:], drawn])
+
+    def _accuracy(self, reader: Reader, tokens: Tensor) -> Tensor:
+        """Share of the key's tokens right in each prompt."""
+        right = []
+        for part in tokens.split(max(1, ROWS_BUDGET // tokens.shape[1])):
+            logits = last_logits(reader.model, part, self.key_tokens + 1)[:, :-1]
+            right.append((logits.argmax(-1) == part[:, -self.key_tokens :]).float().mean(-1))
+        return torch.cat(right)

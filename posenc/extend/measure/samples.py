@@ -1,0 +1,56 @@
+"""Which text serves the search and the tuning, and which the measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from posenc.hf.text import Windows, encode_until, pack
+
+STRETCHES = 16
+"""Fewer documents than these are cut: both halves need some, and intervals resample them."""
+CHARACTERS = 8
+"""At least so many characters per token of the new length in a stretch: about two windows."""
+
+
+def halves(documents: Sequence[str], length: int) -> tuple[list[str], list[str]]:
+    """Documents to fit and documents to measure, none in both; each half in a fixed random order,
+    so that the first few come from everywhere.
+
+    A few long documents are cut into stretches of text.
+    """
+    parts = list(documents)
+    if len(parts) < STRETCHES:
+        most = -(-STRETCHES // max(1, len(parts)))
+        parts = [piece for part in parts for piece in _cut(part, most, CHARACTERS * length)]
+    middle = len(parts) // 2
+    return _mixed(parts[:middle]), _mixed(parts[middle:])
+
+
+def sample(
+    encode: Callable[[str], list[int]], documents: Sequence[str], length: int, count: int
+) -> Windows:
+    """Up to `count` windows of `length` tokens; no more documents are read than they need.
+
+    Raises: ValueError where there is not enough text for one.
+    """
+    return pack(encode_until(encode, documents, length * count), length, count)
+
+
+def _mixed(documents: list[str]) -> list[str]:
+    return [documents[i] for i in np.random.default_rng(0).permutation(len(documents))]
+
+
+def _cut(text: str, most: int, least: int) -> list[str]:
+    """Up to `most` pieces of nearly equal size, each of at least `least` characters, cut after
+    spaces."""
+    pieces, start = max(1, min(most, len(text) // least)), 0
+    found = []
+    for i in range(1, pieces + 1):
+        stop = len(text) * i // pieces
+        if i < pieces and (space := text.rfind(" ", start, stop)) > start:
+            stop = space + 1
+        found.append(text[start:stop])
+        start = stop
+    return found

@@ -1,0 +1,90 @@
+"""The ways to stretch a rotary checkpoint: name, frequencies, and whether a cache stays right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from posenc.hf.rope_config import EXTENDED_LAYERS, RopeSetting
+from posenc.queries_keys import rope_scaling as rs
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to choose frequencies. `scale` gets the setting without scaling and the factor."""
+
+    name: str
+    summary: str
+    scale: Callable[[RopeSetting, float], rs.Scaling | None]
+    cache_safe: bool = True
+    keeps_maximum: bool = False
+    """transformers reads the trained length from max_position_embeddings, so that it must stay."""
+
+
+def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
+    # At short trained lengths no pair turns 32 times: the ramp then starts where half of the turns
+    # are reached.
+    beta_fast = min(32.0, max(2.0, setting.original_length / (4 * math.pi)))
+    if isinstance(setting.scaling, rs.YaRN):
+        return replace(setting.scaling, factor=factor, attention_factor=None)
+    return rs.YaRN(factor, setting.original_length, beta_fast=beta_fast)
+
+
+def _by_parts(setting: RopeSetting, factor: float) -> rs.Scaling:
+    beta = min(32.0, max(2.0, setting.original_length / (4 * math.pi)))
+    return rs.NTKByParts(factor, setting.original_length, beta=beta)
+
+
+def _proportional(setting: RopeSetting, factor: float) -> rs.Scaling:
+    """Keep the pairs that finish a turn in training."""
+    plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
+    kept = sum(float(f) * setting.original_length >= 2 * math.pi for f in plain)
+    return rs.Proportional(kept / len(plain))
+
+
+def _switching(setting: RopeSetting, factor: float) -> rs.Scaling:
+    plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
+    ntk = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta, rs.NTK(factor)).inv_freq
+    long = tuple(float(p / f) for p, f in zip(plain, ntk, strict=True))
+    return rs.LongRoPE(
+        factor, setting.original_length, (1.0,) * len(plain), long, attention_factor=1.0
+    )
+
+
+METHODS: dict[str, Method] = {
+    m.name: m
+    for m in (
+        Method("none", "as trained, the baseline", lambda s, f: s.scaling),
+        Method("linear", "position interpolation", lambda s, f: rs.Linear(f)),
+        Method("ntk", "NTK-aware base", lambda s, f: rs.NTK(f)),
+        Method("ntk-1.5x", "NTK-aware, half as far again", lambda s, f: rs.NTK(1.5 * f)),
+        Method("ntk-2x", "NTK-aware, twice as far", lambda s, f: rs.NTK(2 * f)),
+        Method("by-parts", "NTK-by-parts, the paper's ramp", _by_parts),
+        Method("yarn", "YaRN, the released ramp", _yarn),
+        Method("llama3", "Llama 3 scaling", lambda s, f: rs.Llama3(f, s.original_length)),
+        Method("proportional", "rotate only pairs that finish a turn in training", _proportional),
+        Method("dynamic", "NTK by current length", lambda s, f: rs.DynamicNTK(f, s.original_length),
+               cache_safe=False, keeps_maximum=True),
+        Method("longrope-switch", "as trained up to the trained length, NTK beyond", _switching,
+        cache_safe=False),
+    )
+}  # fmt: skip
+
+
+def stretch(
+    settings: tuple[RopeSetting, ...], method: Method, target: int
+) -> tuple[RopeSetting, ...]:
+    """The settings with `method` applied to every layer that looks beyond a window.
+
+    A scaling that is already there is replaced, never stacked: the factor counts from the length
+    that the unscaled frequencies were trained at.
+    """
+    stretched = []
+    for setting in settings:
+        if setting.layer_type is None or setting.layer_type in EXTENDED_LAYERS:
+            setting = replace(
+                setting, scaling=method.scale(setting, target / setting.original_length)
+            )
+        stretched.append(setting)
+    return tuple(stretched)

@@ -1,0 +1,62 @@
+"""Which way of extending to take, and why."""
+
+from __future__ import annotations
+
+import math
+
+from posenc.extend.measure.evaluation import Evaluation
+from posenc.extend.options import Options
+from posenc.extend.variants import WINDOW, Variant
+
+
+def recommend(
+    measured: dict[str, tuple[Variant, Evaluation]], trained: int, options: Options
+) -> tuple[str, str]:
+    """The variant with the lowest mean loss over all buckets that stock tools can load, and why.
+
+    Every bucket counts the same, so that neither the short range nor the long one is sacrificed.
+    """
+    allowed = {
+        name: evaluation
+        for name, (variant, evaluation) in measured.items()
+        if not variant.needs_runtime and (variant.cache_safe or options.allow_cache_unsafe)
+    }
+    best = min(allowed, key=lambda name: allowed[name].average())
+    base, chosen = measured["none"][1], allowed[best]
+    if best == "none":
+        return best, (
+            "No method tried lowers the mean loss over all positions: leave the checkpoint as it "
+            "is, or tune."
+        )
+    lost = chosen.short(trained) - base.short(trained)
+    gained = base.long(trained) - chosen.long(trained)
+    if math.isnan(gained):
+        return best, (
+            f"{best} has the lowest mean loss over all position buckets, "
+            f"{chosen.long(trained):.2f} nats per token beyond {trained} tokens, where the model "
+            f"could not read before; within them it costs {lost:.2f}."
+        )
+    return best, (
+        f"{best} has the lowest mean loss over all position buckets: beyond {trained} tokens it "
+        f"saves {gained:.2f} nats per token, within them it costs {lost:.2f}. "
+        f"{_against_window(measured, best, trained)}"
+        "This says nothing about tasks that need a fact from far back; see the passkey grid for "
+        "that."
+    )
+
+
+def _against_window(
+    measured: dict[str, tuple[Variant, Evaluation]], best: str, trained: int
+) -> str:
+    if WINDOW not in measured:
+        return ""
+    more = measured[best][1].long(trained) - measured[WINDOW][1].long(trained)
+    if more > 0:
+        return (
+            f"The model as trained, reading only the last {trained} tokens, is {more:.2f} nats "
+            "better there: what lies further back does not help yet; tuning may change that. "
+        )
+    return (
+        f"It reads {-more:.2f} nats better there than the model as trained with only the last "
+        f"{trained} tokens: it uses what lies further back. "
+    )

@@ -1,0 +1,1 @@
+"""Search a checkpoint's own frequencies."""

@@ -1,0 +1,192 @@
+"""Search a checkpoint's own frequency factors: evolution over monotone factors and a
+temperature."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from posenc.extend.measure.losses import Reader
+from posenc.extend.methods import METHODS, stretch
+from posenc.extend.search.genome import Genome, monotone
+from posenc.extend.search.probe import SHORT_WEIGHT, Probe, Tried
+from posenc.hf.rope_config import EXTENDED_LAYERS, RopeSetting
+from posenc.hf.text import Windows
+from posenc.queries_keys import rope_scaling as rs
+from posenc.report.atomic import write_atomically
+
+PARENTS = 6
+CHILDREN = 8
+FINALISTS = 4
+MARGIN = 0.05
+"""Nats by which a genome may be behind the parents on the first windows and still be read on."""
+SEEDS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
+BANDED = ("ntk-1.5x", "ntk-2x")
+"""Seeds of which each band of pairs is also tried stretched more and less."""
+BAND_STEPS = (0.88, 1.2)
+STEPS = (0.02, 0.07, 0.25)
+"""Standard deviations of a mutation, in logs: some to settle and some to get away."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best genome, its score, how many were tried, and its score on windows that did not choose
+    it."""
+
+    genome: Genome
+    score: float
+    tried: int
+    held_out: float
+
+
+class Search:
+    """Evolve frequency factors for one checkpoint; resumes from `state` where the file exists.
+
+    Children lie between or a little beyond two parents, with a band of neighbouring pairs and the
+    temperature multiplied by log-normal noise, made monotone again. The best few are compared once
+    more on windows that none of them was chosen on.
+
+    Args:
+        reader: the model; settings: its rotation before.
+        windows: a third is held out for the last comparison.
+        trained: the trained length in tokens.
+        state: file that keeps every genome tried; None: nothing is kept.
+
+    Source: Ding et al. 2024, arXiv:2402.13753, section 3.2 (evolution, monotone factors, seeds from
+    other methods).
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        settings: tuple[RopeSetting, ...],
+        windows: Windows,
+        trained: int,
+        state: Path | None,
+    ) -> None:
+        self.settings, self.state = settings, state
+        self.target = windows.tokens.shape[1]
+        held = len(windows) // 3
+        self.windows = windows.take(len(windows) - held)
+        rest = Windows(windows.tokens[-held:], windows.documents[-held:]) if held else self.windows
+        self.probe = Probe(reader, settings, self.windows, trained)
+        self.check = Probe(reader, settings, rest, trained)
+        self.tried: dict[str, Tried] = {}
+        self.spent = 0.0
+        if state is not None and state.exists():
+            kept = json.loads(state.read_text(encoding="utf-8"))
+            if kept["searched"] != self._fingerprint():
+                raise ValueError(
+                    f"{state} holds a search for another model, text or length; remove it or give "
+                    "another --state."
+                )
+            self.spent = kept["seconds"]
+            for factors, temperature, score, first in kept["tried"]:
+                genome = Genome(tuple(factors), temperature)
+                score = math.inf if score is None else score
+                self.tried[genome.key] = Tried(genome, score, first)
+
+    def run(self, seconds: float, progress: Callable[[str, float], None]) -> Found:
+        """Search for so many seconds, those before a restart included; every candidate tried is
+        kept in the state file."""
+        began = time.perf_counter() - self.spent
+        generation = 0
+        for genomes in itertools.chain([self._seeds()], map(self._children, itertools.count())):
+            for genome in genomes:
+                self.spent = time.perf_counter() - began
+                # The seeds are always tried: they are what a search has to beat.
+                if generation and self.spent > seconds:
+                    return self._choose()
+                self._score(genome)
+                best = self._best(1)[0].score
+                told = f"search, {len(self.tried)} tried, best {best:.3f}"
+                progress(told, min(1.0, self.spent / max(seconds, 1e-9)))
+            generation += 1
+        raise AssertionError("generations never end")
+
+    def _choose(self) -> Found:
+        """The finalist with the best mean of both scores."""
+        checked = [(best, self.check.score(best.genome).score) for best in self._best(FINALISTS)]
+        best, held_out = min(checked, key=lambda pair: pair[0].score + pair[1])
+        return Found(best.genome, best.score, len(self.tried), held_out)
+
+    def _best(self, count: int) -> list[Tried]:
+        return sorted(self.tried.values(), key=lambda tried: tried.score)[:count]
+
+    def _seeds(self) -> list[Genome]:
+        searched = next(
+            s for s in self.settings if s.layer_type is None or s.layer_type in EXTENDED_LAYERS
+        )
+        plain = rs.rope_frequencies(searched.rotary_dim, searched.rope_theta).inv_freq
+        turns = [float(f) * searched.original_length / (2 * np.pi) for f in plain]
+        seeds, banded = [], []
+        for name in SEEDS:
+            if searched.rotary_dim < 4 and name.startswith("ntk"):
+                continue  # NTK leaves the fastest pair and scales the slowest: it needs two
+            frequencies = stretch((searched,), METHODS[name], self.target)[0].frequencies()
+            factors = np.array(
+                [float(p / f) for p, f in zip(plain, frequencies.inv_freq, strict=True)]
+            )
+            seeds.append(Genome(monotone(factors), frequencies.attention_factor))
+            if name in BANDED:
+                for band, step in itertools.product(_bands(turns), BAND_STEPS):
+                    moved = np.where(band, factors * step, factors)
+                    banded.append(Genome(monotone(moved), frequencies.attention_factor))
+        return seeds + banded
+
+    def _children(self, generation: int) -> list[Genome]:
+        rng = np.random.default_rng((len(self.tried), generation))
+        parents = [tried.genome for tried in self._best(PARENTS) if tried.score < math.inf]
+        children = []
+        for _ in range(CHILDREN):
+            mother, father = (parents[i] for i in rng.choice(len(parents), 2))
+            share = rng.uniform(-0.3, 1.3)
+            logs = share * _logs(mother) + (1 - share) * _logs(father)
+            start, stop = sorted(rng.integers(0, len(logs), 2))
+            logs[start : stop + 1] += rng.normal(0, rng.choice(STEPS))
+            *factors, temperature = np.exp(logs)
+            children.append(Genome(monotone(factors), float(temperature)))
+        return children
+
+    def _score(self, genome: Genome) -> None:
+        if genome.key in self.tried:
+            return
+        # All read the same windows, so that a part of them compares fairly.
+        best = self._best(PARENTS)
+        bar = max(tried.first for tried in best) + MARGIN if len(best) == PARENTS else math.inf
+        self.tried[genome.key] = self.probe.score(genome, bar)
+        if self.state is not None:
+            rows = [
+                [list(t.genome.factors), t.genome.temperature,
+                 None if t.score == math.inf else t.score, t.first]
+                for t in self.tried.values()
+            ]  # fmt: skip
+            self.state.parent.mkdir(parents=True, exist_ok=True)
+            kept = {"searched": self._fingerprint(), "seconds": self.spent, "tried": rows}
+            write_atomically(self.state, json.dumps(kept))
+
+    def _fingerprint(self) -> str:
+        """Scores hold for these frequencies, these tokens, and these losses before."""
+        digest = hashlib.sha256(self.windows.tokens.numpy().tobytes())
+        before = round(float(np.nanmean(self.probe.reference)), 4)
+        digest.update(repr((self.settings, self.probe.trained, SHORT_WEIGHT, before)).encode())
+        return digest.hexdigest()[:16]
+
+
+def _bands(turns: Sequence[float]) -> list[np.ndarray]:
+    """Which pairs turn at least once within the trained length, which a quarter, which less."""
+    turned = np.array(turns)
+    bands = [turned >= 1, (turned < 1) & (turned >= 0.25), turned < 0.25]
+    return [band for band in bands if band.any()]
+
+
+def _logs(genome: Genome) -> np.ndarray:
+    return np.log([*genome.factors, genome.temperature])

@@ -1,0 +1,46 @@
+"""Frequencies as a search sees them: factors and a temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from posenc.hf.rope_config import EXTENDED_LAYERS, RopeSetting
+from posenc.queries_keys import rope_scaling as rs
+
+
+@dataclass(frozen=True)
+class Genome:
+    """What is searched: theta' = theta / factors, non-decreasing from the fastest pair on, and a
+    temperature."""
+
+    factors: tuple[float, ...]
+    temperature: float
+
+    @property
+    def key(self) -> str:
+        return ",".join(f"{x:.4g}" for x in (*self.factors, self.temperature))
+
+    def scaling(self, setting: RopeSetting, factor: float) -> rs.Scaling:
+        return rs.LongRoPE(
+            max(1.0, factor), setting.original_length, self.factors, self.factors, self.temperature
+        )
+
+
+def monotone(factors: Sequence[float] | np.ndarray) -> tuple[float, ...]:
+    """At least 1 and never falling from the fastest pair to the slowest."""
+    return tuple(float(f) for f in np.maximum.accumulate(np.maximum(factors, 1.0)))
+
+
+def apply_genome(
+    settings: tuple[RopeSetting, ...], genome: Genome, target: int
+) -> tuple[RopeSetting, ...]:
+    """The settings with the searched frequencies in every layer that looks beyond a window."""
+    return tuple(
+        replace(s, scaling=genome.scaling(s, target / s.original_length))
+        if s.layer_type is None or s.layer_type in EXTENDED_LAYERS
+        else s
+        for s in settings
+    )

@@ -1,0 +1,77 @@
+"""What a set of frequencies is worth to a checkpoint, on the same tokens for all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from posenc.extend.measure.evaluation import bucket_edges
+from posenc.extend.measure.losses import Reader
+from posenc.extend.search.genome import Genome, apply_genome
+from posenc.hf.apply import applied
+from posenc.hf.rope_config import RopeSetting
+from posenc.hf.text import Windows
+
+SHORT_WEIGHT = 1.75
+"""A nat lost where the model could read counts as so many of those it still lacks beyond."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A genome's score on all windows, infinite where it was given up, and on the first of them."""
+
+    genome: Genome
+    score: float
+    first: float
+
+
+class Probe:
+    """Windows on which genomes are compared, all on the same tokens.
+
+    Every loss counts relative to what the model as trained makes of the same token from a window of
+    its trained length: a bucket of hard text is then no argument against a genome.
+    """
+
+    def __init__(
+        self, reader: Reader, settings: tuple[RopeSetting, ...], windows: Windows, trained: int
+    ) -> None:
+        self.reader, self.settings, self.windows = reader, settings, windows
+        self.edges = bucket_edges(trained, windows.tokens.shape[1])
+        self.trained = trained
+        # Masked tokens are not the same ones in windows of another length: there, plain losses.
+        sliding = replace(reader, window=trained)
+        self.reference = np.zeros(windows.tokens.shape)
+        if reader.mask_token is None:
+            self.reference = sliding.all_losses(windows.tokens).numpy()
+
+    def score(self, genome: Genome, bar: float = math.inf) -> Tried:
+        """The larger of two: the worst bucket beyond the trained length, and what is lost within it
+        times SHORT_WEIGHT; and a quarter of their sum, so that the smaller counts too. In nats.
+
+        A genome that a third of the windows puts above `bar` is given up.
+        """
+        tokens = self.windows.tokens
+        first = -(-len(tokens) // 3)
+        with applied(
+            self.reader.model, apply_genome(self.settings, genome, tokens.shape[1]), tokens.shape[1]
+        ):
+            losses = self.reader.all_losses(tokens[:first]).numpy()
+            early = self._rate(losses - self.reference[:first])
+            if early > bar:
+                return Tried(genome, math.inf, early)
+            if first < len(tokens):
+                rest = self.reader.all_losses(tokens[first:]).numpy()
+                losses = np.concatenate([losses, rest])
+        return Tried(genome, self._rate(losses - self.reference), early)
+
+    def _rate(self, excess: np.ndarray) -> float:
+        beyond = max(
+            float(np.nanmean(excess[:, low:high]))
+            for low, high in itertools.pairwise(self.edges)
+            if high > self.trained
+        )
+        within = SHORT_WEIGHT * float(np.nanmean(excess[:, : self.trained]))
+        return max(beyond, within) + 0.25 * (beyond + within)

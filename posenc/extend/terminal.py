@@ -1,0 +1,161 @@
+"""`posenc extend` while it runs: text in, progress on stderr, a table, a page."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from posenc.extend.extension import Outcome, extend
+from posenc.extend.options import Options
+from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, write_page
+from posenc.hf.text import split_documents
+from posenc.report.atomic import write_atomically
+
+OUT_OF_DOMAIN = (
+    "Measured on the source of Python's standard library. Losses on a text unlike the model's "
+    "own say little; "
+    "give --text with text of its kind."
+)
+MARKS = {"*": INEXACT, "†": OUR_RUNTIME, "‡": NO_EXTENSION}
+"""What stands behind a method that does not simply load in stock tools."""
+COLUMN = 9
+"""Characters that a bucket takes in the table, its borders included."""
+
+
+def run(
+    folder: Path, to: int, method: str | None, out: Path | None, texts: list[Path],
+    options: Options, as_bytes: bool, as_ids: bool, report: Path | None, command: str,
+) -> None:  # fmt: skip
+    """Extend, and show what came of it. Raises: ValueError for wrong input, before anything is
+    written."""
+    console = Console(stderr=True)
+    caution = None if texts else OUT_OF_DOMAIN
+    documents = read_documents(texts)
+    with _Narrator(console) as narrate:
+        outcome = extend(
+            folder,
+            to,
+            documents,
+            method=method,
+            out=out,
+            options=options,
+            as_bytes=as_bytes,
+            as_ids=as_ids,
+            progress=narrate,
+        )
+    if caution:
+        console.print(caution, markup=False)
+    show_losses(outcome, console)
+    if "search" in outcome.measured:
+        console.print(f"search: {outcome.measured['search'][0].summary}.", markup=False)
+    console.print(outcome.reason, markup=False)
+    for line in outcome.config_diff:
+        console.print(line, markup=False, highlight=False)
+    page = report or (out / "extend.html" if out is not None else None)
+    if page is not None:
+        write_page(outcome, page, command, caution)
+        console.print(f"Page: {page}", markup=False)
+        write_csv(outcome, page.with_suffix(".csv"))
+    if out is not None:
+        console.print(f"Written and proved: {out}", markup=False)
+    elif method is None:
+        console.print(
+            f"Nothing was written. To export: {command} --method {outcome.recommended} --out "
+            "FOLDER",
+            markup=False,
+        )
+
+
+def write_csv(outcome: Outcome, path: Path) -> None:
+    """The losses by position beside the page: one row per method and bucket, nats per token."""
+    rows = ["method,start,stop,loss,low,high,tokens"]
+    for name, evaluation in outcome.evaluations().items():
+        buckets = itertools.pairwise(evaluation.edges)
+        for (start, stop), e in zip(buckets, evaluation.by_position, strict=True):
+            if e.tokens:
+                losses = f"{e.mean:.6f},{e.low:.6f},{e.high:.6f}"
+                rows.append(f"{name},{start},{stop},{losses},{e.tokens}")
+    write_atomically(path, "\n".join(rows) + "\n")
+
+
+def read_documents(texts: list[Path]) -> list[str]:
+    """The documents of the files, or of the embedded corpus where there are none.
+
+    Raises: ValueError for a file that is not there or holds no text.
+    """
+    if not texts:
+        from posenc.text.sources import embedded
+
+        return [path.read_text(encoding="utf-8", errors="replace") for _, path in embedded().files]
+    documents = []
+    for path in texts:
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file.")
+        documents += split_documents(path.read_text(encoding="utf-8", errors="replace"))
+    if not documents:
+        raise ValueError(f"{', '.join(map(str, texts))}: no text in it.")
+    return documents
+
+
+def show_losses(outcome: Outcome, console: Console) -> None:
+    """Perplexity by position, and what the marks behind the names of the methods mean."""
+    for table in _tables(outcome, console.width):
+        console.print(table)
+    marks = {_mark(outcome, name) for name in outcome.evaluations()}
+    words = [f"{mark} {why}." for mark, why in MARKS.items() if mark in marks]
+    console.print(" ".join([*words, "95 % intervals are on the page."]), markup=False)
+
+
+def _tables(outcome: Outcome, width: int) -> Iterator[Table]:
+    """As many tables as the buckets need in a console of `width` columns."""
+    evaluations = outcome.evaluations()
+    names = {name: name + _mark(outcome, name) for name in evaluations}
+    ends = next(iter(evaluations.values())).edges[1:]
+    first = max(map(len, names.values())) + 4
+    each = max(1, (width - first) // COLUMN)
+    for start in range(0, len(ends), each):
+        table = Table(title="Perplexity by position: tokens up to")
+        table.add_column("method", no_wrap=True)
+        for end in ends[start : start + each]:
+            table.add_column(f"{end:,}", justify="right", no_wrap=True)
+        for name, evaluation in evaluations.items():
+            shown = evaluation.by_position[start : start + each]
+            table.add_row(names[name], *(f"{e.perplexity:.3g}" if e.tokens else "–" for e in shown))
+        yield table
+
+
+def _mark(outcome: Outcome, name: str) -> str:
+    variant = outcome.measured[name][0] if name in outcome.measured else None
+    return next((mark for mark, why in MARKS.items() if why == loads(variant)), "")
+
+
+class _Narrator:
+    """Progress as a live bar on a terminal, as a line whenever the task changes elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.last, self.said = console, "", 0.0
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console,
+            transient=True,             disable=not console.is_terminal,
+        )  # fmt: skip
+        self.task = self.bar.add_task("", total=1.0)
+
+    def __enter__(self) -> _Narrator:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, what: str, share: float) -> None:
+        self.bar.update(self.task, description=what, completed=share)
+        now = time.monotonic()
+        if not self.console.is_terminal and what != self.last and now - self.said > 2:
+            self.console.print(f"{what} ({share:.0%})", markup=False, highlight=False)
+            self.last, self.said = what, now

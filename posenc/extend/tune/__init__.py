@@ -1,0 +1,1 @@
+"""Fine-tune at the new length."""

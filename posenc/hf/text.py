@@ -1,0 +1,141 @@
+"""Text as the model sees it: documents, tokens, windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SEPARATOR = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Packed windows of tokens (count, length), and the document each token comes from."""
+
+    tokens: Tensor
+    documents: Tensor
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def take(self, count: int) -> Windows:
+        return Windows(self.tokens[:count], self.documents[:count])
+
+
+def split_documents(text: str) -> list[str]:
+    """Documents between separators; one where there is none."""
+    return [part.strip() for part in text.split(SEPARATOR) if part.strip()]
+
+
+def encoder(
+    folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
+) -> Callable[[str], list[int]]:
+    """A function from a document to token ids, a start token first where the tokenizer has one.
+
+    A checkpoint with 256 or 257 tokens and no tokenizer reads bytes (257: the last separates
+    documents). as_ids: the text is token ids already, in words.
+    Raises: ValueError where there is no tokenizer to be had.
+    """
+    kind = reading(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
+    if kind == "ids":
+        return lambda text: token_ids(text, vocab_size)
+    if kind == "bytes":
+        start = [256] if vocab_size > 256 else []
+        return lambda text: start + list(text.encode("utf-8"))
+    tokenizer = load_tokenizer(folder)
+    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    return lambda text: start + tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def reading(
+    folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
+) -> Literal["ids", "bytes", "tokenizer"]:
+    """How text becomes tokens, see `encoder`. Raises: ValueError where there is no way."""
+    if as_ids:
+        return "ids"
+    has_tokenizer = any(
+        (folder / name).exists()
+        for name in ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json")
+    )
+    if as_bytes or (not has_tokenizer and vocab_size in (256, 257)):
+        if vocab_size < 256:
+            raise ValueError(
+                f"{folder}: bytes need a vocabulary of 256 tokens, the model has {vocab_size}."
+            )
+        return "bytes"
+    if not has_tokenizer:
+        raise ValueError(
+            f"{folder}: no tokenizer. Put tokenizer.json beside the weights, or give --bytes or "
+            "--ids."
+        )
+    return "tokenizer"
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer; code from the folder is never run."""
+    from posenc.hf.loading import quiet_transformers
+
+    return quiet_transformers().AutoTokenizer.from_pretrained(folder)
+
+
+def token_ids(text: str, vocab_size: int) -> list[int]:
+    """Whole numbers between spaces. Raises: ValueError for what is no token."""
+    try:
+        ids = [int(word) for word in text.split()]
+    except ValueError as error:
+        raise ValueError(f"Token ids are whole numbers between spaces: {error}.") from None
+    if any(not 0 <= i < vocab_size for i in ids):
+        raise ValueError(
+            f"Token ids must lie in 0 .. {vocab_size - 1}, got {min(ids)} .. {max(ids)}."
+        )
+    return ids
+
+
+def encode_until(
+    encode: Callable[[str], list[int]], documents: Sequence[str], tokens: int
+) -> list[list[int]]:
+    """Documents as token ids, the first so many that they hold `tokens` tokens, or all."""
+    encoded: list[list[int]] = []
+    left = tokens
+    for document in documents:
+        if left <= 0:
+            break
+        encoded.append(encode(document))
+        left -= len(encoded[-1])
+    return encoded
+
+
+def mask_token(folder: Path) -> int:
+    """The token that hides another. Raises: ValueError where the tokenizer has none."""
+    token = load_tokenizer(folder).mask_token_id
+    if token is None:
+        raise ValueError(f"{folder}: the tokenizer names no mask token to hide tokens with.")
+    return token
+
+
+def pack(documents: list[list[int]], length: int, limit: int | None = None) -> Windows:
+    """Documents end to end, cut into windows of `length` tokens; what is left over is dropped.
+
+    Raises: ValueError where there are fewer tokens than one window needs.
+    """
+    ids = np.fromiter((t for d in documents for t in d), dtype=np.int64)
+    owner = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
+    count = len(ids) // length
+    if not count:
+        raise ValueError(
+            f"The text has {len(ids)} tokens; one window of {length} needs at least {length}. "
+            "Give a longer text."
+        )
+    if limit is not None:
+        count = min(count, limit)
+    cut = slice(0, count * length)
+    return Windows(
+        torch.from_numpy(ids[cut].reshape(count, length)),
+        torch.from_numpy(owner[cut].reshape(count, length)),
+    )

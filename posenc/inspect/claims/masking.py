@@ -1,0 +1,141 @@
+"""Claims about masks, and about attention without positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posenc import masks
+from posenc.attend.attention import attention
+from posenc.attend.multihead import Attention
+from posenc.inspect.claims.claim import PARTLY, TUTORIALS, Claim, Finding, amount, judge
+from posenc.masks import Mask
+
+_HAVIV = "Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466"
+
+
+def _random(*size: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+
+@torch.no_grad()
+def _last_output(layers: int, x: Tensor, mask: Mask | None) -> Tensor:
+    """The last token after residual attention layers without positions."""
+    torch.manual_seed(0)
+    positions = torch.arange(x.shape[1])
+    for _ in range(layers):
+        x = x + Attention(32, 4).double()(x, positions, mask=mask)
+    return x[:, -1]
+
+
+def _order_moves(layers: int, mask: Mask | None) -> float:
+    x = _random(1, 12, 32)
+    order = [*torch.randperm(11, generator=torch.Generator().manual_seed(1)).tolist(), 11]
+    return (
+        (_last_output(layers, x, mask) - _last_output(layers, x[:, order], mask)).abs().max().item()
+    )
+
+
+def _two_layers() -> Finding:
+    one, two = (_order_moves(n, masks.causal) for n in (1, 2))
+    text = (
+        "permuting the tokens before the last moves its output by "
+        f"{amount(one)} after one layer, {amount(two)} after two"
+    )
+    return Finding(text, judge(one < 1e-9 and two > 1e-4))
+
+
+def _need_positions() -> Finding:
+    blind, seen = _order_moves(2, None), _order_moves(2, masks.causal)
+    text = (
+        f"two layers without positions: permuted tokens move the output by {amount(blind)} "
+        f"without a mask, by {amount(seen)} under a causal one"
+    )
+    return Finding(text, PARTLY if blind < 1e-9 < seen else judge(False))
+
+
+def _weights(scores: Tensor, mask: Mask) -> Tensor:
+    """Attention weights of q (len, width) with itself, as the output for unit values."""
+    length = scores.shape[2]
+    positions, unit = torch.arange(length), torch.eye(length, dtype=scores.dtype)[None, None]
+    out = attention(
+        scores, scores, unit, q_positions=positions, kv_positions=positions, mask=mask,
+        impl="reference",
+    )  # fmt: skip
+    assert isinstance(out, Tensor)
+    return out[0, 0]
+
+
+def _full_rank() -> Finding:
+    q = _random(1, 1, 64, 4)
+    weights = _weights(q, masks.causal)
+    log_det = torch.linalg.slogdet(weights)
+    product = weights.diagonal().log().sum()
+    lowest = weights.diagonal().min().item()
+    text = (
+        f"64 tokens, heads of 4: log-determinant {log_det.logabsdet:.1f}, as the diagonal's "
+        f"logarithms add up to, {product:.1f}; the smallest diagonal weight is {lowest:.1e}: the "
+        "rank is full and the matrix may still be close to a singular one"
+    )
+    equal = bool((log_det.logabsdet - product).abs() < 1e-6)
+    return Finding(text, judge(equal and lowest > 0))
+
+
+def _half() -> Finding:
+    index = torch.arange(512)
+    seen = masks.causal(torch.tensor(0), torch.tensor(0), index[:, None], index).double()
+    mean = seen.sum(-1).mean().item()
+    return Finding(f"{mean:g} of 512 keys on average: (n + 1) / 2", judge(mean == 256.5))
+
+
+def _gradient(rows_see_nothing: bool) -> tuple[Tensor, Tensor]:
+    """The output, and the gradient of the masked keys' values and keys."""
+    q, k, v = (_random(1, 1, 6, 8, seed=s).requires_grad_() for s in range(3))
+    valid = torch.zeros(1, 6) if rows_see_nothing else torch.tensor([[1, 1, 0, 0, 1, 1]])
+    positions = torch.arange(6)
+    out = attention(
+        q, k, v, q_positions=positions, kv_positions=positions, mask=masks.padding(valid),
+        impl="reference",
+    )  # fmt: skip
+    assert isinstance(out, Tensor)
+    grads = torch.autograd.grad(out.square().sum(), (k, v))
+    hidden = valid[0] == 0
+    return out, torch.cat([g[:, :, hidden].flatten() for g in grads])
+
+
+def _zero_gradient() -> Finding:
+    _, grad = _gradient(False)
+    return Finding(
+        f"largest gradient of hidden keys and values {grad.abs().max():g}", judge(not grad.any())
+    )
+
+
+def _minus_a_billion() -> Finding:
+    scores = _random(6)
+    uniform = (scores.float() - 1e9).softmax(-1)
+    nan = torch.full((6,), -torch.inf).softmax(-1).isnan().all()
+    out, _ = _gradient(True)
+    text = (
+        f"a row with all of 6 keys masked: -1e9 gives each {uniform[0]:.3f}, the mean of what is "
+        f"forbidden; -inf gives {'nan' if nan else 'numbers'} in a plain softmax; here zeros "
+        f"(largest output {out.abs().max():g})"
+    )
+    same = bool((uniform < 1e-6).all())
+    return Finding(text, judge(same))
+
+
+CLAIMS = (
+    Claim("Transformers need a position encoding to tell order", TUTORIALS, _need_positions),
+    Claim(
+        "Causal attention without positions tells order apart, from two layers on",
+        _HAVIV,
+        _two_layers,
+    ),
+    Claim("A causal mask keeps attention of full rank", TUTORIALS, _full_rank),
+    Claim("Under a causal mask a token sees half the context on average", TUTORIALS, _half),
+    Claim("Masked positions get no gradient", TUTORIALS, _zero_gradient),
+    Claim(
+        "Adding -1e9 to masked scores is the same as minus infinity", TUTORIALS, _minus_a_billion
+    ),
+)

@@ -1,0 +1,68 @@
+"""Folklore, checked: every claim with its source, what was measured, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from posenc.inspect.claims import biases, embeddings, masking, rotary, sizes
+
+GROUPS = {
+    "Embeddings": embeddings.CLAIMS,
+    "Rotary position embeddings": rotary.CLAIMS,
+    "Score biases": biases.CLAIMS,
+    "Masks, and attention without positions": masking.CLAIMS,
+    "Sizes and published numbers": sizes.CLAIMS,
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A claim after its measurement."""
+
+    claim: str
+    source: str
+    measured: str
+    verdict: str
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def check(tell: Callable[[str], None] = lambda claim: None) -> dict[str, list[Checked]]:
+    """Measure every claim, by group; `tell` hears which."""
+    checked = {}
+    for heading, claims in GROUPS.items():
+        checked[heading] = []
+        for claim in claims:
+            tell(claim.claim)
+            found = claim.measure()
+            checked[heading].append(
+                Checked(claim.claim, claim.source, found.measured, found.verdict)
+            )
+    return checked
+
+
+def markdown() -> str:
+    """The document docs/claims.md."""
+    lines = [
+        "# Claims about position encodings, checked",
+        "",
+        "What is often said, and what comes out when it is measured. Every line is computed by",
+        "`posenc inspect claims`, in seconds; this page is written by",
+        "`python -m posenc.inspect.claims.sheet docs/claims.md`.",
+    ]
+    for heading, claims in check().items():
+        lines += ["", f"## {heading}", "", "| claim | verdict | measured | source |"]
+        lines.append("| --- | --- | --- | --- |")
+        for c in claims:
+            cells = (c.claim, f"**{c.verdict}**", c.measured, c.source)
+            lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    Path(sys.argv[1]).write_text(markdown(), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""The spec sheet of an encoding."""

@@ -1,0 +1,160 @@
+"""What an encoding does and costs when it runs: places, norms, compiling, exporting, time."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from posenc import masks
+from posenc.encoding.base import PositionEncoding, Rows
+from posenc.encoding.shape import ModelShape
+from posenc.inspect.encoding.layer import Layer, hidden, room, tokens
+
+COST_LENGTH = 512
+"""Tokens of the timed layer."""
+
+
+def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
+    """The places at which the encoding changes something, near or far from the start."""
+    offsets = [0] if encoding.max_positions is not None else [0, 4 * shape.train_length]
+    return sorted({place for offset in offsets for place in _acting(encoding, shape, offset)})
+
+
+def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[int]:
+    encoding = copy.deepcopy(encoding).double().for_layer(0)
+    length = room(encoding, 9)
+    positions, x = tokens(encoding, length, offset), hidden(length, shape)
+    q, k = _heads(x, shape), _heads(hidden(length, shape, seed=3), shape)
+    found = set()
+    embedded = encoding.embed(x, positions)
+    if not _same(embedded, x):
+        found.add(1)
+    new_q, new_k = encoding.transform_qk(q, k, positions, positions)
+    if not (_same(new_q, q) and _same(new_k, k)) or len(encoding.passes(positions, positions)) > 1:
+        found.add(2)
+    state = encoding.token_state(x, positions)
+    mod = encoding.score_mod(q, k, positions, positions, state, state)
+    index = torch.arange(length)
+    rows = Rows(
+        q, k, positions, positions, torch.zeros(1, 1, 1, 1, dtype=torch.int64),
+        torch.arange(shape.num_heads)[:, None, None], index[:, None], index,
+    )  # fmt: skip
+    scores = q @ k.mT
+    if not _same(encoding.score_rows(scores.clone(), mod, None, rows), scores):
+        found.add(3)
+    weights = scores.softmax(-1)
+    if not _same(encoding.combine_values(weights, k, positions, positions), weights @ k):
+        found.add(4)
+    return found
+
+
+def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float] | None:
+    """The smallest and largest norm of a query or key after place 2, relative to before; None
+    where place 2 does nothing."""
+    encoding = copy.deepcopy(encoding).double().for_layer(0)
+    length = room(encoding, 64)
+    q = _heads(hidden(length, shape), shape)
+    offsets = [0] if encoding.max_positions is not None else [0, shape.train_length]
+    ratios = []
+    for offset in offsets:
+        positions = tokens(encoding, length, offset)
+        pair = encoding.transform_qk(q, q, positions, positions)
+        if all(_same(t, q) for t in pair):
+            continue
+        ratios += [t.norm(dim=-1) / q.norm(dim=-1) for t in pair]
+    if not ratios:
+        return None
+    all_ratios = torch.cat([r.flatten() for r in ratios])
+    return all_ratios.min().item(), all_ratios.max().item()
+
+
+def compiles(encoding: PositionEncoding, shape: ModelShape) -> str:
+    """ "yes", or why torch.compile(fullgraph=True) does not trace a layer."""
+    layer = Layer(copy.deepcopy(encoding), shape, impl="reference").eval()
+    length = room(encoding, 12)
+    x, positions = hidden(length, shape).float(), tokens(encoding, length)
+
+    def run() -> bool:
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        return _close(compiled(x, positions), layer(x, positions))
+
+    return _answer(run)
+
+
+class _Causal(nn.Module):
+    """A layer whose inputs are all tensors, as an exported program's must be."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self.layer(x, positions)
+
+
+def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
+    """ "yes", or why torch.export does not make a program for any length."""
+    layer = _Causal(Layer(copy.deepcopy(encoding), shape, impl="reference")).eval()
+    length = room(encoding, 12)
+    most = 4096 if encoding.num_axes > 1 else room(encoding, 4096)
+
+    def run() -> bool:
+        torch._dynamo.reset()
+        any_length = torch.export.Dim("length", min=2, max=most)
+        program = torch.export.export(
+            layer,
+            (hidden(length, shape).float(), tokens(encoding, length)),
+            dynamic_shapes=({1: any_length}, {0: any_length}),
+            strict=True,
+        )
+        n = room(encoding, 31)
+        x, positions = hidden(n, shape).float(), tokens(encoding, n)
+        return _close(program.module()(x, positions), layer(x, positions))
+
+    return _answer(run)
+
+
+def cost(encoding: PositionEncoding, shape: ModelShape, rounds: int = 3) -> float:
+    """The time of one layer's forward over the same layer without an encoding, both in turns."""
+    length = room(encoding, COST_LENGTH)
+    x = hidden(length, shape).float()
+    layers = [
+        (Layer(e, shape).float().eval(), tokens(e, length))
+        for e in (PositionEncoding(), copy.deepcopy(encoding))
+    ]
+    times: list[list[float]] = [[], []]
+    with torch.no_grad():
+        for turn in range(rounds + 1):  # the first warms up
+            for (layer, positions), kept in zip(layers, times, strict=True):
+                start = time.perf_counter()
+                layer(x, positions, masks.causal)
+                if turn:
+                    kept.append(time.perf_counter() - start)
+    return min(times[1]) / min(times[0])
+
+
+def _answer(run) -> str:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            return "yes" if run() else "no: another result"
+        except Exception as error:
+            return f"no: {type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
+
+
+def _heads(x: Tensor, shape: ModelShape) -> Tensor:
+    assert shape.head_dim is not None
+    return x.unflatten(-1, (shape.num_heads, shape.head_dim)).transpose(1, 2)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a - b).abs() <= 1e-12).all())
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.allclose(a, b, atol=1e-4))

@@ -1,0 +1,236 @@
+"""Figures of one encoding or several, from data; each function returns a matplotlib Figure.
+
+The caller supplies numbers only: no function here knows an encoding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from posenc.inspect.encoding.scores import Decay
+from posenc.report.drawing import (
+    GRID,
+    INK,
+    LIGHT,
+    figure,
+    legend_above,
+    line_styles,
+    ordered_colours,
+)
+
+Array = np.ndarray
+_PLAIN = FuncFormatter(lambda value, _: f"{value:,.0f}".replace("-", "−"))
+
+
+def heat_map(values: Array, x_label: str, y_label: str, unit: str) -> Figure:
+    """A matrix as a picture, rows downwards: positions by dimensions, queries by keys. Where values
+    have both signs, the middle colour is zero."""
+    with figure(x_label, y_label, grid=False) as (drawn, axes):
+        largest = float(np.abs(values[np.isfinite(values)]).max(initial=1e-12))
+        signed = values.min() < 0 < values.max()
+        image = axes.imshow(
+            values,
+            aspect="auto",
+            interpolation="nearest",
+            vmin=-largest if signed else None,
+            vmax=largest if signed else None,
+        )
+        drawn.colorbar(image, ax=axes, label=unit)
+        frame(axes)
+    return drawn
+
+
+def single_lines(
+    values: Array, picked: Sequence[int], x_label: str, y_label: str, what: str
+) -> Figure:
+    """values (points, lines): the columns in `picked`, one curve each, named "`what` 3"."""
+    with figure(x_label, y_label) as (drawn, axes):
+        for index, style in zip(
+            picked, line_styles([f"{what} {i}" for i in picked]).items(), strict=True
+        ):
+            label, look = style
+            axes.plot(values[:, index], label=label, **look.curve(len(values)))
+        legend_above(drawn)
+    return drawn
+
+
+def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> Figure:
+    """Tokens per turn of each frequency pair, before and after scaling; None does not turn."""
+    with figure("frequency pair", "wavelength, tokens") as (drawn, axes):
+        for name, style in line_styles(list(series)).items():
+            waves = [math.nan if w is None else w for w in series[name]]
+            axes.plot(waves, label=name, **style.curve(len(waves)))
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_PLAIN)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.axhline(train_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.annotate(
+            f"training length, {train_length:,}",
+            (1, train_length),
+            xycoords=("axes fraction", "data"),
+            xytext=(-3, -3),  # waves grow to the right: below the line it is free there
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=8,
+        )
+        legend_above(drawn)
+    return drawn
+
+
+def bias_by_distance(values: Array, distances: Sequence[int]) -> Figure:
+    """values (heads, distances) in logits, one curve per head; negative distances are ahead."""
+    heads = len(values)
+    ahead = "; ahead is negative" if min(distances) < 0 else ""
+    with figure(f"distance to the key, tokens{ahead}", "bias, logits") as (drawn, axes):
+        named = _named(heads)
+        for head, colour in enumerate(ordered_colours(heads)):
+            label = f"head {head}" if head in named else None
+            axes.plot(distances, values[head], color=colour, label=label)
+        axes.set_xscale("symlog", base=2, linthresh=1)
+        _distance_ticks(axes, max(distances), -min(distances))
+        legend_above(drawn)
+    return drawn
+
+
+def slopes(values: Sequence[float]) -> Figure:
+    """The slope of each head of ALiBi, on a logarithmic axis."""
+    with figure("head", "slope, logits per token") as (drawn, axes):
+        axes.vlines(range(len(values)), min(values) / 2, values, color=LIGHT[0], linewidth=1.6)
+        axes.plot(values, "o", color=LIGHT[0])
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.3g}"))
+        axes.set_xticks(range(len(values)))
+    return drawn
+
+
+def buckets(past: Sequence[int], future: Sequence[int] | None) -> Figure:
+    """T5's bucket of each distance 0, 1, 2, ... in the past, and in the future."""
+    with figure("distance, tokens; the past is positive", "bucket") as (drawn, axes):
+        axes.step(range(len(past)), past, where="mid", color=LIGHT[0], label="past")
+        if future is not None:
+            axes.step(
+                [-d for d in range(len(future))], future, where="mid", color=LIGHT[1],
+                linestyle="--", label="future",
+            )  # fmt: skip
+            legend_above(drawn)
+    return drawn
+
+
+def rotation_steps(degrees: float, steps: int) -> Figure:
+    """One pair of channels of a unit vector, turned by `degrees` per position."""
+    with figure("first channel of the pair", "second channel") as (drawn, axes):
+        drawn.set_size_inches(4.4, 4.4)
+        circle = np.linspace(0, 2 * math.pi, 200)
+        axes.plot(np.cos(circle), np.sin(circle), color=GRID, linewidth=1)
+        for step, colour in enumerate(ordered_colours(steps)):
+            angle = math.radians(step * degrees)
+            end = (math.cos(angle), math.sin(angle))
+            axes.annotate(
+                "", end, (0, 0), arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.4}
+            )
+            axes.annotate(str(step), (1.13 * end[0], 1.13 * end[1]), ha="center", va="center")
+        axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
+        axes.set_xticks([-1, 0, 1])
+        axes.set_yticks([-1, 0, 1])
+    return drawn
+
+
+def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Figure:
+    """The mean score at each distance; bands hold nine of ten random pairs (`same` False), or the
+    score of a vector with itself (`same` True)."""
+    with figure("distance to the key, tokens", "score, logits") as (drawn, axes):
+        for name, style in line_styles(list(decays)).items():
+            decay = decays[name]
+            mean = _gaps(decay.same if same else decay.mean)
+            axes.plot(decay.distances, mean, label=name, **style.curve(len(mean)))
+            if not same:
+                axes.fill_between(
+                    decay.distances, _gaps(decay.low), _gaps(decay.high), color=style.color,
+                    alpha=0.18, linewidth=0,
+                )  # fmt: skip
+        axes.set_xscale("symlog", base=2, linthresh=1)
+        lowest = np.nanmin([np.nanmin(_gaps(d.mean)) for d in decays.values()])
+        if lowest < -50:
+            axes.set_yscale("symlog", linthresh=10)
+            axes.yaxis.set_major_formatter(_PLAIN)
+        _distance_ticks(axes, max(d.distances[-1] for d in decays.values()))
+        legend_above(drawn)
+    return drawn
+
+
+def precision_map(
+    apart: Mapping[str, Sequence[float]], starts: Sequence[int], reach: Mapping[str, int]
+) -> Figure:
+    """Where adjacent positions collide: one row for each way to compute angles, one column for each
+    power of two; the darker, the fewer neighbours differ. A mark in a row is its `reach`."""
+    names = list(apart)
+    with figure("position", "", grid=False) as (drawn, axes):
+        drawn.set_figheight(1.4 + 0.42 * len(names))
+        image = axes.imshow(
+            np.array([apart[name] for name in names]),
+            aspect="auto",
+            interpolation="nearest",
+            vmin=0,
+            vmax=1,
+        )
+        for row, name in enumerate(names):
+            at = math.log2(max(1, reach[name]))
+            mark = min(at, len(starts) - 0.5)
+            axes.plot([mark, mark], [row - 0.5, row + 0.5], color="#C24A00", linewidth=2.4)
+        axes.set_yticks(range(len(names)), names)
+        ticks = range(0, len(starts), 8)
+        axes.set_xticks(ticks, [_short(starts[t]) for t in ticks])
+        axes.set_xlim(-0.5, len(starts) - 0.5)
+        drawn.colorbar(image, ax=axes, label="neighbours\ntold apart", ticks=[0, 0.5, 1])
+        frame(axes)
+    return drawn
+
+
+def attention_distance(values: Array) -> Figure:
+    """values (layers, heads): the mean distance of attention in tokens, one dot per head."""
+    with figure("layer", "mean distance of attention, tokens") as (drawn, axes):
+        layers, heads = values.shape
+        named = _named(heads)
+        for head, colour in enumerate(ordered_colours(heads)):
+            label = f"head {head}" if head in named else None
+            axes.plot(range(layers), values[:, head], "o", color=colour, label=label)
+        axes.set_xticks(range(layers))
+        axes.set_ylim(bottom=0)
+        legend_above(drawn)
+    return drawn
+
+
+def _named(heads: int) -> Sequence[int]:
+    """Heads that a legend has room for; the colours in between follow their order."""
+    return range(heads) if heads <= 4 else (0, heads // 2, heads - 1)
+
+
+def frame(axes) -> None:
+    """All four sides, as a picture has them."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(True)
+
+
+def _gaps(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if v is None else v for v in values]
+
+
+def _short(number: int) -> str:
+    """65536 -> 64 Ki"""
+    for power, unit in ((30, " Gi"), (20, " Mi"), (10, " Ki")):
+        if number >= 2**power:
+            return f"{number / 2**power:g}{unit}"
+    return str(number)
+
+
+def _distance_ticks(axes, last: int, ahead: int = 0) -> None:
+    powers = [4**i for i in range(16)]
+    ticks = [*(-p for p in powers if p <= ahead), 0, *(p for p in powers if p <= last)]
+    axes.set_xticks(ticks, [f"{t:,}".replace("-", "−") for t in ticks])
+    axes.minorticks_off()

@@ -1,0 +1,121 @@
+"""How far a result moves when nothing that should matter changes: padding, packing, batch, cache,
+shift.
+
+Each function returns the largest difference of an output in float64, relative to the outputs'
+size: below 1e-9 it is rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from posenc import masks
+from posenc.attend.cache import KVCache
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
+from posenc.inspect.encoding.layer import Layer, hidden, moved, room, tokens
+
+ROUNDING = 1e-9
+FAR = 20_011
+"""A shift that is no multiple of a group, a chunk or a period."""
+
+
+def measure(encoding: PositionEncoding, shape: ModelShape) -> dict[str, float]:
+    """Every difference, by name."""
+    encoding = moved(copy.deepcopy(encoding)).double()
+    layer = Layer(encoding, shape).double().eval()
+    checks: dict[str, Callable[[Layer, ModelShape], float]] = {
+        "shift": shift,
+        "padding": padding,
+        "packing": packing,
+        "batch": batch,
+        "cache": cache,
+    }
+    with torch.no_grad():
+        return {name: check(layer, shape) for name, check in checks.items()}
+
+
+def shift(layer: Layer, shape: ModelShape) -> float:
+    """All positions plus one number."""
+    encoding = layer.attention.encoding
+    limit = encoding.max_positions
+    length = 41 if limit is None else max(1, min(41, limit // 2))
+    by = FAR if limit is None else max(1, min(FAR, limit - length))
+    x, positions = hidden(length, shape), tokens(encoding, length)
+    if limit is None and encoding.num_axes == 1:  # beyond the training length: maps act there
+        positions = positions * -(-2 * shape.train_length // length)
+    if limit is not None and encoding.num_axes > 1:
+        positions, by = positions % max(1, limit // 2), limit // 2
+    return _gap(layer(x, positions), layer(x, positions + by))
+
+
+def padding(layer: Layer, shape: ModelShape) -> float:
+    """Sequences alone, and beside longer ones with padding on either side."""
+    encoding = layer.attention.encoding
+    lengths = [room(encoding, 13), 5, 1]
+    worst = 0.0
+    for left in (True, False):
+        total = max(lengths)
+        valid = torch.zeros(len(lengths), total, dtype=torch.bool)
+        rows = torch.zeros_like(tokens(encoding, total)).repeat(
+            len(lengths), *[1] * tokens(encoding, 1).ndim
+        )
+        for row, length in enumerate(lengths):
+            start = total - length if left else 0
+            valid[row, start : start + length] = True
+            rows[row, start : start + length] = tokens(encoding, length)
+        x = hidden(total, shape, batch=len(lengths))
+        out = layer(x, rows, masks.causal & masks.padding(valid))
+        for row, length in enumerate(lengths):
+            alone = layer(x[row : row + 1, valid[row]], tokens(encoding, length))
+            worst = max(worst, _gap(out[row : row + 1, valid[row]], alone))
+    return worst
+
+
+def packing(layer: Layer, shape: ModelShape) -> float:
+    """Documents alone, and after one another in one sequence."""
+    encoding = layer.attention.encoding
+    lengths = [6, 1, room(encoding, 10)]
+    documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    positions = torch.cat([tokens(encoding, length) for length in lengths])
+    x = hidden(len(documents), shape)
+    out = layer(x, positions, masks.causal & masks.document(documents))
+    return max(
+        _gap(out[:, documents == i], layer(x[:, documents == i], tokens(encoding, n)))
+        for i, n in enumerate(lengths)
+    )
+
+
+def batch(layer: Layer, shape: ModelShape) -> float:
+    """A row alone, and beside others with other content at far positions."""
+    encoding = layer.attention.encoding
+    length = room(encoding, 17)
+    near = tokens(encoding, length)
+    far = near + 5000 if encoding.max_positions is None else near.flip(0)
+    x = hidden(length, shape, batch=2)
+    x[1] *= 7
+    return _gap(layer(x, torch.stack([near, far]))[:1], layer(x[:1], near[None]))
+
+
+def cache(layer: Layer, shape: ModelShape) -> float:
+    """Token by token with a cache, each step knowing the length so far, and all at once.
+
+    The length passes the training length on the way, for methods whose frequencies follow it.
+    """
+    encoding = layer.attention.encoding
+    length = room(encoding, 41)
+    x, positions = hidden(length, shape), tokens(encoding, length)
+    kept, before = KVCache(), max(0, shape.train_length - length // 2)
+    steps = [
+        layer(x[:, t : t + 1], positions[t : t + 1], cache=kept, length=before + t + 1)
+        for t in range(length)
+    ]
+    return _gap(layer(x, positions, length=before + length), torch.cat(steps, dim=1))
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    return ((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item()

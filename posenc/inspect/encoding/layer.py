@@ -1,0 +1,125 @@
+"""What measurements are taken on: one attention layer around an encoding, and inputs for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from posenc import masks
+from posenc.attend.attention import attention
+from posenc.attend.cache import KVCache
+from posenc.attend.multihead import Attention
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
+from posenc.masks import Mask
+
+
+class Layer(nn.Module):
+    """Place 1, then one attention layer, so that every place of the encoding acts."""
+
+    def __init__(self, encoding: PositionEncoding, shape: ModelShape, impl: str = "auto") -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.attention = Attention(
+            shape.embed_dim,
+            shape.num_heads,
+            shape.num_kv_heads,
+            encoding.for_layer(0),
+            head_dim=shape.head_dim,
+            impl=impl,
+        )
+        with torch.no_grad():
+            for module in self.attention.children():
+                if isinstance(module, nn.Linear):  # scores of a trained model's size, about +-2
+                    module.weight *= 2.5
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        mask: Mask | None = masks.causal,
+        cache: KVCache | None = None,
+        length: int | None = None,
+    ) -> Tensor:
+        encoding = self.attention.encoding.prepare(positions, length)
+        x = encoding.embed(x, positions)
+        return self.attention(x, positions, mask=mask, cache=cache, encoding=encoding)
+
+
+def moved(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
+    """The encoding with its parameters moved off their start, which may hide what they do."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter += amount * torch.randn_like(parameter)
+    return encoding
+
+
+def room(encoding: PositionEncoding, want: int) -> int:
+    """How many of `want` tokens in a row the encoding has positions for."""
+    limit = encoding.max_positions
+    return want if limit is None or encoding.num_axes > 1 else min(want, limit)
+
+
+def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
+    """Positions offset, offset + 1, ...; cells of a grid, row by row, where there are several
+    axes."""
+    steps = torch.arange(length)
+    if encoding.num_axes == 1:
+        return steps + offset
+    limit = encoding.max_positions
+    side = 5 if limit is None else max(1, min(5, limit - offset))
+    cells = [steps // side**axis % side for axis in reversed(range(encoding.num_axes))]
+    return torch.stack(cells, dim=-1) + offset
+
+
+def line(encoding: PositionEncoding, steps: Tensor) -> Tensor:
+    """Positions `steps`; with several axes all components are equal, as for text among images."""
+    if encoding.num_axes == 1:
+        return steps
+    return steps[..., None].expand(*steps.shape, encoding.num_axes).contiguous()
+
+
+def hidden(length: int, shape: ModelShape, batch: int = 1, seed: int = 2) -> Tensor:
+    """Random token embeddings (batch, length, embed_dim) in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, shape.embed_dim, generator=generator, dtype=torch.float64)
+
+
+def pair_scores(
+    encoding: PositionEncoding,
+    shape: ModelShape,
+    x_q: Tensor,
+    x_k: Tensor,
+    q_steps: Tensor,
+    kv_steps: Tensor,
+) -> Tensor:
+    """The score of one query and one key at each pair of positions: (pairs, num_heads, steps), for
+    a permutation-invariant encoding.
+
+    x_q, x_k (pairs, embed_dim) are token embeddings, split into heads without any projection, so
+    that only place 1 and what follows it act. A query that sees one key has that score as its
+    log-sum-exp, whatever implementation runs: so query i sees key i alone, or all see the one key
+    where kv_steps are all the same.
+    """
+    heads, width = shape.num_heads, shape.head_dim
+    assert width is not None and encoding.permutation_invariant
+    one_key = bool((kv_steps == kv_steps[:1]).all())
+    if one_key:
+        kv_steps = kv_steps[:1]
+    q_positions, kv_positions = line(encoding, q_steps), line(encoding, kv_steps)
+
+    def split(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        embedded = encoding.embed(x[:, None].repeat(1, len(positions), 1), positions)
+        q_or_k = embedded.unflatten(-1, (heads, width)).transpose(1, 2)
+        return q_or_k, encoding.token_state(embedded, positions)
+
+    (q, q_state), (k, kv_state) = split(x_q, q_positions), split(x_k, kv_positions)
+    _, scores = attention(
+        q, k, k, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
+        kv_state=kv_state, mask=None if one_key else _OWN_KEY, return_lse=True, impl="reference",
+    )  # fmt: skip
+    return scores
+
+
+_OWN_KEY = Mask(lambda sight: sight.q_idx == sight.kv_idx)

@@ -1,0 +1,131 @@
+"""How exact the angles of an encoding are, by position, against 50-digit arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+
+import torch
+from torch import Tensor
+
+from posenc.encoding.base import PositionEncoding
+from posenc.numbers.angles import Angles
+from posenc.numbers.frequencies import PRECISION, TWO_PI
+
+BOUND = 1e-3
+"""Radians of error that count as precise."""
+LIMIT = 2**31
+NEIGHBOURS = 64
+"""Pairs of neighbouring positions after each power of two."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The largest tested position up to which all angles are within `BOUND` of exact.
+
+    plain: position times inverse frequency, both in that dtype, as many codebases do.
+    as_used: what this encoding gives, for positions below its own limit.
+    starts: powers of two. apart: for each way to compute angles the share of neighbours just after
+    each start that differ in any of them; the rest collide.
+    """
+
+    plain: dict[str, int]
+    as_used: int
+    starts: list[int]
+    apart: dict[str, list[float]]
+
+
+def angles_of(encoding: PositionEncoding) -> Angles | None:
+    """The angles that an encoding turns by, where it has one set of them."""
+    for module in encoding.for_layer(0).modules():
+        found = getattr(module, "angles", None)
+        if isinstance(found, Angles):
+            return found
+    return None
+
+
+def measure(encoding: PositionEncoding) -> Precision | None:
+    """None for an encoding without angles."""
+    angles = angles_of(encoding)
+    if angles is None:
+        return None
+    limit = LIMIT if encoding.max_positions is None else encoding.max_positions - 1
+    positions = test_positions(limit)
+    exact = exact_angles(angles.inv_freq, positions)
+    cos, sin = _cos_sin(angles, positions)
+    used = torch.atan2(sin, cos).double()
+    plain = {
+        name: _reach(positions, plain_error(angles.inv_freq, positions, exact, dtype))
+        for name, dtype in DTYPES.items()
+    }
+    starts = [2**i for i in range(limit.bit_length()) if 2**i + NEIGHBOURS <= limit]
+    apart = {
+        "as used": [_apart(torch.cat(_cos_sin(angles, p), -1)) for p in map(_after, starts)],
+        **{
+            f"plain {name}": [
+                _apart(_plain(angles.inv_freq, p, dtype)) for p in map(_after, starts)
+            ]
+            for name, dtype in DTYPES.items()
+        },
+    }
+    return Precision(plain, _reach(positions, circular(used, exact)), starts, apart)
+
+
+def _cos_sin(angles: Angles, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """As the encoding computes them; all components of a position are equal."""
+    own = positions[:, None].expand(-1, 1 + max(angles.axes or (0,)))
+    return angles.cos_sin(own if angles.axes else positions)
+
+
+def _after(start: int) -> Tensor:
+    return torch.arange(start, start + NEIGHBOURS + 1)
+
+
+def _apart(rows: Tensor) -> float:
+    """The share of neighbouring rows that differ anywhere."""
+    return (rows[1:] != rows[:-1]).any(-1).double().mean().item()
+
+
+def test_positions(limit: int) -> Tensor:
+    """Positions that are no powers of two, which float formats hold exactly, up to `limit`."""
+    steps = {min(limit, int(2 ** (i / 4)) | 1) for i in range(4 * limit.bit_length())}
+    return torch.tensor(sorted(steps), dtype=torch.int64)
+
+
+def exact_angles(inv_freq: Sequence[Decimal | float], positions: Tensor) -> Tensor:
+    """position * inv_freq modulo a turn, (positions, pairs), from 50-digit decimals."""
+    with localcontext(PRECISION):
+        rows = [
+            [float(Decimal(p) * Decimal(f) % TWO_PI) for f in inv_freq] for p in positions.tolist()
+        ]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def plain_error(
+    inv_freq: Sequence[Decimal | float], positions: Tensor, exact: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """The error of position * inv_freq with both, and the product, in `dtype`."""
+    return circular(_plain(inv_freq, positions, dtype).double(), exact)
+
+
+def _plain(inv_freq: Sequence[Decimal | float], positions: Tensor, dtype: torch.dtype) -> Tensor:
+    frequencies = torch.tensor([float(f) for f in inv_freq], dtype=torch.float64).to(dtype)
+    return positions.to(dtype)[:, None] * frequencies
+
+
+def circular(a: Tensor, b: Tensor) -> Tensor:
+    """The distance of two angles on the circle, in radians."""
+    turn = float(TWO_PI)
+    gap = torch.remainder(a - b, turn)
+    return torch.minimum(gap, turn - gap)
+
+
+def _reach(positions: Tensor, error: Tensor) -> int:
+    """The last position before the first whose error is too large; 0 where none is right."""
+    bad = (error.amax(-1) >= BOUND).nonzero()
+    if not len(bad):
+        return int(positions[-1])
+    first = int(bad[0])
+    return int(positions[first - 1]) if first else 0

@@ -1,0 +1,168 @@
+"""Scores as a function of distance: decay, resolution, symmetry."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc.attend.problem import Call
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
+from posenc.inspect.encoding.layer import hidden, line, pair_scores
+
+FARTHEST = 2**16
+"""The largest distance that resolution is tested at, in tokens."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Scores in logits between the last position of the training length and keys before it.
+
+    mean, low, high: over random queries and keys and all heads; low and high leave out 5 % each.
+    same: the mean where query and key are the same vector. None where nothing is visible.
+    """
+
+    distances: list[int]
+    mean: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+    same: list[float | None]
+
+
+def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Decay:
+    """Scores by distance within the training length, in float64."""
+    exact = copy.deepcopy(encoding).double()
+    reach = shape.train_length if encoding.max_positions is None else encoding.max_positions
+    last = min(reach, shape.train_length) - 1
+    distances = sorted(
+        {0, *(min(last, round(2 ** (i / 2))) for i in range(2, 64))} | {min(1, last)}
+    )
+    if encoding.permutation_invariant:
+        x, y = hidden(2 * pairs, shape)[0].split(pairs)
+        far = torch.full((len(distances),), last)
+        near = last - torch.tensor(distances)
+        random = pair_scores(exact, shape, x, y, far, near)
+        same = pair_scores(exact, shape, x, x, far, near)
+    else:
+        few = max(1, min(pairs, 2**14 // (last + 1)))
+        x = hidden(last + 1, shape, batch=few)
+        keys = last - torch.tensor(distances)
+        random = _last_row(exact, shape, x)[..., keys]
+        same = _last_row(exact, shape, x[:, -1:].expand_as(x))[..., keys]
+    flat = random.flatten(0, 1)
+    cuts = torch.tensor([0.05, 0.95], dtype=flat.dtype)
+    low, high = flat.quantile(cuts, dim=0) if flat.isfinite().all() else _finite_cuts(flat, cuts)
+    return Decay(
+        distances,
+        _numbers(flat.mean(0)),
+        _numbers(low),
+        _numbers(high),
+        _numbers(same.flatten(0, 1).mean(0)),
+    )
+
+
+def _last_row(encoding: PositionEncoding, shape: ModelShape, x: Tensor) -> Tensor:
+    """Scores of the last token with all tokens of x (batch, len, embed_dim), for methods that
+    read the tokens between: (batch, num_heads, len)."""
+    positions = line(encoding, torch.arange(x.shape[1]))
+    embedded = encoding.embed(x, positions)
+    assert shape.head_dim is not None
+    q = embedded.unflatten(-1, (shape.num_heads, shape.head_dim)).transpose(1, 2)
+    state = encoding.token_state(embedded, positions)
+    last = slice(-1, None)
+    new_q, new_k = encoding.transform_qk(q[:, :, last], q, positions[last], positions)
+    call = Call(
+        new_q, new_k, q, q[:, :, last], q, encoding, positions[last], positions,
+        None if state is None else state[:, :, last], state, None,
+        encoding.scale(shape.head_dim), 0.0, False,
+    )  # fmt: skip
+    return call.scores(0, 1)[:, :, 0]
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Distances in tokens. every: all tested ones up to here are told from the next distance;
+    any: the farthest tested one that is. 0: not even 1 from 2."""
+
+    every: int
+    any: int
+
+
+def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resolution] | None:
+    """By dtype, at which distances a query tells a key from its neighbour.
+
+    Told apart: the score of one query and one key changes from distance D to D + 1, and the change
+    measured in the dtype is within half of the change in float64, for half of the random pairs, in
+    the best head. Every distance up to 160 is tested, then powers of two up to FARTHEST or the
+    encoding's last position. None for methods that read the tokens between.
+    """
+    if not encoding.permutation_invariant:
+        return None
+    limit = FARTHEST if encoding.max_positions is None else encoding.max_positions - 2
+    grid = {*range(1, 161), *(2**i for i in range(8, limit.bit_length()))} if limit > 0 else set()
+    distances = sorted(d for d in grid if d <= limit)
+    if not distances:
+        return dict.fromkeys(DTYPES, Resolution(0, 0))
+    steps = torch.tensor(distances)
+    origin = torch.zeros_like(steps)
+    x, y = hidden(16, shape)[0].split(8)
+
+    def change(dtype: torch.dtype) -> Tensor:
+        used = copy.deepcopy(encoding).to(dtype)
+        a, b = x.bfloat16().to(dtype), y.bfloat16().to(dtype)  # the same numbers in every dtype
+        near, far = (pair_scores(used, shape, a, b, q, origin) for q in (steps, steps + 1))
+        return (far - near).double()
+
+    encoding = copy.deepcopy(encoding)  # with the same parameters in every dtype
+    encoding.load_state_dict(copy.deepcopy(encoding).to(torch.bfloat16).state_dict())
+    exact = change(torch.float64)
+    found = {}
+    for name, dtype in DTYPES.items():
+        right = (change(dtype) - exact).abs() < exact.abs() / 2
+        seen = ((right & (exact.abs() > 1e-12)).double().mean(0).amax(0) >= 0.5).tolist()
+        first_lost = seen.index(False) if False in seen else len(seen)
+        found[name] = Resolution(
+            distances[first_lost - 1] if first_lost else 0,
+            max((d for d, told in zip(distances, seen, strict=True) if told), default=0),
+        )
+    return found
+
+
+def direction(encoding: PositionEncoding, shape: ModelShape) -> str:
+    """ "symmetric" where exchanging the positions of query and key changes no score, "blind" where
+    no position does, else "directed"."""
+    exact = copy.deepcopy(encoding).double()
+    if not encoding.permutation_invariant:
+        return "directed"  # what lies between is read for the past alone
+    limit = 32 if encoding.max_positions is None else min(32, encoding.max_positions)
+    steps = torch.arange(limit)
+    origin = torch.zeros_like(steps)
+    x, y = hidden(16, shape)[0].split(8)
+    past = pair_scores(exact, shape, x, y, steps, origin)
+    future = pair_scores(exact, shape, x, y, origin, steps)
+    if _same(past, past[..., :1].expand_as(past)) and _same(past, future):
+        return "blind"
+    return "symmetric" if _same(past, future) else "directed"
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.equal(a.isfinite(), b.isfinite())) and bool(
+        ((a - b).nan_to_num().abs() <= 1e-9 * (1 + b.nan_to_num().abs())).all()
+    )
+
+
+def _finite_cuts(values: Tensor, cuts: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantiles by column; a column with something invisible has none."""
+    visible = values.isfinite().all(0)
+    out = torch.full((2, values.shape[1]), torch.nan, dtype=values.dtype)
+    if visible.any():
+        out[:, visible] = values[:, visible].quantile(cuts, dim=0)
+    return out[0], out[1]
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    return [float(f"{v:.6g}") if abs(v) < float("inf") else None for v in values.tolist()]

@@ -1,0 +1,118 @@
+"""The spec sheet of an encoding: every line is measured, none is read off its claims."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
+from posenc.inspect.encoding import behaviour as running
+from posenc.inspect.encoding import invariance, precision, scores
+from posenc.inspect.encoding.layer import moved
+from posenc.inspect.encoding.precision import Precision
+from posenc.inspect.encoding.scores import Decay, Resolution
+from posenc.registry import create
+
+
+@dataclass(frozen=True)
+class SpecSheet:
+    """What an encoding does in a model of `shape`, measured on random inputs.
+
+    parameters: trainable numbers of one instance. norm_ratio: smallest and largest norm of a query
+    or key after place 2, relative to before. unfinished_pairs: frequency pairs, counted from 0,
+    that complete no period in the training length; of num_pairs. wavelengths: of the pairs in
+    tokens, None where a pair does not turn. differences: of results that
+    should be the same, see posenc.inspect.encoding.invariance. cost: time over a layer without
+    encoding.
+    None: the encoding has no such thing.
+    """
+
+    name: str
+    shape: ModelShape
+    places: list[int]
+    parameters: int
+    per_layer: bool
+    max_positions: int | None
+    norm_ratio: tuple[float, float] | None
+    direction: str
+    resolution: dict[str, Resolution] | None
+    precision: Precision | None
+    num_pairs: int
+    unfinished_pairs: list[int]
+    wavelengths: list[float | None]
+    decay: Decay
+    differences: dict[str, float]
+    compiles: str
+    exports: str
+    cost: float
+    holds: dict[str, bool] = field(init=False)
+    """Which of the differences are rounding only."""
+
+    def __post_init__(self) -> None:
+        holds = {name: gap < invariance.ROUNDING for name, gap in self.differences.items()}
+        object.__setattr__(self, "holds", holds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts."""
+        return dataclasses.asdict(self)
+
+
+def measure(
+    name: str, shape: ModelShape, tell: Callable[[str], None] = lambda step: None
+) -> SpecSheet:
+    """Measure the registered encoding `name`; `tell` hears what is being done."""
+    torch.manual_seed(0)
+    encoding = create(name, shape).eval()
+    return measure_encoding(name, encoding, shape, tell)
+
+
+@torch.no_grad()
+def measure_encoding(
+    name: str,
+    encoding: PositionEncoding,
+    shape: ModelShape,
+    tell: Callable[[str], None] = lambda step: None,
+) -> SpecSheet:
+    """Measure layer 0 of an encoding as it is."""
+    layer = encoding.for_layer(0)
+    tell("places and norms")
+    away = moved(copy.deepcopy(layer))
+    angles = precision.angles_of(layer)
+    waves: list[float] = []
+    if angles is not None:
+        waves = [2 * math.pi / abs(float(f)) if float(f) else math.inf for f in angles.inv_freq]
+    found: dict[str, Any] = {
+        "places": running.places(away, shape),
+        "norm_ratio": running.norm_ratio(away, shape),
+        "direction": scores.direction(away, shape),
+    }
+    tell("resolution and precision")
+    found["resolution"] = scores.resolution(away, shape)
+    found["precision"] = precision.measure(layer)
+    tell("decay")
+    found["decay"] = scores.decay(layer, shape)
+    tell("padding, packing, batch and cache")
+    found["differences"] = invariance.measure(layer, shape)
+    tell("compiling and exporting")
+    found["compiles"] = running.compiles(layer, shape)
+    found["exports"] = running.exports(layer, shape)
+    tell("cost")
+    found["cost"] = running.cost(layer, shape)
+    return SpecSheet(
+        name=name,
+        shape=shape,
+        parameters=sum(p.numel() for p in layer.parameters()),
+        per_layer=encoding.scope == "layer",
+        max_positions=encoding.max_positions,
+        num_pairs=len(waves),
+        unfinished_pairs=[t for t, wave in enumerate(waves) if wave > shape.train_length],
+        wavelengths=[wave if wave < math.inf else None for wave in waves],
+        **found,
+    )

@@ -1,0 +1,1 @@
+"""Exact numbers: frequencies, biases, angles, precision, heads, copies on devices."""

@@ -1,0 +1,1 @@
+"""What every rotary method does to q and k, and its kernels."""

@@ -1,0 +1,92 @@
+"""Rotation of channel pairs in one pass on the CPU, by rope.c: half a second to compile, once."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.queries_keys.rotation import native
+
+PAYS_FROM = 1 << 15
+"""Numbers in q and k from which the kernel runs. Below, both ways take microseconds, and a program
+with small tensors alone never waits for a compiler."""
+
+TILE = 128
+"""Tokens of one head side by side before the next head reads the same cosines, from a cache."""
+
+_FUNCTIONS = {torch.float32: "rotate_f32", torch.bfloat16: "rotate_bf16"}
+
+
+class _Shape(ctypes.Structure):
+    """`Shape` of rope.c."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            "heads", "length", "tile", "pairs", "rest", "x_batch", "x_head", "x_token",
+            "out_batch", "out_head", "out_token", "table_batch", "interleaved",
+        )
+    )  # fmt: skip
+
+
+def takes(xs: Sequence[Tensor], cos: Tensor) -> bool:
+    """Whether `rotate` runs each of these and pays."""
+    return (
+        sum(x.numel() for x in xs) >= PAYS_FROM
+        and cos.dtype == torch.float32
+        and all(x.device.type == "cpu" and x.dtype in _FUNCTIONS and x.stride(-1) == 1 for x in xs)
+        and native.load("rope") is not None
+    )
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """The first 2 * pairs channels of x (batch, heads, len, head_dim) rotated; the
+    rest passes through.
+
+    cos and sin are (1, len, pairs) or (batch, 1, len, pairs), float32. x is float32 or bfloat16,
+    its channels side by side, its other strides free. Computed in float32, rounded once.
+    """
+    library = native.load("rope")
+    assert library is not None, "ask takes() first"
+    cos, sin, out = cos.contiguous(), sin.contiguous(), torch.empty_like(x)
+    if out.stride(-1) != 1:
+        out = torch.empty(x.shape, dtype=x.dtype)
+    batch, heads, length, head_dim = x.shape
+    pairs = cos.shape[-1]
+    threads = torch.get_num_threads()
+    # Walk memory in its own order: projections leave heads inside tokens.
+    tile = 1 if x.stride(1) < x.stride(2) else min(TILE, -(-length // threads))
+    table_batch = length * pairs if cos.ndim == 4 and cos.shape[0] > 1 else 0
+    shape = _Shape(
+        heads, length, tile, pairs, head_dim - 2 * pairs, *x.stride()[:3], *out.stride()[:3],
+        table_batch, interleaved,
+    )  # fmt: skip
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, out, cos, sin)]
+    function: Any = getattr(library, _FUNCTIONS[x.dtype])
+    tiles = batch * -(-length // tile)
+    bounds = [tiles * i // threads for i in range(threads + 1)]
+
+    def part(first: int, last: int) -> None:
+        function(*pointers, ctypes.byref(shape), ctypes.c_int64(first), ctypes.c_int64(last))
+
+    if threads == 1:
+        part(0, tiles)
+    else:  # ctypes lets go of the interpreter's lock while C runs
+        list(_workers(threads).map(part, bounds[:-1], bounds[1:]))
+    return out
+
+
+@functools.cache
+def _workers(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="posenc-rope")
+
+
+if hasattr(os, "register_at_fork"):  # a forked child has the executor, but not its threads
+    os.register_at_fork(after_in_child=_workers.cache_clear)

@@ -1,0 +1,1 @@
+"""How every command speaks: pages, drawings, progress, the machine, files, failures."""

@@ -1,0 +1,289 @@
+"""How every figure of posenc looks: one matplotlib style, one line style per encoding, and SVG that
+takes its colours from the page around it."""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unicodedata import east_asian_width
+from xml.etree import ElementTree
+
+import matplotlib
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from posenc.report.atomic import write_atomically
+
+INK, GRID = "#1d2126", "#d9dce0"
+_INK_DARK, _GRID_DARK = "#e4e6e8", "#3a3f46"
+
+# Okabe and Ito's palette without yellow (too faint on white) and with black as ink, moved a little
+# in lightness: under simulated protanopia and deuteranopia the nearest two stay 16 CIELAB units
+# apart, in the light and the dark variant alike.
+LIGHT = ("#0064A8", "#C24A00", "#009E73", "#B4629A", "#DD9700", "#56A8DD", INK)
+DARK = ("#4197D6", "#E8703A", "#1DB489", "#D98BB8", "#E9AB2B", "#8CCBF0", _INK_DARK)
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*")
+_DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 2, 3, 2)))
+
+VARIABLES = {
+    "light": {"ink": INK, "grid": GRID} | {f"c{i}": c for i, c in enumerate(LIGHT[:-1])},
+    "dark": {"ink": _INK_DARK, "grid": _GRID_DARK} | {f"c{i}": c for i, c in enumerate(DARK[:-1])},
+}
+"""CSS variables that the figures' colours become, by colour scheme."""
+
+FONTS = (
+    'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Noto Sans CJK SC", "PingFang SC", '
+    '"Microsoft YaHei", "WenQuanYi Micro Hei", "DejaVu Sans", sans-serif'
+)
+
+_SVG = "http://www.w3.org/2000/svg"
+ElementTree.register_namespace("", _SVG)
+ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+_CHINESE = ("Noto Sans CJK SC", "Noto Sans SC", "PingFang SC", "Microsoft YaHei", "SimHei")
+
+_STYLE: dict[str, Any] = {
+    "font.size": 9.5,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9.5,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "legend.fontsize": 8.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.titlelocation": "left",
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "errorbar.capsize": 2.5,
+    "image.cmap": "cividis",
+    "figure.constrained_layout.use": True,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "posenc",
+    # Names and tokens may contain a dollar sign.
+    "text.parse_math": False,
+    "axes.unicode_minus": True,
+}
+
+
+class LineStyle(NamedTuple):
+    """Colour, marker and dashes that mean one thing throughout a page."""
+
+    color: str
+    marker: str
+    linestyle: Any
+
+    def points(self) -> dict[str, Any]:
+        """Arguments of `plot` or `errorbar` for a line through a few measured points."""
+        return {"color": self.color, "marker": self.marker, "linestyle": self.linestyle}
+
+    def curve(self, num_points: int) -> dict[str, Any]:
+        """Arguments of `plot` for a curve of many points: about six of them carry the marker."""
+        return {**self.points(), "markevery": max(1, num_points // 6)}
+
+
+def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
+    """A style for each name, in the given order; colours repeat after 7, markers after 11, and no
+    two of 77 are alike."""
+    unique = list(dict.fromkeys(names))
+    return {
+        name: LineStyle(
+            LIGHT[i % len(LIGHT)], _MARKERS[i % len(_MARKERS)], _DASHES[i % len(_DASHES)]
+        )
+        for i, name in enumerate(unique)
+    }
+
+
+def ordered_colours(count: int) -> list[str]:
+    """Colours for `count` things with an order (heads, lengths), legible on white and on black."""
+    ramp = LinearSegmentedColormap.from_list("posenc", ["#0a7fc2", "#b0609a", "#d98200"])
+    return [to_hex(ramp(i / max(1, count - 1))) for i in range(count)]
+
+
+@functools.cache
+def _layout_fonts() -> list[str]:
+    """Fonts to measure letters with; the reader's browser draws them in its own.
+
+    DejaVu Sans comes with matplotlib, so that Latin text is laid out alike on every machine.
+    Chinese text needs a font of this machine to be measured right; without one it is guessed.
+    """
+    here = {font.name for font in font_manager.fontManager.ttflist}
+    return ["DejaVu Sans", *[name for name in _CHINESE if name in here][:1]]
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Everything drawn inside looks like posenc; for figures with more than one pair of axes."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # the user's own settings stay out
+        matplotlib.rcParams["font.family"] = _layout_fonts()
+        matplotlib.rcParams.update(_STYLE)  # type: ignore[call-overload]
+        yield
+
+
+@contextmanager
+def figure(
+    x_label: str, y_label: str, *, width: float = 5.0, height: float = 3.3, grid: bool = True
+) -> Iterator[tuple[Figure, Axes]]:
+    """A figure with one pair of labelled axes; draw inside the `with`, return the figure after it.
+
+    Args:
+        x_label, y_label: what is on the axis, with its unit: "distance, tokens".
+        width, height: in inches; five inches fill a phone with letters of natural size.
+        grid: lines behind the data; False for pictures of matrices, which would lie below them.
+    """
+    with style():
+        drawn = Figure(figsize=(width, height))
+        axes = drawn.add_subplot(xlabel=x_label, ylabel=y_label)
+        axes.grid(grid)
+        yield drawn, axes
+
+
+def legend_above(drawn: Figure) -> None:
+    """One legend above all axes, where it covers no data, in as many columns as fit; the figure
+    grows by its height."""
+    entries: dict[str, Any] = {}
+    for axes in drawn.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if not entries:
+        return
+    room = 72 * drawn.get_figwidth()
+    columns = next((n for n in (4, 3, 2) if _legend_width(list(entries), n) <= room), 1)
+    drawn.set_figheight(drawn.get_figheight() + 0.19 * -(-len(entries) // columns))
+    drawn.legend(
+        list(entries.values()),
+        list(entries),
+        loc="outside upper left",
+        ncols=columns,
+        handlelength=3.2,
+        columnspacing=1.2,
+        borderaxespad=0.2,
+    )
+
+
+def _legend_width(labels: Sequence[str], columns: int) -> float:
+    """About how wide a legend of this many columns is, in points."""
+    rows = -(-len(labels) // columns)
+    widest = [
+        max(sum(1.0 if east_asian_width(c) in "WF" else 0.62 for c in label) for label in column)
+        for column in (labels[i : i + rows] for i in range(0, len(labels), rows))
+    ]
+    return _STYLE["legend.fontsize"] * (sum(widest) + 5.2 * len(widest))
+
+
+def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = None) -> None:
+    """A horizontal axis of doublings with the given lengths marked, and a line where training
+    ended."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(lengths), [f"{length:,}" for length in lengths])
+    axes.minorticks_off()
+    if train_length is not None:
+        axes.axvline(train_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        axes.annotate(
+            "trained to here",
+            (train_length, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, -2),
+            textcoords="offset points",
+            va="top",
+            fontsize=8,
+        )
+
+
+def readable(text: str) -> str:
+    """The text with lone surrogates and control characters, which no picture can hold, replaced."""
+    return _NOT_XML.sub("\ufffd", text)
+
+
+def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
+    """The figure as an <svg> element for a page that defines `css_variables` and --font.
+
+    The same figure gives the same text every time. Letters stay text.
+
+    Args:
+        drawn: the figure; colours of this module's palette become CSS variables.
+        description: what it shows, for those who cannot see it.
+        prefix: start of every identifier, so that several figures fit one page.
+
+    Tick labels from outside must go through `readable` first; all other text does here.
+    """
+    buffer = io.StringIO()
+    for text in drawn.findobj(Text):
+        text.set_text(readable(text.get_text()))  # type: ignore[attr-defined]
+    with style(), warnings.catch_warnings():
+        # The reader's browser has the glyphs; only their width is guessed here.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    root = ElementTree.fromstring(readable(buffer.getvalue()))
+    for child in ("metadata", "defs"):  # who made it, and a style sheet that would hit all the page
+        if (found := root.find(f"{{{_SVG}}}{child}")) is not None:
+            root.remove(found)
+    for element in root.iter():
+        _adapt(element.attrib, prefix)
+    del root.attrib["width"], root.attrib["height"]
+    root.set("role", "img")
+    root.set("aria-labelledby", f"{prefix}-title")
+    title = ElementTree.Element(f"{{{_SVG}}}title", {"id": f"{prefix}-title"})
+    title.text = readable(description)
+    root.insert(0, title)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _adapt(attributes: dict[str, str], prefix: str) -> None:
+    """Rename identifiers and hand colours and fonts over to the page."""
+    for key, value in attributes.items():
+        if key == "id":
+            value = f"{prefix}-{value}"
+        elif key.endswith("href") and value.startswith("#"):
+            value = f"#{prefix}-{value[1:]}"
+        elif key in ("style", "clip-path"):
+            value = value.replace("url(#", f"url(#{prefix}-")
+            value = re.sub(r"font-family: [^;]*", "font-family: var(--font)", value)
+            for name, colour in VARIABLES["light"].items():
+                value = value.replace(colour.lower(), f"var(--{name})")
+        attributes[key] = value
+
+
+SVG_RULES = f"--font:{FONTS};stroke-linejoin:round;stroke-linecap:butt"
+
+
+def css_variables(scheme: str) -> str:
+    """The colours of the "light" or "dark" scheme, for a style sheet."""
+    return "".join(f"--{name}:{value};" for name, value in VARIABLES[scheme].items())
+
+
+def write_svg(drawn: Figure, path: str | Path, description: str) -> None:
+    """Write the figure as a file of its own that follows the reader's light or dark scheme."""
+    width, height = (round(122 * inches) for inches in drawn.get_size_inches())
+    svg = to_svg(drawn, description)
+    svg = svg.replace("<svg ", f'<svg width="{width}" height="{height}" ', 1)
+    start = svg.index(">") + 1
+    sheet = (
+        f"svg{{{css_variables('light')}{SVG_RULES}}}"
+        f"@media(prefers-color-scheme:dark){{svg{{{css_variables('dark')}}}}}"
+    )
+    write_atomically(Path(path), f"{svg[:start]}<style>{sheet}</style>{svg[start:]}\n")

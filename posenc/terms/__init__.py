@@ -1,0 +1,1 @@
+"""What place 3 adds to scores: dense, by distance, in bands."""

@@ -1,0 +1,185 @@
+"""Terms that read a table by distance, for blocks of two runs of positions: products over the few
+distances at which the table changes, through skewed views, and one number per row beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.numbers.precision import without_autocast
+from posenc.positions import run_start
+from posenc.terms.skew import Part, add_parts, shared_run, skew
+
+Table = Callable[[Tensor], Tensor]
+"""From distances to (num_heads or 1, distances, width)."""
+
+TILE = 64
+"""Keys whose products with the table are made at a time."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """A table by distance, the same from `high` on and up to `low`.
+
+    values (num_heads or 1, distances, width) begins at distance `first` and goes on by `step`, 1 or
+    -1, with as many distances beyond `low` and `high` as a block has queries.
+    """
+
+    values: Tensor
+    first: int
+    step: int
+    low: int
+    high: int
+
+    def __getitem__(self, distances: tuple[int, int]) -> Tensor:
+        """`count` entries from `distance` on, in the order of the table."""
+        distance, count = distances
+        start = (distance - self.first) * self.step
+        return self.values[:, start : start + count]
+
+    def near(self, shift: int, rows: int, keys: int) -> tuple[int, int]:
+        """first, last: keys before `first` are at `high` or beyond for every query, those from
+        `last` on at `low` or beyond. `shift` is the distance of the first query to the first
+        key."""
+        first = min(max(shift - self.high + 1, 0), keys)
+        return first, min(max(shift + rows - 1 - self.low, first), keys)
+
+
+@dataclass(frozen=True)
+class Bands:
+    """What the blocks of one attention share: a band that queries meet, by falling distance, and
+    one that keys meet, by rising distance; k_ends (2, batch, num_heads, 1, kv_len) are the keys'
+    products with its lowest and highest entry."""
+
+    kv_start: int
+    for_q: Band | None
+    for_k: Band | None
+    k_ends: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        q_positions: Tensor,
+        kv_positions: Tensor,
+        rows: int,
+        causal: bool,
+        ends: tuple[int, int] | None,
+        for_q: Table | None = None,
+        for_k: Table | None = None,
+        k: Tensor | None = None,
+    ) -> Bands | None:
+        """The tables for blocks of at most `rows` queries; None where positions are not known to
+        be runs.
+
+        `ends` are the lowest and highest distance at which the tables change; None: they always do.
+        Where `causal`, nothing is asked for below -rows.
+        """
+        shift, kv_start = shared_run(q_positions, kv_positions), run_start(kv_positions)
+        if shift is None or kv_start is None:
+            return None
+        low = -rows if causal else shift + 1 - kv_positions.shape[-1]
+        high = max(low, shift + q_positions.shape[-1] - 1)
+        if ends is not None:
+            low, high = (min(max(x, ends[0]), ends[1]) for x in (low, high))
+
+        def band(table: Table | None, first: int, last: int, step: int) -> Band | None:
+            if table is None:
+                return None
+            distance = torch.arange(first, last + step, step, device=q_positions.device)
+            return Band(table(distance.clamp(low, high)), first, step, low, high)
+
+        q_band = band(for_q, high + rows, low - rows, -1)
+        k_band = band(for_k, low - rows, high + rows, 1)
+        k_ends = None
+        if k_band is not None:
+            assert k is not None
+            entries = torch.stack([k_band[end, 1] for end in (low, high)])
+            k_ends = entries.unsqueeze(1) @ k.mT
+        return cls(kv_start, q_band, k_band, k_ends)
+
+    def shift(self, q_positions: Tensor, kv_positions: Tensor) -> int:
+        """The distance of a block's first query to its first key."""
+        shift = shared_run(q_positions, kv_positions)
+        assert shift is not None  # a part of a run is a run
+        return shift
+
+    def term(
+        self, q_positions: Tensor, kv_positions: Tensor, q: Tensor, k: Tensor | None = None
+    ) -> AddBands:
+        """What the block of these queries and keys adds to its scores."""
+        k_ends = self.k_ends
+        if k_ends is not None:
+            first = run_start(kv_positions) - self.kv_start  # type: ignore[operator]
+            k_ends = k_ends.narrow(-1, first, kv_positions.shape[-1])
+        return AddBands(self.shift(q_positions, kv_positions), self, q, k, k_ends)
+
+
+@dataclass(frozen=True)
+class AddBands:
+    """A score_mod for whole blocks.
+
+    scores[i, j] += q[i] . for_q[D] + k[j] . for_k[D],  D = shift + i - j
+
+    q (batch, num_heads, rows, width), k (batch, num_heads, keys, width).
+    """
+
+    shift: int
+    bands: Bands
+    q: Tensor
+    k: Tensor | None
+    k_ends: Tensor | None
+
+    def block(self, scores: Tensor) -> Tensor:
+        with without_autocast(scores.device):
+            if self.bands.for_q is not None:
+                scores = add_parts(scores, self._queries(self.bands.for_q, *scores.shape[-2:]))
+            if self.bands.for_k is not None:
+                scores = add_parts(scores, self._keys(self.bands.for_k, *scores.shape[-2:]))
+        return scores
+
+    def _queries(self, table: Band, rows: int, keys: int) -> Iterator[Part]:
+        first, last = table.near(self.shift, rows, keys)
+        if first:
+            yield 0, first, self.q @ table[table.high, 1].mT
+        if first < last:
+            products = self.q @ table[self.shift + rows - 1 - first, rows + last - first].mT
+            yield first, last, skew(products, last - first)
+        if last < keys:
+            yield last, keys, self.q @ table[table.low, 1].mT
+
+    def _keys(self, table: Band, rows: int, keys: int) -> Iterator[Part]:
+        assert self.k is not None and self.k_ends is not None
+        first, last = table.near(self.shift, rows, keys)
+        if first:
+            yield 0, first, self.k_ends[1, ..., :first]
+        for start in range(first, last, TILE):
+            stop = min(start + TILE, last)
+            rising = table[self.shift - stop + 1, stop - start + rows]
+            yield start, stop, skew(self.k[:, :, start:stop] @ rising.mT, rows).mT
+        if last < keys:
+            yield last, keys, self.k_ends[0, ..., last:]
+
+    def __call__(self, score, batch, head, q_idx, kv_idx):
+        raise TypeError("This term is added to whole blocks alone.")
+
+
+def weigh(weights: Tensor, bands: Bands, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    """sum over j of weights[i, j] * for_q[position_i - position_j]: (batch, num_heads, rows,
+    width)."""
+    table, shift = bands.for_q, bands.shift(q_positions, kv_positions)
+    assert table is not None
+    rows, keys = weights.shape[-2:]
+    first, last = table.near(shift, rows, keys)
+    out = weights[..., :first].sum(-1, keepdim=True) * table[table.high, 1]
+    if first < last:
+        # The inverse of skew: row i moves rows - 1 - i columns to the right.
+        moved = F.pad(weights[..., first:last], (0, rows - 1)).flatten(-2)
+        moved = F.pad(moved, (rows - 1, 1)).unflatten(-1, (rows, rows + last - first))
+        out = out + moved @ table[shift + rows - 1 - first, rows + last - first]
+    if last < keys:
+        out = out + weights[..., last:].sum(-1, keepdim=True) * table[table.low, 1]
+    return out

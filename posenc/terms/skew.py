@@ -1,0 +1,52 @@
+"""Values by distance as values by pair, through views of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from posenc.positions import run_start
+
+
+def shared_run(q_positions: Tensor, kv_positions: Tensor) -> int | None:
+    """First query position minus first key position, where both are runs p, p+1, ... known without
+    synchronising."""
+    q_start = run_start(q_positions)
+    kv_start = q_start if kv_positions is q_positions else run_start(kv_positions)
+    return None if q_start is None or kv_start is None else q_start - kv_start
+
+
+def run_distances(shift: int, q_len: int, kv_len: int, device: torch.device) -> Tensor:
+    """The distances of two runs in the order that `skew` expects: falling, one more than needed."""
+    return shift + q_len - 1 - torch.arange(q_len + kv_len, device=device)
+
+
+def skew(by_distance: Tensor, kv_len: int) -> Tensor:
+    """(..., q_len, q_len + kv_len) with columns as in `run_distances` -> (..., q_len, kv_len), by
+    views.
+
+    Query i starts q_len - 1 - i columns to the right, so each row moves by one column.
+    """
+    q_len, width = by_distance.shape[-2:]
+    flat = by_distance.flatten(-2).narrow(-1, q_len - 1, q_len * (width - 1))
+    return flat.unflatten(-1, (q_len, width - 1)).narrow(-1, 0, kv_len)
+
+
+Part = tuple[int, int, Tensor]
+"""first, last and what is added to the columns between them."""
+
+
+def add_parts(scores: Tensor, parts: Iterable[Part]) -> Tensor:
+    """Scores with the parts, which cover all columns, in place."""
+    if not torch.is_grad_enabled():
+        for first, last, part in parts:
+            scores[..., first:last].add_(part)
+        return scores
+    # One addition: the gradient of one to a slice would be a copy of the whole.
+    shape = scores.shape[:-1]
+    ordered = sorted(parts, key=lambda part: part[0])
+    return scores.add_(
+        torch.cat([t.expand(*shape, last - first) for first, last, t in ordered], -1)
+    )

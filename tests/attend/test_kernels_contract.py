@@ -1,0 +1,223 @@
+"""Every registered encoding gives the same results and gradients in every implementation that
+takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import masks
+from posenc.attend.attention import IMPLEMENTATIONS
+from posenc.attend.kernels import blockwise, toeplitz, toeplitz_forward, toeplitz_gradients
+
+HEADS, KV_HEADS, HEAD_DIM, EMBED = 4, 2, 16, 64
+IMPLS = [name for name in IMPLEMENTATIONS if name not in ("reference", "flex")]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Arguments of one attention call."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    encoding: posenc.PositionEncoding
+    q_positions: Tensor
+    kv_positions: Tensor
+    mask: masks.Mask | None
+    q_state: Tensor | None = None
+    kv_state: Tensor | None = None
+
+    def run(self, impl: str, **options):
+        return posenc.attention(
+            self.q, self.k, self.v, self.encoding, q_positions=self.q_positions,
+            kv_positions=self.kv_positions, q_state=self.q_state, kv_state=self.kv_state,
+            mask=self.mask, impl=impl, **options,
+        )  # fmt: skip
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from (self.q, self.k, self.v)
+        yield from (p for p in self.encoding.parameters() if p.requires_grad)
+
+    def gradients(self, impl: str, weight: Tensor) -> list[Tensor | None]:
+        loss = (self.run(impl) * weight).sum()
+        return list(torch.autograd.grad(loss, list(self.tensors()), allow_unused=True))
+
+
+def components(positions: Tensor, axes: int) -> Tensor:
+    return positions if axes == 1 else torch.stack([positions // (a + 1) for a in range(axes)], -1)
+
+
+def setup(
+    name: str,
+    positions: Tensor,
+    mask: masks.Mask | None,
+    *,
+    queries: int | None = None,
+    causal: bool = True,
+    grad: bool = True,
+) -> Setup:
+    """`name` over these key positions, the last `queries` of which are also the queries'."""
+    torch.manual_seed(0)
+    shape = posenc.ModelShape(EMBED, HEADS, KV_HEADS, HEAD_DIM, train_length=512, causal=causal)
+    encoding = posenc.create(name, shape).for_layer(0).double()
+    for parameter in encoding.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3
+    length = positions.shape[-1]
+    queries = length if queries is None else queries
+    batch = 2
+    axes = encoding.num_axes
+    kv_positions = components(positions, axes)
+    token_axis = -2 if axes > 1 else -1
+    q_positions = kv_positions
+    if queries != length:
+        q_positions = kv_positions.narrow(token_axis, length - queries, queries)
+    x = torch.randn(batch, length, EMBED, dtype=torch.float64)
+    state = encoding.token_state(x, kv_positions)
+    state = None if state is None else state.detach()
+    q, k, v = (
+        torch.randn(batch, heads, n, HEAD_DIM, dtype=torch.float64, requires_grad=grad)
+        for heads, n in ((HEADS, queries), (KV_HEADS, length), (KV_HEADS, length))
+    )
+    return Setup(
+        q, k, v, encoding, q_positions, kv_positions, mask,
+        None if state is None else state[:, :, length - queries :], state,
+    )  # fmt: skip
+
+
+def assert_same(case: Setup, impl: str, *, gradients: bool = True) -> None:
+    """Output, log-sum-exp and gradients of `impl` equal the reference's, or it says why it cannot
+    run."""
+    want, want_lse = case.run("reference", return_lse=True)
+    try:
+        got, got_lse = case.run(impl, return_lse=True)
+        torch.testing.assert_close(got_lse, want_lse, rtol=1e-9, atol=1e-9)
+    except ValueError as error:
+        assert impl != "blockwise", "blockwise runs everything"
+        if "log-sum-exp" not in str(error):
+            skip_unless_refused(error)
+        try:
+            got = case.run(impl)
+        except ValueError as why:
+            skip_unless_refused(why)
+            raise
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    with torch.no_grad():  # implementations are leaner there
+        torch.testing.assert_close(case.run(impl), want, rtol=1e-9, atol=1e-9)
+    if not gradients:
+        return
+    weight = torch.randn_like(want)
+    for ours, theirs in zip(
+        case.gradients(impl, weight), case.gradients("reference", weight), strict=True
+    ):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+
+
+def skip_unless_refused(error: ValueError) -> None:
+    if "cannot run" not in str(error):
+        raise error
+    pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks so small that odd lengths leave a remainder."""
+    monkeypatch.setattr(blockwise, "block_rows", lambda call: 16)
+    monkeypatch.setattr(toeplitz, "ROWS", 16)
+    monkeypatch.setattr(toeplitz, "KEYS", 16)
+    monkeypatch.setattr(toeplitz_forward, "GROUP", 32)
+    monkeypatch.setattr(toeplitz_forward, "HEADS", 3)
+    monkeypatch.setattr(toeplitz_forward, "SHORT", 0)
+    monkeypatch.setattr(toeplitz_gradients, "ROWS", 7)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("name", posenc.names())
+def test_every_implementation_equals_the_reference_at_odd_lengths(name, impl):
+    assert_same(setup(name, torch.arange(41), masks.causal), impl)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("name", posenc.names())
+def test_every_implementation_equals_the_reference_without_a_mask(name, impl):
+    case = setup(name, torch.arange(41), None, causal=False)
+    if case.encoding.causal_only:
+        pytest.skip("needs a causal mask")
+    assert_same(case, impl)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("name", posenc.names())
+def test_every_implementation_equals_the_reference_when_decoding(name, impl):
+    for queries in (1, 5):
+        case = setup(name, torch.arange(423), masks.causal, queries=queries, grad=False)
+        assert_same(case, impl, gradients=False)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("name", posenc.names())
+def test_every_implementation_equals_the_reference_under_padding(name, impl):
+    valid = torch.ones(2, 41, dtype=torch.bool)
+    valid[0, :7] = False
+    valid[1, 30:] = False
+    assert_same(setup(name, torch.arange(41), masks.causal & masks.padding(valid)), impl)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("name", posenc.names())
+def test_every_implementation_equals_the_reference_on_packed_documents(name, impl):
+    positions = torch.cat([torch.arange(19), torch.arange(22)])
+    ids = torch.cat([torch.zeros(19), torch.ones(22)])
+    assert_same(setup(name, positions, masks.causal & masks.document(ids)), impl)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("name", posenc.names())
+def test_every_implementation_equals_the_reference_in_a_window(name, impl):
+    assert_same(setup(name, torch.arange(41), masks.causal & masks.sliding_window(9)), impl)
+
+
+@pytest.mark.parametrize("name", posenc.names())
+def test_blockwise_honours_dropout(name):
+    case = setup(name, torch.arange(41), masks.causal)
+    weight = torch.randn(2, HEADS, 41, HEAD_DIM, dtype=torch.float64)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        out = case.run("blockwise", dropout_p=0.5)
+        results.append((out, torch.autograd.grad((out * weight).sum(), case.v)[0]))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert not torch.allclose(results[0][0], case.run("reference"))
+    torch.manual_seed(3)
+    with torch.no_grad():
+        torch.testing.assert_close(case.run("blockwise", dropout_p=0.5), results[0][0])
+    # Linear in v where place 4 does not add tables: the gradient saw the same dropped weights.
+    if 4 not in case.encoding.places:
+        out, grad = results[0]
+        torch.testing.assert_close((grad * case.v).sum(), (out * weight).sum())
+
+
+def test_implementations_that_cannot_drop_weights_refuse():
+    case = setup("alibi", torch.arange(41), masks.causal)
+    with pytest.raises(ValueError, match="dropout"):
+        case.run("sdpa", dropout_p=0.1)
+
+
+@pytest.mark.parametrize("name", posenc.names())
+def test_the_host_traces_without_a_graph_break(name):
+    case = setup(name, torch.arange(41), masks.causal)
+
+    def call(q, k, v):
+        return replace(case, q=q, k=k, v=v).run("auto")
+
+    inputs = [t.detach() for t in (case.q, case.k, case.v)]
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*inputs), call(*inputs), rtol=1e-9, atol=1e-9)
+    torch.compiler.reset()

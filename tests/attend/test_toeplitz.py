@@ -1,0 +1,136 @@
+"""The Toeplitz path: the same bits from run to run, and a cut that changes nothing."""
+
+import pytest
+import torch
+
+import posenc
+from posenc import masks
+from posenc.attend.kernels import toeplitz, toeplitz_forward
+
+
+def call(encoding, q, k, v, impl):
+    positions = torch.arange(q.shape[2])
+    return posenc.attention(
+        q, k, v, encoding, q_positions=positions, kv_positions=positions, mask=masks.causal,
+        impl=impl,
+    )  # fmt: skip
+
+
+def inputs(length, heads=4):
+    torch.manual_seed(0)
+    return [torch.randn(1, heads, length, 16, requires_grad=True) for _ in range(3)]
+
+
+def test_a_learned_tables_gradient_is_right_and_the_same_bits_every_time():
+    encoding = posenc.T5Bias(4)
+    q, k, v = inputs(600)
+    grads = {
+        name: torch.autograd.grad(call(encoding, q, k, v, impl).sin().sum(), encoding.weight)[0]
+        for name, impl in (("first", "sdpa"), ("second", "sdpa"), ("dense", "reference"))
+    }
+    assert torch.equal(grads["first"], grads["second"])
+    error = (grads["first"] - grads["dense"]).norm() / grads["dense"].norm()
+    assert error < 1e-5
+
+
+def test_cutting_weights_below_the_smallest_normal_number_changes_nothing():
+    encoding = posenc.ALiBi(4)
+    q, k, v = inputs(1500)
+    torch.testing.assert_close(
+        call(encoding, q, k, v, "sdpa"), call(encoding, q, k, v, "reference"), rtol=1e-5, atol=1e-5
+    )
+
+
+class Rare(posenc.DistanceBias):
+    """So low at every `period`th distance that no key there counts."""
+
+    def __init__(self, period):
+        super().__init__()
+        self.period = period
+
+    def bias(self, distance):
+        low = torch.where(distance % self.period == self.period - 1, -1e3, 0.0)
+        return low.expand(4, *distance.shape)
+
+
+@pytest.mark.parametrize(("period", "cut"), [(500, False), (3, True)])
+def test_few_negligible_distances_are_not_cut(period, cut, monkeypatch):
+    """Heads of one reach attend together, which a cut of little would give up."""
+    tables = []
+
+    def spy(q, k, v, table, *rest):
+        tables.append(table)
+        return toeplitz_forward.forward(q, k, v, table, *rest)
+
+    monkeypatch.setattr(toeplitz, "forward", spy)
+    q, k, v = inputs(1500)
+    with torch.no_grad():
+        got, expected = (call(Rare(period), q, k, v, impl) for impl in ("sdpa", "reference"))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert bool(tables[0][:, :1500].isinf().any()) == cut
+
+
+@pytest.mark.parametrize("odd", ["q", "k", "v"])
+def test_channels_that_do_not_lie_side_by_side(odd):
+    q, k, v = inputs(41)
+    tensors = {"q": q, "k": k, "v": v}
+    tensors[odd] = torch.randn(1, 4, 16, 41).mT.detach().requires_grad_()
+    grad = torch.randn(1, 4, 16, 41).mT
+    found = {}
+    for impl in ("sdpa", "reference"):
+        out = call(posenc.ALiBi(4), *tensors.values(), impl)
+        found[impl] = out, *torch.autograd.grad(out, list(tensors.values()), grad)
+        with torch.no_grad():
+            torch.testing.assert_close(call(posenc.ALiBi(4), *tensors.values(), impl), out)
+    torch.testing.assert_close(found["sdpa"], found["reference"], rtol=1e-4, atol=1e-5)
+
+
+class Linear(posenc.DistanceBias):
+    """Values of a distance side by side in memory, as a linear layer leaves them."""
+
+    def bias(self, distance):
+        return (distance.float()[..., None] * -torch.tensor([0.1, 0.2, 0.3, 0.4])).movedim(-1, 0)
+
+
+def test_a_bias_in_any_order_of_memory():
+    q, k, v = (t.detach() for t in inputs(41))
+    positions = torch.arange(41)
+    arguments = {"q_positions": positions, "kv_positions": positions}
+    got, want = (
+        posenc.attention(q, k, v, Linear(), impl=impl, **arguments)
+        for impl in ("sdpa", "reference")
+    )
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [1, 8])
+def test_a_bias_for_another_number_of_heads_is_refused(heads):
+    q, k, v = inputs(41)
+    with pytest.raises(ValueError, match="heads"):
+        call(posenc.ALiBi(heads), q, k, v, "sdpa")
+
+
+def test_an_empty_batch_gives_an_empty_result():
+    q = torch.randn(0, 4, 41, 16)
+    assert call(posenc.ALiBi(4), q, q, q, "sdpa").shape == q.shape
+
+
+@pytest.mark.parametrize("gap", [1, 100])
+def test_queries_before_all_keys_see_nothing(gap):
+    q, k, v = inputs(41)
+    out = posenc.attention(
+        q[:, :, :5], k, v, posenc.ALiBi(4), q_positions=torch.arange(5),
+        kv_positions=torch.arange(4 + gap, 45 + gap), mask=masks.causal, impl="sdpa",
+    )  # fmt: skip
+    assert not out.any()
+
+
+def test_a_window_computes_only_what_it_shows():
+    q, k, v = inputs(1500)
+    positions = torch.arange(1500)
+    mask = masks.causal & masks.sliding_window(64)
+    arguments = {"q_positions": positions, "kv_positions": positions, "mask": mask}
+    plan = posenc.explain(q.detach(), k.detach(), v.detach(), posenc.ALiBi(4), **arguments)
+    assert plan.impl == "sdpa"
+    assert "64" in plan.time
+    assert {"reference", "blockwise", "flex"} <= set(plan.rejected)

@@ -1,0 +1,213 @@
+"""The page of a study: the answer, the numbers, and what is missing, in a browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from posenc.compare.figures import _merged
+from posenc.compare.page import write_report
+from posenc.compare.results import (
+    FORMAT,
+    CorpusInfo,
+    EncodingSummary,
+    LengthScore,
+    LengthSummary,
+    PositionScore,
+    Study,
+    Timing,
+    TrainingPoint,
+    TrialResult,
+)
+from posenc.compare.trial import TrialConfig
+from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
+
+LENGTHS = (128, 256, 512, 1024)
+GROWTH = {"rope": 0.6, "alibi": 0.0, "t5": 0.2, "sinusoidal": 0.8, "learned": None, "nope": 0.1}
+NASTY = "<b>x</b> & 战争与和平.txt"
+REASON = "the table has 128 positions"
+
+
+def trial(encoding: str, seed: int) -> TrialConfig:
+    return TrialConfig(
+        encoding=encoding,
+        seed=seed,
+        corpus="0123456789abcdef",
+        train_length=128,
+        test_lengths=LENGTHS,
+        steps=500,
+        batch=32,
+        width=128,
+        layers=4,
+        heads=4,
+        kv_heads=4,
+        lr=0.003,
+        device="cpu",
+        precision="bfloat16",
+        torch="2.13.0",
+    )
+
+
+def loss(encoding: str, length: float, seed: int) -> float | None:
+    growth = GROWTH[encoding]
+    if growth is None:
+        return 2.5 if length <= 128 else None
+    return 2.2 + 0.02 * seed + growth * max(0.0, length / 128 - 1) ** 0.5
+
+
+def result(config: TrialConfig) -> TrialResult:
+    def scores() -> tuple[LengthScore, ...]:
+        bits = {n: loss(config.encoding, n, config.seed) for n in LENGTHS}
+        return tuple(LengthScore(n, b, None if b else REASON) for n, b in bits.items())
+
+    edges = [0, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024]
+    pieces = itertools.pairwise(edges)
+    return TrialResult(
+        config=config,
+        parameters=853_000,
+        encoding_parameters=0,
+        spec={"class": config.encoding.upper(), "places": "2", "text": NASTY},
+        training=tuple(
+            TrainingPoint(s, 6.0 / (1 + s / 60) + 2.1, 6.0 / (1 + s / 60) + 2.2)
+            for s in range(25, 501, 25)
+        ),
+        by_length=scores(),
+        by_position=tuple(
+            PositionScore(a, b, bits + 2 / (1 + a))
+            for a, b in pieces
+            if (bits := loss(config.encoding, b, config.seed)) is not None
+        ),
+        by_context=scores(),
+        timing=Timing(33_000.0, 80.0, 9.0),
+    )
+
+
+def summary(encoding: str) -> EncodingSummary:
+    def one(length: int) -> LengthSummary:
+        bits = loss(encoding, length, 0)
+        if bits is None:
+            return LengthSummary(length, None, None, REASON)
+        return LengthSummary(length, bits + 0.01, 0.01)
+
+    reach = {"alibi": 1024, "learned": None}.get(encoding, 128)
+    return EncodingSummary(encoding, 853_000, 2, tuple(map(one, LENGTHS)), reach, 33_000.0)
+
+
+def study() -> Study:
+    trials = tuple(trial(e, seed) for seed in (0, 1) for e in GROWTH)
+    return Study(
+        format=FORMAT,
+        command=f"posenc compare rope alibi --text '{NASTY}'",
+        started="2026-01-31T12:00:00+00:00",
+        versions={"posenc": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
+        hardware={"processor": "some processor", "cores": "2", "workers": "2"},
+        corpus=CorpusInfo(NASTY, "0123456789abcdef", 700, 10**7, 10**6, 10**6, "by file"),
+        trials=trials,
+        results=tuple(map(result, trials)),
+        summary=tuple(map(summary, GROWTH)),
+        recommendation="Use alibi: within 5 % of the best up to 1,024 bytes, eight times its "
+        "training length. Nothing here says how it fares in a larger model.",
+    )
+
+
+def half_finished() -> Study:
+    whole = study()
+    failed = dataclasses.replace(
+        whole.results[1], reason=f"loss became nan at step 40 {NASTY}", training=(), by_length=()
+    )
+    return dataclasses.replace(
+        whole, results=(whole.results[0], failed), summary=(summary("rope"),), recommendation=""
+    )
+
+
+def not_begun() -> Study:
+    return dataclasses.replace(study(), results=(), summary=(), recommendation="")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(study(), path)
+    return path
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_report_is_well_shown(browser, page, width, dark):
+    seen = browser.open(page, width, dark=dark)
+    seen.assert_well_shown(num_figures=4)
+    assert "Use alibi" in seen.text
+    assert NASTY in seen.text
+
+
+@needs_chromium
+def test_half_finished_report_is_well_shown(browser, tmp_path):
+    write_report(half_finished(), tmp_path / "report.html")
+    browser.open(tmp_path / "report.html", PHONE).assert_well_shown(num_figures=4)
+
+
+def test_report_repeats_the_numbers(page):
+    html = page.read_text(encoding="utf-8")
+    assert "<strong>2.210 ± 0.010</strong>" in html
+    assert "3.249 ± 0.010" in html  # rope at 512 bytes: 2.21 + 0.6 * sqrt(3)
+    assert "853,000" in html and "33,000" in html
+    assert "posenc compare rope alibi --text" in html
+    assert "0123456789abcdef" in html and "some processor" in html
+
+
+def test_report_says_why_an_encoding_cannot(page):
+    html = page.read_text(encoding="utf-8")
+    assert html.count("cannot<sup>") == 3
+    assert html.count(f"<li>learned: {REASON}</li>") == 1
+
+
+def test_unfinished_report_says_what_is_missing(tmp_path):
+    write_report(half_finished(), tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "2 of 12 trials have run" in html
+    assert "t5 seed 0" in html and "nope seed 1" in html
+    assert "1 trial failed" in html
+    assert "loss became nan at step 40 &lt;b&gt;" in html
+
+
+def test_report_of_a_study_without_results(tmp_path):
+    write_report(not_begun(), tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "0 of 12 trials have run" in html
+    assert "<svg" not in html
+
+
+def test_positions_are_merged_into_wider_buckets():
+    fine = [PositionScore(i, i + 8, 2.0 + i / 1000) for i in range(0, 1024, 8)]
+    merged = _merged(fine, 128)
+    assert 15 < len(merged) < 30
+    mean = sum(score.bits_per_byte for score in fine) / len(fine)
+    edges = [0.0]
+    for middle, _ in merged:
+        edges.append(2 * middle - edges[-1])
+    assert 128 in edges and edges[-1] == 1024
+    widths = [b - a for a, b in itertools.pairwise(edges)]
+    weighted = sum(bits * w for (_, bits), w in zip(merged, widths, strict=True)) / 1024
+    assert weighted == pytest.approx(mean)
+
+
+def test_one_seed_has_no_spread(tmp_path):
+    alone = dataclasses.replace(
+        study(), summary=(dataclasses.replace(summary("rope"), num_seeds=1),)
+    )
+    write_report(alone, tmp_path / "report.html")
+    assert "<td class=number><strong>2.210</strong></td>" in (tmp_path / "report.html").read_text()
+
+
+def test_report_is_reproducible(page, tmp_path):
+    write_report(study(), tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_bytes() == page.read_bytes()

@@ -1,0 +1,214 @@
+"""A sweep survives kills, damage and failing trials, and its numbers do not show it."""
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc.compare import splits as corpus
+from posenc.compare import sweep, worker
+from posenc.compare.results import Study, Timing, TrialResult
+from posenc.compare.trial import TrialConfig, read_config
+
+TEXT = b"the quick brown fox jumps over the lazy dog. " * 200
+SIZES = (
+    "--train-length 16 --test-lengths 16,32 --seeds 1 --steps 120 --batch 2 --width 32 --layers 2 "
+    "--heads 2 --checkpoint-steps 3 --workers 1"
+).split()
+
+
+class Log:
+    """A watcher that remembers."""
+
+    def __init__(self):
+        self.notes, self.results, self.steps = [], {}, []
+
+    def step(self, trial, step, loss):
+        self.steps.append((trial.encoding, step))
+
+    def testing(self, trial):
+        pass
+
+    def note(self, trial, text):
+        self.notes.append((trial.encoding, text))
+
+    def finished(self, trial, result):
+        self.results[trial.encoding] = result
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "text.txt").write_bytes(TEXT)
+    return tmp_path
+
+
+def trial(folder: Path, encoding: str, **changes) -> TrialConfig:
+    """A tiny trial on the text in `folder`."""
+    cut = corpus.cut(corpus.find([str(folder / "text.txt")]), corpus.Need(16, 32, 2))
+    cut.write(folder)
+    config = TrialConfig(
+        encoding=encoding, seed=0, corpus=cut.info.hash, train_length=16, test_lengths=(16, 32),
+        steps=6, batch=2, width=32, layers=2, heads=2, kv_heads=2, lr=1e-3, device="cpu",
+        precision="float32", torch=torch.__version__,
+    )  # fmt: skip
+    return dataclasses.replace(config, **changes)
+
+
+def start_compare(folder: Path, out: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "posenc.cli", "compare", "t5"]
+    command += ["--text", str(folder / "text.txt"), "--out", str(folder / out), *SIZES]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
+    )
+
+
+def kill(process: subprocess.Popen) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def results(out: Path) -> dict[str, str]:
+    return {p.parent.name: p.read_text() for p in out.glob("*/result.json")}
+
+
+def wait_for(condition, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_killed_three_times_gives_the_results_of_an_undisturbed_run(folder):
+    killed, rng = folder / "killed", random.Random(7)
+    for number in range(3):
+        process = start_compare(folder, "killed")
+        # Random moments of the training, the later kills further on.
+        goal = rng.randrange(3, 12) + 30 * number
+        wait_for(lambda goal=goal: newest_checkpoint(killed) >= goal)
+        time.sleep(0.1 * rng.random())
+        kill(process)
+        assert not results(killed), "the kill came too late to show anything"
+    assert Study.from_json((killed / "study.json").read_text()).encodings == ("t5",)
+    last = start_compare(folder, "killed")
+    said = last.communicate(timeout=300)[0]
+    assert last.returncode == 0, said
+    (name, text), *more = results(killed).items()
+    assert not more
+    assert text == run_here(killed, read_config(killed / name))
+
+
+def run_here(study: Path, config: TrialConfig) -> str:
+    """The result of a trial that nothing disturbs, in this process."""
+    home = study / "undisturbed" / config.folder
+    home.mkdir(parents=True)
+    worker.run(config, study, home, lambda kind, **values: None, 1000)
+    return (home / "result.json").read_text()
+
+
+def newest_checkpoint(out: Path) -> int:
+    steps = [int(p.stem.split("-")[1]) for p in out.glob("*/checkpoint-*.safetensors")]
+    return max(steps, default=0)
+
+
+def test_workers_end_with_the_process_that_started_them(folder):
+    process = start_compare(folder, "out")
+    wait_for(lambda: newest_checkpoint(folder / "out") > 0)
+    workers = [p for p in Path("/proc").glob("[0-9]*") if child_of(p, process.pid)]
+    assert workers
+    kill(process)
+    wait_for(lambda: not any(p.exists() for p in workers), 20)
+
+
+def child_of(path: Path, parent: int) -> bool:
+    try:
+        return int((path / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+    except (OSError, ValueError):
+        return False
+
+
+def test_failing_trial_is_reported_and_the_rest_goes_on(folder):
+    bad, good = trial(folder, "rope", lr=1e30), trial(folder, "alibi")
+    log = Log()
+    sweep.run(folder, [bad, good], 1, log)
+    assert "nan at step" in log.results["rope"].reason
+    assert log.results["alibi"].reason is None
+    assert "nan at step" in sweep.load_result(folder, bad).reason
+
+
+def test_finished_trials_are_skipped_and_corrupt_results_are_redone(folder):
+    trials = [trial(folder, "rope"), trial(folder, "alibi")]
+    for config in trials:
+        (folder / config.folder).mkdir()
+        worker.run(config, folder, folder / config.folder, lambda kind, **values: None, 5)
+    before = results(folder)
+    (folder / trials[0].folder / "result.json").write_text('{"half": ')
+    log = Log()
+    sweep.run(folder, trials, 2, log)
+    assert [name for name, text in log.notes if "corrupt" in text] == ["rope"]
+    assert {name for name, _ in log.steps} <= {"rope"}
+    assert results(folder) == before
+
+
+def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
+    config = trial(folder, "rope", steps=100_000)
+    killer = Log()
+    pids = []
+    real = subprocess.Popen
+
+    def popen(*args, **kwargs):
+        process = real(*args, **kwargs)
+        pids.append(process.pid)
+        return process
+
+    def kill_at_first_step(trial, step, loss):
+        os.kill(pids[0], signal.SIGKILL)
+
+    monkeypatch.setattr(sweep.subprocess, "Popen", popen)
+    killer.step = kill_at_first_step
+    sweep.run(folder, [config], 1, killer)
+    assert killer.results["rope"].reason == (
+        "its process was ended by SIGKILL, perhaps for want of memory"
+    )
+
+
+def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
+    config = trial(folder, "rope", width=64)
+    real = sweep._environment
+    # A limit on the size of files stands in for a disk without room for the weights.
+    (folder / "sitecustomize.py").write_text(
+        "import resource, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+    )
+    monkeypatch.setattr(
+        sweep, "_environment", lambda trial: real(trial) | {"PYTHONPATH": str(folder)}
+    )
+    log = Log()
+    sweep.run(folder, [config], 1, log)
+    assert log.results["rope"].reason.startswith("the disk is full")
+    assert not list((folder / config.folder).glob("*.partial"))
+
+
+def test_second_sweep_in_a_folder_is_refused(folder):
+    with sweep.locked(folder), pytest.raises(ValueError, match="Another posenc compare is running"):
+        with sweep.locked(folder):
+            pass
+    with sweep.locked(folder):
+        pass
+
+
+def test_result_of_another_trial_is_corrupt(folder):
+    a, b = trial(folder, "rope"), trial(folder, "alibi")
+    home = folder / a.folder
+    home.mkdir()
+    (home / "result.json").write_text(TrialResult(b).to_json())
+    (home / "timing.json").write_text(Timing(1.0, 1.0, 1.0).to_json())
+    with pytest.raises(sweep.CorruptResult, match="another trial"):
+        sweep.load_result(folder, a)

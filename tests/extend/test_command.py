@@ -1,0 +1,124 @@
+"""`posenc extend` as a user runs it: after `posenc compare`, killed and run again, within bounds of
+memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from posenc.cli import main
+from posenc.extend.measure import samples
+from posenc.extend.measure.losses import Reader
+from posenc.extend.tune import tuning as tune
+from posenc.hf.loading import load
+from tests.hf_models import LENGTH, save
+
+TARGET = 3 * LENGTH
+TEXT = "<|endoftext|>".join(f"{i} the fox and the dog " * 12 for i in range(40))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def run(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*map(str, arguments)])
+    assert stopped.value.code == 0
+
+
+def test_a_folder_that_compare_exported_is_extended(text, tmp_path, capsys):
+    run(
+        "compare", "rope", "--text", text, "--steps", "5", "--seeds", "1", "--width", "32",
+        "--layers", "1", "--heads", "2", "--train-length", "64", "--workers", "1", "--batch", "2",
+        "--out", tmp_path / "study",
+    )  # fmt: skip
+    (folder,) = tmp_path.glob("study/**/huggingface")
+    run(
+        "extend", folder, "--to", TARGET, "--method", "linear", "--text", text, "--windows", "2",
+        "--out", tmp_path / "longer",
+    )  # fmt: skip
+    assert "Written and proved" in capsys.readouterr().err
+    config = json.loads((tmp_path / "longer" / "config.json").read_text())
+    assert config["rope_parameters"]["rope_type"] == "linear"
+    assert config["max_position_embeddings"] == TARGET
+
+
+def test_a_killed_command_goes_on_where_it_was(text, tmp_path, capsys, monkeypatch):
+    """Searched and tuned in two runs, the first killed while it tunes, as in one run."""
+    folder = save("llama", tmp_path / "llama")
+
+    def command(out: Path) -> list[str]:
+        return [
+            "extend", str(folder), "--to", str(TARGET), "--method", "search", "--search-minutes",
+            "1e-9", "--tune", "120", "--batch", "1", "--text", str(text), "--windows", "2",
+            "--out", str(out),
+        ]  # fmt: skip
+
+    out = tmp_path / "killed"
+    state = tmp_path / ".killed.state"
+    running = subprocess.Popen(
+        [sys.executable, "-m", "posenc.cli", *command(out)], stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    while not (state / "tune" / tune.STATE).exists():
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.01)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate()
+    assert not out.exists()
+    kept = json.loads((state / "search.json").read_text())["tried"]
+    done = len(json.loads((state / "tune" / tune.STATE).read_text())["losses"])
+    assert done in (50, 100)
+    steps = []
+    monkeypatch.setattr(tune, "_loss", lambda *a, plain=tune._loss: steps.append(1) or plain(*a))
+    run(*command(out))
+    assert len(steps) == 120 - done
+    assert not state.exists()
+    run(*command(tmp_path / "whole"))
+    assert len(steps) == 240 - done
+    assert len(kept) > 10
+    weights, expected = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole")
+    )
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_few_long_documents_are_cut_and_shared_out():
+    text = " ".join(map(str, range(4000)))
+    fit, measured = samples.halves([text], 64)
+    assert len(fit) == len(measured) == samples.STRETCHES // 2
+    assert sorted("".join(fit + measured)) == sorted(text)
+    assert min(map(len, fit + measured)) >= 8 * 64
+    assert not set(fit) & set(measured)
+    many = [str(i) for i in range(40)]
+    fit, measured = samples.halves(many, 64)
+    assert sorted(fit + measured) == sorted(many)
+    assert set(fit) == set(many[:20])
+    assert fit != many[:20]
+    assert samples.halves(["short"], 64)[0] == []
+
+
+def test_a_window_reads_each_token_with_the_last_few_before_it(tmp_path):
+    model = load(save("llama", tmp_path / "llama")).model
+    tokens = torch.randint(0, 256, (2, 41), generator=torch.Generator().manual_seed(0))
+    got = Reader(model, window=16).losses(tokens)
+    assert got.shape == tokens.shape
+    for at in range(1, 41):
+        # Of 16 tokens the newest four are scored, but for the first window and the last token.
+        stop = max(16, min(41, -(-(at + 1) // 4) * 4))
+        alone = Reader(model).losses(tokens[:, stop - 16 : stop])[:, at - stop]
+        torch.testing.assert_close(got[:, at], alone, rtol=1e-4, atol=1e-4)

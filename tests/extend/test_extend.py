@@ -1,0 +1,408 @@
+"""Extending a checkpoint: measured right, exported exactly, refused clearly, restarted without a
+trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from posenc import extend as hf
+from posenc.extend.measure.entropy import attention_entropy
+from posenc.extend.measure.evaluation import Estimate, Evaluation, estimate
+from posenc.extend.measure.evaluation import evaluate as measure
+from posenc.extend.measure.losses import Reader
+from posenc.extend.measure.passkey import PasskeyGrid
+from posenc.extend.options import Options
+from posenc.extend.recommendation import recommend
+from posenc.extend.search.evolution import Search
+from posenc.extend.tune import tuning as tune
+from posenc.extend.tune.tuning import TuneConfig
+from posenc.extend.variants import Variant, position_maps
+from posenc.hf import tables
+from posenc.hf.apply import applied
+from posenc.hf.loading import load
+from posenc.hf.rope_config import read
+from posenc.hf.text import Windows
+from tests.hf_models import LENGTH, save, transformers
+
+TARGET = 3 * LENGTH
+LLAMA = Path(__file__).parents[2].parent / "shared" / "checkpoints" / "llama2xs"
+STORIES = LLAMA.parents[1] / "data" / "tinystories_sample.txt"
+DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
+QUICK = Options(windows=2, search_minutes=0, passkey_trials=1)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Path:
+    return save("llama", tmp_path_factory.mktemp("hf") / "llama")
+
+
+@pytest.fixture(scope="module")
+def windows() -> Windows:
+    tokens = torch.randint(0, 256, (4, TARGET), generator=torch.Generator().manual_seed(0))
+    return Windows(tokens, torch.arange(4)[:, None].expand(4, TARGET))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_an_exported_folder_is_proved_by_stock_transformers(family, tmp_path):
+    folder = save(family, tmp_path / family)
+    outcome = hf.extend(
+        folder, TARGET, DOCUMENTS, method="by-parts", out=tmp_path / "out", options=QUICK
+    )
+    proof = outcome.proof
+    assert proof is not None
+    assert proof.inv_freq_error < 1e-6
+    assert proof.logits_error < 1e-5
+    assert proof.decode_error < 1e-4
+    assert proof.generated == 8
+    assert any("rope_parameters" in line for line in outcome.config_diff)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["max_position_embeddings"] == TARGET
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+BAD = {
+    "exists already": {"out": "llama"},
+    "not beyond the trained length of 64": {"to": LENGTH},
+    "Unknown method 'yam'": {"method": "yam"},
+    "changes its frequencies with the length": {"method": "dynamic"},
+    "at least 192": {"documents": ["short", "text"]},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_wrong_input_is_refused_and_nothing_is_written(message, tmp_path):
+    folder = save("llama", tmp_path / "llama")
+    wrong = {"to": TARGET, "documents": DOCUMENTS, "method": "ntk", "out": "out", **BAD[message]}
+    out = tmp_path / wrong.pop("out")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=message):
+        hf.extend(folder, wrong.pop("to"), wrong.pop("documents"), out=out, options=QUICK, **wrong)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("family", "reason"), [("t5", "saturates"), ("bloom", "ALiBi"),
+                                                ("gptj", "fixed base")])  # fmt: skip
+def test_a_family_without_need_says_why(family, reason, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    with pytest.raises(ValueError, match=reason):
+        hf.extend(tmp_path, TARGET, DOCUMENTS)
+
+
+def test_a_failed_proof_leaves_nothing(llama, tmp_path, monkeypatch):
+    from posenc.extend.export import folder as export
+
+    wrong = export.Proof(0.0, 1.0, 0.0, 8)
+    monkeypatch.setattr(export, "prove", lambda *args: wrong)
+    with pytest.raises(RuntimeError, match="logits are off"):
+        hf.extend(llama, TARGET, DOCUMENTS, method="ntk", out=tmp_path / "out", options=QUICK)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_tuning_restarts_bit_for_bit(rank, llama, windows, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "SAVE_EVERY", 2)
+    config = TuneConfig(5, batch=2, lr=1e-2, lora_rank=rank)
+
+    def run(folder: Path, stop: int | None = None):
+        model = load(llama).model
+
+        def progress(what: str, share: float) -> None:
+            if stop is not None and round(share * config.steps) == stop:
+                raise KeyboardInterrupt
+
+        losses = tune.tune(model, windows, LENGTH, config, folder, progress)
+        return losses, model.state_dict()
+
+    whole, expected = run(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", stop=3)  # after the step, before the next save
+    resumed, weights = run(tmp_path / "cut")
+    assert resumed == whole
+    assert weights.keys() == load(llama).model.state_dict().keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert not torch.equal(
+        weights["model.layers.0.self_attn.q_proj.weight"],
+        load(llama).model.model.layers[0].self_attn.q_proj.weight,
+    )
+    with pytest.raises(ValueError, match="other settings"):
+        tune.tune(
+            load(llama).model, windows, LENGTH, dataclasses.replace(config, lr=1e-3),
+            tmp_path / "cut", lambda what, share: None,
+        )  # fmt: skip
+
+
+def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
+    model, teacher = load(llama).model, load(llama).model
+
+    def largest_gradient(tokens, teacher) -> float:
+        model.zero_grad()
+        tune._loss(model, tokens, LENGTH, teacher).backward()
+        return max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+
+    short = windows.tokens[:, :LENGTH]
+    assert largest_gradient(short, None) > 1e-3
+    assert largest_gradient(short, teacher) < 1e-7  # it predicts what is wanted already
+    with torch.no_grad():
+        logs = model(windows.tokens).logits.log_softmax(-1).double()
+        near = -(logs.exp() * logs)[:, :LENGTH].sum()
+        taken = logs[:, :-1].gather(-1, windows.tokens[:, 1:, None])
+        want = (near - taken[:, LENGTH:].sum()) / windows.tokens[:, 1:].numel()
+    got = tune._loss(model, windows.tokens, LENGTH, teacher)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=0)
+
+
+def test_a_search_goes_on_where_it_stopped(llama, windows, tmp_path):
+    checkpoint, state = load(llama), tmp_path / "search.json"
+    settings = read(checkpoint.config)
+
+    def search() -> Search:
+        return Search(Reader(checkpoint.model), settings, windows.take(1), LENGTH, state)
+
+    first = search().run(0.5, lambda what, share: None)
+    again = search()
+    assert len(again.tried) == first.tried
+    found = again.run(0.0, lambda what, share: None)
+    with pytest.raises(ValueError, match="another model, text or length"):
+        Search(Reader(checkpoint.model), settings, windows.take(2), LENGTH, state)
+    assert (found.genome, found.tried) == (first.genome, first.tried)
+    assert list(found.genome.factors) == sorted(found.genome.factors)
+
+
+def flat(*losses: float) -> Evaluation:
+    edges = (0, 16, 32, 64, 96, 128)
+    return Evaluation(edges, tuple(Estimate(x, x, x, 100) for x in losses))
+
+
+def test_recommendation_weighs_short_and_long_alike_and_skips_what_stock_tools_cannot_load():
+    def named(name: str, **options) -> Variant:
+        return Variant(name, "", lambda: None, **options)  # type: ignore[arg-type]
+
+    measured = {
+        "none": (named("none"), flat(2, 2, 2, 8, 8)),
+        "ntk": (named("ntk"), flat(2.2, 2.2, 2.2, 3, 3)),
+        "linear": (named("linear"), flat(4, 4, 4, 3, 2.5)),
+        "self-extend": (named("self-extend", needs_runtime=True), flat(2, 2, 2, 2, 2)),
+        "dynamic": (named("dynamic", cache_safe=False), flat(2, 2, 2, 2.5, 2.5)),
+    }
+    name, reason = recommend(measured, 64, QUICK)
+    assert name == "ntk"
+    assert "saves 5.00 nats" in reason
+    assert "costs 0.20" in reason
+    allowed = dataclasses.replace(QUICK, allow_cache_unsafe=True)
+    assert recommend(measured, 64, allowed)[0] == "dynamic"
+
+
+def test_means_weigh_tokens_and_intervals_resample_documents():
+    losses = np.array([[1.0, 1.0, 1.0, 5.0], [np.nan, 2.0, 2.0, 9.0]])
+    documents = np.array([[0, 0, 0, 1], [1, 2, 2, 2]])
+    got = estimate(losses, documents)
+    plain = [x for row in losses for x in row if x == x]
+    assert got.mean == pytest.approx(sum(plain) / len(plain))
+    assert got.tokens == len(plain)
+    assert got.low < got.mean < got.high
+    assert got.low >= 1.0  # the best document, three times over
+    assert got.high <= 5.0
+
+
+def test_losses_by_position_equal_a_plain_loop(llama, windows):
+    model = load(llama).model
+    measured = measure(Reader(model), windows, LENGTH, entropy=False)
+    sums = dict.fromkeys(measured.edges[1:], 0.0)
+    with torch.inference_mode():
+        for row in windows.tokens:
+            logs = model(row[None]).logits[0].double().log_softmax(-1)
+            for at in range(1, TARGET):
+                edge = min(e for e in measured.edges[1:] if at < e)
+                sums[edge] -= float(logs[at - 1, row[at]])
+    for low, high, got in zip(
+        measured.edges, measured.edges[1:], measured.by_position, strict=False
+    ):
+        tokens = len(windows) * (high - max(low, 1))
+        assert got.tokens == tokens
+        assert got.mean == pytest.approx(sums[high] / tokens, rel=1e-4)
+
+
+def test_long_windows_in_pieces_give_the_same_losses(llama, windows, monkeypatch):
+    from posenc.extend.measure import losses
+
+    model = load(llama).model
+    whole = losses.next_token_losses(model, windows.tokens, whole=True)
+    monkeypatch.setattr(losses, "LOGITS_BUDGET", 1)
+    pieces = losses.next_token_losses(model, windows.tokens)
+    torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-4)
+
+
+def test_a_passkey_stands_at_its_depth_and_is_asked_for_at_the_end():
+    grid = PasskeyGrid((64,), key_tokens=6, marker_tokens=4)
+    filler = torch.zeros(500, dtype=torch.long)
+    words = torch.arange(100, 200)
+    for depth in (0.0, 0.5, 1.0):
+        prompt = grid._prompt(filler, words, 64, depth, torch.Generator().manual_seed(1))
+        assert len(prompt) == 64
+        secret, at = prompt[-10:], round(depth * 44)
+        assert torch.equal(prompt[at : at + 10], secret)
+        assert len(set(secret.tolist())) == 10
+        assert (prompt[:at] == 0).all()
+        assert (prompt[at + 10 : -10] == 0).all()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
+def test_entropy_equals_that_of_the_weights_that_eager_attention_shows(family, tmp_path, windows):
+    checkpoint = load(save(family, tmp_path / family))
+    tokens = windows.tokens[:1]
+    got = attention_entropy(checkpoint.model, tokens)
+    assert got is not None
+    checkpoint.model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        shown = checkpoint.model(tokens, output_attentions=True).attentions
+    if family == "gpt_oss":  # its sinks count, and are dropped from what is shown
+        shown = [torch.cat([w, 1 - w.sum(-1, keepdim=True)], dim=-1) for w in shown]
+    expected = torch.stack([torch.special.entr(w).sum(-1).mean((0, 1)) for w in shown]).mean(0)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert (got[0] == 0.0) == (family != "gpt_oss")
+
+
+def test_position_maps_equal_the_plain_model_below_their_window(llama, windows):
+    checkpoint = load(llama)
+    tokens = windows.tokens[:1, :LENGTH]
+    with torch.inference_mode():
+        plain = checkpoint.model(tokens).logits
+        maps = position_maps(checkpoint, TARGET)
+        assert [variant.name for variant in maps] == ["self-extend", "rerope", "dual-chunk"]
+        for variant in maps:
+            with variant.active() as model:
+                mapped = model(tokens).logits
+            exact = LENGTH // 2
+            torch.testing.assert_close(mapped[:, :exact], plain[:, :exact], rtol=0, atol=1e-5)
+            assert variant.needs_runtime
+        torch.testing.assert_close(checkpoint.model(tokens).logits, plain, rtol=0, atol=0)
+
+
+TABLES = {
+    "gpt2": {"n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 64},
+    "opt": {"max_position_embeddings": LENGTH, "hidden_size": 32, "ffn_dim": 64,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "word_embed_proj_dim": 32},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "method"), [("gpt2", "hierarchical"), ("opt", "interpolate")])
+def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path):
+    folder = save(family, tmp_path / family, vocab_size=257, **TABLES[family])
+    old = tables.find(load(folder).model)
+    assert old is not None
+    assert old.length == LENGTH
+    outcome = hf.extend(
+        folder, TARGET, DOCUMENTS, method=method, out=tmp_path / "out", options=QUICK
+    )
+    assert outcome.proof is not None
+    assert outcome.proof.logits_error < 1e-5
+    new = tables.find(load(tmp_path / "out").model)
+    assert new is not None
+    assert new.length == TARGET
+    kept = old.offset_rows + (LENGTH if method != "interpolate" else 1)
+    torch.testing.assert_close(new.module.weight[:kept], old.module.weight[:kept])
+    base = outcome.measured["none"][1]
+    assert math.isnan(base.long(LENGTH))  # the table has no rows there
+    assert math.isfinite(outcome.measured[method][1].long(LENGTH))
+
+
+@pytest.mark.skipif(not LLAMA.exists(), reason="../shared/checkpoints/llama2xs is not there")
+def test_quick_path_from_the_shell(tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "posenc.cli", "extend", str(LLAMA), "--to", "320"]
+    command += ["--method", "ntk", "--text", str(STORIES), "--windows", "2", "--out", str(out)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "Written and proved" in ran.stderr
+    assert (out / "extend.html").read_text().startswith("<!doctype html>")
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert again.stderr.splitlines()[-1] == f"posenc: {out} exists already; give a new folder."
+
+
+@pytest.mark.parametrize("family", TABLES)
+@pytest.mark.parametrize("method", tables.METHODS)
+def test_a_grown_table_is_read_and_put_back(family, method, tmp_path, windows):
+    model = load(save(family, tmp_path / family, vocab_size=257, **TABLES[family])).model
+    with torch.inference_mode():
+        before = model(windows.tokens[:1, :LENGTH]).logits
+        with tables.grown(model, method, TARGET):
+            assert model(windows.tokens[:1]).logits.isfinite().all()
+            grown = model(windows.tokens[:1, :LENGTH]).logits
+        after = model(windows.tokens[:1, :LENGTH]).logits
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    if method != "interpolate":
+        torch.testing.assert_close(grown, before, rtol=0, atol=1e-6)
+
+
+def save_masked(family: str, folder: Path) -> Path:
+    """A tiny masked model whose tokenizer knows words, in a folder."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = sorted({word for document in DOCUMENTS for word in document.split()})
+    vocabulary = {word: i for i, word in enumerate(["<s>", "<pad>", "<mask>", "<unk>", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", mask_token="<mask>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    offset = 2 if family == "roberta" else 0
+    config = transformers.AutoConfig.for_model(
+        family, vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=4, pad_token_id=1,
+        max_position_embeddings=LENGTH + offset,
+    )  # fmt: skip
+    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_masked_models_are_scored_by_hidden_tokens_and_exported(family, tmp_path):
+    folder = save_masked(family, tmp_path / family)
+    out = tmp_path / "out"
+    outcome = hf.extend(folder, TARGET, DOCUMENTS, method="tile", out=out, options=QUICK)
+    assert outcome.proof is not None
+    assert outcome.proof.logits_error < 1e-5
+    tokens = sum(e.tokens for e in outcome.measured["tile"][1].by_position)
+    assert tokens == pytest.approx(0.15 * TARGET, rel=0.4)  # one window
+    assert load(out).trained_length == TARGET
+    tuned = dataclasses.replace(QUICK, tune=TuneConfig(3, batch=2))
+    again = hf.extend(
+        folder, TARGET, DOCUMENTS, method="hierarchical", out=tmp_path / "tuned", options=tuned
+    )
+    assert len(again.tuning_losses) == 3
+
+
+def test_token_ids_are_read_as_they_are(llama):
+    documents = [" ".join(str(i % 257) for i in range(400)), "1 2 3"]
+    measured = hf.evaluate(llama, documents, TARGET, options=QUICK, as_ids=True)
+    assert sum(e.tokens for e in measured.by_position) == 2 * (TARGET - 1)
+    with pytest.raises(ValueError, match=r"0 \.\. 256, got 1 \.\. 257"):
+        hf.evaluate(llama, ["1 257 " * 400], TARGET, as_ids=True)
+    with pytest.raises(ValueError, match="whole numbers between spaces"):
+        hf.evaluate(llama, ["a b"], TARGET, as_ids=True)
+
+
+def test_evaluate_measures_a_folder_as_it_is(llama):
+    measured = hf.evaluate(llama, DOCUMENTS, TARGET, options=QUICK)
+    assert measured.edges[-1] == TARGET
+    assert set(measured.by_context) == {TARGET, 128}
+    assert {length for length, _ in measured.passkey} == {LENGTH, 128, TARGET}
+    assert len(measured.entropy) == len(measured.edges) - 1
+
+
+def test_applied_settings_are_undone_after_an_error(llama):
+    checkpoint = load(llama)
+    with pytest.raises(KeyError), applied(checkpoint.model, read(checkpoint.config), TARGET):
+        raise KeyError
+    assert checkpoint.trained_length == LENGTH

@@ -1,0 +1,193 @@
+"""The spec sheet: measured values against what is known from the papers, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from posenc import ALiBi, ModelShape, PositionEncoding, RoPE, create, names
+from posenc.cli import COMMANDS, main
+from posenc.inspect.encoding import behaviour as running
+from posenc.inspect.encoding import invariance, precision, scores
+from posenc.inspect.encoding.layer import moved
+
+SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
+
+
+def build(name: str, shape: ModelShape = SHAPE, **options) -> PositionEncoding:
+    torch.manual_seed(0)
+    return moved(create(name, shape, **options)).for_layer(0).eval()
+
+
+@pytest.mark.parametrize("name", names())
+@torch.no_grad()
+def test_measured_places_and_invariances_equal_the_claims(name):
+    encoding = build(name)
+    assert running.places(encoding, SHAPE) == list(encoding.places)
+    gaps = invariance.measure(encoding, SHAPE)
+    holds = {key: gap < invariance.ROUNDING for key, gap in gaps.items()}
+    assert holds["padding"] and holds["packing"] and holds["batch"]
+    assert holds["shift"] == encoding.shift_invariant
+    assert holds["cache"] == encoding.cache_safe
+
+
+class _FirstOfBatch(PositionEncoding):
+    """Wrong on purpose: every row gets the positions of the first."""
+
+    places = (1,)
+
+    def embed(self, x, positions):
+        rows = positions if positions.ndim == 2 else positions[None]
+        return x + 0.1 * rows[:1, :, None]
+
+
+class _ByIndex(PositionEncoding):
+    """Wrong on purpose: looks at the place in memory."""
+
+    places = (1,)
+
+    def embed(self, x, positions):
+        return x + 0.1 * torch.arange(x.shape[1])[:, None]
+
+
+@torch.no_grad()
+def test_wrong_encodings_are_seen():
+    assert invariance.measure(_FirstOfBatch(), SHAPE)["padding"] > 1e-3
+    gaps = invariance.measure(_ByIndex(), SHAPE)
+    assert gaps["packing"] > 1e-3 and gaps["padding"] > 1e-3 and gaps["cache"] > 1e-3
+
+
+class _Doubled(PositionEncoding):
+    places = (2,)
+
+    def transform_qk(self, q, k, q_positions, kv_positions):
+        return 2 * q, k
+
+
+@torch.no_grad()
+def test_norms():
+    low, high = running.norm_ratio(build("rope"), SHAPE) or (0, 0)
+    assert low == pytest.approx(1, abs=1e-12) and high == pytest.approx(1, abs=1e-12)
+    assert running.norm_ratio(_Doubled(), SHAPE) == pytest.approx((1.0, 2.0))
+    assert running.norm_ratio(build("alibi"), SHAPE) is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [("nope", "blind"), ("alibi", "symmetric"), ("rope", "directed"), ("t5", "directed")],
+)
+def test_direction(name, want):
+    assert scores.direction(build(name), SHAPE) == want
+
+
+@torch.no_grad()
+def test_t5_tells_apart_what_its_buckets_do():
+    """Buckets 0 to 15 hold one distance each; the last begins at 113."""
+    found = scores.resolution(build("t5"), SHAPE)
+    assert found is not None
+    assert (found["float32"].every, found["float32"].any) == (15, 112)
+
+
+@torch.no_grad()
+def test_resolution_of_interpolation_and_of_nothing():
+    """Positions interpolated by 4 still differ; without positions nothing does."""
+    found = scores.resolution(build("linear"), SHAPE)
+    assert found is not None and found["float32"].every == scores.FARTHEST
+    nothing = scores.resolution(build("nope"), SHAPE)
+    assert nothing is not None and nothing["bfloat16"].any == 0
+
+
+@torch.no_grad()
+def test_alibi_decays_by_its_slopes():
+    decay = scores.decay(ALiBi(4), SHAPE)
+    slope = sum(2.0**-i for i in (2, 4, 6, 8)) / 4
+    for distance, mean in zip(decay.distances, decay.mean, strict=True):
+        assert mean is not None and decay.mean[0] is not None
+        assert mean - decay.mean[0] == pytest.approx(-slope * distance, abs=1e-3)
+    assert decay.distances[-1] == SHAPE.train_length - 1
+
+
+@torch.no_grad()
+def test_rope_of_equal_vectors_is_a_sum_of_cosines():
+    """Averaged over isotropic vectors, the score at D is proportional to sum_t cos(D w_t)."""
+    decay = scores.decay(RoPE(16, interleaved=False), SHAPE, pairs=400)
+    start = decay.same[0]
+    assert start is not None
+    for distance, value in zip(decay.distances, decay.same, strict=True):
+        want = sum(math.cos(distance * 10000 ** (-t / 8)) for t in range(8)) / 8
+        assert value is not None and value / start == pytest.approx(want, abs=0.03)
+
+
+@torch.no_grad()
+def test_windows_hide_far_keys():
+    decay = scores.decay(build("rnope_swa"), SHAPE)
+    assert None in decay.mean and decay.mean[0] is not None
+
+
+def test_precision_of_plain_arithmetic():
+    """bfloat16 holds whole numbers to 256 only; float32 angles are off by half an ulp of the
+    product, 1e-3 between 2^14 and 2^16."""
+    found = precision.measure(RoPE(64, interleaved=False))
+    assert found is not None
+    assert found.as_used == precision.LIMIT
+    assert 2**14 <= found.plain["float32"] <= 2**16
+    assert found.plain["bfloat16"] <= 2
+    assert precision.measure(ALiBi(4)) is None
+
+
+def test_neighbours_collide_where_a_dtype_holds_no_odd_numbers():
+    """Eight bits of mantissa hold whole numbers to 2^8, twenty-four to 2^24."""
+    found = precision.measure(RoPE(64, interleaved=False))
+    assert found is not None and set(found.apart["as used"]) == {1.0}
+    for name, last in (("plain bfloat16", 8), ("plain float32", 24)):
+        shares = dict(zip(found.starts, found.apart[name], strict=True))
+        assert shares[2 ** (last - 1)] == 1
+        assert [shares[2 ** (last + i)] for i in range(3)] == [0.5, 0.25, 0.125]
+
+
+def test_precision_sees_a_wrong_frequency():
+    rope = RoPE(16, interleaved=False)
+    rope.angles.turns = RoPE(16, rope_theta=10000.01, interleaved=False).angles.turns
+    found = precision.measure(rope)
+    assert found is not None and found.as_used < 100_000
+
+
+def test_what_does_not_trace_is_named():
+    class Reads(PositionEncoding):
+        def embed(self, x, positions):
+            return x if x.sum() > 0 else 2 * x
+
+    assert running.compiles(Reads(), SHAPE).startswith("no: ")
+
+
+def test_json_is_a_list_of_objects(capsys):
+    options = ["--json", "--head-dim", "8", "--num-heads", "2", "--train-length", "32"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["inspect", "p_rope", *options])
+    assert stopped.value.code == 0
+    (sheet,) = json.loads(capsys.readouterr().out)
+    assert sheet["places"] == [2] and sheet["parameters"] == 0
+    assert sheet["compiles"] == sheet["exports"] == "yes"
+    assert sheet["unfinished_pairs"] == [1, 2, 3] and sheet["num_pairs"] == 4
+    assert sheet["wavelengths"][3] is None  # p_rope leaves the slowest quarter unrotated
+    assert sheet["cost"] > 0
+
+
+def test_bad_input_is_one_line_and_2(capsys):
+    for arguments in (["rop"], ["rope", "--head-dim", "7"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["inspect", *arguments])
+        printed = capsys.readouterr()
+        assert stopped.value.code == 2 and printed.err.count("\n") == 1 and not printed.out
+
+
+def test_command_module_is_light():
+    code = f"import {COMMANDS['inspect'].partition(':')[0]}, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,297 @@
+"""The page that every command writes: right in a browser, safe against any text."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from posenc.report.drawing import (
+    DARK,
+    LIGHT,
+    figure,
+    legend_above,
+    length_axis,
+    line_styles,
+    ordered_colours,
+    style,
+    to_svg,
+    write_svg,
+)
+from posenc.report.page import Caution, Cell, Code, Facts, Headline, Items, Page, Plot, Table
+from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
+
+NASTY = '<script>alert(1)</script> & "x" --> </svg> $a_b$ 公司收购了竞争对手 \x07\udc80'
+
+
+def curves(names=("rope", "alibi", "t5", "learned", "nope", "sinusoidal")):
+    styles = line_styles(names)
+    with figure("test length, bytes", "bits per byte") as (drawn, axes):
+        for i, name in enumerate(names):
+            axes.errorbar(
+                [128, 256, 512, 1024],
+                2.2 + 0.1 * i * np.arange(4),
+                yerr=0.05,
+                label=name,
+                **styles[name].points(),
+            )
+        length_axis(axes, [128, 256, 512, 1024], 128)
+        legend_above(drawn)
+    return drawn
+
+
+def heat_map():
+    with figure("key 公司", "query $x$", grid=False) as (drawn, axes):
+        axes.imshow(np.arange(16.0).reshape(4, 4))
+        axes.set_xticks(range(4), list("公司收购"))
+    return drawn
+
+
+@cache
+def sample_html() -> str:
+    return sample().html()
+
+
+def sample() -> Page:
+    page = Page(f"Title {NASTY}", f"Subtitle {NASTY}")
+    page.section("", Headline("alibi reads farthest."), Caution(NASTY))
+    page.section(
+        NASTY,
+        "A paragraph.",
+        Table(
+            ["encoding", *(f"{n:,} bytes" for n in (128, 256, 512, 1024, 2048, 4096))],
+            [
+                ["rope", *(Cell(f"{v:.3f} ± 0.001") for v in np.linspace(2, 4, 6))],
+                ["learned", "2.100", *[Cell("cannot", note=NASTY)] * 5],
+            ],
+            "Bits per byte.",
+        ),
+        Plot(curves(), "Loss by length.", f"alibi stays flat {NASTY}"),
+        Plot(heat_map(), NASTY, "Attention"),
+        Plot(curves((NASTY[:30], NASTY[-14:])), "A wide one.", "wide", wide=True),
+        Code(f"posenc compare rope alibi --out runs/{'long' * 60} {NASTY}"),
+        Facts({"torch": "2.13.0", "processor": "x" * 300, NASTY: NASTY}),
+        Items(["one", NASTY]),
+    )
+    return page
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_page_is_well_shown(browser, tmp_path, width, dark):
+    (tmp_path / "report.html").write_text(sample_html(), errors="replace")
+    seen = browser.open(tmp_path / "report.html", width, dark=dark)
+    seen.assert_well_shown(num_figures=3)
+    assert seen.scripts == 0
+    assert "公司收购了竞争对手" in seen.text
+    light, other = ("255, 255, 255", "21, 24, 28")
+    assert (other if dark else light) in seen.paper
+
+
+@needs_chromium
+def test_browser_check_sees_defects(browser, tmp_path):
+    page = tmp_path / "bad.html"
+    page.write_text(
+        "<div style='width:2000px'>wide</div><figure><svg viewBox='0 0 9 9'></svg></figure>"
+        "<script>console.error('no')</script><img src='missing.png'>"
+    )
+    seen = browser.open(page, PHONE)
+    assert seen.overflow > 0
+    assert seen.scripts == 1
+    assert any("no" in complaint for complaint in seen.complaints)
+    assert any("missing.png" in complaint for complaint in seen.complaints)
+    assert seen.figures[0]["marks"] == 0
+
+
+class _Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.ids, self.links = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.links += [value for name, value in attrs if name in ("href", "src", "xlink:href")]
+
+
+def parsed(html: str) -> _Tags:
+    tags = _Tags()
+    tags.feed(html)
+    return tags
+
+
+def test_text_is_never_markup():
+    tags = parsed(sample_html())
+    assert "script" not in tags.tags
+    assert tags.tags.count("svg") == 3
+
+
+def test_page_asks_for_nothing():
+    tags = parsed(sample_html())
+    assert tags.links and all(link.startswith(("#", "data:")) for link in tags.links)
+    assert "url(http" not in sample_html()
+
+
+def test_identifiers_are_unique():
+    ids = parsed(sample_html()).ids
+    assert len(ids) == len(set(ids))
+
+
+def test_references_inside_figures_resolve():
+    html = sample_html()
+    ids = set(parsed(html).ids)
+    used = set(re.findall(r"url\(#([^)]+)\)", html)) | set(re.findall(r'href="#([^"]+)"', html))
+    assert used and used <= ids
+
+
+def test_page_is_reproducible():
+    assert sample().html() == sample_html()
+
+
+def test_figures_take_their_colours_from_the_page():
+    svg = to_svg(curves(), "d")
+    assert not re.findall("|".join(c.lower() for c in LIGHT), svg)
+    assert "#ffffff" not in svg
+    assert set(re.findall(r"var\(--(\w+)\)", svg)) == {
+        "font",
+        "ink",
+        "grid",
+        *"c0 c1 c2 c3 c4 c5".split(),
+    }
+
+
+@pytest.mark.parametrize("names", [["rope", "t5"], ["a_long_name_of_an_encoding"] * 9, ["公" * 30]])
+def test_legend_fits_the_figure(names):
+    names = [f"{name}{i}" for i, name in enumerate(names)]
+    drawn = curves(names)
+    to_svg(drawn, "d")
+    (legend,) = drawn.legends
+    box = legend.get_window_extent()
+    assert box.x1 <= drawn.bbox.x1 + 1
+    top = drawn.axes[0].get_window_extent().y1
+    assert box.y0 >= top - 1
+
+
+def test_letters_stay_text():
+    assert "公司" in to_svg(heat_map(), "d")
+    assert "query $x$" in to_svg(heat_map(), "d")
+
+
+def test_figure_file_is_xml_with_both_schemes(tmp_path):
+    write_svg(curves(), tmp_path / "figure.svg", NASTY)
+    text = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert ElementTree.fromstring(text).get("width") == "610"
+    assert "prefers-color-scheme:dark" in text and DARK[0] in text
+
+
+def test_user_settings_do_not_reach_the_figures():
+    import matplotlib
+
+    plain = to_svg(curves(), "d")
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.fonttype": "path"}):
+        assert to_svg(curves(), "d") == plain
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_style_leaves_no_trace():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    with style():
+        pass
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_77_line_styles_differ():
+    styles = line_styles([f"e{i}" for i in range(77)])
+    assert len({(s.color, s.marker) for s in styles.values()}) == 77
+
+
+def test_line_style_stays_with_its_name():
+    assert line_styles(["a", "b", "a"])["b"] == line_styles(["a", "b", "c"])["b"]
+
+
+def test_ordered_colours():
+    assert len(set(ordered_colours(8))) == 8
+    assert len(ordered_colours(1)) == 1
+
+
+# Machado et al. 2009, severity 1, in linear RGB.
+PROTANOPIA = [
+    [0.152286, 1.052583, -0.204868],
+    [0.114503, 0.786281, 0.099216],
+    [-0.003882, -0.048116, 1.051998],
+]
+DEUTERANOPIA = [
+    [0.367322, 0.860646, -0.227968],
+    [0.280085, 0.672501, 0.047413],
+    [-0.01182, 0.04294, 0.968881],
+]
+
+
+def lab(hexadecimal: str, sight) -> np.ndarray:
+    rgb = np.array([int(hexadecimal[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array(sight) @ linear, 0, 1)
+    xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]] @ seen
+    t = xyz / [0.9505, 1, 1.089]
+    f = np.where(t > 0.008856, np.cbrt(t), 7.787 * t + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("sight", [np.eye(3), PROTANOPIA, DEUTERANOPIA])
+def test_colours_differ_for_the_colour_blind(palette, sight):
+    seen = [lab(colour, sight) for colour in palette]
+    nearest = min(np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i])
+    assert nearest > 16
+
+
+def test_numbers_align_right_and_words_left():
+    html = Page("t")
+    html.section("s", Table(["a", "b", "c"], [["x", 1234567, "word"], ["y", None, "other"]]))
+    assert "<td class=number>1,234,567</td><td>word</td>" in html.html()
+
+
+def test_same_note_is_written_once():
+    page = Page("t")
+    page.section("s", Table(["a", "b", "c"], [["x", Cell("n", "why"), Cell("n", "why")]]))
+    assert page.html().count("<li>why</li>") == 1
+    assert page.html().count("<sup>1</sup>") == 2
+
+
+def test_uneven_table_is_refused():
+    with pytest.raises(ValueError, match=r"needs 2 cells .* got 3"):
+        Table(["a", "b"], [["x", 1, 2]])
+
+
+def test_writing_leaves_no_other_file(tmp_path):
+    page = Page(NASTY)
+    page.write(tmp_path / "a.html")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.html"]
+
+
+def test_failed_write_keeps_the_old_page(tmp_path, monkeypatch):
+    target = tmp_path / "a.html"
+    target.write_text("old")
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        Page("new").write(target)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.html"]
+    assert target.read_text() == "old"

@@ -1,0 +1,98 @@
+"""DAPE over three biases against the authors' code."""
+
+import pytest
+import torch
+
+from posenc import ALiBi, ModelShape, RoPE, T5Bias, create
+from posenc.encoding.base import Rows
+from posenc.scores.dape import DAPE
+from posenc.scores.forgetting import FoX
+from tests.golden_values import Case, cases
+from tests.scores.test_fire import fire
+from tests.scores.test_kerple import kerple
+
+
+def inner(case: Case):
+    params, inputs = case.params, case.inputs
+    if params["base_bias"] == "alibi":
+        return ALiBi(params["heads"])
+    if params["base_bias"] == "kerple_log":
+        return kerple("log", inputs["bias_p"], inputs["bias_a"])
+    weights = [inputs[f"fire_{name}"] for name in ("w1", "b1", "w2", "b2")]
+    return fire(params, weights, leaky=True)
+
+
+def rows(x, positions) -> Rows:
+    batch, heads, q_len, kv_len = x.shape
+    return Rows(
+        q=x, k=None, q_positions=positions, kv_positions=positions,
+        batch=torch.arange(batch)[:, None, None, None], head=torch.arange(heads)[:, None, None],
+        q_idx=torch.arange(q_len)[:, None], kv_idx=torch.arange(kv_len),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", cases("dape"))
+def test_logits_equal_the_authors(case: Case):
+    encoding = DAPE(inner(case), case.params["heads"], mlp_width=case.params["mlp_width"]).double()
+    weights = {
+        "hidden.weight": case.inputs["w1"],
+        "hidden.bias": case.inputs["b1"],
+        "out.weight": case.inputs["w2"],
+        "out.bias": case.inputs["b2"],
+    }
+    encoding.load_state_dict({**encoding.state_dict(), **weights})
+    x, positions = case.inputs["x"], case.inputs["positions"]
+    mod = encoding.score_mod(x, None, positions, positions)
+    logits = encoding.score_rows(x, mod, None, rows(x, positions))
+    case.assert_close("logits", logits, where=positions[:, None] >= positions)
+
+
+def test_a_silent_network_leaves_the_inner_bias():
+    encoding = DAPE(T5Bias(4), 4)
+    torch.nn.init.zeros_(encoding.out.weight)
+    torch.nn.init.zeros_(encoding.out.bias)
+    x, positions = torch.randn(2, 4, 6, 6), torch.arange(6)
+    mod = encoding.score_mod(x, None, positions, positions)
+    got = encoding.score_rows(x, mod, None, rows(x, positions))
+    torch.testing.assert_close(got, x + encoding.inner(positions, positions))
+    assert encoding.scale(64) == 1.0, "T5's, which has no 1/sqrt(head_dim)"
+
+
+def test_claims_are_those_of_the_inner_bias():
+    assert DAPE(ALiBi(2), 2).shift_invariant and not create_dape("fire").shift_invariant
+    assert not DAPE(FoX(8, 2), 2).permutation_invariant
+
+
+@pytest.mark.parametrize("name", ["alibi", "kerple", "fire"])
+def test_inner_bias_by_name(name: str):
+    encoding = create_dape(name)
+    assert encoding.num_parameters == sum(p.numel() for p in encoding.parameters())
+
+
+def create_dape(name: str) -> DAPE:
+    return DAPE.from_shape(ModelShape(embed_dim=8, num_heads=2), inner=name)
+
+
+def test_registry_adapts_kerple():
+    assert type(create("dape", ModelShape(embed_dim=8, num_heads=2)).inner).__name__ == "Kerple"
+
+
+def test_autocast_does_not_round_the_network():
+    encoding, positions = DAPE(ALiBi(2), 2), torch.arange(6)
+    x = torch.randn(1, 2, 6, 6)
+
+    def logits():
+        mod = encoding.score_mod(x, None, positions, positions)
+        return encoding.score_rows(x, mod, None, rows(x, positions))
+
+    want = logits()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(logits(), want)
+
+
+def test_only_score_biases_can_be_adapted():
+    for wrong in (RoPE(8, interleaved=False), DAPE(ALiBi(2), 2)):
+        with pytest.raises(ValueError, match=type(wrong).__name__):
+            DAPE(wrong, 2)
+    with pytest.raises(ValueError, match="'rope'"):
+        DAPE.from_shape(ModelShape(embed_dim=8, num_heads=2), inner="rope")
