@@ -10,6 +10,9 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "ModelShape": "posenc.encoding",
     "PositionEncoding": "posenc.encoding",
+    "Claims": "posenc.encoding",
+    "Tokens": "posenc.terms.tokens",
+    "Term": "posenc.terms.term",
     "DistanceBias": "posenc.encoding",
     "Pass": "posenc.encoding",
     "names": "posenc.registry",
@@ -57,7 +60,7 @@ _PUBLIC = {
     "DeBERTa": "posenc.scores.deberta",
     "CoPE": "posenc.scores.cope",
     "Compose": "posenc.encoding.compose",
-    "Within": "posenc.encoding.compose",
+    "Within": "posenc.encoding.within",
     "DecoupledRoPE": "posenc.queries_keys.decoupled",
     "RNoPE": "posenc.queries_keys.rnope",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from posenc.embeddings.sinusoidal import Sinusoidal
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import at_least_float32
 
@@ -38,10 +40,11 @@ class Learned(PositionEncoding):
     Source: Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019 (GPT-2).
     """
 
-    places = (1,)
-    shift_invariant = False
-    causal_only = False
-    source = "Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019"
+    claims = Claims(
+        places=(1,),
+        source="Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019",
+        shift_invariant=False,
+    )
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Learned(PositionEncoding):
         if init not in STARTS:
             raise ValueError(f"Learned: init must be one of {STARTS}, got {init!r}.")
         self.max_positions = max_positions
+        self.claims = replace(self.claims, max_positions=max_positions)
         self.init = init
         self.init_std = init_std
         self.weight = nn.Parameter(torch.empty(max_positions, embed_dim))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import sinusoidal_frequencies
 from posenc.numbers.precision import at_least_float32
@@ -43,10 +44,11 @@ class Sinusoidal(PositionEncoding):
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
     """
 
-    places = (1,)
-    shift_invariant = False
-    causal_only = False
-    source = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
+    claims = Claims(
+        places=(1,),
+        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.5",
+        shift_invariant=False,
+    )
 
     def __init__(
         self,

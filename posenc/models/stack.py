@@ -74,7 +74,7 @@ def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> Positio
     """The encoding of a whole stack."""
     if encoding is None:
         return PositionEncoding()
-    if encoding.scope == "layer":
+    if encoding.claims.scope == "layer":
         return PerLayer.replicate(encoding, num_layers)
     return encoding
 
@@ -83,9 +83,9 @@ def default_positions(tokens: Tensor, past: int, encoding: PositionEncoding) -> 
     """past, past + 1, ...: the same for every row, and for every component where there are
     several."""
     positions = run(past, tokens.shape[1], tokens.device)
-    if encoding.num_axes == 1:
+    if encoding.claims.num_axes == 1:
         return positions
-    return positions[:, None].expand(-1, encoding.num_axes).contiguous()
+    return positions[:, None].expand(-1, encoding.claims.num_axes).contiguous()
 
 
 def bind(mask: Mask, positions: Tensor, past: int, encoding: PositionEncoding) -> Mask:
@@ -95,7 +95,7 @@ def bind(mask: Mask, positions: Tensor, past: int, encoding: PositionEncoding) -
     """
     if mask.bound or past:
         return mask
-    if encoding.num_axes > 1:
+    if encoding.claims.num_axes > 1:
         positions = torch.arange(positions.shape[-2], device=positions.device)
     return mask.bind(positions, positions)
 
@@ -117,7 +117,7 @@ def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> N
 
 def require_bidirectional(owner: str, encoding: PositionEncoding) -> None:
     """Raise ValueError where an encoding needs queries that look at the past only."""
-    if encoding.causal_only:
+    if encoding.claims.causal_only:
         raise ValueError(
             f"{owner}: {type(encoding).__name__} works in causal attention only: where a query "
             "looks at the future too, it is undefined or blind to order. Take another encoding, "
