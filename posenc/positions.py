@@ -105,6 +105,25 @@ def _noted(positions: Tensor) -> int | None:
     return start if start is not None and written == version(positions) else None
 
 
+def distances(q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    """(..., q_len, kv_len): q_position - kv_position, positive for the past.
+
+    Raises: ValueError unless both are (len) or (batch, len).
+    """
+    check_flat(q_positions, kv_positions)
+    return q_positions[..., :, None] - kv_positions[..., None, :]
+
+
+def check_flat(q_positions: Tensor, kv_positions: Tensor) -> None:
+    """Raise ValueError unless both are (len) or (batch, len): q and k are no positions."""
+    for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
+        if positions.ndim not in (1, 2):
+            raise ValueError(
+                f"{name} must have shape (len) or (batch, len), got {tuple(positions.shape)}. "
+                "For attention with q and k use posenc.attention(q, k, v, encoding, ...)."
+            )
+
+
 def positions_from_mask(valid: Tensor, *, start: int = 0) -> Tensor:
     """Positions that count real tokens, wherever the padding is.
 
@@ -148,8 +167,3 @@ def grid(height: int, width: int, device: torch.device | None = None) -> Tensor:
     """(row, column) of each cell, row by row: (height * width, 2), for encodings with two axes."""
     cells = torch.arange(height * width, device=device)
     return torch.stack([cells // width, cells % width], dim=-1)
-
-
-def distances(q_positions: Tensor, kv_positions: Tensor) -> Tensor:
-    """(..., q_len, kv_len): q_position - kv_position, positive for the past."""
-    return q_positions[..., :, None] - kv_positions[..., None, :]
