@@ -16,7 +16,7 @@ from rich.console import Console
 
 from posenc.compare import splits as corpus
 from posenc.compare import sweep, tables
-from posenc.compare.progress import LiveBars, PlainLines, clock
+from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import FORMAT, Study, TrialResult
 from posenc.compare.summary import recommend, summarise
 from posenc.compare.train import shape_of
@@ -26,6 +26,7 @@ from posenc.registry import create, entry
 from posenc.report import machine as hardware
 from posenc.report.atomic import write_atomically
 from posenc.report.failure import RunFailed
+from posenc.report.progress import clock, say
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 FLOPS_PER_SECOND = {"bfloat16": 195e9, "float32": 75e9}
@@ -86,7 +87,7 @@ def compare(options: Options) -> None:
         )
         _save(study, folder)
         cut.write(folder)
-        console.print(_opening(study, workers, folder), soft_wrap=True, markup=False)
+        say(console, _opening(study, workers, folder))
         live = console.is_terminal
         watcher = LiveBars(console, trials, workers) if live else PlainLines(console)
         try:
@@ -153,10 +154,8 @@ def _show(study: Study, folder: Path, console: Console) -> None:
     out.print(tables.summary_table(study))
     out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)
     for line in tables.notes(study):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(
-        f"Report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True
-    )
+        say(console, line)
+    say(console, f"Report: {folder / 'report.html'}")
 
 
 def _first_trial(options: Options) -> TrialConfig:

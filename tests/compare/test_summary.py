@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from posenc.compare.progress import LiveBars, PlainLines, clock
+from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import FORMAT, CorpusInfo, LengthScore, Study, Timing, TrialResult
 from posenc.compare.summary import recommend, summarise
 from posenc.compare.tables import notes
@@ -139,8 +139,3 @@ def test_live_bars_show_sweep_and_trial_with_loss_and_time_left():
     text = out.getvalue()
     assert "all trials" in text and "1 of 1" in text
     assert "rope seed 0: a [note]" in text and "512: 3.000" in text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (7260, "2 h 01 min")])
-def test_clock(seconds, text):
-    assert clock(seconds) == text
