@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from posenc.report.machine import processor
+
 Case = Callable[[], Any]
 
 
@@ -102,15 +104,10 @@ def _status(name: str) -> int:
 
 def machine() -> dict[str, str]:
     """The columns that every row carries."""
-    device = platform.processor() or platform.machine()
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
-    elif Path("/proc/cpuinfo").exists():
-        names = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x]
-        device = names[0].partition(":")[2].strip() if names else device
+    gpu = torch.cuda.is_available()
     return {
         "date": datetime.date.today().isoformat(),
-        "device": device,
+        "device": torch.cuda.get_device_name() if gpu else processor(),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -37,13 +37,16 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
+def processor() -> str:
+    """The processor's name, as far as the system tells it."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
 def describe(device: str, precision: str, workers: int) -> dict[str, str]:
     """What a report says about the machine."""
-    processor = _cpuinfo("model name") or platform.processor() or platform.machine()
-    if device == "cuda":
-        processor = f"{torch.cuda.get_device_name()}; {processor}"
+    gpu = f"{torch.cuda.get_device_name()}; " if device == "cuda" else ""
     return {
-        "processor": processor,
+        "processor": gpu + processor(),
         "cores": str(num_cores()),
         "system": f"{platform.system()} {platform.machine()}",
         "device": device,
