@@ -7,7 +7,7 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from rich.console import Console
 
 from posenc.compare import splits as corpus
 from posenc.compare import sweep, tables
+from posenc.compare.options import DEFAULT_ENCODINGS, Options
 from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import FORMAT, Study, TrialResult
 from posenc.compare.summary import recommend, summarise
@@ -28,38 +29,15 @@ from posenc.report.atomic import write_atomically
 from posenc.report.failure import RunFailed
 from posenc.report.progress import clock, say
 
-DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 FLOPS_PER_SECOND = {"bfloat16": 195e9, "float32": 75e9}
 """What one core was seen to do on this kind of model; for the estimate before the start."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the user asks for, see `posenc compare --help`."""
-
-    encodings: tuple[str, ...]
-    text: tuple[str, ...]
-    train_length: int
-    test_lengths: str | None
-    seeds: int
-    steps: int
-    batch: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int | None
-    lr: float
-    device: str
-    precision: str
-    workers: int | None
-    checkpoint_steps: int
-    out: Path | None
-
-
-def compare(options: Options) -> None:
+def run_study(options: Options) -> None:
     """Run every trial that has no result yet, write the report, print the table."""
     console = Console(stderr=True)
-    trial = _first_trial(options)  # checks all but the text
+    encodings = tuple(dict.fromkeys(options.encodings or DEFAULT_ENCODINGS))
+    trial = _first_trial(options, encodings)  # checks all but the text
     if options.out is not None:
         _check_ours(options.out)
     source = corpus.find(options.text) if options.text else corpus.embedded()
@@ -68,7 +46,7 @@ def compare(options: Options) -> None:
     trials = tuple(
         replace(trial, encoding=name, seed=seed, corpus=cut.info.hash)
         for seed in range(options.seeds)
-        for name in dict.fromkeys(options.encodings)
+        for name in encodings
     )
     folder = options.out or Path("runs") / f"compare-{_name(trials)}"
     _check_ours(folder)
@@ -104,7 +82,7 @@ def compare(options: Options) -> None:
         )
 
 
-def report(folder: Path) -> None:
+def rebuild_report(folder: Path) -> None:
     """Rebuild the report of a study that may be half finished."""
     path = folder / "study.json"
     if not path.is_file():
@@ -158,9 +136,9 @@ def _show(study: Study, folder: Path, console: Console) -> None:
     say(console, f"Report: {folder / 'report.html'}")
 
 
-def _first_trial(options: Options) -> TrialConfig:
+def _first_trial(options: Options, encodings: Sequence[str]) -> TrialConfig:
     """The options as a trial without a text. Raises ValueError where they do not fit together."""
-    for name in options.encodings:
+    for name in encodings:
         entry(name)
     device = hardware.default_device() if options.device == "auto" else options.device
     if device not in ("cpu", "cuda"):
@@ -173,24 +151,20 @@ def _first_trial(options: Options) -> TrialConfig:
         raise ValueError(f"--precision must be auto, float32 or bfloat16, got {precision!r}.")
     if not 0 < options.lr < math.inf:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
-    trial = TrialConfig(
-        encoding=options.encodings[0],
-        seed=0,
-        corpus="",
-        train_length=options.train_length,
-        test_lengths=_lengths(options.test_lengths, options.train_length),
-        steps=options.steps,
-        batch=options.batch,
-        width=options.width,
-        layers=options.layers,
-        heads=options.heads,
-        kv_heads=options.heads if options.kv_heads is None else options.kv_heads,
-        lr=options.lr,
-        device=device,
-        precision=precision,
-        torch=torch.__version__,
-    )
-    for name in options.encodings:
+    shared = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
+    asked = {name: getattr(options, name) for name in shared}
+    resolved = {
+        "encoding": encodings[0],
+        "seed": 0,
+        "corpus": "",
+        "test_lengths": _lengths(options.test_lengths, options.train_length),
+        "kv_heads": options.heads if options.kv_heads is None else options.kv_heads,
+        "device": device,
+        "precision": precision,
+        "torch": torch.__version__,
+    }
+    trial = TrialConfig(**asked | resolved)
+    for name in encodings:
         create(name, shape_of(trial))
     return trial
 
