@@ -117,14 +117,14 @@ def test_compare_writes_report_table_and_results_and_then_skips(call, text, tmp_
 
 def test_default_folder_is_below_runs_and_the_same_each_time(call, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "run", lambda *arguments: None)
+    monkeypatch.setattr(sweep, "run_trials", lambda *arguments: None)
     for seeds in ("1", "1", "2"):
         assert call("compare", "rope", "--text", text, *TINY, "--seeds", seeds)[0] == 0
     assert len(list((tmp_path / "runs").glob("*/report.html"))) == 2
 
 
 def test_report_of_a_half_finished_study_says_what_is_missing(call, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "run", lambda *arguments: None)
+    monkeypatch.setattr(sweep, "run_trials", lambda *arguments: None)
     out = tmp_path / "out"
     assert call("compare", "rope", "t5", "--text", text, "--out", out, *TINY)[0] == 0
     (out / "report.html").unlink()
@@ -142,7 +142,7 @@ def test_failed_trial_gives_code_1_and_its_reason(call, text, tmp_path, monkeypa
             write_atomically(folder / trial.folder / "result.json", result.to_json())
             watcher.finished(trial, result)
 
-    monkeypatch.setattr(sweep, "run", fail)
+    monkeypatch.setattr(sweep, "run_trials", fail)
     code, _, told = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
     assert code == 1
     assert "rope seed 0 failed: out of [memory]" in told
@@ -154,7 +154,7 @@ def test_ctrl_c_keeps_the_report_and_says_how_to_go_on(call, text, tmp_path, mon
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "run", interrupt)
+    monkeypatch.setattr(sweep, "run_trials", interrupt)
     code, _, told = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
     assert code == 130
     assert told.splitlines()[-1] == "posenc: stopped; the same command goes on from here."

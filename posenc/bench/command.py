@@ -42,12 +42,14 @@ def bench(
         raise ValueError(f"bench: --head-dim needs even numbers, got {head_dim!r}.")
     torch.set_num_threads(threads)
     if decode:
-        found = decoding.run(sizes, repeats)
+        found = decoding.measure_decoding(sizes, repeats)
     else:
-        found = rope.run(sizes, dims, repeats, backward, heads=heads, kv_heads=kv_heads)
-        found += bias.run(("alibi", "t5"), sizes, repeats, backward)
+        found = rope.measure_rotation(
+            sizes, dims, repeats, backward, heads=heads, kv_heads=kv_heads
+        )
+        found += bias.measure_bias(("alibi", "t5"), sizes, repeats, backward)
     if out is not None:
-        measure.save(found, out)
+        measure.save_rows(found, out)
 
 
 def _numbers(option: str, text: str, example: str) -> list[int]:

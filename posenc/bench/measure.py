@@ -102,7 +102,7 @@ def _status(name: str) -> int:
     raise OSError(f"/proc/self/status has no {name}")
 
 
-def machine() -> dict[str, str]:
+def machine_columns() -> dict[str, str]:
     """The columns that every row carries."""
     gpu = torch.cuda.is_available()
     return {
@@ -114,7 +114,7 @@ def machine() -> dict[str, str]:
     }
 
 
-def rows(
+def timing_rows(
     question: str,
     shape: Mapping[str, Any],
     seconds: Mapping[str, list[float]],
@@ -135,13 +135,13 @@ def rows(
             "floor": floor,
             "extra_mib": "" if peaks.get(name) is None else f"{peaks[name] / 2**20:.1f}",  # type: ignore[operator]
             "repeats": len(values),
-            **machine(),
+            **machine_columns(),
         }
         for name, values in seconds.items()
     ]
 
 
-def show(found: Iterable[Mapping[str, Any]]) -> None:
+def show_rows(found: Iterable[Mapping[str, Any]]) -> None:
     """One line per row, on stderr."""
     for row in found:
         shape = " ".join(str(row[name]) for name in ("n", "dtype", "pass") if name in row)
@@ -160,7 +160,7 @@ def show(found: Iterable[Mapping[str, Any]]) -> None:
         )
 
 
-def save(found: list[dict[str, Any]], path: Path) -> None:
+def save_rows(found: list[dict[str, Any]], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = list(dict.fromkeys(name for row in found for name in row))
     with path.open("w", newline="") as file:

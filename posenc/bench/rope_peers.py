@@ -20,7 +20,7 @@ class Peer(NamedTuple):
     interleaved: bool
 
 
-def at_hand(n: int, head_dim: int, dtype: torch.dtype) -> dict[str, Peer]:
+def rotation_peers(n: int, head_dim: int, dtype: torch.dtype) -> dict[str, Peer]:
     """Peers that can be imported here, for positions 0..n-1, theta 10,000, tensors of
     (1, heads, n, head_dim)."""
     makers = {

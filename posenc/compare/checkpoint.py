@@ -41,7 +41,9 @@ class Cursor(Record):
     sha256: str = ""
 
 
-def write(folder: Path, cursor: Cursor, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def write_checkpoint(
+    folder: Path, cursor: Cursor, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
     """Save; the JSON names the tensors' file and is replaced last, so that the pair is always
     whole."""
     content = save(_tensors(model, optimizer))
@@ -58,10 +60,12 @@ def write(folder: Path, cursor: Cursor, model: nn.Module, optimizer: torch.optim
         sha256=hashlib.sha256(content).hexdigest(),
     )
     write_atomically(folder / STATE, state.to_json())
-    clear(folder, keep=name)
+    clear_checkpoint(folder, keep=name)
 
 
-def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Cursor | None:
+def restore_checkpoint(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Cursor | None:
     """Load the checkpoint into model and optimizer; None where there is none.
 
     Raises: CorruptCheckpoint, with model and optimizer untouched.
@@ -91,7 +95,7 @@ def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return cursor
 
 
-def clear(folder: Path, keep: str | None = None) -> None:
+def clear_checkpoint(folder: Path, keep: str | None = None) -> None:
     """Delete the tensors of all checkpoints but `keep`; without it, the whole checkpoint."""
     if keep is None:
         (folder / STATE).unlink(missing_ok=True)

@@ -12,9 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.compare.results import CorpusInfo
-from posenc.text.sources import Source as Source
-from posenc.text.sources import embedded as embedded
-from posenc.text.sources import find as find
+from posenc.text.sources import Source
 
 SEPARATOR = 256
 """The symbol after each file."""
@@ -93,7 +91,7 @@ class Cut:
         partial.rename(target)
 
 
-def cut(source: Source, need: Need) -> Cut:
+def cut_text(source: Source, need: Need) -> Cut:
     """Cut a text into training, validation and test.
 
     With three files or more each file belongs to one split, chosen by a hash of its name, the
@@ -128,7 +126,7 @@ def cut(source: Source, need: Need) -> Cut:
     return Cut(source, stretches, info)
 
 
-def read(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
+def read_split(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
     """The symbols of one split, mapped from disk."""
     return np.memmap(path_of(folder, corpus_hash) / f"{split}.u16", dtype="<u2", mode="r")
 

@@ -14,20 +14,20 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from posenc.compare import splits as corpus
-from posenc.compare import sweep, tables
+from posenc.compare import splits, sweep, tables
 from posenc.compare.options import DEFAULT_ENCODINGS, Options
 from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import FORMAT, Study, TrialResult
-from posenc.compare.summary import recommend, summarise
+from posenc.compare.summary import recommend_encoding, summarise
 from posenc.compare.train import shape_of
 from posenc.compare.trial import TrialConfig
 from posenc.models import DecoderConfig
 from posenc.registry import create, entry
-from posenc.report import machine as hardware
+from posenc.report import machine
 from posenc.report.atomic import write_atomically
 from posenc.report.failure import RunFailed
 from posenc.report.progress import clock, say
+from posenc.text.sources import embedded, find_text
 
 FLOPS_PER_SECOND = {"bfloat16": 195e9, "float32": 75e9}
 """What one core was seen to do on this kind of model; for the estimate before the start."""
@@ -40,9 +40,9 @@ def run_study(options: Options) -> None:
     trial = _first_trial(options, encodings)  # checks all but the text
     if options.out is not None:
         _check_ours(options.out)
-    source = corpus.find(options.text) if options.text else corpus.embedded()
-    need = corpus.Need(options.train_length, max(trial.test_lengths), options.batch)
-    cut = corpus.cut(source, need)
+    source = find_text(options.text) if options.text else embedded()
+    need = splits.Need(options.train_length, max(trial.test_lengths), options.batch)
+    cut = splits.cut_text(source, need)
     trials = tuple(
         replace(trial, encoding=name, seed=seed, corpus=cut.info.hash)
         for seed in range(options.seeds)
@@ -52,14 +52,14 @@ def run_study(options: Options) -> None:
     _check_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with sweep.locked(folder):
-        workers = options.workers or (1 if trial.device == "cuda" else hardware.num_cores())
+        workers = options.workers or (1 if trial.device == "cuda" else machine.num_cores())
         workers = min(workers, len(trials))
         study = Study(
             format=FORMAT,
             command=shlex.join(["posenc", *sys.argv[1:]]),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions=hardware.versions(),
-            hardware=hardware.describe(trial.device, trial.precision, workers),
+            versions=machine.versions(),
+            hardware=machine.describe(trial.device, trial.precision, workers),
             corpus=cut.info,
             trials=trials,
         )
@@ -70,7 +70,7 @@ def run_study(options: Options) -> None:
         watcher = LiveBars(console, trials, workers) if live else PlainLines(console)
         try:
             with watcher:
-                sweep.run(folder, trials, workers, watcher, options.checkpoint_steps)
+                sweep.run_trials(folder, trials, workers, watcher, options.checkpoint_steps)
         finally:
             # Stopped or not, what is done is in the report.
             study = _write_report(study, folder)
@@ -108,7 +108,7 @@ def collect(study: Study, folder: Path) -> Study:
             results.append(result)
     study = replace(study, results=tuple(results))
     study = replace(study, summary=summarise(study))
-    return replace(study, recommendation=recommend(study, study.summary))
+    return replace(study, recommendation=recommend_encoding(study, study.summary))
 
 
 def _write_report(study: Study, folder: Path) -> Study:
@@ -140,13 +140,13 @@ def _first_trial(options: Options, encodings: Sequence[str]) -> TrialConfig:
     """The options as a trial without a text. Raises ValueError where they do not fit together."""
     for name in encodings:
         entry(name)
-    device = hardware.default_device() if options.device == "auto" else options.device
+    device = machine.default_device() if options.device == "auto" else options.device
     if device not in ("cpu", "cuda"):
         raise ValueError(f"--device must be auto, cpu or cuda, got {options.device!r}.")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no CUDA device here. Use --device cpu.")
     precision = options.precision
-    precision = hardware.default_precision(device) if precision == "auto" else precision
+    precision = machine.default_precision(device) if precision == "auto" else precision
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"--precision must be auto, float32 or bfloat16, got {precision!r}.")
     if not 0 < options.lr < math.inf:
@@ -205,9 +205,9 @@ def _name(trials: Sequence[TrialConfig]) -> str:
 
 def _opening(study: Study, workers: int, folder: Path) -> str:
     trial, text = study.trials[0], study.corpus
-    sizes = DecoderConfig(corpus.VOCABULARY, trial.width, trial.layers, trial.heads, trial.kv_heads)
+    sizes = DecoderConfig(splits.VOCABULARY, trial.width, trial.layers, trial.heads, trial.kv_heads)
     matrices = trial.layers * trial.width * (4 * trial.width + 3 * (sizes.ffn_dim or 0))
-    matrices += corpus.VOCABULARY * trial.width
+    matrices += splits.VOCABULARY * trial.width
 
     def flops(length: int) -> int:
         return 2 * matrices + 4 * trial.layers * trial.width * length

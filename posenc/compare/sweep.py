@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from posenc.compare.results import Timing, TrialResult
-from posenc.compare.trial import TrialConfig, write_config
+from posenc.compare.trial import TrialConfig, write_trial
 from posenc.report.atomic import write_atomically
 
 
@@ -54,7 +54,7 @@ def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
     return result
 
 
-def run(
+def run_trials(
     folder: Path,
     trials: Sequence[TrialConfig],
     workers: int,
@@ -125,7 +125,7 @@ class _Worker:
         self.home = folder / trial.folder
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "result.json").unlink(missing_ok=True)
-        write_config(self.home, trial)
+        write_trial(self.home, trial)
         arguments = [str(folder), str(self.home), str(checkpoint_steps)]
         with (self.home / "log.txt").open("a") as log:
             self.process = subprocess.Popen(

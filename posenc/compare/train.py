@@ -54,7 +54,7 @@ def shape_of(config: TrialConfig) -> ModelShape:
     )
 
 
-def build(config: TrialConfig) -> Decoder:
+def build_decoder(config: TrialConfig) -> Decoder:
     """The model with its initial weights, which are the same for all encodings of a seed."""
     torch.manual_seed(config.seed)
     encoding = create(config.encoding, shape_of(config))
@@ -119,7 +119,7 @@ def autocast(config: TrialConfig) -> contextlib.AbstractContextManager:
     return torch.autocast(config.device, dtype=torch.bfloat16)
 
 
-def train(
+def train_decoder(
     config: TrialConfig,
     train_symbols: np.ndarray,
     valid_symbols: np.ndarray,
@@ -131,13 +131,13 @@ def train(
 
     A checkpoint is written every `checkpoint_steps` steps; how often changes no number.
     """
-    model = build(config)
+    model = build_decoder(config)
     optimizer = optimizer_for(model, config)
     try:
-        cursor = checkpoint.restore(folder, model, optimizer) or Cursor(0)
+        cursor = checkpoint.restore_checkpoint(folder, model, optimizer) or Cursor(0)
     except checkpoint.CorruptCheckpoint as error:
         event("note", text=f"the checkpoint is corrupt ({error}); starting this trial again")
-        checkpoint.clear(folder)
+        checkpoint.clear_checkpoint(folder)
         cursor = Cursor(0)
     every = max(1, config.steps // 20)
     model.train()
@@ -162,7 +162,7 @@ def train(
             )
             cursor = replace(cursor, loss_sum=0.0, loss_count=0, training=(*cursor.training, point))
         if step % checkpoint_steps == 0 or step == config.steps:
-            checkpoint.write(folder, cursor, model, optimizer)
+            checkpoint.write_checkpoint(folder, cursor, model, optimizer)
     return model, cursor
 
 

@@ -64,12 +64,12 @@ class TrialConfig:
         return f"{self.encoding}-seed{self.seed}-{self.hash}"
 
 
-def write_config(folder: Path, config: TrialConfig) -> None:
+def write_trial(folder: Path, config: TrialConfig) -> None:
     """Write config.json into the trial's folder, for its worker."""
     write_atomically(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1))
 
 
-def read_config(folder: Path) -> TrialConfig:
-    """What `write_config` wrote."""
+def read_trial(folder: Path) -> TrialConfig:
+    """What `write_trial` wrote."""
     fields = json.loads((folder / "config.json").read_text())
     return TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})

@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from posenc.compare import checkpoint, evaluate, train
-from posenc.compare import splits as corpus
+from posenc.compare import checkpoint, evaluate, splits, train
 from posenc.compare.as_built import effective_spec
 from posenc.compare.results import Timing, TrialResult
-from posenc.compare.trial import TrialConfig, read_config
+from posenc.compare.trial import TrialConfig, read_trial
 from posenc.hf.llama import export_llama, expressible
 from posenc.registry import create
 from posenc.report.atomic import write_atomically
@@ -38,9 +37,9 @@ def main(study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     event = _Events(events)
     folder = Path(trial_folder)
-    config = read_config(folder)
+    config = read_trial(folder)
     try:
-        run(config, Path(study_folder), folder, event, int(checkpoint_steps))
+        run_trial(config, Path(study_folder), folder, event, int(checkpoint_steps))
     except Exception as error:
         traceback.print_exc()
         event("failed", reason=reason_of(error))
@@ -51,7 +50,7 @@ def main(study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
     return 0
 
 
-def run(
+def run_trial(
     config: TrialConfig, study_folder: Path, folder: Path, event: Any, checkpoint_steps: int
 ) -> None:
     """Train, test, write."""
@@ -59,13 +58,13 @@ def run(
         torch.set_num_threads(1)  # how a sum is shared between threads decides its last bits
     else:
         torch.use_deterministic_algorithms(True, warn_only=True)
-    symbols = {s: corpus.read(study_folder, s, config.corpus) for s in corpus.SPLITS}
-    model, cursor = train.train(
+    symbols = {s: splits.read_split(study_folder, s, config.corpus) for s in splits.SPLITS}
+    model, cursor = train.train_decoder(
         config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps
     )
     event("testing")
     began = time.perf_counter()
-    by_length, by_position, by_context = evaluate.evaluate(model, symbols["test"], config)
+    by_length, by_position, by_context = evaluate.evaluate_lengths(model, symbols["test"], config)
     shape = train.shape_of(config)
     encoding = create(config.encoding, shape)  # one layer's, where each has its own
     result = TrialResult(
@@ -89,7 +88,7 @@ def run(
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
     write_atomically(folder / "timing.json", timing.to_json())
     write_atomically(folder / "result.json", result.to_json())
-    checkpoint.clear(folder)
+    checkpoint.clear_checkpoint(folder)
 
 
 def reason_of(error: Exception) -> str:

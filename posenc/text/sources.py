@@ -35,7 +35,7 @@ def embedded() -> Source:
     return Source(f"Python {platform.python_version()} standard library", tuple(sorted(files)))
 
 
-def find(texts: Sequence[str]) -> Source:
+def find_text(texts: Sequence[str]) -> Source:
     """The files that `texts` name: files, folders (with all that is in them but hidden files) and
     globs.
 

@@ -67,7 +67,7 @@ def test_quantiles_are_measured_values():
 
 def test_peers_with_a_bias_agree_with_ours_before_they_are_timed():
     pytest.importorskip("x_transformers")
-    found = bias.run(("alibi", "t5"), (220,), 1, backward=False, peers=True)
+    found = bias.measure_bias(("alibi", "t5"), (220,), 1, backward=False, peers=True)
     assert {"x-transformers alibi, flash", "x-transformers t5"} <= {row["case"] for row in found}
 
 
@@ -85,6 +85,6 @@ def test_live_bytes_are_those_alive_together():
 def test_memory_is_fitted_by_an_exponent_of_length():
     assert bias._exponent((1024, 2048, 4096), (3, 6, 12)) == pytest.approx(1)
     assert bias._exponent((1024, 2048, 4096), (1, 4, 16)) == pytest.approx(2)
-    rows = bias.memory(("shaw",), (256, 512))
+    rows = bias.measure_memory(("shaw",), (256, 512))
     assert [row["n"] for row in rows] == [256, 512]
     assert all(float(row["beyond_output_mib"]) >= 0 for row in rows)

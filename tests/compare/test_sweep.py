@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.compare import splits as corpus
-from posenc.compare import sweep, worker
+from posenc.compare import splits, sweep, worker
 from posenc.compare.results import Study, Timing, TrialResult
-from posenc.compare.trial import TrialConfig, read_config
+from posenc.compare.trial import TrialConfig, read_trial
+from posenc.text.sources import find_text
 
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 200
 SIZES = (
@@ -51,7 +51,7 @@ def folder(tmp_path):
 
 def trial(folder: Path, encoding: str, **changes) -> TrialConfig:
     """A tiny trial on the text in `folder`."""
-    cut = corpus.cut(corpus.find([str(folder / "text.txt")]), corpus.Need(16, 32, 2))
+    cut = splits.cut_text(find_text([str(folder / "text.txt")]), splits.Need(16, 32, 2))
     cut.write(folder)
     config = TrialConfig(
         encoding=encoding, seed=0, corpus=cut.info.hash, train_length=16, test_lengths=(16, 32),
@@ -101,14 +101,14 @@ def test_killed_three_times_gives_the_results_of_an_undisturbed_run(folder):
     assert last.returncode == 0, said
     (name, text), *more = results(killed).items()
     assert not more
-    assert text == run_here(killed, read_config(killed / name))
+    assert text == run_here(killed, read_trial(killed / name))
 
 
 def run_here(study: Path, config: TrialConfig) -> str:
     """The result of a trial that nothing disturbs, in this process."""
     home = study / "undisturbed" / config.folder
     home.mkdir(parents=True)
-    worker.run(config, study, home, lambda kind, **values: None, 1000)
+    worker.run_trial(config, study, home, lambda kind, **values: None, 1000)
     return (home / "result.json").read_text()
 
 
@@ -136,7 +136,7 @@ def child_of(path: Path, parent: int) -> bool:
 def test_failing_trial_is_reported_and_the_rest_goes_on(folder):
     bad, good = trial(folder, "rope", lr=1e30), trial(folder, "alibi")
     log = Log()
-    sweep.run(folder, [bad, good], 1, log)
+    sweep.run_trials(folder, [bad, good], 1, log)
     assert "nan at step" in log.results["rope"].reason
     assert log.results["alibi"].reason is None
     assert "nan at step" in sweep.load_result(folder, bad).reason
@@ -146,11 +146,11 @@ def test_finished_trials_are_skipped_and_corrupt_results_are_redone(folder):
     trials = [trial(folder, "rope"), trial(folder, "alibi")]
     for config in trials:
         (folder / config.folder).mkdir()
-        worker.run(config, folder, folder / config.folder, lambda kind, **values: None, 5)
+        worker.run_trial(config, folder, folder / config.folder, lambda kind, **values: None, 5)
     before = results(folder)
     (folder / trials[0].folder / "result.json").write_text('{"half": ')
     log = Log()
-    sweep.run(folder, trials, 2, log)
+    sweep.run_trials(folder, trials, 2, log)
     assert [name for name, text in log.notes if "corrupt" in text] == ["rope"]
     assert {name for name, _ in log.steps} <= {"rope"}
     assert results(folder) == before
@@ -172,7 +172,7 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
 
     monkeypatch.setattr(sweep.subprocess, "Popen", popen)
     killer.step = kill_at_first_step
-    sweep.run(folder, [config], 1, killer)
+    sweep.run_trials(folder, [config], 1, killer)
     assert killer.results["rope"].reason == (
         "its process was ended by SIGKILL, perhaps for want of memory"
     )
@@ -191,7 +191,7 @@ def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
         sweep, "_environment", lambda trial: real(trial) | {"PYTHONPATH": str(folder)}
     )
     log = Log()
-    sweep.run(folder, [config], 1, log)
+    sweep.run_trials(folder, [config], 1, log)
     assert log.results["rope"].reason.startswith("the disk is full")
     assert not list((folder / config.folder).glob("*.partial"))
 
