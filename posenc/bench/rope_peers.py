@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -42,6 +43,12 @@ def rotation_peers(n: int, head_dim: int, dtype: torch.dtype) -> dict[str, Peer]
                 found[name] = Peer(make(n, head_dim, dtype), interleaved)
             except ImportError:
                 continue  # installed, but not for this torch
+            except Exception as error:  # somebody else's code: whatever it raises
+                print(
+                    f"rope       {name}: cannot take head_dim {head_dim} "
+                    f"({type(error).__name__}: {error}), so not timed",
+                    file=sys.stderr,
+                )
     return found
 
 
