@@ -82,3 +82,6 @@ class Options:
             show_default="a folder below runs/ that the options name",
         ),
     ] = None
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Start also what is expected to take over a week.")
+    ] = False

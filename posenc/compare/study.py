@@ -15,45 +15,51 @@ import torch
 from rich.console import Console
 
 from posenc.compare import splits, sweep, tables
+from posenc.compare.cost import check_cost, opening
 from posenc.compare.options import DEFAULT_ENCODINGS, Options
 from posenc.compare.progress import LiveBars, PlainLines
-from posenc.compare.results import FORMAT, Study, TrialResult
+from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.summary import recommend_encoding, summarise
-from posenc.compare.train import shape_of
 from posenc.compare.trial import TrialConfig
-from posenc.models import DecoderConfig
-from posenc.registry import create, entry
+from posenc.registry import entry, names
 from posenc.report import machine
-from posenc.report.atomic import write_atomically
-from posenc.report.failure import RunFailed
-from posenc.report.progress import clock, say
+from posenc.report.atomic import is_partial, write_atomically
+from posenc.report.failure import RunFailed, Stopped
+from posenc.report.lock import LOCK, locked
+from posenc.report.progress import say
 from posenc.text.sources import embedded, find_text
 
-FLOPS_PER_SECOND = {"bfloat16": 195e9, "float32": 75e9}
-"""What one core was seen to do on this kind of model; for the estimate before the start."""
+STUDY = "study.json"
+RUNS = Path("runs")
 
 
 def run_study(options: Options) -> None:
-    """Run every trial that has no result yet, write the report, print the table."""
+    """Run every trial that has no result yet, write the report, print the table.
+
+    Raises: ValueError for wrong input, before anything is written; RunFailed where a trial failed;
+    Stopped after Ctrl-C.
+    """
     console = Console(stderr=True)
     encodings = tuple(dict.fromkeys(options.encodings or DEFAULT_ENCODINGS))
     trial = _first_trial(options, encodings)  # checks all but the text
+    workers = options.workers or (1 if trial.device == "cuda" else machine.num_cores())
+    workers = min(workers, options.seeds * len(encodings))
+    check_cost(trial, encodings, options.seeds, workers, options.yes)
     if options.out is not None:
         _check_ours(options.out)
     source = find_text(options.text) if options.text else embedded()
     need = splits.Need(options.train_length, max(trial.test_lengths), options.batch)
-    cut = splits.cut_text(source, need)
+    cut = splits.cut_text(source, need, options.out or RUNS)
     trials = tuple(
         replace(trial, encoding=name, seed=seed, corpus=cut.info.hash)
         for seed in range(options.seeds)
         for name in encodings
     )
-    folder = options.out or Path("runs") / f"compare-{_name(trials)}"
-    _check_ours(folder)
+    folder = options.out or RUNS / f"compare-{_name(trials)}"
+    damaged = _check_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with sweep.locked(folder):
-        workers = options.workers or (1 if trial.device == "cuda" else machine.num_cores())
-        workers = min(workers, len(trials))
+    with locked(folder, "posenc compare"):
+        sweep.remove_leftovers(folder)
         study = Study(
             format=FORMAT,
             command=shlex.join(["posenc", *sys.argv[1:]]),
@@ -64,16 +70,20 @@ def run_study(options: Options) -> None:
             trials=trials,
         )
         _save(study, folder)
-        cut.write(folder)
-        say(console, _opening(study, workers, folder))
+        for wrong in (damaged, cut.write(folder)):
+            if wrong:
+                say(console, f"{wrong}; writing it again")
+        say(console, opening(study, workers, folder))
         live = console.is_terminal
         watcher = LiveBars(console, trials, workers) if live else PlainLines(console)
         try:
             with watcher:
                 sweep.run_trials(folder, trials, workers, watcher, options.checkpoint_steps)
+        except KeyboardInterrupt:
+            raise Stopped("the same command goes on from here") from None
         finally:
             # Stopped or not, what is done is in the report.
-            study = _write_report(study, folder)
+            study, _ = _write_report(study, folder)
         _show(study, folder, console)
     if study.failed:
         raise RunFailed(
@@ -83,46 +93,60 @@ def run_study(options: Options) -> None:
 
 
 def rebuild_report(folder: Path) -> None:
-    """Rebuild the report of a study that may be half finished."""
-    path = folder / "study.json"
+    """Rebuild the report of a study that may be half finished.
+
+    Raises: ValueError where there is none that can be read, or where it is running.
+    """
+    path = folder / STUDY
     if not path.is_file():
-        raise ValueError(f"{folder} holds no study.json: give a folder that posenc compare wrote.")
+        raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
     try:
-        study = Study.from_json(path.read_text())
+        study = Study.from_json(path.read_text(encoding="utf-8"))
+    except OtherFormat as error:
+        raise ValueError(f"{path} was written by another version of posenc: {error}.") from None
     except ValueError as error:
         raise ValueError(
             f"{path} cannot be read ({error}); the same posenc compare writes it again."
         ) from None
-    _show(_write_report(study, folder), folder, Console(stderr=True))
+    console = Console(stderr=True)
+    with locked(folder, "posenc compare, which writes the report when it ends,"):
+        study, damaged = _write_report(study, folder)
+    for line in damaged:
+        say(console, line)
+    _show(study, folder, console)
 
 
-def collect(study: Study, folder: Path) -> Study:
-    """The study with the results that are on disk now; an unreadable one counts as missing."""
+def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
+    """The study with the results that are on disk now, and a line for every result that is damaged
+    and so counts as missing."""
     results: list[TrialResult] = []
+    damaged: list[str] = []
     for trial in study.trials:
         try:
             result = sweep.load_result(folder, trial)
-        except sweep.CorruptResult:
-            result = None
+        except sweep.CorruptResult as error:
+            path = folder / trial.folder / "result.json"
+            damaged.append(f"{path} is damaged ({error}); the same posenc compare makes it again")
+            continue
         if result is not None:
             results.append(result)
     study = replace(study, results=tuple(results))
     study = replace(study, summary=summarise(study))
-    return replace(study, recommendation=recommend_encoding(study, study.summary))
+    return replace(study, recommendation=recommend_encoding(study, study.summary)), damaged
 
 
-def _write_report(study: Study, folder: Path) -> Study:
+def _write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
     from posenc.compare.page import write_report
 
-    study = collect(study, folder)
+    study, damaged = collect(study, folder)
     _save(study, folder)
     write_atomically(folder / "results.csv", tables.csv_text(study))
     write_report(study, folder / "report.html")
-    return study
+    return study, damaged
 
 
 def _save(study: Study, folder: Path) -> None:
-    write_atomically(folder / "study.json", study.to_json())
+    write_atomically(folder / STUDY, study.to_json())
 
 
 def _show(study: Study, folder: Path, console: Console) -> None:
@@ -139,6 +163,11 @@ def _show(study: Study, folder: Path, console: Console) -> None:
 def _first_trial(options: Options, encodings: Sequence[str]) -> TrialConfig:
     """The options as a trial without a text. Raises ValueError where they do not fit together."""
     for name in encodings:
+        if name not in names() and Path(name).exists():
+            raise ValueError(
+                f"{name!r} is a file or folder where an encoding is expected. Every text has its "
+                f"own --text: --text FIRST --text {shlex.quote(name)}."
+            )
         entry(name)
     device = machine.default_device() if options.device == "auto" else options.device
     if device not in ("cpu", "cuda"):
@@ -163,10 +192,7 @@ def _first_trial(options: Options, encodings: Sequence[str]) -> TrialConfig:
         "precision": precision,
         "torch": torch.__version__,
     }
-    trial = TrialConfig(**asked | resolved)
-    for name in encodings:
-        create(name, shape_of(trial))
-    return trial
+    return TrialConfig(**asked | resolved)
 
 
 def _lengths(given: str | None, train_length: int) -> tuple[int, ...]:
@@ -186,43 +212,39 @@ def _lengths(given: str | None, train_length: int) -> tuple[int, ...]:
     return tuple(sorted(lengths | {train_length}))
 
 
-def _check_ours(folder: Path) -> None:
+def _check_ours(folder: Path) -> str | None:
+    """Refuse to write where something else lies, or what another version wrote.
+
+    Returns: what is wrong with the study.json that stands there; None where nothing is.
+    """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is not a folder.")
-    if not folder.exists() or (folder / "study.json").exists():
-        return
-    others = [p.name for p in folder.iterdir() if p.name != ".lock" and "corpus-" not in p.name]
+    if not folder.exists():
+        return None
+    if (folder / STUDY).is_file():
+        try:
+            Study.from_json((folder / STUDY).read_text(encoding="utf-8"))
+        except OtherFormat as error:
+            raise ValueError(
+                f"--out: {folder} was written by another version of posenc ({error}). Choose "
+                "another folder."
+            ) from None
+        except ValueError as error:
+            return f"{folder / STUDY} is damaged ({error})"
+        return None
+    others = [p.name for p in folder.iterdir() if not _is_ours(p)]
     if others:
         raise ValueError(
             f"--out: {folder} is not empty and was not written by posenc compare (it holds "
             f"{others[0]}). Choose another folder."
         )
+    return None
+
+
+def _is_ours(path: Path) -> bool:
+    """What a run that was killed before it had written study.json leaves."""
+    return path.name == LOCK or path.name.startswith("corpus-") or is_partial(path)
 
 
 def _name(trials: Sequence[TrialConfig]) -> str:
     return hashlib.sha256(" ".join(t.hash for t in trials).encode()).hexdigest()[:8]
-
-
-def _opening(study: Study, workers: int, folder: Path) -> str:
-    trial, text = study.trials[0], study.corpus
-    sizes = DecoderConfig(splits.VOCABULARY, trial.width, trial.layers, trial.heads, trial.kv_heads)
-    matrices = trial.layers * trial.width * (4 * trial.width + 3 * (sizes.ffn_dim or 0))
-    matrices += splits.VOCABULARY * trial.width
-
-    def flops(length: int) -> int:
-        return 2 * matrices + 4 * trial.layers * trial.width * length
-
-    train = 3 * flops(trial.train_length) * trial.steps * trial.batch * trial.train_length
-    test = 2 * (1 << 16) * sum(map(flops, trial.test_lengths))
-    names = len(study.encodings)
-    parts = [
-        f"{len(study.trials)} trials (encodings: {names}, seeds: {len(study.trials) // names}) of "
-        f"{trial.steps} steps on {text.name}: {text.train_bytes:,} bytes to train on, "
-        f"{text.test_bytes:,} to test, split {text.split}"
-    ]
-    if trial.device == "cpu":
-        seconds = (train + test) * len(study.trials) / workers
-        seconds /= FLOPS_PER_SECOND[trial.precision]
-        where = f"{workers} {'worker' if workers == 1 else 'workers'} in {trial.precision}"
-        parts.append(f"about {clock(seconds)} on {where} if the cores are free")
-    return "; ".join([*parts, f"results in {folder}"]) + "."

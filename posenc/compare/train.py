@@ -134,11 +134,12 @@ def train_decoder(
     model = build_decoder(config)
     optimizer = optimizer_for(model, config)
     try:
-        cursor = checkpoint.restore_checkpoint(folder, model, optimizer) or Cursor(0)
+        cursor = checkpoint.restore_checkpoint(folder, config.hash, model, optimizer)
     except checkpoint.CorruptCheckpoint as error:
         event("note", text=f"the checkpoint is corrupt ({error}); starting this trial again")
         checkpoint.clear_checkpoint(folder)
-        cursor = Cursor(0)
+        cursor = None
+    cursor = cursor or Cursor(config.hash, 0)
     every = max(1, config.steps // 20)
     model.train()
     while cursor.step < config.steps:
@@ -155,11 +156,13 @@ def train_decoder(
         )
         event("step", step=step, loss=loss / math.log(2))
         if step % every == 0 or step == config.steps:
-            point = TrainingPoint(
-                step=step,
-                train=cursor.loss_sum / cursor.loss_count / math.log(2),
-                valid=_validate(model, config, valid_symbols),
-            )
+            valid = _validate(model, config, valid_symbols)
+            if not math.isfinite(valid):
+                raise TrialFailed(
+                    f"the validation loss became {valid} at step {step}; try a lower --lr"
+                )
+            train = cursor.loss_sum / cursor.loss_count / math.log(2)
+            point = TrainingPoint(step, train, valid)
             cursor = replace(cursor, loss_sum=0.0, loss_count=0, training=(*cursor.training, point))
         if step % checkpoint_steps == 0 or step == config.steps:
             checkpoint.write_checkpoint(folder, cursor, model, optimizer)

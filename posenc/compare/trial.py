@@ -70,6 +70,10 @@ def write_trial(folder: Path, config: TrialConfig) -> None:
 
 
 def read_trial(folder: Path) -> TrialConfig:
-    """What `write_trial` wrote."""
-    fields = json.loads((folder / "config.json").read_text())
-    return TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})
+    """What `write_trial` wrote. Raises: ValueError where the folder's name says that it is another
+    trial's."""
+    fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})
+    if config.folder != folder.name:
+        raise ValueError(f"{folder}/config.json is the config of {config.folder}")
+    return config

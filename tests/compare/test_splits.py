@@ -23,7 +23,7 @@ def folder_of(root: Path, sizes: dict[str, int]) -> Path:
 def test_each_file_is_in_one_split_and_nothing_is_lost(tmp_path):
     names = {f"part{i}/file{i}.txt": 100 + i for i in range(30)}
     source = find_text([str(folder_of(tmp_path / "text", names))])
-    cut = splits.cut_text(source, NEED)
+    cut = splits.cut_text(source, NEED, tmp_path)
     owners = [name for split in splits.SPLITS for name, _, _ in cut.stretches[split]]
     assert sorted(owners) == sorted(name for name, _ in source.files)
     assert all(
@@ -35,23 +35,23 @@ def test_each_file_is_in_one_split_and_nothing_is_lost(tmp_path):
 
 def test_split_depends_on_names_below_the_folder_and_not_on_where_it_lies(tmp_path):
     sizes = {f"f{i}": 200 for i in range(12)}
-    a = splits.cut_text(find_text([str(folder_of(tmp_path / "a", sizes))]), NEED)
-    b = splits.cut_text(find_text([str(folder_of(tmp_path / "deep" / "b", sizes))]), NEED)
+    a = splits.cut_text(find_text([str(folder_of(tmp_path / "a", sizes))]), NEED, tmp_path)
+    b = splits.cut_text(find_text([str(folder_of(tmp_path / "deep" / "b", sizes))]), NEED, tmp_path)
     assert a.stretches == b.stretches
     assert a.info.hash == b.info.hash
 
 
 def test_hash_sees_one_changed_byte(tmp_path):
     root = folder_of(tmp_path, {f"f{i}": 200 for i in range(12)})
-    before = splits.cut_text(find_text([str(root)]), NEED).info.hash
+    before = splits.cut_text(find_text([str(root)]), NEED, tmp_path).info.hash
     (root / "f3").write_bytes(b"x" * 199 + b"y")
-    assert splits.cut_text(find_text([str(root)]), NEED).info.hash != before
+    assert splits.cut_text(find_text([str(root)]), NEED, tmp_path).info.hash != before
 
 
 def test_single_file_is_cut_into_contiguous_stretches(tmp_path):
     text = np.random.default_rng(0).integers(0, 256, 4000).astype(np.uint8).tobytes()
     (tmp_path / "book.bin").write_bytes(text)
-    cut = splits.cut_text(find_text([str(tmp_path / "book.bin")]), NEED)
+    cut = splits.cut_text(find_text([str(tmp_path / "book.bin")]), NEED, tmp_path)
     cut.write(tmp_path / "out")
     parts = [splits.read_split(tmp_path / "out", split, cut.info.hash) for split in splits.SPLITS]
     assert all(part[-1] == splits.SEPARATOR for part in parts)
@@ -61,7 +61,7 @@ def test_single_file_is_cut_into_contiguous_stretches(tmp_path):
 
 def test_files_are_joined_by_the_separator(tmp_path):
     root = folder_of(tmp_path / "text", {f"f{i}": 300 for i in range(9)})
-    cut = splits.cut_text(find_text([str(root)]), NEED)
+    cut = splits.cut_text(find_text([str(root)]), NEED, tmp_path)
     cut.write(tmp_path)
     for split in splits.SPLITS:
         symbols = splits.read_split(tmp_path, split, cut.info.hash)
@@ -103,12 +103,12 @@ def test_short_text_says_how_many_bytes_are_needed(tmp_path, size):
     (tmp_path / "a").write_bytes(b"x" * size)
     # 2 windows of 9 to train on, 8 of 9 to validate, 8 of 17 to test
     with pytest.raises(ValueError, match=rf"it has {size} bytes.* at least {18 + 72 + 136} "):
-        splits.cut_text(find_text([str(tmp_path / "a")]), NEED)
+        splits.cut_text(find_text([str(tmp_path / "a")]), NEED, tmp_path)
 
 
 def test_least_text_that_is_said_to_be_enough_is_enough(tmp_path):
     (tmp_path / "a").write_bytes(b"x" * (sum(NEED.bytes.values()) + 2))  # two roundings
-    splits.cut_text(find_text([str(tmp_path / "a")]), NEED)
+    splits.cut_text(find_text([str(tmp_path / "a")]), NEED, tmp_path)
 
 
 def test_embedded_corpus_is_python_source_without_tests():

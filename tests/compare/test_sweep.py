@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.compare import splits, sweep, worker
+from posenc.compare import splits, sweep
 from posenc.compare.results import Study, Timing, TrialResult
+from posenc.compare.run_trial import run_trial
 from posenc.compare.trial import TrialConfig, read_trial
+from posenc.report.lock import locked
 from posenc.text.sources import find_text
 
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 200
@@ -51,7 +53,7 @@ def folder(tmp_path):
 
 def trial(folder: Path, encoding: str, **changes) -> TrialConfig:
     """A tiny trial on the text in `folder`."""
-    cut = splits.cut_text(find_text([str(folder / "text.txt")]), splits.Need(16, 32, 2))
+    cut = splits.cut_text(find_text([str(folder / "text.txt")]), splits.Need(16, 32, 2), folder)
     cut.write(folder)
     config = TrialConfig(
         encoding=encoding, seed=0, corpus=cut.info.hash, train_length=16, test_lengths=(16, 32),
@@ -75,7 +77,7 @@ def kill(process: subprocess.Popen) -> None:
 
 
 def results(out: Path) -> dict[str, str]:
-    return {p.parent.name: p.read_text() for p in out.glob("*/result.json")}
+    return {p.parent.name: p.read_text(encoding="utf-8") for p in out.glob("*/result.json")}
 
 
 def wait_for(condition, seconds=120.0):
@@ -95,7 +97,7 @@ def test_killed_three_times_gives_the_results_of_an_undisturbed_run(folder):
         time.sleep(0.1 * rng.random())
         kill(process)
         assert not results(killed), "the kill came too late to show anything"
-    assert Study.from_json((killed / "study.json").read_text()).encodings == ("t5",)
+    assert Study.from_json((killed / "study.json").read_text(encoding="utf-8")).encodings == ("t5",)
     last = start_compare(folder, "killed")
     said = last.communicate(timeout=300)[0]
     assert last.returncode == 0, said
@@ -108,8 +110,8 @@ def run_here(study: Path, config: TrialConfig) -> str:
     """The result of a trial that nothing disturbs, in this process."""
     home = study / "undisturbed" / config.folder
     home.mkdir(parents=True)
-    worker.run_trial(config, study, home, lambda kind, **values: None, 1000)
-    return (home / "result.json").read_text()
+    run_trial(config, study, home, lambda kind, **values: None, 1000)
+    return (home / "result.json").read_text(encoding="utf-8")
 
 
 def newest_checkpoint(out: Path) -> int:
@@ -128,7 +130,9 @@ def test_workers_end_with_the_process_that_started_them(folder):
 
 def child_of(path: Path, parent: int) -> bool:
     try:
-        return int((path / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+        return (
+            int((path / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]) == parent
+        )
     except (OSError, ValueError):
         return False
 
@@ -146,9 +150,9 @@ def test_finished_trials_are_skipped_and_corrupt_results_are_redone(folder):
     trials = [trial(folder, "rope"), trial(folder, "alibi")]
     for config in trials:
         (folder / config.folder).mkdir()
-        worker.run_trial(config, folder, folder / config.folder, lambda kind, **values: None, 5)
+        run_trial(config, folder, folder / config.folder, lambda kind, **values: None, 5)
     before = results(folder)
-    (folder / trials[0].folder / "result.json").write_text('{"half": ')
+    (folder / trials[0].folder / "result.json").write_text('{"half": ', encoding="utf-8")
     log = Log()
     sweep.run_trials(folder, trials, 2, log)
     assert [name for name, text in log.notes if "corrupt" in text] == ["rope"]
@@ -197,10 +201,13 @@ def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
 
 
 def test_second_sweep_in_a_folder_is_refused(folder):
-    with sweep.locked(folder), pytest.raises(ValueError, match="Another posenc compare is running"):
-        with sweep.locked(folder):
+    with (
+        locked(folder, "posenc compare"),
+        pytest.raises(ValueError, match="Another posenc compare is running"),
+    ):
+        with locked(folder, "posenc compare"):
             pass
-    with sweep.locked(folder):
+    with locked(folder, "posenc compare"):
         pass
 
 
@@ -208,7 +215,7 @@ def test_result_of_another_trial_is_corrupt(folder):
     a, b = trial(folder, "rope"), trial(folder, "alibi")
     home = folder / a.folder
     home.mkdir()
-    (home / "result.json").write_text(TrialResult(b).to_json())
-    (home / "timing.json").write_text(Timing(1.0, 1.0, 1.0).to_json())
+    (home / "result.json").write_text(TrialResult(b).to_json(), encoding="utf-8")
+    (home / "timing.json").write_text(Timing(1.0, 1.0, 1.0).to_json(), encoding="utf-8")
     with pytest.raises(sweep.CorruptResult, match="another trial"):
         sweep.load_result(folder, a)

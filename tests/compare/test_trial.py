@@ -54,8 +54,13 @@ def test_hash_changes_with_every_field(field):
 
 
 def test_config_goes_to_its_folder_and_back(tmp_path):
-    write_trial(tmp_path, TINY)
-    assert read_trial(tmp_path) == TINY
+    home = tmp_path / TINY.folder
+    home.mkdir()
+    write_trial(home, TINY)
+    assert read_trial(home) == TINY
+    home.rename(tmp_path / "other")
+    with pytest.raises(ValueError, match=f"is the config of {TINY.folder}"):
+        read_trial(tmp_path / "other")
 
 
 def test_result_goes_to_json_and_back():
@@ -113,7 +118,7 @@ def test_corrupt_checkpoint_starts_again_and_says_so(tmp_path, damage):
         optimizer = train.optimizer_for(model, bigger)
         train.token_losses(model, train.batch_of(TEXT, bigger, 0), bigger).mean().backward()
         optimizer.step()
-        checkpoint.write_checkpoint(home, checkpoint.Cursor(5), model, optimizer)
+        checkpoint.write_checkpoint(home, checkpoint.Cursor(TINY.hash, 5), model, optimizer)
     said = []
     again, _ = run(TINY, home, lambda kind, **v: said.append(v["text"]) if kind == "note" else None)
     assert len(said) == 1 and "corrupt" in said[0]
