@@ -159,7 +159,7 @@ class Study(Record):
     def from_json(cls, text: str) -> Self:
         """Raises: OtherFormat; ValueError where the text is damaged."""
         found = parse_object(text).get("format")
-        if found != FORMAT:
+        if isinstance(found, str) and found != FORMAT:
             raise OtherFormat(f"its format is {found!r}, and this posenc reads {FORMAT!r}")
         return super().from_json(text)
 

@@ -1,11 +1,13 @@
 """The text of a study: what is read, how it is cut, and what is refused."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from posenc.compare import splits
+from posenc.text import sources
 from posenc.text.sources import embedded, find_text
 
 NEED = splits.Need(train_length=8, longest=16, batch=2)
@@ -117,3 +119,90 @@ def test_embedded_corpus_is_python_source_without_tests():
     assert "json/decoder.py" in names
     assert not any("site-packages" in name or name.startswith("test/") for name in names)
     assert sum(path.stat().st_size for _, path in source.files) > 5e6
+
+
+def written(tmp_path):
+    (tmp_path / "book.txt").write_bytes(bytes(range(256)) * 20)
+    cut = splits.cut_text(find_text([str(tmp_path / "book.txt")]), NEED, tmp_path)
+    assert cut.write(tmp_path) is None
+    return cut, {s: splits.path_of(tmp_path, cut.info.hash) / f"{s}.u16" for s in splits.SPLITS}
+
+
+@pytest.mark.parametrize("split", splits.SPLITS)
+@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "missing"])
+def test_damaged_split_is_written_again_and_named(tmp_path, split, damage):
+    cut, paths = written(tmp_path)
+    good = paths[split].read_bytes()
+    if damage == "missing":
+        paths[split].unlink()
+    else:
+        bad = {"flip": good[:-9] + bytes([good[-9] ^ 1]) + good[-8:], "cut": good[:-2]}
+        paths[split].write_bytes(bad.get(damage, good + b"ab"))
+    reason = cut.write(tmp_path)
+    assert reason is not None and str(paths[split]) in reason
+    assert paths[split].read_bytes() == good
+    assert cut.write(tmp_path) is None
+
+
+def test_whole_splits_are_not_written_again(tmp_path):
+    cut, paths = written(tmp_path)
+    before = [path.stat().st_mtime_ns for path in paths.values()]
+    assert cut.write(tmp_path) is None
+    assert [path.stat().st_mtime_ns for path in paths.values()] == before
+
+
+@pytest.mark.parametrize("content", [b"x" * 5120, b"x" * 100])
+def test_text_that_changes_after_it_was_cut_is_refused(tmp_path, content):
+    (tmp_path / "book.txt").write_bytes(bytes(range(256)) * 20)
+    cut = splits.cut_text(find_text([str(tmp_path / "book.txt")]), NEED, tmp_path)
+    (tmp_path / "book.txt").write_bytes(content)
+    os.utime(tmp_path / "book.txt", ns=(1, 1))
+    with pytest.raises(ValueError, match=r"book\.txt (changed while|ends after 100 bytes)"):
+        cut.write(tmp_path)
+    assert not list(tmp_path.glob("corpus-*"))
+
+
+def test_text_beyond_the_disk_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    (tmp_path / "huge").write_bytes(b"")
+    os.truncate(tmp_path / "huge", 1 << 42)  # sparse: takes no room
+    monkeypatch.setattr(splits, "_chunks", lambda *arguments: pytest.fail("read"))
+    usage = splits.shutil._ntuple_diskusage(1 << 40, 0, 1 << 40)
+    monkeypatch.setattr(splits.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ValueError, match=r"needs 8,192\.0 GiB on disk, and there are 1,024\.0"):
+        splits.cut_text(find_text([str(tmp_path / "huge")]), NEED, tmp_path / "not" / "made")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/urandom", "pipe"])
+def test_what_has_no_end_is_refused(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="no ordinary file but a pipe or a device"):
+        find_text([str(tmp_path / name)])
+
+
+def test_pipes_in_a_folder_or_glob_are_left_out(tmp_path):
+    root = folder_of(tmp_path / "text", {"a.txt": 9})
+    os.mkfifo(root / "pipe")
+    (root / "broken").symlink_to("nowhere")
+    for text in (root, root / "*"):
+        assert [name for name, _ in find_text([str(text)]).files] == ["a.txt"]
+
+
+def test_no_more_than_a_bounded_number_of_files(tmp_path, monkeypatch):
+    root = folder_of(tmp_path, {f"f{i}": 1 for i in range(4)})
+    monkeypatch.setattr(sources, "MOST_FILES", 3)
+    with pytest.raises(ValueError, match="more than 3 files"):
+        find_text([str(root)])
+
+
+def test_file_that_claims_no_size_is_not_read(tmp_path):
+    source = find_text(["/proc/cpuinfo"])  # has lines, and says that it has 0 bytes
+    with pytest.raises(ValueError, match="it has 0 bytes"):
+        splits.cut_text(source, NEED, tmp_path)
+
+
+def test_name_in_no_encoding_is_a_name(tmp_path):
+    for name in (b"caf\xe9", "道".encode()):
+        path = os.fsencode(tmp_path) + b"/" + name
+        Path(os.fsdecode(path)).write_bytes(b"x" * 1000)
+        cut = splits.cut_text(find_text([os.fsdecode(path)]), NEED, tmp_path)
+        assert cut.info.name == name.decode("utf-8", "surrogateescape")

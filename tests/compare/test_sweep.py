@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import posenc
 from posenc.compare import splits, sweep
 from posenc.compare.results import Study, Timing, TrialResult
 from posenc.compare.run_trial import run_trial
 from posenc.compare.trial import TrialConfig, read_trial
-from posenc.report.lock import locked
 from posenc.text.sources import find_text
 
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 200
@@ -119,22 +120,33 @@ def newest_checkpoint(out: Path) -> int:
     return max(steps, default=0)
 
 
-def test_workers_end_with_the_process_that_started_them(folder):
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker ends when Python next runs")
+@pytest.mark.parametrize("moment", ["importing torch", "training"])
+def test_workers_end_with_the_process_that_started_them_within_a_second(folder, moment):
     process = start_compare(folder, "out")
-    wait_for(lambda: newest_checkpoint(folder / "out") > 0)
-    workers = [p for p in Path("/proc").glob("[0-9]*") if child_of(p, process.pid)]
-    assert workers
+    wait_for(lambda: children_of(process.pid))
+    if moment == "training":
+        wait_for(lambda: newest_checkpoint(folder / "out") > 0)
+    workers = children_of(process.pid)
     kill(process)
-    wait_for(lambda: not any(p.exists() for p in workers), 20)
+    wait_for(lambda: not any(map(is_running, workers)), 1)
 
 
-def child_of(path: Path, parent: int) -> bool:
+def children_of(parent: int) -> list[Path]:
+    return [p for p in Path("/proc").glob("[0-9]*") if state_and_parent(p)[1] == str(parent)]
+
+
+def is_running(path: Path) -> bool:
+    """Not gone, and not dead and waiting for init to notice."""
+    return state_and_parent(path)[0] not in "ZX"
+
+
+def state_and_parent(path: Path) -> tuple[str, str]:
     try:
-        return (
-            int((path / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]) == parent
-        )
+        state, parent = (path / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:2]
     except (OSError, ValueError):
-        return False
+        return "X", ""
+    return state, parent
 
 
 def test_failing_trial_is_reported_and_the_rest_goes_on(folder):
@@ -200,17 +212,6 @@ def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
     assert not list((folder / config.folder).glob("*.partial"))
 
 
-def test_second_sweep_in_a_folder_is_refused(folder):
-    with (
-        locked(folder, "posenc compare"),
-        pytest.raises(ValueError, match="Another posenc compare is running"),
-    ):
-        with locked(folder, "posenc compare"):
-            pass
-    with locked(folder, "posenc compare"):
-        pass
-
-
 def test_result_of_another_trial_is_corrupt(folder):
     a, b = trial(folder, "rope"), trial(folder, "alibi")
     home = folder / a.folder
@@ -219,3 +220,56 @@ def test_result_of_another_trial_is_corrupt(folder):
     (home / "timing.json").write_text(Timing(1.0, 1.0, 1.0).to_json(), encoding="utf-8")
     with pytest.raises(sweep.CorruptResult, match="another trial"):
         sweep.load_result(folder, a)
+
+
+def test_changed_digit_in_a_result_or_its_timing_is_corrupt(folder):
+    config = trial(folder, "rope")
+    home = folder / config.folder
+    home.mkdir()
+    files = {
+        "result.json": TrialResult(config, parameters=1234).to_json(),
+        "timing.json": Timing(1234.5, 1.0, 1.0).to_json(),
+    }
+    for name, content in files.items():
+        for path, text in files.items():
+            (home / path).write_text(text, encoding="utf-8")
+        assert sweep.load_result(folder, config)
+        (home / name).write_text(content.replace("1234", "1235"), encoding="utf-8")
+        with pytest.raises(sweep.CorruptResult, match="it is not what was written"):
+            sweep.load_result(folder, config)
+
+
+def test_checkpoint_of_a_finished_trial_is_removed(folder):
+    config = trial(folder, "rope")
+    home = folder / config.folder
+    home.mkdir()
+    run_trial(config, folder, home, lambda kind, **values: None, 5)
+    for name in ("checkpoint.json", "checkpoint-6.safetensors"):
+        (home / name).write_bytes(b"a kill after the result left this")
+    sweep.run_trials(folder, [config], 1, Log())
+    assert not list(home.glob("checkpoint*"))
+
+
+PLANTED = "import os\nopen(os.environ['RUN_BY_ACCIDENT'], 'a', encoding='utf-8').write(__file__)\n"
+
+
+def test_no_python_file_beside_the_text_is_run_and_a_clone_runs_itself(folder):
+    package = Path(posenc.__file__).parent
+    shutil.copytree(package, folder / "posenc", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("safetensors", "random", "torch", "numpy", "json"):
+        (folder / f"{name}.py").write_text(PLANTED, encoding="utf-8")
+    mark = PLANTED.replace("RUN_BY_ACCIDENT", "RUN_ON_PURPOSE")
+    with (folder / "posenc" / "compare" / "run_trial.py").open("a", encoding="utf-8") as file:
+        file.write(mark)
+    marks = {name: str(folder / name) for name in ("RUN_BY_ACCIDENT", "RUN_ON_PURPOSE")}
+    command = [sys.executable, "-m", "posenc", "compare", "nope", "--text", "text.txt"]
+    command += ["--out", "out", *SIZES, "--steps", "2"]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **marks}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not Path(marks["RUN_BY_ACCIDENT"]).exists()
+    assert Path(marks["RUN_ON_PURPOSE"]).read_text(encoding="utf-8") == str(
+        folder / "posenc" / "compare" / "run_trial.py"
+    )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -94,14 +95,14 @@ def test_interrupted_training_gives_the_same_bits(tmp_path, step):
     assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "json", "missing", "other"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "json", "digit", "missing", "other", "trial"])
 def test_corrupt_checkpoint_starts_again_and_says_so(tmp_path, damage):
     whole, _ = run(TINY, tmp_path / "whole")
     home = tmp_path / "damaged"
     with pytest.raises(Stop):
         run(TINY, home, stop_at(7))
     state = home / "checkpoint.json"
-    tensors = home / json.loads(state.read_text())["tensors"]
+    tensors = home / json.loads(state.read_text(encoding="utf-8"))["tensors"]
     if damage == "cut":
         tensors.write_bytes(tensors.read_bytes()[:-100])
     elif damage == "flip":
@@ -109,7 +110,15 @@ def test_corrupt_checkpoint_starts_again_and_says_so(tmp_path, damage):
         content[-9] ^= 1
         tensors.write_bytes(content)
     elif damage == "json":
-        state.write_text(state.read_text()[:40])
+        state.write_text(state.read_text(encoding="utf-8")[:40], encoding="utf-8")
+    elif damage == "digit":
+        text = state.read_text(encoding="utf-8")
+        assert '"loss_count": 0' in text
+        state.write_text(text.replace('"loss_count": 0', '"loss_count": 1'), encoding="utf-8")
+    elif damage == "trial":
+        shutil.rmtree(home)
+        with pytest.raises(Stop):
+            run(dataclasses.replace(TINY, seed=1), home, stop_at(7))
     elif damage == "missing":
         tensors.unlink()
     else:
@@ -169,6 +178,12 @@ def test_tables_of_all_encodings_have_the_same_faster_rate_and_no_decay():
 def test_nan_loss_fails_with_the_step(tmp_path):
     with pytest.raises(train.TrialFailed, match="nan at step"):
         run(dataclasses.replace(TINY, lr=1e30), tmp_path)
+
+
+def test_nan_on_the_validation_text_fails_with_the_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "_validate", lambda *arguments: float("nan"))
+    with pytest.raises(train.TrialFailed, match="the validation loss became nan at step 1"):
+        run(TINY, tmp_path)
 
 
 class Counting(Decoder):
