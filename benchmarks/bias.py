@@ -45,7 +45,7 @@ def run(out: Path) -> None:
 
 def draw(table: Path, figure: Path) -> None:
     """Time over attention without a bias: by length, and at 4096 beside other libraries."""
-    with table.open() as file:
+    with table.open(encoding="utf-8") as file:
         rows = [r for r in csv.DictReader(file) if r["question"] == "bias" and r["pass"] == "fwd"]
     fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), width_ratios=(1, 1.4))
     for name in DISTANCE:

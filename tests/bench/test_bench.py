@@ -16,7 +16,7 @@ def run(*arguments: str) -> int:
 
 
 def rows(path):
-    with path.open() as file:
+    with path.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -42,6 +42,40 @@ def test_bench_decode_shows_bytes_and_speed_of_the_cache(tmp_path):
     assert int(cached["rope", "multi-head"]["cache_bytes"]) == 8 * 2 * 64 * 64 * 4
     assert cached["rerope", "multi-head"]["keys"] == "raw"
     assert float(cached["rope", "multi-head"]["tokens_per_second"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--lengths", "1000000000000"), "1,000,000,000,000 tokens"),
+        (("--decode", "--lengths", "1000000000"), "1,000,000,000 tokens"),
+        (("--heads", "1000000000"), "of memory, and there are"),
+        (("--threads", "1000000"), "--threads must be at most"),
+        (("--repeats", "1000000000000"), "days"),
+        (("--out", "."), "is a folder; name a file in it"),
+        (("--out", "/dev/null/rows.csv"), "/dev/null"),
+    ],
+)
+def test_bench_refuses_what_cannot_be_before_it_measures(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr(measure, "interleaved", lambda *given: pytest.fail("measured"))
+    assert run(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_peer_that_cannot_take_a_size_is_left_out_with_a_line(tmp_path, capsys):
+    pytest.importorskip("rotary_embedding_torch")
+    path = tmp_path / "b.csv"
+    sizes = ("--lengths", "1", "--heads", "1", "--kv-heads", "1", "--head-dim", "2")
+    assert run(*sizes, "--repeats", "1", "--out", str(path)) == 0
+    assert "rotary-embedding-torch (cos, sin per call): cannot take head_dim 2" in (
+        capsys.readouterr().err
+    )
+    assert {"clone", "alibi"} <= {row["case"] for row in rows(path)}
+
+
+def test_clock_that_shows_no_time_gives_no_ratio():
+    (row,) = measure.timing_rows("q", {}, {"floor": [0.0]}, "floor", {})
+    assert row["ratio"] == ""
 
 
 @pytest.mark.parametrize(("option", "value"), [("--lengths", "1k"), ("--head-dim", "63")])

@@ -1,9 +1,11 @@
 """Files that a later run reads: whole or not there, sealed, and in one process's hands."""
 
+import ast
 import math
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +116,35 @@ def test_folder_is_locked_for_one_process(tmp_path):
                 pass
     with locked(tmp_path, "posenc compare"):
         pass
+
+
+def text_without_encoding(source: str) -> list[int]:
+    """Lines that open a text file and leave its encoding to the locale."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name not in ("open", "fdopen", "read_text", "write_text"):
+            continue
+        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "os":
+            if name == "open":  # gives a descriptor
+                continue
+        literals = [a.value for a in node.args if isinstance(a, ast.Constant)]
+        binary = any(isinstance(mode, str) and "b" in mode and len(mode) < 4 for mode in literals)
+        if not binary and not any(k.arg == "encoding" for k in node.keywords):
+            lines.append(node.lineno)
+    return lines
+
+
+def test_every_text_file_names_its_encoding():
+    planted = "p.read_text()\np.open('w')\nos.fdopen(3, 'w')\np.open('rb')\nos.open(a, b)\n"
+    assert text_without_encoding(planted + "p.write_text(t, encoding='utf-8')") == [1, 2, 3]
+    root = Path(__file__).parent.parent.parent
+    found = [
+        f"{path.relative_to(root)}:{line}"
+        for folder in ("posenc", "benchmarks", "experiments", "docs")
+        for path in sorted((root / folder).rglob("*.py"))
+        for line in text_without_encoding(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
