@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from posenc.extend.extension import Outcome, extend
@@ -16,6 +14,7 @@ from posenc.extend.options import Options
 from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, write_page
 from posenc.hf.text import split_documents
 from posenc.report.atomic import write_atomically
+from posenc.report.progress import Narrator
 
 OUT_OF_DOMAIN = (
     "Measured on the source of Python's standard library. Losses on a text unlike the model's "
@@ -37,7 +36,7 @@ def run(
     console = Console(stderr=True)
     caution = None if texts else OUT_OF_DOMAIN
     documents = read_documents(texts)
-    with _Narrator(console) as narrate:
+    with Narrator(console) as narrate:
         outcome = extend(
             folder,
             to,
@@ -133,29 +132,3 @@ def _tables(outcome: Outcome, width: int) -> Iterator[Table]:
 def _mark(outcome: Outcome, name: str) -> str:
     variant = outcome.measured[name][0] if name in outcome.measured else None
     return next((mark for mark, why in MARKS.items() if why == loads(variant)), "")
-
-
-class _Narrator:
-    """Progress as a live bar on a terminal, as a line whenever the task changes elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.last, self.said = console, "", 0.0
-        self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console,
-            transient=True,             disable=not console.is_terminal,
-        )  # fmt: skip
-        self.task = self.bar.add_task("", total=1.0)
-
-    def __enter__(self) -> _Narrator:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.bar.stop()
-
-    def __call__(self, what: str, share: float) -> None:
-        self.bar.update(self.task, description=what, completed=share)
-        now = time.monotonic()
-        if not self.console.is_terminal and what != self.last and now - self.said > 2:
-            self.console.print(f"{what} ({share:.0%})", markup=False, highlight=False)
-            self.last, self.said = what, now
