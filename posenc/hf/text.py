@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc.hf.folder import tokenizer_files
+
 SEPARATOR = "<|endoftext|>"
 
 
@@ -78,10 +80,22 @@ def reading(
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer; code from the folder is never run."""
+    """The folder's tokenizer; code from the folder is never run.
+
+    Raises: ValueError for a tokenizer that cannot be read, or that needs code.
+    """
     from posenc.hf.loading import quiet_transformers
 
-    return quiet_transformers().AutoTokenizer.from_pretrained(folder)
+    tokenizer_files(folder)
+    try:
+        return quiet_transformers().AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # whatever its many classes make of a damaged file
+        said = " ".join(str(error).split())
+        raise ValueError(
+            f"{folder}: its tokenizer cannot be read ({type(error).__name__}: {said})."
+        ) from error
 
 
 def token_ids(text: str, vocab_size: int) -> list[int]:
@@ -100,7 +114,7 @@ def token_ids(text: str, vocab_size: int) -> list[int]:
 def encode_until(
     encode: Callable[[str], list[int]], documents: Sequence[str], tokens: int
 ) -> list[list[int]]:
-    """Documents as token ids, the first so many that they hold `tokens` tokens, or all."""
+    """Encode documents until they hold `tokens` tokens, or all of them."""
     encoded: list[list[int]] = []
     left = tokens
     for document in documents:

@@ -19,6 +19,7 @@ from posenc.cli import main
 from posenc.extend.measure import samples
 from posenc.extend.measure.losses import Reader
 from posenc.extend.tune import tuning as tune
+from posenc.extend.tune.state import STATE
 from posenc.hf.loading import load
 from tests.hf_models import LENGTH, save
 
@@ -62,8 +63,8 @@ def test_a_killed_command_goes_on_where_it_was(text, tmp_path, capsys, monkeypat
 
     def command(out: Path) -> list[str]:
         return [
-            "extend", str(folder), "--to", str(TARGET), "--method", "search", "--search-minutes",
-            "1e-9", "--tune", "120", "--batch", "1", "--text", str(text), "--windows", "2",
+            "extend", str(folder), "--to", str(TARGET), "--method", "search", "--search-tries", "24",
+            "--tune", "120", "--batch", "1", "--text", str(text), "--windows", "2",
             "--out", str(out),
         ]  # fmt: skip
 
@@ -73,23 +74,24 @@ def test_a_killed_command_goes_on_where_it_was(text, tmp_path, capsys, monkeypat
         [sys.executable, "-m", "posenc.cli", *command(out)], stderr=subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
-    while not (state / "tune" / tune.STATE).exists():
+    while not (state / "tune" / STATE).exists():
         assert running.poll() is None, running.communicate()
         time.sleep(0.01)
     os.killpg(running.pid, signal.SIGKILL)
     running.communicate()
     assert not out.exists()
-    kept = json.loads((state / "search.json").read_text())["tried"]
-    done = len(json.loads((state / "tune" / tune.STATE).read_text())["losses"])
+    kept = json.loads((state / "search.json").read_text())["content"]["tried"]
+    done = len(json.loads((state / "tune" / STATE).read_text())["content"]["losses"])
     assert done in (50, 100)
     steps = []
-    monkeypatch.setattr(tune, "_loss", lambda *a, plain=tune._loss: steps.append(1) or plain(*a))
+    plain = tune.next_token_loss
+    monkeypatch.setattr(tune, "next_token_loss", lambda *a: steps.append(1) or plain(*a))
     run(*command(out))
     assert len(steps) == 120 - done
     assert not state.exists()
     run(*command(tmp_path / "whole"))
     assert len(steps) == 240 - done
-    assert len(kept) > 10
+    assert len(kept) == 24
     weights, expected = (
         load_file(tmp_path / name / "model.safetensors") for name in ("killed", "whole")
     )

@@ -15,29 +15,32 @@ import pytest
 import torch
 
 from posenc import extend as hf
+from posenc.extend.export.prover import Proof
 from posenc.extend.measure.entropy import attention_entropy
 from posenc.extend.measure.evaluation import Estimate, Evaluation, estimate
-from posenc.extend.measure.evaluation import evaluate as measure
+from posenc.extend.measure.evaluation import measure_reader as measure
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.passkey import PasskeyGrid
 from posenc.extend.options import Options
 from posenc.extend.recommendation import recommend
 from posenc.extend.search.evolution import Search
 from posenc.extend.tune import tuning as tune
-from posenc.extend.tune.tuning import TuneConfig
-from posenc.extend.variants import Variant, position_maps
+from posenc.extend.tune.config import TuneConfig
+from posenc.extend.tune.objective import next_token_loss
+from posenc.extend.variants.position_maps import position_maps
+from posenc.extend.variants.variant import Variant
 from posenc.hf import tables
 from posenc.hf.apply import applied
 from posenc.hf.loading import load
-from posenc.hf.rope_config import read
 from posenc.hf.text import Windows
+from posenc.report.failure import RunFailed
 from tests.hf_models import LENGTH, save, transformers
 
 TARGET = 3 * LENGTH
 LLAMA = Path(__file__).parents[2].parent / "shared" / "checkpoints" / "llama2xs"
 STORIES = LLAMA.parents[1] / "data" / "tinystories_sample.txt"
 DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
-QUICK = Options(windows=2, search_minutes=0, passkey_trials=1)
+QUICK = Options(windows=2, search_tries=0, passkey_trials=1)
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +100,20 @@ def test_a_family_without_need_says_why(family, reason, tmp_path):
         hf.extend(tmp_path, TARGET, DOCUMENTS)
 
 
-def test_a_failed_proof_leaves_nothing(llama, tmp_path, monkeypatch):
+PROVED = {"inv_freq_error": 0.0, "logits_error": 0.0, "decode_error": 0.0, "generated": 8}
+
+
+@pytest.mark.parametrize("error", [1.0, math.nan])
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [("inv_freq_error", "frequencies are"), ("logits_error", "logits are"),
+     ("decode_error", "decoding with the cache is")],
+)  # fmt: skip
+def test_a_failed_proof_leaves_nothing(found, said, error, llama, tmp_path, monkeypatch):
     from posenc.extend.export import folder as export
 
-    wrong = export.Proof(0.0, 1.0, 0.0, 8)
-    monkeypatch.setattr(export, "prove", lambda *args: wrong)
-    with pytest.raises(RuntimeError, match="logits are off"):
+    monkeypatch.setattr(export, "prove", lambda *args: Proof(**{**PROVED, found: error}))
+    with pytest.raises(RunFailed, match=f"{said} off by"):
         hf.extend(llama, TARGET, DOCUMENTS, method="ntk", out=tmp_path / "out", options=QUICK)
     assert list(tmp_path.iterdir()) == []
 
@@ -133,11 +144,6 @@ def test_tuning_restarts_bit_for_bit(rank, llama, windows, tmp_path, monkeypatch
         weights["model.layers.0.self_attn.q_proj.weight"],
         load(llama).model.model.layers[0].self_attn.q_proj.weight,
     )
-    with pytest.raises(ValueError, match="other settings"):
-        tune.tune(
-            load(llama).model, windows, LENGTH, dataclasses.replace(config, lr=1e-3),
-            tmp_path / "cut", lambda what, share: None,
-        )  # fmt: skip
 
 
 def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
@@ -145,7 +151,7 @@ def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
 
     def largest_gradient(tokens, teacher) -> float:
         model.zero_grad()
-        tune._loss(model, tokens, LENGTH, teacher).backward()
+        next_token_loss(model, tokens, LENGTH, teacher).backward()
         return max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
 
     short = windows.tokens[:, :LENGTH]
@@ -156,24 +162,34 @@ def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
         near = -(logs.exp() * logs)[:, :LENGTH].sum()
         taken = logs[:, :-1].gather(-1, windows.tokens[:, 1:, None])
         want = (near - taken[:, LENGTH:].sum()) / windows.tokens[:, 1:].numel()
-    got = tune._loss(model, windows.tokens, LENGTH, teacher)
+    got = next_token_loss(model, windows.tokens, LENGTH, teacher)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=0)
 
 
 def test_a_search_goes_on_where_it_stopped(llama, windows, tmp_path):
     checkpoint, state = load(llama), tmp_path / "search.json"
-    settings = read(checkpoint.config)
 
-    def search() -> Search:
-        return Search(Reader(checkpoint.model), settings, windows.take(1), LENGTH, state)
+    def search(state: Path | None) -> Search:
+        reader = Reader(checkpoint.model)
+        return Search(reader, checkpoint.rotary, windows.take(2), LENGTH, state)
 
-    first = search().run(0.5, lambda what, share: None)
-    again = search()
-    assert len(again.tried) == first.tried
-    found = again.run(0.0, lambda what, share: None)
-    with pytest.raises(ValueError, match="another model, text or length"):
-        Search(Reader(checkpoint.model), settings, windows.take(2), LENGTH, state)
-    assert (found.genome, found.tried) == (first.genome, first.tried)
+    whole = search(None).evolve(40, lambda what, share: None)
+
+    def stop(what: str, share: float) -> None:
+        if share >= 0.75:  # among the children of the seeds
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(state).evolve(40, stop)
+    again = search(state)
+    assert len(again.known) == 30
+    scored = []
+    plain = again.probe.score
+    again.probe.score = lambda *args: scored.append(args) or plain(*args)  # type: ignore[method-assign]
+    found = again.evolve(40, lambda what, share: None)
+    assert len(scored) == 10
+    assert found == whole
+    assert found.tried == 40
     assert list(found.genome.factors) == sorted(found.genome.factors)
 
 
@@ -297,7 +313,7 @@ TABLES = {
 @pytest.mark.parametrize(("family", "method"), [("gpt2", "hierarchical"), ("opt", "interpolate")])
 def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path):
     folder = save(family, tmp_path / family, vocab_size=257, **TABLES[family])
-    old = tables.find(load(folder).model)
+    old = tables.find_table(load(folder).model)
     assert old is not None
     assert old.length == LENGTH
     outcome = hf.extend(
@@ -305,7 +321,7 @@ def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path
     )
     assert outcome.proof is not None
     assert outcome.proof.logits_error < 1e-5
-    new = tables.find(load(tmp_path / "out").model)
+    new = tables.find_table(load(tmp_path / "out").model)
     assert new is not None
     assert new.length == TARGET
     kept = old.offset_rows + (LENGTH if method != "interpolate" else 1)
@@ -403,6 +419,6 @@ def test_evaluate_measures_a_folder_as_it_is(llama):
 
 def test_applied_settings_are_undone_after_an_error(llama):
     checkpoint = load(llama)
-    with pytest.raises(KeyError), applied(checkpoint.model, read(checkpoint.config), TARGET):
+    with pytest.raises(KeyError), applied(checkpoint.model, checkpoint.rotary, TARGET):
         raise KeyError
     assert checkpoint.trained_length == LENGTH

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc.encoding.base import PositionEncoding
-from posenc.extend.variants import position_maps
+from posenc.extend.variants.position_maps import position_maps
 from posenc.hf.attention import attached, register
 from posenc.hf.loading import load
 from posenc.hf.own_biases import own_biases

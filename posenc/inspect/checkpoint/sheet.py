@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from posenc.hf.loading import Checkpoint, load, trained_length
+from posenc.hf.loading import Checkpoint, load
 from posenc.hf.text import reading
 from posenc.inspect.checkpoint import positions, structure
 from posenc.inspect.checkpoint import reading as readings
@@ -93,14 +93,14 @@ def measure(request: Request, tell: Callable[[str], None] = lambda step: None) -
     sentence = read(
         request.folder, vocabulary, text, as_bytes=request.as_bytes, as_ids=request.as_ids
     )
-    longest = _longest(checkpoint)
+    longest = checkpoint.max_positions
     _check_length(sentence, longest, request.folder)
     if words:
         _ = [sentence.tokens_of(word) for word in words]  # before the model runs
     built = structure.of(model)
     _check_layers(request.layers, built)
     tell("reading the text")
-    kinds = positions.find(model)
+    kinds = positions.find_positions(checkpoint)
     with readings.listening(model) as heard:
         result = readings.run(model, sentence.ids)
     kinds = [k.seen(heard[0]) if isinstance(k, Disentangled) and heard else k for k in kinds]
@@ -133,13 +133,6 @@ def _text(request: Request, checkpoint: Checkpoint) -> tuple[str, tuple[str, str
         words = request.words or (ids[count // 3], ids[2 * count // 3])
         return " ".join(ids), words, "No --text was given: token ids spread over the vocabulary."
     return DEFAULT_TEXT, request.words or DEFAULT_WORDS, DEFAULT_REASON
-
-
-def _longest(checkpoint: Checkpoint) -> int | None:
-    try:
-        return trained_length(checkpoint.config)
-    except ValueError:
-        return None
 
 
 def _check_length(sentence: Sentence, longest: int | None, folder: Path) -> None:
