@@ -63,8 +63,8 @@ def test_a_killed_command_goes_on_where_it_was(text, tmp_path, capsys, monkeypat
 
     def command(out: Path) -> list[str]:
         return [
-            "extend", str(folder), "--to", str(TARGET), "--method", "search", "--search-tries", "24",
-            "--tune", "120", "--batch", "1", "--text", str(text), "--windows", "2",
+            "extend", str(folder), "--to", str(TARGET), "--method", "search", "--search-tries",
+            "24", "--tune", "120", "--batch", "1", "--text", str(text), "--windows", "2",
             "--out", str(out),
         ]  # fmt: skip
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Estimate, Evaluation, position_edges
-from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.page import write_extension_page
 from posenc.extend.terminal import show_losses, write_csv
+from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
 from posenc.hf.rope_config import RopeSetting
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
