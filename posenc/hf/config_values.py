@@ -27,9 +27,11 @@ def check_values(raw: dict[str, Any], path: Path) -> None:
             )
         if key in POSITIVE and value is not None and not is_positive(value):
             raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
-    heads, width = raw.get("num_attention_heads"), raw.get("hidden_size")
-    if heads and width and not raw.get("head_dim") and heads > width:
-        raise ValueError(f"{path}: num_attention_heads {heads} is more than hidden_size {width}.")
+    named = raw.get("architectures")
+    if named is not None and not (
+        isinstance(named, list) and all(isinstance(name, str) for name in named)
+    ):
+        raise ValueError(f"{path}: architectures must be a list of names, got {named!r}.")
 
 
 def check_layers(raw: dict[str, Any], tensors: int, path: Path) -> None:

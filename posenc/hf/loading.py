@@ -72,8 +72,8 @@ def load(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **stock)
     except Exception as error:  # whatever its many classes make of values they do not expect
-        raise ValueError(f"{folder / 'config.json'}: {_first_line(error)}") from error
-    masked = any("MaskedLM" in str(name) for name in raw.get("architectures") or [])
+        raise ValueError(f"{folder / 'config.json'}: {_said(error)}") from error
+    masked = any("MaskedLM" in name for name in raw.get("architectures") or [])
     auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
     if encoder_decoder and config.is_encoder_decoder:
         auto = transformers.AutoModelForSeq2SeqLM
@@ -91,7 +91,7 @@ def load(
     except RuntimeError as error:  # other shapes
         raise ValueError(f"{folder}: the weights in {files.WEIGHTS} do not fit: {error}") from error
     except Exception as error:
-        raise ValueError(f"{folder}: no model can be built: {_first_line(error)}") from error
+        raise ValueError(f"{folder}: no model can be built: {_said(error)}") from error
     if missing := sorted(told["missing_keys"]):
         # transformers would draw them at random and only warn.
         raise ValueError(
@@ -118,7 +118,7 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
     except (KeyError, AttributeError, TypeError, ArithmeticError) as error:
         raise ValueError(
             f"{folder / 'config.json'}: the positions of a {config.model_type} model are written "
-            f"in a way that posenc does not know ({_first_line(error)})."
+            f"in a way that posenc does not know ({_said(error)})."
         ) from error
 
 
@@ -156,6 +156,5 @@ def _refuse_not_finite(model: Any, folder: Path) -> None:
             )
 
 
-def _first_line(error: BaseException) -> str:
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
