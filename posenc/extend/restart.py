@@ -19,6 +19,8 @@ from posenc.report.atomic import write_atomically
 
 LOG = logging.getLogger("posenc.extend")
 """Says on stderr what starts again and why; a library's user may send it elsewhere."""
+PARTIALS = (".search.json.*.partial", "tune/.tune*.partial")
+"""What a kill inside a write leaves of search and tuning."""
 Identity = dict[str, str]
 """Hashes of all that a result depends on, by name."""
 
@@ -48,7 +50,7 @@ def locked(folder: Path) -> Iterator[None]:
                     f"Another posenc extend works in {folder}. Wait for it, or give another "
                     "--state or --out."
                 ) from None
-        for partial in folder.glob(".*.partial"):
+        for partial in (path for pattern in PARTIALS for path in folder.glob(pattern)):
             partial.unlink(missing_ok=True)
         yield
     with contextlib.suppress(OSError):
