@@ -17,7 +17,7 @@ from posenc.extend.export.folder import export_checkpoint
 from posenc.extend.export.prover import Proof, Prover
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.extend.measure.losses import NotFinite
-from posenc.extend.measure.samples import halves, sample
+from posenc.extend.measure.samples import halves, sample_windows
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import recommend
 from posenc.extend.refusals import check_folders, check_request
@@ -31,8 +31,8 @@ from posenc.extend.variants.candidates import (
     needs_search,
 )
 from posenc.extend.variants.variant import Variant, as_is
-from posenc.hf.loading import Checkpoint, load
-from posenc.hf.text import Windows, encoder, mask_token
+from posenc.hf.loading import Checkpoint, load_checkpoint
+from posenc.hf.text import Windows, mask_token, text_encoder
 from posenc.report.failure import RunFailed
 
 
@@ -88,16 +88,16 @@ def extend(
     """
     out = None if out is None else Path(out)
     check_folders(Path(folder), out, options)
-    checkpoint = load(folder)
+    checkpoint = load_checkpoint(folder)
     check_request(checkpoint, to, method, writes=out is not None, options=options)
     vocabulary = checkpoint.config.vocab_size
-    encode = encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
+    encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     to_fit, to_measure = halves(documents, to)
-    windows = sample(encode, to_measure, to, options.windows)
+    windows = sample_windows(encode, to_measure, to, options.windows)
     fitting, searches = None, bool(checkpoint.rotary) and needs_search(method, options)
     if searches or options.tune is not None:
         read = options.tune.steps * options.tune.batch if options.tune else 0
-        fitting = sample(encode, to_fit, to, max(SEARCH_WINDOWS, read))
+        fitting = sample_windows(encode, to_fit, to, max(SEARCH_WINDOWS, read))
     if options.state is None and out is not None:
         options = replace(options, state=_own_state(out))
     with ExitStack() as held:
@@ -132,10 +132,10 @@ def evaluate(
 
     Raises: ValueError for a folder that cannot be loaded, or too little text.
     """
-    checkpoint = load(folder)
+    checkpoint = load_checkpoint(folder)
     vocabulary = checkpoint.config.vocab_size
-    encode = encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
-    windows = sample(encode, documents, length, options.windows)
+    encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
+    windows = sample_windows(encode, documents, length, options.windows)
     return measure_variant(checkpoint, as_is(checkpoint), windows, options, progress)
 
 

@@ -18,7 +18,7 @@ from posenc.masks import Mask, causal
 NAME = "posenc"
 
 
-def register(name: str = NAME) -> None:
+def register_attention(name: str = NAME) -> None:
     """Make `attn_implementation=name` known to transformers: attention and its masks.
 
     A module takes its encoding from `module.posenc_encoding`, which `attached` sets; without one it
@@ -161,7 +161,7 @@ class Unrotated(nn.Module):
 def exchangeable(model: Any) -> bool:
     """Whether the model's attention can become posenc's. Where its code does not go through the
     interface (Falcon), transformers ignores the wish and raises nothing."""
-    register()
+    register_attention()
     before = model.config._attn_implementation
     model.set_attn_implementation(NAME)
     taken = model.config._attn_implementation == NAME

@@ -46,7 +46,7 @@ class Checkpoint:
         return self.max_positions
 
 
-def load(
+def load_checkpoint(
     folder: str | Path, *, encoder_decoder: bool = False, attention: str | None = None
 ) -> Checkpoint:
     """Load a causal or masked language model in float32 for evaluation.

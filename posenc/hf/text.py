@@ -35,7 +35,7 @@ def split_documents(text: str) -> list[str]:
     return [part.strip() for part in text.split(SEPARATOR) if part.strip()]
 
 
-def encoder(
+def text_encoder(
     folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Callable[[str], list[int]]:
     """A function from a document to token ids, a start token first where the tokenizer has one.
@@ -44,7 +44,7 @@ def encoder(
     documents). as_ids: the text is token ids already, in words.
     Raises: ValueError where there is no tokenizer to be had.
     """
-    kind = reading(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
+    kind = text_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
     if kind == "ids":
         return lambda text: token_ids(text, vocab_size)
     if kind == "bytes":
@@ -55,10 +55,10 @@ def encoder(
     return lambda text: start + tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def reading(
+def text_kind(
     folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Literal["ids", "bytes", "tokenizer"]:
-    """How text becomes tokens, see `encoder`. Raises: ValueError where there is no way."""
+    """How text becomes tokens, see `text_encoder`. Raises: ValueError where there is no way."""
     if as_ids:
         return "ids"
     has_tokenizer = any(
@@ -133,7 +133,7 @@ def mask_token(folder: Path) -> int:
     return token
 
 
-def pack(documents: list[list[int]], length: int, limit: int | None = None) -> Windows:
+def pack_windows(documents: list[list[int]], length: int, limit: int | None = None) -> Windows:
     """Documents end to end, cut into windows of `length` tokens; what is left over is dropped.
 
     Raises: ValueError where there are fewer tokens than one window needs.

@@ -17,8 +17,7 @@ import torch
 from posenc import extend as hf
 from posenc.extend.export.prover import Proof
 from posenc.extend.measure.entropy import attention_entropy
-from posenc.extend.measure.evaluation import Estimate, Evaluation, estimate
-from posenc.extend.measure.evaluation import measure_reader as measure
+from posenc.extend.measure.evaluation import Estimate, Evaluation, estimate, measure_reader
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.passkey import PasskeyGrid
 from posenc.extend.options import Options
@@ -31,7 +30,7 @@ from posenc.extend.variants.position_maps import position_maps
 from posenc.extend.variants.variant import Variant
 from posenc.hf import tables
 from posenc.hf.apply import applied
-from posenc.hf.loading import load
+from posenc.hf.loading import load_checkpoint
 from posenc.hf.text import Windows
 from posenc.report.failure import RunFailed
 from tests.hf_models import LENGTH, save, transformers
@@ -124,7 +123,7 @@ def test_tuning_restarts_bit_for_bit(rank, llama, windows, tmp_path, monkeypatch
     config = TuneConfig(5, batch=2, lr=1e-2, lora_rank=rank)
 
     def run(folder: Path, stop: int | None = None):
-        model = load(llama).model
+        model = load_checkpoint(llama).model
 
         def progress(what: str, share: float) -> None:
             if stop is not None and round(share * config.steps) == stop:
@@ -138,16 +137,16 @@ def test_tuning_restarts_bit_for_bit(rank, llama, windows, tmp_path, monkeypatch
         run(tmp_path / "cut", stop=3)  # after the step, before the next save
     resumed, weights = run(tmp_path / "cut")
     assert resumed == whole
-    assert weights.keys() == load(llama).model.state_dict().keys()
+    assert weights.keys() == load_checkpoint(llama).model.state_dict().keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert not torch.equal(
         weights["model.layers.0.self_attn.q_proj.weight"],
-        load(llama).model.model.layers[0].self_attn.q_proj.weight,
+        load_checkpoint(llama).model.model.layers[0].self_attn.q_proj.weight,
     )
 
 
 def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
-    model, teacher = load(llama).model, load(llama).model
+    model, teacher = load_checkpoint(llama).model, load_checkpoint(llama).model
 
     def largest_gradient(tokens, teacher) -> float:
         model.zero_grad()
@@ -167,7 +166,7 @@ def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
 
 
 def test_a_search_goes_on_where_it_stopped(llama, windows, tmp_path):
-    checkpoint, state = load(llama), tmp_path / "search.json"
+    checkpoint, state = load_checkpoint(llama), tmp_path / "search.json"
 
     def search(state: Path | None) -> Search:
         reader = Reader(checkpoint.model)
@@ -230,8 +229,8 @@ def test_means_weigh_tokens_and_intervals_resample_documents():
 
 
 def test_losses_by_position_equal_a_plain_loop(llama, windows):
-    model = load(llama).model
-    measured = measure(Reader(model), windows, LENGTH, entropy=False)
+    model = load_checkpoint(llama).model
+    measured = measure_reader(Reader(model), windows, LENGTH, entropy=False)
     sums = dict.fromkeys(measured.edges[1:], 0.0)
     with torch.inference_mode():
         for row in windows.tokens:
@@ -250,7 +249,7 @@ def test_losses_by_position_equal_a_plain_loop(llama, windows):
 def test_long_windows_in_pieces_give_the_same_losses(llama, windows, monkeypatch):
     from posenc.extend.measure import losses
 
-    model = load(llama).model
+    model = load_checkpoint(llama).model
     whole = losses.next_token_losses(model, windows.tokens, whole=True)
     monkeypatch.setattr(losses, "LOGITS_BUDGET", 1)
     pieces = losses.next_token_losses(model, windows.tokens)
@@ -273,7 +272,7 @@ def test_a_passkey_stands_at_its_depth_and_is_asked_for_at_the_end():
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
 def test_entropy_equals_that_of_the_weights_that_eager_attention_shows(family, tmp_path, windows):
-    checkpoint = load(save(family, tmp_path / family))
+    checkpoint = load_checkpoint(save(family, tmp_path / family))
     tokens = windows.tokens[:1]
     got = attention_entropy(checkpoint.model, tokens)
     assert got is not None
@@ -288,7 +287,7 @@ def test_entropy_equals_that_of_the_weights_that_eager_attention_shows(family, t
 
 
 def test_position_maps_equal_the_plain_model_below_their_window(llama, windows):
-    checkpoint = load(llama)
+    checkpoint = load_checkpoint(llama)
     tokens = windows.tokens[:1, :LENGTH]
     with torch.inference_mode():
         plain = checkpoint.model(tokens).logits
@@ -313,7 +312,7 @@ TABLES = {
 @pytest.mark.parametrize(("family", "method"), [("gpt2", "hierarchical"), ("opt", "interpolate")])
 def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path):
     folder = save(family, tmp_path / family, vocab_size=257, **TABLES[family])
-    old = tables.find_table(load(folder).model)
+    old = tables.find_table(load_checkpoint(folder).model)
     assert old is not None
     assert old.length == LENGTH
     outcome = hf.extend(
@@ -321,7 +320,7 @@ def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path
     )
     assert outcome.proof is not None
     assert outcome.proof.logits_error < 1e-5
-    new = tables.find_table(load(tmp_path / "out").model)
+    new = tables.find_table(load_checkpoint(tmp_path / "out").model)
     assert new is not None
     assert new.length == TARGET
     kept = old.offset_rows + (LENGTH if method != "interpolate" else 1)
@@ -348,7 +347,7 @@ def test_quick_path_from_the_shell(tmp_path):
 @pytest.mark.parametrize("family", TABLES)
 @pytest.mark.parametrize("method", tables.METHODS)
 def test_a_grown_table_is_read_and_put_back(family, method, tmp_path, windows):
-    model = load(save(family, tmp_path / family, vocab_size=257, **TABLES[family])).model
+    model = load_checkpoint(save(family, tmp_path / family, vocab_size=257, **TABLES[family])).model
     with torch.inference_mode():
         before = model(windows.tokens[:1, :LENGTH]).logits
         with tables.grown(model, method, TARGET):
@@ -391,7 +390,7 @@ def test_masked_models_are_scored_by_hidden_tokens_and_exported(family, tmp_path
     assert outcome.proof.logits_error < 1e-5
     tokens = sum(e.tokens for e in outcome.measured["tile"][1].by_position)
     assert tokens == pytest.approx(0.15 * TARGET, rel=0.4)  # one window
-    assert load(out).trained_length == TARGET
+    assert load_checkpoint(out).trained_length == TARGET
     tuned = dataclasses.replace(QUICK, tune=TuneConfig(3, batch=2))
     again = hf.extend(
         folder, TARGET, DOCUMENTS, method="hierarchical", out=tmp_path / "tuned", options=tuned
@@ -418,7 +417,7 @@ def test_evaluate_measures_a_folder_as_it_is(llama):
 
 
 def test_applied_settings_are_undone_after_an_error(llama):
-    checkpoint = load(llama)
+    checkpoint = load_checkpoint(llama)
     with pytest.raises(KeyError), applied(checkpoint.model, checkpoint.rotary, TARGET):
         raise KeyError
     assert checkpoint.trained_length == LENGTH

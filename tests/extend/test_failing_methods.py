@@ -17,7 +17,7 @@ from posenc.extend.variants import methods
 from posenc.extend.variants.methods import METHODS, Method
 from posenc.extend.variants.position_maps import position_maps
 from posenc.hf.apply import applied, rotary_frequencies
-from posenc.hf.loading import load
+from posenc.hf.loading import load_checkpoint
 from posenc.report.failure import RunFailed
 from tests.hf_models import COMMON, LENGTH, save
 
@@ -37,7 +37,7 @@ def sizes(family: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("family", INTERLEAVED)
 def test_a_map_with_another_rotation_than_the_models_is_not_measured(family, tmp_path):
-    checkpoint = load(save(family, tmp_path, spread=0.3, **sizes(family)))
+    checkpoint = load_checkpoint(save(family, tmp_path, spread=0.3, **sizes(family)))
     tokens = torch.arange(3, 3 + LENGTH)[None]
     with torch.no_grad():
         before = checkpoint.model(tokens).logits
@@ -54,7 +54,7 @@ def test_a_map_with_another_rotation_than_the_models_is_not_measured(family, tmp
 
 @pytest.mark.parametrize("family", PARTIAL)
 def test_a_map_on_part_of_the_channels_is_exact_inside_its_window(family, tmp_path):
-    checkpoint = load(save(family, tmp_path, spread=0.3, **sizes(family)))
+    checkpoint = load_checkpoint(save(family, tmp_path, spread=0.3, **sizes(family)))
     tokens = torch.arange(3, 3 + LENGTH // 2)[None]
     with torch.no_grad():
         before = checkpoint.model(tokens).logits
@@ -109,7 +109,7 @@ def test_a_method_that_raises_leaves_the_others_as_they_were(tmp_path, monkeypat
 
 def test_a_method_whose_code_breaks_half_way_leaves_the_model_as_it_was(tmp_path, monkeypatch):
     """The new config is written and the rotary module refuses it."""
-    checkpoint = load(save("llama", tmp_path))
+    checkpoint = load_checkpoint(save("llama", tmp_path))
     before = checkpoint.config.to_dict()
     plain = type(checkpoint.model.model.rotary_emb)
     monkeypatch.setattr(
@@ -157,7 +157,7 @@ def test_a_linear_scaling_of_the_training_is_kept_and_stretched_further(tmp_path
     """Trained with factor 4: twice its length is factor 8, in memory and in the export."""
     linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
     folder = save("llama", tmp_path / "llama", rope_parameters=linear)
-    checkpoint = load(folder)
+    checkpoint = load_checkpoint(folder)
     (setting,) = methods.stretch(checkpoint.rotary, METHODS["linear"], 2 * LENGTH)
     plain = [1e4 ** (-t / 4) for t in range(4)]
     assert [float(f) for f in setting.frequencies().inv_freq] == pytest.approx(
@@ -173,7 +173,7 @@ def test_a_linear_scaling_of_the_training_is_kept_and_stretched_further(tmp_path
             assert rotary_frequencies(model)[None][0].tolist() == pytest.approx(meant)
     out = tmp_path / "out"
     hf.extend(folder, 2 * LENGTH, DOCUMENTS, method="linear", out=out, options=QUICK)
-    assert load(out).rotary[0].compression == 8.0
+    assert load_checkpoint(out).rotary[0].compression == 8.0
     options = dataclasses.replace(QUICK, allow_cache_unsafe=True)
     with pytest.raises(RunFailed, match="no config can say both"):
         hf.extend(folder, 2 * LENGTH, DOCUMENTS, method="dynamic", options=options)

@@ -20,7 +20,7 @@ from posenc.extend.tune.config import TuneConfig
 from posenc.extend.tune.state import STATE
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.apply import applied
-from posenc.hf.loading import load
+from posenc.hf.loading import load_checkpoint
 from posenc.hf.text import Windows
 from tests.hf_models import LENGTH, OTHERS, save
 
@@ -48,7 +48,7 @@ class Tuning:
         self, stop: int | None = None, *, text: Windows | None = None, config: TuneConfig = CONFIG,
         method: str = "ntk", target: int = TARGET, **options,
     ) -> tuple[list[float], dict[str, torch.Tensor]]:  # fmt: skip
-        checkpoint = load(self.folder)
+        checkpoint = load_checkpoint(self.folder)
         model = checkpoint.model
         self.steps = 0
 
@@ -116,7 +116,7 @@ def test_a_tuning_of_something_else_is_never_gone_on_with(what, cut, llama, tmp_
         cut.folder = save("llama", tmp_path / "other", spread=0.1)
     options = OTHER.get(what, {})
     if "teacher" in options:
-        options = {"teacher": load(llama).model}
+        options = {"teacher": load_checkpoint(llama).model}
     with pytest.raises(ValueError, match=rf"tune\.json was made with other {what}\. Delete it"):
         cut.run(**options)
     assert {path: path.read_bytes() for path in cut.state.iterdir()} == before
@@ -167,7 +167,7 @@ def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, tmp_path, 
 
 
 def search(folder: Path, state: Path | None, text: Windows | None = None) -> Search:
-    checkpoint = load(folder)
+    checkpoint = load_checkpoint(folder)
     text = windows().take(3) if text is None else text
     return Search(Reader(checkpoint.model), checkpoint.rotary, text, LENGTH, state)
 

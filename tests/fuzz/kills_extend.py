@@ -1,5 +1,5 @@
-"""Kill `posenc extend`, while it searches, tunes, writes and proves, and hold what comes of going on
-to an undisturbed run: python -m tests.fuzz.kills_extend KILLS [SEED]
+"""Kill `posenc extend` while it searches, tunes, writes and proves, and hold what comes of going
+on to an undisturbed run: python -m tests.fuzz.kills_extend KILLS [SEED]
 
 Every other kill comes at a random time, the others inside a write: with half of a file written, or
 just before or after a file or folder gets its name. After each, no process of the killed run may
@@ -63,7 +63,7 @@ def main(kills: int, seed: int = 0) -> dict[str, int]:
         series: list[Run] = []
         while seen["kills"] < kills or series:
             out = work / f"out-{seen['runs that came through']}"
-            plan = plan_of(draw, whole) if seen["kills"] < kills else {}
+            plan = plan_of(draw, whole, seen["kills"]) if seen["kills"] < kills else {}
             run = start(model, out, work, **plan)
             series.append(run)
             if run.code == -signal.SIGKILL:
@@ -79,9 +79,9 @@ def main(kills: int, seed: int = 0) -> dict[str, int]:
     return seen
 
 
-def plan_of(draw: random.Random, whole: Run) -> dict[str, Any]:
+def plan_of(draw: random.Random, whole: Run, number: int) -> dict[str, Any]:
     """When to kill: after some seconds, or inside the n-th write."""
-    if draw.random() < 0.5:
+    if number % 2 == 0:
         return {"seconds": draw.uniform(0.1, whole.seconds)}
     writes = len(whole.of("write"))
     return {"write": draw.randrange(writes), "how": draw.choice(WRITES)}
@@ -148,11 +148,11 @@ def compare(work: Path, out: Path, series: list[Run], whole: Run, *, killed: boo
     check(len(scored) <= allowed, f"{len(scored)} scores for {len(set(scored))} sets")
     check(set(scored) == set(whole.of("scored")), "another way of the search")
     steps = [run.of("step") for run in series if run.of("step")]
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in itertools.pairwise(steps):
         begun = before[-1]
         saved = begun // SAVE_EVERY * SAVE_EVERY
         # The save that the kill came into is lost, none before it.
-        lost = SAVE_EVERY if begun + 1 == saved + 1 or begun + 1 == STEPS else 0
+        lost = SAVE_EVERY if begun == saved or begun + 1 == STEPS else 0
         check(after[0] >= saved - lost, f"step {after[0]} again, though {saved} were saved")
     check(steps[-1][-1] == STEPS - 1, f"the last step was {steps[-1][-1]}")
 

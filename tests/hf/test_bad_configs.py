@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from posenc.cli import main
-from posenc.hf.loading import load
+from posenc.hf.loading import load_checkpoint
 from tests.hf_models import LENGTH, save
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": LENGTH}
@@ -109,7 +109,7 @@ def test_weights_that_are_not_finite_are_refused(wrong, folder):
     weights["model.norm.weight"][3] = wrong
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"1 of 32 numbers of model\.norm\.weight are NaN or inf"):
-        load(folder)
+        load_checkpoint(folder)
 
 
 def test_losses_that_are_not_finite_end_the_run_at_once(folder, capsys, tmp_path):

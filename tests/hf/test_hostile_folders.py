@@ -12,7 +12,7 @@ import pytest
 
 from posenc.cli import main
 from posenc.hf.folder import TOKENIZER_FILES
-from posenc.hf.loading import load
+from posenc.hf.loading import load_checkpoint
 from tests.hf_models import LENGTH, save, transformers
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nclass Evil: pass\n"
@@ -83,7 +83,7 @@ def test_code_beside_a_tokenizer_never_runs_whatever_stdin_says(where, kind, fol
 def test_code_for_a_model_that_transformers_knows_is_left_alone(folder):
     change(folder / "config.json", auto_map={"AutoModelForCausalLM": "evil.Evil"})
     (folder / "evil.py").write_text(EVIL)
-    assert load(folder).trained_length == LENGTH
+    assert load_checkpoint(folder).trained_length == LENGTH
     assert list(folder.glob("ran")) == []
 
 
@@ -91,13 +91,13 @@ def test_code_for_a_model_that_transformers_knows_is_left_alone(folder):
 def test_kernels_that_a_config_names_are_never_fetched(key, folder):
     change(folder / "config.json", text_config={key: "somebody/kernels"})
     with pytest.raises(ValueError, match="names the code 'somebody/kernels'"):
-        load(folder)
+        load_checkpoint(folder)
 
 
 def test_an_adapter_is_not_looked_for_elsewhere(folder):
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/model"}')
     with pytest.raises(ValueError, match="Merge the adapter"):
-        load(folder)
+        load_checkpoint(folder)
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/a.safetensors"])
@@ -124,7 +124,7 @@ def test_an_index_within_the_folder_is_read(folder):
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, "a.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert load(folder).trained_length == LENGTH
+    assert load_checkpoint(folder).trained_length == LENGTH
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": ["a"]}', "\xff"])
@@ -175,4 +175,4 @@ def test_the_links_of_the_hubs_cache_are_followed(words, tmp_path):
     for number, path in enumerate(words.iterdir()):
         shutil.copy(path, blobs / str(number))
         (snapshot / path.name).symlink_to(Path("..", "..", "blobs", str(number)))
-    assert load(snapshot).trained_length == LENGTH
+    assert load_checkpoint(snapshot).trained_length == LENGTH

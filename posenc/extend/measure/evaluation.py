@@ -131,7 +131,7 @@ def measure_reader(
         )
         by_context[context] = estimate(read[:, -targets:], documents[half, -targets:])
         progress("loss by context", (i + 1) / len(contexts))
-    grid = passkey.measure(reader, windows, progress) if passkey is not None else {}
+    grid = passkey.shares(reader, windows, progress) if passkey is not None else {}
     shown = windows.tokens[:1, : reader.limit]
     whole = reader.whole or reader.mask_token is not None
     curve = attention_entropy(reader.model, shown, whole=whole) if entropy else None

@@ -135,7 +135,7 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
     config = model.config
     if config.model_type in FIXED_ROTATIONS:
         found.append(_rotation(_fixed(config), model))
-    values = alibi.by_distance(model, SHOWN_DISTANCE + 1)
+    values = alibi.alibi_by_distance(model, SHOWN_DISTANCE + 1)
     if values is not None:
         found.append(_alibi(values))
     if getattr(config, "relative_attention", False):
