@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from posenc.extend.extension import Outcome, extend
-from posenc.extend.options import Options
-from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, write_page
+from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, write_extension_page
 from posenc.hf.text import split_documents
 from posenc.report.atomic import write_atomically
 from posenc.report.progress import Narrator
@@ -27,30 +27,22 @@ COLUMN = 9
 """Characters that a bucket takes in the table, its borders included."""
 
 
-def run(
-    folder: Path, to: int, method: str | None, out: Path | None, texts: list[Path],
-    options: Options, as_bytes: bool, as_ids: bool, report: Path | None, command: str,
+def extend_and_show(
+    folder: Path, to: int, texts: list[Path], command: str, report: Path | None, *,
+    out: Path | None, method: str | None, **asked: Any,
 ) -> None:  # fmt: skip
-    """Extend, and show what came of it. Raises: ValueError for wrong input, before anything is
-    written."""
+    """Extend as asked, and show what came of it. Raises: ValueError for wrong input, before
+    anything is written."""
     console = Console(stderr=True)
     caution = None if texts else OUT_OF_DOMAIN
     documents = read_documents(texts)
     with Narrator(console) as narrate:
-        outcome = extend(
-            folder,
-            to,
-            documents,
-            method=method,
-            out=out,
-            options=options,
-            as_bytes=as_bytes,
-            as_ids=as_ids,
-            progress=narrate,
-        )
+        outcome = extend(folder, to, documents, method=method, out=out, progress=narrate, **asked)
     if caution:
         console.print(caution, markup=False)
     show_losses(outcome, console)
+    for name, why in outcome.failed.items():
+        console.print(f"{name}: not measured: {why}", markup=False, highlight=False)
     if "search" in outcome.measured:
         console.print(f"search: {outcome.measured['search'][0].summary}.", markup=False)
     console.print(outcome.reason, markup=False)
@@ -58,7 +50,7 @@ def run(
         console.print(line, markup=False, highlight=False)
     page = report or (out / "extend.html" if out is not None else None)
     if page is not None:
-        write_page(outcome, page, command, caution)
+        write_extension_page(outcome, page, command, caution)
         console.print(f"Page: {page}", markup=False)
         write_csv(outcome, page.with_suffix(".csv"))
     if out is not None:
