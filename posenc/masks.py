@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
+from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
 Predicate = Callable[["Sight"], Tensor]
@@ -70,7 +71,11 @@ class Mask:
             window=max(windows) if len(windows) == 2 else None,
         )._bound_like(self, other)
 
-    def bind(self, q_positions: Tensor, kv_positions: Tensor) -> Mask:
+    def bind(
+        self,
+        q_positions: Real[Tensor, "*q_batch q_len"],
+        kv_positions: Real[Tensor, "*kv_batch kv_len"],
+    ) -> Mask:
         """The same mask over these positions, (len) or (batch, len)."""
         return replace(self, q_positions=q_positions, kv_positions=kv_positions)
 
@@ -102,7 +107,7 @@ class Mask:
         device: torch.device,
         *,
         first_key: int = 0,
-    ) -> Tensor:
+    ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:
         """Booleans for queries start .. stop and the kv_len keys from first_key on, that broadcast
         to (batch, num_heads, stop - start, kv_len).
 
@@ -159,7 +164,7 @@ def sliding_window(window_size: int) -> Mask:
     )
 
 
-def padding(valid: Tensor) -> Mask:
+def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
     """Only keys where `valid` (batch, kv_len) is True or nonzero: left, right or any padding."""
     if valid.ndim != 2:
         raise ValueError(
@@ -169,7 +174,10 @@ def padding(valid: Tensor) -> Mask:
     return Mask(lambda sight: valid[sight.batch, sight.kv_idx])
 
 
-def document(q_documents: Tensor, kv_documents: Tensor | None = None) -> Mask:
+def document(
+    q_documents: Shaped[Tensor, "*batch q_len"],
+    kv_documents: Shaped[Tensor, "*kv_batch kv_len"] | None = None,
+) -> Mask:
     """Only keys of the query's own document; ids (len) or (batch, len), kv ids default to the
     query's."""
     kv_ids = q_documents if kv_documents is None else kv_documents
@@ -180,7 +188,7 @@ def document(q_documents: Tensor, kv_documents: Tensor | None = None) -> Mask:
     )
 
 
-def prefix(length: int | Tensor) -> Mask:
+def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
     """Keys at positions below `length`, an integer or one for each batch row.
 
     `causal | prefix(n)` is the prefix language model: the first n tokens see one another.
@@ -212,7 +220,7 @@ def chunked(chunk_size: int) -> Mask:
     )
 
 
-def permutation(order: Tensor, *, stream: str) -> Mask:
+def permutation(order: Int[Tensor, "*batch len"], *, stream: str) -> Mask:
     """Keys that come earlier in a factorisation order (XLNet).
 
     Args:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Int, Real, Shaped
 from torch import Tensor
 
 
-def run(start: int, length: int, device: torch.device | None = None) -> Tensor:
+def run(start: int, length: int, device: torch.device | None = None) -> Int[Tensor, " length"]:
     """start, start + 1, ..., length of them, (length), known to be a run on any device."""
     positions = torch.arange(start, start + length, device=device)
     return _mark(positions, start)
 
 
-def part(positions: Tensor, first: int, last: int) -> Tensor:
+def part(
+    positions: Real[Tensor, "*batch len"], first: int, last: int
+) -> Real[Tensor, "*batch part"]:
     """positions[..., first:last], known to be a run where `positions` are."""
     taken = positions[..., first:last]
     start = _marked(positions)
     return taken if start is None else _mark(taken, start + first)
 
 
-def run_start(positions: Tensor) -> int | None:
+def run_start(positions: Real[Tensor, "..."]) -> int | None:
     """The first position where all rows are the same run p, p+1, p+2, ...; None where not, or not
     known.
 
@@ -53,7 +56,9 @@ def _marked(positions: Tensor) -> int | None:
     return start if start is not None and version == positions._version else None
 
 
-def positions_from_mask(valid: Tensor, *, start: int = 0) -> Tensor:
+def positions_from_mask(
+    valid: Shaped[Tensor, "*batch len"], *, start: int = 0
+) -> Int[Tensor, "*batch len"]:
     """Positions that count real tokens, wherever the padding is.
 
     Args:
@@ -67,7 +72,9 @@ def positions_from_mask(valid: Tensor, *, start: int = 0) -> Tensor:
     return counted.masked_fill(~valid, max(start - 1, 0))
 
 
-def positions_from_documents(documents: Tensor) -> Tensor:
+def positions_from_documents(
+    documents: Shaped[Tensor, "*batch len"],
+) -> Int[Tensor, "*batch len"]:
     """Positions that begin at 0 with every document of a packed sequence.
 
     Args:
@@ -81,7 +88,9 @@ def positions_from_documents(documents: Tensor) -> Tensor:
     return index - (index * begins).cummax(-1).values
 
 
-def documents_from_positions(positions: Tensor) -> Tensor:
+def documents_from_positions(
+    positions: Int[Tensor, "*batch len"],
+) -> Int[Tensor, "*batch len"]:
     """Document ids 0, 1, ... of a packed sequence: a new one where a position is not one more than
     the last.
 
@@ -92,12 +101,16 @@ def documents_from_positions(positions: Tensor) -> Tensor:
     return begins.cumsum(-1)
 
 
-def grid(height: int, width: int, device: torch.device | None = None) -> Tensor:
+def grid(
+    height: int, width: int, device: torch.device | None = None
+) -> Int[Tensor, "{height*width} 2"]:
     """(row, column) of each cell, row by row: (height * width, 2), for encodings with two axes."""
     cells = torch.arange(height * width, device=device)
     return torch.stack([cells // width, cells % width], dim=-1)
 
 
-def distances(q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+def distances(
+    q_positions: Real[Tensor, "*#batch q_len"], kv_positions: Real[Tensor, "*#batch kv_len"]
+) -> Real[Tensor, "*batch q_len kv_len"]:
     """(..., q_len, kv_len): q_position - kv_position, positive for the past."""
     return q_positions[..., :, None] - kv_positions[..., None, :]

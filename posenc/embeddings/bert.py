@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from posenc.embeddings.learned import Learned
@@ -68,7 +68,7 @@ class BertEmbedding(nn.Module):
     def forward(
         self,
         tokens: Int[Tensor, "batch seq_len"],
-        positions: Tensor,
+        positions: Real[Tensor, "..."],
         segments: Int[Tensor, "batch seq_len"] | None = None,
     ) -> Float[Tensor, "batch seq_len embed_dim"]:
         """Embed tokens; segments default to the first one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -79,7 +80,11 @@ class Learned2D(PositionEncoding):
             resized.weight.copy_(table)
         return resized
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def embed(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Int[Tensor, "*#batch seq_len 2"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         if positions.is_floating_point():
             raise TypeError(f"Learned2D: positions must be integers, got {positions.dtype}.")
         placeless = (positions < 0).any(-1)
@@ -90,5 +95,9 @@ class Learned2D(PositionEncoding):
         rows = F.embedding(row * self.width + column, self.weight).to(dtype)
         return (x.to(dtype) + rows.masked_fill(placeless[..., None], 0)).to(x.dtype)
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Int[Tensor, "*#batch seq_len 2"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         return self.embed(x, positions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -64,8 +65,10 @@ class Sinusoidal(PositionEncoding):
         self.padding_idx = padding_idx
         self.angles = Angles(inv_freq)
 
-    def table(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The embedding of each position: (*positions.shape, embed_dim)."""
+    def table(
+        self, positions: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where {self.embed_dim}"]:
+        """The embedding of each position."""
         cos, sin = self.angles.cos_sin(positions, dtype)
         if self.order == "interleaved":
             rows = torch.stack([sin, cos], dim=-1).flatten(-2)
@@ -75,9 +78,17 @@ class Sinusoidal(PositionEncoding):
             return rows
         return rows.masked_fill((positions == self.padding_idx)[..., None], 0)
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def embed(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Real[Tensor, "*#batch seq_len"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Real[Tensor, "*#batch seq_len"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         return self.embed(x, positions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from posenc import masks
@@ -44,7 +44,7 @@ class Encoder(Stack):
     def forward(
         self,
         tokens: Int[Tensor, "batch len"],
-        positions: Tensor | None = None,
+        positions: Real[Tensor, "..."] | None = None,
         *,
         mask: Mask | None = None,
         length: int | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -79,9 +79,9 @@ class EncoderDecoder(nn.Module):
     def given(
         self,
         source: Int[Tensor, "batch source_len"],
-        source_positions: Tensor | None = None,
+        source_positions: Real[Tensor, "..."] | None = None,
         *,
-        source_valid: Tensor | None = None,
+        source_valid: Shaped[Tensor, "batch source_len"] | None = None,
         length: int | None = None,
     ) -> Conditioned:
         """The decoder with this source read: a language model for posenc.generate.
@@ -104,9 +104,9 @@ class EncoderDecoder(nn.Module):
         source: Int[Tensor, "batch source_len"],
         tokens: Int[Tensor, "batch len"],
         *,
-        source_positions: Tensor | None = None,
-        source_valid: Tensor | None = None,
-        positions: Tensor | None = None,
+        source_positions: Real[Tensor, "..."] | None = None,
+        source_valid: Shaped[Tensor, "batch source_len"] | None = None,
+        positions: Real[Tensor, "..."] | None = None,
         mask: Mask | None = None,
     ) -> Float[Tensor, "batch len vocab_size"]:
         """Logits of the token after each token; `mask` replaces masks.causal over the target."""
@@ -118,7 +118,11 @@ class Conditioned:
     """A decoder that has read its source: what EncoderDecoder.given returns."""
 
     def __init__(
-        self, model: EncoderDecoder, hidden: Tensor, positions: Tensor, valid: Tensor | None
+        self,
+        model: EncoderDecoder,
+        hidden: Float[Tensor, "batch source_len embed_dim"],
+        positions: Real[Tensor, "..."],
+        valid: Shaped[Tensor, "batch source_len"] | None,
     ) -> None:
         self.model, self.source, self.positions, self.valid = model, hidden, positions, valid
 
@@ -133,7 +137,7 @@ class Conditioned:
     def __call__(
         self,
         tokens: Int[Tensor, "batch len"],
-        positions: Tensor | None = None,
+        positions: Real[Tensor, "..."] | None = None,
         *,
         caches: Sequence[KVCache] | None = None,
         mask: Mask | None = None,

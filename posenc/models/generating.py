@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
 from posenc import masks
@@ -25,13 +25,13 @@ class LanguageModel(Protocol):
 
     def __call__(
         self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
+        tokens: Int[Tensor, "batch len"],
+        positions: Real[Tensor, "..."] | None = None,
         *,
         caches: Sequence[KVCache] | None = None,
         mask: Mask | None = None,
         length: int | None = None,
-    ) -> Tensor: ...
+    ) -> Float[Tensor, "batch len vocab_size"]: ...
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def generate(
     num_beams: int = 1,
     length_penalty: float = 1.0,
     stop_token: int | None = None,
-    valid: Tensor | None = None,
+    valid: Shaped[Tensor, "batch len"] | None = None,
     length: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "batch total"]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -19,7 +20,7 @@ class RMSNorm(nn.RMSNorm):
     Source: Zhang and Sennrich 2019, arXiv:1910.07467, equation 4.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch embed_dim"]:
         fused = x.device.type == "cpu" and x.dtype == self.weight.dtype
         if torch.compiler.is_compiling() or not fused or not torch.is_grad_enabled():
             return super().forward(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -39,16 +40,16 @@ class Stack(nn.Module):
 
     def hidden(
         self,
-        x: Tensor,
-        positions: Tensor | None,
+        x: Float[Tensor, "batch len embed_dim"],
+        positions: Real[Tensor, "..."] | None,
         mask: Mask,
         *,
         caches: Sequence[KVCache] | None = None,
         context: Context | None = None,
         context_caches: Sequence[KVCache] | None = None,
         length: int | None = None,
-    ) -> Tensor:
-        """Hidden states (batch, len, embed_dim) from embedded tokens x of the same shape."""
+    ) -> Float[Tensor, "batch len embed_dim"]:
+        """Hidden states from embedded tokens x."""
         past = caches[0].length if caches else 0
         if positions is None:
             positions = default_positions(x, past, self.encoding)
@@ -79,7 +80,9 @@ def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> Positio
     return encoding
 
 
-def default_positions(tokens: Tensor, past: int, encoding: PositionEncoding) -> Tensor:
+def default_positions(
+    tokens: Shaped[Tensor, "batch len *channels"], past: int, encoding: PositionEncoding
+) -> Int[Tensor, "len *axes"]:
     """past, past + 1, ...: the same for every row, and for every component where there are
     several."""
     positions = run(past, tokens.shape[1], tokens.device)
