@@ -21,6 +21,7 @@ def filled(**options) -> CoPE:
     return encoding
 
 
+@pytest.mark.golden("cope")
 @pytest.mark.parametrize("case", cases("cope"))
 def test_cope_matches_the_authors_code(case: Case):
     p, inputs = case.params, case.inputs

@@ -31,6 +31,7 @@ def rows(x, positions) -> Rows:
     )  # fmt: skip
 
 
+@pytest.mark.golden("dape")
 @pytest.mark.parametrize("case", cases("dape"))
 def test_logits_equal_the_authors(case: Case):
     encoding = DAPE(inner(case), case.params["heads"], mlp_width=case.params["mlp_width"]).double()

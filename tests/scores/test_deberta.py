@@ -40,6 +40,7 @@ def build(case: Case) -> tuple[DeBERTa, posenc.Attention]:
     return encoding, layer
 
 
+@pytest.mark.golden("deberta")
 @pytest.mark.parametrize("case", cases("deberta"))
 def test_deberta_matches_the_authors_code(case: Case):
     encoding, layer = build(case)

@@ -29,6 +29,7 @@ def modified(encoding, scores, positions, state):
     )  # fmt: skip
 
 
+@pytest.mark.reference("inkling")
 @pytest.mark.parametrize("log_scaling", [None, (4.0, 0.1)])
 @pytest.mark.parametrize("extent", [1, 6, 50])
 def test_scores_equal_the_loops(log_scaling, extent: int):

@@ -27,6 +27,7 @@ def logits_of(encoding, q, k, q_positions, kv_positions):
     return encoding.score_mod(q, None, q_positions, kv_positions).block(scores)
 
 
+@pytest.mark.golden("transformer_xl")
 @pytest.mark.parametrize("case", cases("transformer_xl"))
 def test_transformer_xl_matches_the_authors_layer(case: Case):
     p, inputs = case.params, case.inputs

@@ -21,6 +21,7 @@ def filled(head_dim: int, max_distance: int, seed: int = 0) -> Shaw:
     return encoding
 
 
+@pytest.mark.golden("shaw")
 @pytest.mark.parametrize("case", cases("shaw"))
 def test_shaw_matches_the_authors_code(case: Case):
     inputs = case.inputs
