@@ -104,6 +104,16 @@ def test_examples_of_contributing_are_short():
         assert source.count("\n") <= 40, path
 
 
+@pytest.mark.parametrize("document", READMES)
+def test_readme_begins_with_the_two_commands(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    first = text[: text.index("\n## ")].partition("```sh\n")[2].partition("```")[0]
+    assert [line.partition("#")[0].strip() for line in first.splitlines()] == [
+        "make compare",
+        "make test",
+    ]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_make_targets_named_in_documents_exist(document):
     text = (ROOT / document).read_text(encoding="utf-8")
