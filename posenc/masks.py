@@ -29,14 +29,14 @@ class Sight:
 class Mask:
     """True where a query may look at a key.
 
-    Called as FlexAttention calls a mask_mod: mask(batch, head, q_idx, kv_idx) -> bool tensor; the
-    four broadcast. Masks compare positions, not indices; until `bind` gives the positions, a
+    Called like a mask_mod of FlexAttention: mask(batch, head, q_idx, kv_idx) -> bool tensor; the
+    four broadcast. Masks compare positions, not indices; before `bind` has given the positions, a
     token's index is its position.
 
-    causal: no query sees a key of a later position. window: no query sees a key at this distance or
-    further.
-    exact: the two say everything there is to say, so that a kernel may use them in place of the
-    predicate.
+    causal: no query sees a key of a later position.
+    window: no query sees a key at this distance or further.
+    exact: causal and window describe the mask completely, so a kernel may use them and skip the
+        predicate.
     """
 
     predicate: Predicate
@@ -111,10 +111,10 @@ class Mask:
         """Booleans for queries start .. stop and the kv_len keys from first_key on, that broadcast
         to (batch, num_heads, stop - start, kv_len).
 
-        The last block asked for is kept: all layers of a model ask a bound mask for the same one.
+        The last result is kept, because all layers of a model ask a bound mask for the same rows.
         """
         key = (batch, num_heads, start, stop, kv_len, device, first_key)
-        # While tracing a key would hash the sizes, and compiled code be made per length.
+        # A key hashes the sizes: a compiler would specialise the code to each length.
         keep = not torch.compiler.is_compiling()
         if keep and key in self._last:
             return self._last[key]
@@ -146,7 +146,7 @@ full = Mask(lambda sight: torch.ones_like(sight.q_position >= sight.kv_position)
 """Everyone may look at everyone."""
 
 causal = Mask(lambda sight: sight.q_position >= sight.kv_position, causal=True, exact=True)
-"""A query sees keys at its own position and before, whatever their order in memory."""
+"""A query sees keys at its own and earlier positions, in any order in memory."""
 
 
 def sliding_window(window_size: int) -> Mask:

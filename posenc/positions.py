@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def run(start: int, length: int, device: torch.device | None = None) -> Int[Tensor, " length"]:
-    """start, start + 1, ..., length of them, (length), known to be a run on any device."""
+    """start, start + 1, ..., start + length - 1, marked as a run on any device."""
     positions = torch.arange(start, start + length, device=device)
     return _mark(positions, start)
 
@@ -16,18 +16,17 @@ def run(start: int, length: int, device: torch.device | None = None) -> Int[Tens
 def part(
     positions: Real[Tensor, "*batch len"], first: int, last: int
 ) -> Real[Tensor, "*batch part"]:
-    """positions[..., first:last], known to be a run where `positions` are."""
+    """positions[..., first:last], marked as a run if `positions` are."""
     taken = positions[..., first:last]
     start = _marked(positions)
     return taken if start is None else _mark(taken, start + first)
 
 
 def run_start(positions: Real[Tensor, "..."]) -> int | None:
-    """The first position where all rows are the same run p, p+1, p+2, ...; None where not, or not
-    known.
+    """The first position if all rows are the same run p, p+1, p+2, ...; else, or if unknown, None.
 
-    Known are those that `run` made. Others are read, so it answers only where that costs no
-    synchronisation: on the CPU, outside of tracing.
+    Runs made by `run` are known. Other positions have to be read, which is done only where it
+    costs no synchronisation: on the CPU, and not while tracing.
     """
     if torch.compiler.is_compiling() or positions.is_floating_point():
         return None
@@ -43,7 +42,7 @@ def run_start(positions: Real[Tensor, "..."]) -> int | None:
 
 
 def _mark(positions: Tensor, start: int) -> Tensor:
-    """Note on the tensor itself that it is a run, for as long as nobody writes into it."""
+    """Mark the tensor as a run, until somebody writes into it."""
     if not (torch.compiler.is_compiling() or positions.is_inference()):
         positions._run = start, positions._version  # type: ignore[attr-defined]
     return positions

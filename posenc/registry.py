@@ -1,4 +1,4 @@
-"""One line per encoding; from that line alone it is in the tests, the tool, the plots and the
+"""One line per encoding; that line puts it into the tests, the commands, the plots and the
 tables."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Entry(NamedTuple):
     path: str
     """module:Class"""
     checked: str
-    """What the tests hold it to: "golden" (the authors' own numbers) or "reference" (the paper
-    in float64)."""
+    """What a test with that mark holds it to: "golden" (the authors' own numbers) or "reference"
+    (the paper in float64)."""
     defaults: dict[str, Any] = {}  # noqa: RUF012 - read only
 
 
@@ -94,8 +94,7 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """The registry line of `name`. Raises ValueError, with the nearest name, where there is
-    none."""
+    """The registry line of `name`. Raises: ValueError, with the nearest name, if there is none."""
     if name not in _ENTRIES:
         near = difflib.get_close_matches(name, _ENTRIES, n=1, cutoff=0.4)
         hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -27,7 +27,7 @@ class Decoder(Stack):
 
     Args:
         config: sizes and choices.
-        encoding: the position encoding; None for none.
+        encoding: the position encoding; None: no positions.
 
     Shapes: tokens (batch, len), positions (len) or (batch, len) -> logits (batch, len, vocab_size).
     Raises: ValueError where tokens and caches do not fit.
@@ -44,7 +44,7 @@ class Decoder(Stack):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draw the model's initial weights; the encoding's own are left as they are."""
+        """Draw the model's initial weights; the encoding keeps its own."""
         initialise(self, self.config, seed, tied_to=None if self.head else self.last_norm)
 
     def new_caches(self) -> list[KVCache]:
@@ -64,9 +64,9 @@ class Decoder(Stack):
 
         Args:
             tokens: token ids.
-            positions: their positions; by default they follow on what the caches hold, from 0.
+            positions: their positions; by default they continue those in the caches, or start at 0.
             caches: one per layer, see `new_caches`; the tokens are appended to them.
-            mask: who may look at whom, in place of masks.causal: combine with it by `&`.
+            mask: who may look at whom; replaces masks.causal, so combine it with that by `&`.
             length: the current length, for encodings whose frequencies depend on it.
         """
         check_tokens("Decoder", tokens)

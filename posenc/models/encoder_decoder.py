@@ -37,8 +37,8 @@ class EncoderDecoder(nn.Module):
         config: sizes and choices of both stacks.
         encoder_encoding: the encoder's position encoding, built with ModelShape(causal=False).
         decoder_encoding: the decoder's.
-        cross_encoding: how position enters the attention to the source; None for not at all, as in
-            the original Transformer and T5. What needs causal attention is refused.
+        cross_encoding: the position encoding of the attention to the source; None: no positions
+            there, as in the original Transformer and T5.
 
     Shapes: source (batch, source_len), tokens (batch, len) -> logits (batch, len, vocab_size).
     Raises: ValueError for an encoding that needs causal attention where there is none.
@@ -73,7 +73,7 @@ class EncoderDecoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draw the model's initial weights; the encodings' own are left as they are."""
+        """Draw the model's initial weights; the encodings keep their own."""
         initialise(self, self.config, seed, tied_to=None if self.head else self.decoder.last_norm)
 
     def given(
@@ -84,7 +84,7 @@ class EncoderDecoder(nn.Module):
         source_valid: Shaped[Tensor, "batch source_len"] | None = None,
         length: int | None = None,
     ) -> Conditioned:
-        """The decoder with this source read: a language model for posenc.generate.
+        """Read a source; returns the decoder as a language model for posenc.generate.
 
         Args:
             source: token ids.

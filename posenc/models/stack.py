@@ -83,8 +83,7 @@ def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> Positio
 def default_positions(
     tokens: Shaped[Tensor, "batch len *channels"], past: int, encoding: PositionEncoding
 ) -> Int[Tensor, "len *axes"]:
-    """past, past + 1, ...: the same for every row, and for every component where there are
-    several."""
+    """past, past + 1, ...: the same for every row and every component."""
     positions = run(past, tokens.shape[1], tokens.device)
     if encoding.num_axes == 1:
         return positions
@@ -92,9 +91,9 @@ def default_positions(
 
 
 def bind(mask: Mask, positions: Tensor, past: int, encoding: PositionEncoding) -> Mask:
-    """The mask bound once for all layers; left to the host where a cache holds earlier tokens.
+    """Bind the mask once for all layers; with a cache, attention binds it, which knows the keys.
 
-    Positions of several components have no order: there a token's index is its position.
+    Positions of several components have no order, so there a token's index is its position.
     """
     if mask.bound or past:
         return mask
@@ -110,7 +109,7 @@ def check_tokens(owner: str, tokens: Tensor) -> None:
 
 
 def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> None:
-    """Raise ValueError unless there are as many caches as needed, or none."""
+    """Raise ValueError unless there are `needed` caches, or none."""
     if caches is not None and len(caches) != needed:
         raise ValueError(
             f"{owner}: caches must be one per layer ({needed}), got {len(caches)}. "
@@ -119,7 +118,7 @@ def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> N
 
 
 def require_bidirectional(owner: str, encoding: PositionEncoding) -> None:
-    """Raise ValueError where an encoding needs queries that look at the past only."""
+    """Raise ValueError for an encoding whose queries may look only at the past."""
     if encoding.causal_only:
         raise ValueError(
             f"{owner}: {type(encoding).__name__} works in causal attention only: where a query "
