@@ -1,5 +1,13 @@
 """Who may look at whom: masks in FlexAttention's signature that compose and know their own
-structure."""
+structure.
+
+>>> mask = posenc.masks.causal & posenc.masks.sliding_window(2)
+>>> mask.rows(1, 1, 0, 4, 4, torch.device("cpu"))[0, 0].int()
+tensor([[1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [0, 1, 1, 0],
+        [0, 0, 1, 1]], dtype=torch.int32)
+"""
 
 from __future__ import annotations
 
@@ -37,6 +45,12 @@ class Mask:
     window: no query sees a key at this distance or further.
     exact: causal and window describe the mask completely, so a kernel may use them and skip the
         predicate.
+
+    >>> even = posenc.Mask(lambda sight: sight.kv_position % 2 == 0)
+    >>> (even & posenc.masks.causal).rows(1, 1, 0, 3, 3, torch.device("cpu"))[0, 0].int()
+    tensor([[1, 0, 0],
+            [1, 0, 0],
+            [1, 0, 1]], dtype=torch.int32)
     """
 
     predicate: Predicate

@@ -1,4 +1,10 @@
-"""Token positions: from masks, documents and grids, and what is known about them."""
+"""Token positions: from masks, documents and grids, and what is known about them.
+
+>>> posenc.positions.positions_from_mask(torch.tensor([[0, 0, 1, 1, 1]]))
+tensor([[0, 0, 0, 1, 2]])
+>>> posenc.positions.positions_from_documents(torch.tensor([7, 7, 7, 8, 8]))
+tensor([0, 1, 2, 0, 1])
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,11 @@
 """One line per encoding; that line puts it into the tests, the commands, the plots and the
-tables."""
+tables.
+
+>>> posenc.registry.entry("alibi").path
+'posenc.scores.alibi:ALiBi'
+>>> posenc.registry.encoding_class("alibi") is posenc.ALiBi
+True
+"""
 
 from __future__ import annotations
 
@@ -89,7 +95,11 @@ _ENTRIES: dict[str, Entry] = {
 
 
 def names() -> tuple[str, ...]:
-    """The registered encodings."""
+    """The registered encodings.
+
+    >>> posenc.names()[:3]
+    ('nope', 'sinusoidal', 'sinusoidal_concatenated')
+    """
     return tuple(_ENTRIES)
 
 
@@ -110,5 +120,10 @@ def encoding_class(name: str) -> type[PositionEncoding]:
 
 def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
     """Build the encoding `name` for a model of this shape; options override the registry's
-    defaults."""
+    defaults.
+
+    >>> shape = posenc.ModelShape(embed_dim=64, num_heads=4, train_length=128)
+    >>> posenc.create("yarn", shape, factor=8.0).scaling.factor
+    8.0
+    """
     return encoding_class(name).from_shape(shape, **{**entry(name).defaults, **options})

@@ -29,6 +29,10 @@ class BertEmbedding(nn.Module):
     seq_len, embed_dim). RoBERTa's positions: positions_from_mask(valid, start=padding_idx + 1).
     Raises: ValueError where segments are given to a model without them.
     Source: Devlin et al. 2019, arXiv:1810.04805, section 3 and figure 2.
+
+    >>> bert = posenc.BertEmbedding(vocab_size=100, embed_dim=64)
+    >>> bert(torch.tensor([[5, 7, 9]]), torch.arange(3)).shape
+    torch.Size([1, 3, 64])
     """
 
     def __init__(

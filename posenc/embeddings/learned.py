@@ -37,6 +37,10 @@ class Learned(PositionEncoding):
     Precision: added in float32, returned in x's dtype.
     Raises: ValueError for a position outside of the table (checked on the CPU; CUDA asserts).
     Source: Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019 (GPT-2).
+
+    >>> learned = posenc.Learned(max_positions=512, embed_dim=64)
+    >>> learned(torch.zeros(1, 3, 64), torch.tensor([0, 1, 511])).shape
+    torch.Size([1, 3, 64])
     """
 
     places = (1,)

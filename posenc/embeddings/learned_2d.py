@@ -34,6 +34,12 @@ class Learned2D(PositionEncoding):
     Precision: added in float32, returned in x's dtype.
     Raises: ValueError for a row or column outside of the grid (checked on the CPU; CUDA asserts).
     Source: Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1 and appendix D.4.
+
+    >>> learned = posenc.Learned2D(height=14, width=14, embed_dim=64)
+    >>> learned(torch.zeros(1, 196, 64), posenc.positions.grid(14, 14)).shape
+    torch.Size([1, 196, 64])
+    >>> learned.resize(16, 16).weight.shape
+    torch.Size([256, 64])
     """
 
     places = (1,)

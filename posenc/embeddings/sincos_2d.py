@@ -29,6 +29,10 @@ class SinCos2D(PositionEncoding):
     Units: positions in patches, integer or real. Precision: exact angles; added in float32.
     Raises: ValueError if embed_dim is not a multiple of 4.
     Source: He et al. 2022, arXiv:2111.06377, github.com/facebookresearch/mae util/pos_embed.py.
+
+    >>> posenc.SinCos2D(embed_dim=4)(torch.zeros(1, 2, 4), torch.tensor([[0, 0], [0, 1]]))
+    tensor([[[0.0000, 1.0000, 0.0000, 1.0000],
+             [0.8415, 0.5403, 0.0000, 1.0000]]])
     """
 
     places = (1,)

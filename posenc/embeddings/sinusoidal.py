@@ -42,6 +42,10 @@ class Sinusoidal(PositionEncoding):
     float32, returned in x's dtype.
     Raises: ValueError if embed_dim is odd where it may not be, or for an unknown order.
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+
+    >>> posenc.Sinusoidal(embed_dim=4)(torch.zeros(1, 2, 4), torch.arange(2))
+    tensor([[[0.0000, 1.0000, 0.0000, 1.0000],
+             [0.8415, 0.5403, 0.0100, 0.9999]]])
     """
 
     places = (1,)

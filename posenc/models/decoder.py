@@ -31,6 +31,11 @@ class Decoder(Stack):
 
     Shapes: tokens (batch, len), positions (len) or (batch, len) -> logits (batch, len, vocab_size).
     Raises: ValueError where tokens and caches do not fit.
+
+    >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
+    >>> model = posenc.Decoder(config, posenc.create("rope", config.shape()))
+    >>> model(torch.tensor([[5, 7, 9]])).shape
+    torch.Size([1, 3, 256])
     """
 
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding | None = None) -> None:

@@ -27,6 +27,11 @@ class Encoder(Stack):
     Shapes: tokens (batch, len), positions (len) or (batch, len) -> (batch, len, embed_dim).
     Raises: ValueError for an encoding that needs causal attention. NoPE does: without a causal mask
     nothing tells the model the order of tokens.
+
+    >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
+    >>> model = posenc.Encoder(config, posenc.create("t5", config.shape(causal=False)))
+    >>> model(torch.tensor([[5, 7, 9]])).shape
+    torch.Size([1, 3, 64])
     """
 
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding) -> None:

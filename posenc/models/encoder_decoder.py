@@ -42,6 +42,12 @@ class EncoderDecoder(nn.Module):
 
     Shapes: source (batch, source_len), tokens (batch, len) -> logits (batch, len, vocab_size).
     Raises: ValueError for an encoding that needs causal attention where there is none.
+
+    >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
+    >>> rope = posenc.RoPE(head_dim=16, interleaved=False)
+    >>> model = posenc.EncoderDecoder(config, encoder_encoding=rope, decoder_encoding=rope)
+    >>> model(source=torch.tensor([[5, 7, 9, 2]]), tokens=torch.tensor([[1, 4]])).shape
+    torch.Size([1, 2, 256])
     """
 
     def __init__(

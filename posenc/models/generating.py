@@ -68,6 +68,11 @@ def generate(
         generator: the source of random numbers for sampling.
 
     Raises: ValueError where options contradict one another or shapes do not fit.
+
+    >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
+    >>> model = posenc.Decoder(config, posenc.ALiBi(num_heads=4)).eval()
+    >>> posenc.generate(model, torch.tensor([[5, 7, 9]]), max_new_tokens=4).shape
+    torch.Size([1, 7])
     """
     _check(tokens, max_new_tokens, temperature, top_k, top_p, num_beams, valid)
     writer = _Writer(model, tokens, valid, length)
