@@ -2,7 +2,7 @@
 
 python benchmarks/bias.py OUT.csv [FIGURE.svg]
 
-With a figure's path, the CSV's figure is drawn; with an OUT.csv that exists, that is all it does.
+With a figure's path it also draws the figure; if OUT.csv exists, it only draws.
 """
 
 import csv
@@ -19,7 +19,7 @@ CONTENT = ("shaw", "transformer_xl", "deberta", "fire", "cope", "fox")
 
 
 def run(out: Path) -> None:
-    """Most wanted first, and saved after each part: it may be stopped."""
+    """Measure the most important parts first and save after each, so that it may be stopped."""
     torch.set_num_threads(1)
     parts = (
         lambda: bias.measure_bias(DISTANCE, (1024,), 21, backward=False),

@@ -3,7 +3,7 @@
 python benchmarks/training.py OUT.csv
 
 One thread, 32 x 128 bytes, 4 layers of width 128: forward, backward, clipping and an AdamW step,
-the models in turn in one process. Under autocast only where the processor multiplies bfloat16.
+the models in turn in one process. Autocast is on only if the processor multiplies bfloat16.
 """
 
 import contextlib

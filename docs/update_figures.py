@@ -36,7 +36,7 @@ def of_encodings() -> dict[str, Plot]:
 
 
 def of_checkpoint(name: str, folder: Path, text: str, words: tuple[str, str]) -> Plot:
-    """The figure of a checkpoint that the end of `name` asks for."""
+    """The figure of a checkpoint that the last part of `name` names."""
     from posenc.inspect.checkpoint import page
     from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 

@@ -22,8 +22,8 @@ def current_table() -> str:
 
 
 if __name__ == "__main__":
-    root = Path(__file__).parents[1]
+    root, table = Path(__file__).parents[1], current_table()
     for name in ("README.md", "README.zh-CN.md"):
         path = root / name
         text = path.read_text(encoding="utf-8")
-        path.write_text(with_table(text, current_table()), encoding="utf-8")
+        path.write_text(with_table(text, table), encoding="utf-8")

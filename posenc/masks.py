@@ -1,5 +1,13 @@
 """Who may look at whom: masks in FlexAttention's signature that compose and know their own
-structure."""
+structure.
+
+>>> mask = posenc.masks.causal & posenc.masks.sliding_window(2)
+>>> mask.rows(1, 1, 0, 4, 4, torch.device("cpu"))[0, 0].int()
+tensor([[1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [0, 1, 1, 0],
+        [0, 0, 1, 1]], dtype=torch.int32)
+"""
 
 from __future__ import annotations
 
@@ -9,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
 from posenc.positions import one_row, same, version
@@ -41,16 +50,22 @@ class Read:
 class Mask:
     """True where a query may look at a key.
 
-    Called as FlexAttention calls a mask_mod: mask(batch, head, q_idx, kv_idx) -> bool tensor; the
-    four broadcast. Masks compare positions, not indices; until `bind` gives the positions, a
+    Called like a mask_mod of FlexAttention: mask(batch, head, q_idx, kv_idx) -> bool tensor; the
+    four broadcast. Masks compare positions, not indices; before `bind` has given the positions, a
     token's index is its position.
 
-    causal: no query sees a key of a later position. window: no query sees a key at this distance or
-    further.
-    exact: the two say everything there is to say, so that a kernel may use them in place of the
-    predicate.
+    causal: no query sees a key of a later position.
+    window: no query sees a key at this distance or further.
+    exact: causal and window describe the mask completely, so a kernel may use them and skip the
+        predicate.
     reads: tensors that the predicate looks at, each with a name and the sizes that its axes must
-    have, of "batch", "q_len" and "kv_len".
+        have, of "batch", "q_len" and "kv_len".
+
+    >>> even = posenc.Mask(lambda sight: sight.kv_position % 2 == 0)
+    >>> (even & posenc.masks.causal).rows(1, 1, 0, 3, 3, torch.device("cpu"))[0, 0].int()
+    tensor([[1, 0, 0],
+            [1, 0, 0],
+            [1, 0, 1]], dtype=torch.int32)
     """
 
     predicate: Predicate
@@ -88,7 +103,11 @@ class Mask:
             reads=self.reads + other.reads,
         )._bound_like(self, other)
 
-    def bind(self, q_positions: Tensor, kv_positions: Tensor) -> Mask:
+    def bind(
+        self,
+        q_positions: Real[Tensor, "*q_batch q_len"],
+        kv_positions: Real[Tensor, "*kv_batch kv_len"],
+    ) -> Mask:
         """The same mask over these positions, (len) or (batch, len)."""
         return replace(self, q_positions=q_positions, kv_positions=kv_positions)
 
@@ -130,15 +149,15 @@ class Mask:
         device: torch.device,
         *,
         first_key: int = 0,
-    ) -> Tensor:
+    ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:
         """Booleans for queries start .. stop and the kv_len keys from first_key on, that broadcast
         to (batch, num_heads, stop - start, kv_len).
 
-        The last block asked for is kept: all layers of a model ask a bound mask for the same one.
+        The last result is kept, because all layers of a model ask a bound mask for the same rows.
         """
         versions = tuple(version(t) for t in self._tensors)
         key = (batch, num_heads, start, stop, kv_len, device, first_key, versions)
-        # While tracing a key would hash the sizes, and compiled code be made per length.
+        # A key hashes the sizes: a compiler would specialise the code to each length.
         keep = not torch.compiler.is_compiling()
         if keep and key in self._last:
             return self._last[key]
@@ -224,7 +243,7 @@ full = Mask(_everyone, exact=True)
 """Everyone may look at everyone."""
 
 causal = Mask(_not_later, causal=True, exact=True)
-"""A query sees keys at its own position and before, whatever their order in memory."""
+"""A query sees keys at its own and earlier positions, in any order in memory."""
 
 
 def sliding_window(window_size: int) -> Mask:
@@ -242,7 +261,7 @@ def _near(window_size: int, sight: Sight) -> Tensor:
     return (sight.q_position - sight.kv_position).abs() < window_size
 
 
-def padding(valid: Tensor) -> Mask:
+def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
     """Only keys where `valid` (batch, kv_len) is True or nonzero: left, right or any padding."""
     if valid.ndim != 2:
         raise ValueError(
@@ -256,7 +275,10 @@ def _valid(valid: Tensor, sight: Sight) -> Tensor:
     return valid[sight.batch, sight.kv_idx]
 
 
-def document(q_documents: Tensor, kv_documents: Tensor | None = None) -> Mask:
+def document(
+    q_documents: Shaped[Tensor, "*batch q_len"],
+    kv_documents: Shaped[Tensor, "*kv_batch kv_len"] | None = None,
+) -> Mask:
     """Only keys of the query's own document; ids (len) or (batch, len), kv ids default to the
     query's."""
     q_ids, kv_ids = (
@@ -277,7 +299,7 @@ def _same_document(q_ids: Tensor, kv_ids: Tensor, sight: Sight) -> Tensor:
     return mine == other
 
 
-def prefix(length: int | Tensor) -> Mask:
+def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
     """Keys at positions below `length`, an integer or one for each batch row.
 
     `causal | prefix(n)` is the prefix language model: the first n tokens see one another.
@@ -318,7 +340,7 @@ def _own_chunk(chunk_size: int, sight: Sight) -> Tensor:
     return sight.q_position // chunk_size == sight.kv_position // chunk_size
 
 
-def permutation(order: Tensor, *, stream: str) -> Mask:
+def permutation(order: Int[Tensor, "*batch len"], *, stream: str) -> Mask:
     """Keys that come earlier in a factorisation order (XLNet).
 
     Args:

@@ -1,19 +1,28 @@
-"""Token positions: from masks, documents and grids, and what is known about them."""
+"""Token positions: from masks, documents and grids, and what is known about them.
+
+>>> posenc.positions.positions_from_mask(torch.tensor([[0, 0, 1, 1, 1]]))
+tensor([[0, 0, 0, 1, 2]])
+>>> posenc.positions.positions_from_documents(torch.tensor([7, 7, 7, 8, 8]))
+tensor([0, 1, 2, 0, 1])
+"""
 
 from __future__ import annotations
 
 import torch
+from jaxtyping import Int, Real, Shaped
 from torch import Tensor
 
 
-def run(start: int, length: int, device: torch.device | None = None) -> Tensor:
-    """start, start + 1, ..., length of them, (length), known to be a run on any device."""
+def run(start: int, length: int, device: torch.device | None = None) -> Int[Tensor, " length"]:
+    """start, start + 1, ..., start + length - 1, marked as a run on any device."""
     positions = torch.arange(start, start + length, device=device)
     return _mark(positions, start)
 
 
-def part(positions: Tensor, first: int, last: int) -> Tensor:
-    """positions[..., first:last], known to be a run where `positions` are."""
+def part(
+    positions: Real[Tensor, "*batch len"], first: int, last: int
+) -> Real[Tensor, "*batch part"]:
+    """positions[..., first:last], marked as a run if `positions` are."""
     taken = positions[..., first:last]
     start = _noted(positions)
     return taken if start is None or taken.shape[-1] == 0 else _mark(taken, start + first)
@@ -25,12 +34,11 @@ def one_row(positions: Tensor) -> Tensor:
     return positions[0] if start is None else _mark(positions[0], start)
 
 
-def run_start(positions: Tensor) -> int | None:
-    """The first position where all rows are the same run p, p+1, p+2, ...; None where not, or not
-    known.
+def run_start(positions: Real[Tensor, "..."]) -> int | None:
+    """The first position if all rows are the same run p, p+1, p+2, ...; else, or if unknown, None.
 
-    Known are those that `run` made. Others are read, so it answers only where that costs no
-    synchronisation: on the CPU, outside of tracing.
+    Runs made by `run` are known. Other positions have to be read, which is done only where it
+    costs no synchronisation: on the CPU, and not while tracing.
     """
     if torch.compiler.is_compiling() or positions.is_floating_point():
         return None
@@ -124,7 +132,9 @@ def check_flat(q_positions: Tensor, kv_positions: Tensor) -> None:
             )
 
 
-def positions_from_mask(valid: Tensor, *, start: int = 0) -> Tensor:
+def positions_from_mask(
+    valid: Shaped[Tensor, "*batch len"], *, start: int = 0
+) -> Int[Tensor, "*batch len"]:
     """Positions that count real tokens, wherever the padding is.
 
     Args:
@@ -138,7 +148,9 @@ def positions_from_mask(valid: Tensor, *, start: int = 0) -> Tensor:
     return counted.masked_fill(~valid, max(start - 1, 0))
 
 
-def positions_from_documents(documents: Tensor) -> Tensor:
+def positions_from_documents(
+    documents: Shaped[Tensor, "*batch len"],
+) -> Int[Tensor, "*batch len"]:
     """Positions that begin at 0 with every document of a packed sequence.
 
     Args:
@@ -152,7 +164,9 @@ def positions_from_documents(documents: Tensor) -> Tensor:
     return index - (index * begins).cummax(-1).values
 
 
-def documents_from_positions(positions: Tensor) -> Tensor:
+def documents_from_positions(
+    positions: Int[Tensor, "*batch len"],
+) -> Int[Tensor, "*batch len"]:
     """Document ids 0, 1, ... of a packed sequence: a new one where a position is not one more than
     the last.
 
@@ -163,7 +177,9 @@ def documents_from_positions(positions: Tensor) -> Tensor:
     return begins.cumsum(-1)
 
 
-def grid(height: int, width: int, device: torch.device | None = None) -> Tensor:
+def grid(
+    height: int, width: int, device: torch.device | None = None
+) -> Int[Tensor, "{height*width} 2"]:
     """(row, column) of each cell, row by row: (height * width, 2), for encodings with two axes."""
     cells = torch.arange(height * width, device=device)
     return torch.stack([cells // width, cells % width], dim=-1)

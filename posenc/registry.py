@@ -1,5 +1,11 @@
-"""One line per encoding; from that line alone it is in the tests, the tool, the plots and the
-tables."""
+"""One line per encoding; that line puts it into the tests, the commands, the plots and the
+tables.
+
+>>> posenc.registry.entry("alibi").path
+'posenc.scores.alibi:ALiBi'
+>>> posenc.registry.encoding_class("alibi") is posenc.ALiBi
+True
+"""
 
 from __future__ import annotations
 
@@ -15,8 +21,8 @@ class Entry(NamedTuple):
     path: str
     """module:Class"""
     checked: str
-    """What the tests hold it to: "golden" (the authors' own numbers) or "reference" (the paper
-    in float64)."""
+    """What a test with that mark holds it to: "golden" (the authors' own numbers) or "reference"
+    (the paper in float64)."""
     defaults: dict[str, Any] = {}  # noqa: RUF012 - read only
 
 
@@ -89,13 +95,16 @@ _ENTRIES: dict[str, Entry] = {
 
 
 def names() -> tuple[str, ...]:
-    """The registered encodings."""
+    """The registered encodings.
+
+    >>> posenc.names()[:3]
+    ('nope', 'sinusoidal', 'sinusoidal_concatenated')
+    """
     return tuple(_ENTRIES)
 
 
 def entry(name: str) -> Entry:
-    """The registry line of `name`. Raises ValueError, with the nearest name, where there is
-    none."""
+    """The registry line of `name`. Raises: ValueError, with the nearest name, if there is none."""
     if name not in _ENTRIES:
         near = difflib.get_close_matches(name, _ENTRIES, n=1, cutoff=0.4)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -111,5 +120,10 @@ def encoding_class(name: str) -> type[PositionEncoding]:
 
 def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
     """Build the encoding `name` for a model of this shape; options override the registry's
-    defaults."""
+    defaults.
+
+    >>> shape = posenc.ModelShape(embed_dim=64, num_heads=4, train_length=128)
+    >>> posenc.create("yarn", shape, factor=8.0).scaling.factor
+    8.0
+    """
     return encoding_class(name).from_shape(shape, **{**entry(name).defaults, **options})

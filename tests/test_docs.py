@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import types
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from posenc import create, registry
 from posenc.cli import COMMANDS
 from tests.checks import CHECKS
 
 ROOT = Path(__file__).parents[1]
 READMES = ("README.md", "README.zh-CN.md")
+FENCED = re.DOTALL | re.MULTILINE
 DOCUMENTS = sorted(
     p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
 )
@@ -27,7 +27,7 @@ DOCUMENTS = sorted(
 def blocks(document: str, info: str) -> list[str]:
     """The fenced blocks of a document whose info string is `info`."""
     text = (ROOT / document).read_text(encoding="utf-8")
-    return re.findall(rf"^```{re.escape(info)}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{re.escape(info)}\n(.*?)^```$", text, flags=FENCED)
 
 
 @pytest.mark.parametrize("document", READMES)
@@ -45,34 +45,73 @@ def test_both_readmes_show_the_same_code():
     assert without_comments("README.md") == without_comments("README.zh-CN.md")
 
 
-@pytest.fixture
-def worked_example(monkeypatch):
-    """CONTRIBUTING's encoding, as if its file and its registry line were in place."""
-    name = "posenc.scores.square_root"
-    module = types.ModuleType(name)
+EXAMPLES = ("square_root",)
+"""The encodings that CONTRIBUTING adds."""
+
+
+def follow(contributing: str, copy: Path) -> None:
+    """Do in a copy of the repository what a CONTRIBUTING.md says: write its files and lines."""
+    for folder in ("posenc", "tests"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    for path, source in re.findall(r"^```python file=(\S+)\n(.*?)^```$", contributing, FENCED):
+        (copy / path).write_text(source, encoding="utf-8")
+    for path, line in re.findall(r"^```python line=(\S+)\n(.*?)^```$", contributing, FENCED):
+        before = (copy / path).read_text(encoding="utf-8")
+        head = "_ENTRIES: dict[str, Entry] = {\n"
+        assert before.count(head) == 1
+        (copy / path).write_text(before.replace(head, f"{head}    {line}"), encoding="utf-8")
+
+
+def run_in(copy: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=copy, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+    )  # fmt: skip
+
+
+def test_what_contributing_adds_passes_the_tests(tmp_path):
+    """The contract, the registry's promise, their own tests, the linter."""
+    follow((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), tmp_path)
+    own = [f"tests/test_{name}.py" for name in EXAMPLES]
+    chosen = ["tests/encoding/test_contract.py", "tests/encoding/test_contract_sources.py", *own]
+    only = ["-q", "-k", " or ".join(EXAMPLES), "-p", "no:cacheprovider"]
+    done = run_in(tmp_path, "-m", "pytest", *chosen, *only)
+    assert done.returncode == 0, done.stdout[-3000:]
+    (passed,) = re.findall(r"(\d+) passed", done.stdout)
+    assert int(passed) > len(EXAMPLES) * len(CHECKS)
+    linted = run_in(tmp_path, "-m", "ruff", "check", "posenc", *own)
+    assert linted.returncode == 0, linted.stdout
+
+
+def test_a_mistake_in_what_contributing_adds_is_seen(monkeypatch):
+    name, scope = "posenc.scores.square_root", {}
     (source,) = blocks("CONTRIBUTING.md", "python file=posenc/scores/square_root.py")
-    exec(compile(source, "square_root.py", "exec"), module.__dict__)
-    monkeypatch.setitem(sys.modules, name, module)
-    (line,) = blocks("CONTRIBUTING.md", "python line=posenc/registry.py")
-    for key, entry in eval("{" + line + "}", {"Entry": registry.Entry}).items():
-        monkeypatch.setitem(registry._ENTRIES, key, entry)
-    return source
+    (test,) = blocks("CONTRIBUTING.md", "python file=tests/test_square_root.py")
+    assert source.count("abs().sqrt()") == 1
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    exec(source.replace("abs().sqrt()", "abs()"), vars(sys.modules[name]))
+    exec(test, scope)
+    with pytest.raises(AssertionError):
+        scope["test_square_root_bias_equals_the_formula"]()
 
 
-def test_worked_example_is_short(worked_example):
-    assert worked_example.count("\n") <= 40
+def test_examples_of_contributing_are_short():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    files = re.findall(r"^```python file=(posenc/\S+)\n(.*?)^```$", text, FENCED)
+    assert len(files) == len(EXAMPLES)
+    for path, source in files:
+        assert source.count("\n") <= 40, path
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_worked_example_passes_the_contract(worked_example, check):
-    CHECKS[check](partial(create, "square_root"))
-
-
-def test_worked_example_passes_its_own_test(worked_example):
-    (source,) = blocks("CONTRIBUTING.md", "python file=tests/test_square_root.py")
-    scope: dict = {}
-    exec(compile(source, "test_square_root.py", "exec"), scope)
-    scope["test_square_root_bias_equals_the_formula"]()
+@pytest.mark.parametrize("document", READMES)
+def test_readme_begins_with_the_two_commands(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    first = text[: text.index("\n## ")].partition("```sh\n")[2].partition("```")[0]
+    assert [line.partition("#")[0].strip() for line in first.splitlines()] == [
+        "make compare",
+        "make test",
+    ]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

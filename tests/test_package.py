@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 import posenc
 
+ROOT = Path(__file__).parents[1]
 OPTIONAL = ("transformers", "keras", "jax", "ray", "peft", "tensorflow")
 TOOL = ("matplotlib", "typer", "rich")
 
@@ -58,14 +61,111 @@ def test_public_names_are_documented():
         assert getattr(posenc, name).__doc__, name
 
 
-def test_unknown_name():
-    with pytest.raises(AttributeError, match="module 'posenc' has no attribute 'RoPe'"):
-        posenc.RoPe  # noqa: B018
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("RoPe", "Did you mean posenc.RoPE?"),
+        ("T5", "Did you mean posenc.T5Bias?"),
+        ("Kerpel", "Did you mean posenc.Kerple?"),
+        ("Masks", "Did you mean posenc.masks?"),
+        ("YaRN", "Did you mean: from posenc.queries_keys.rope_scaling.yarn import YaRN"),
+        ("yarn", "Did you mean: from posenc.queries_keys.rope_scaling.yarn import YaRN"),
+    ],
+)
+def test_unknown_name_is_answered_with_the_nearest(name, hint):
+    with pytest.raises(AttributeError) as raised:
+        getattr(posenc, name)
+    assert str(raised.value) == f"module 'posenc' has no attribute {name!r}. {hint}"
+
+
+@pytest.mark.parametrize("name", ["zzz", "run", "_private", "__wrapped__"])
+def test_unknown_name_without_a_likeness(name):
+    with pytest.raises(AttributeError, match=f"^module 'posenc' has no attribute '{name}'$"):
+        getattr(posenc, name)
+
+
+def for_type_checkers() -> dict[str, str]:
+    """The names that a type checker finds in posenc/__init__.py, and where."""
+    tree = ast.parse(Path(posenc.__file__).read_text(encoding="utf-8"))
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and node.body and isinstance(node.body[0], ast.ImportFrom)
+    )
+    found = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            assert alias.name == alias.asname, f"{alias.name}: `as` makes it public"
+            found[alias.name] = node.module
+    return found
+
+
+def test_type_checkers_see_what_is_loaded():
+    modules = dict.fromkeys(posenc._MODULES, "posenc")
+    assert for_type_checkers() == {**posenc._PUBLIC, **modules}
+
+
+@pytest.mark.slow
+def test_pyright_knows_the_classes(tmp_path):
+    (tmp_path / "user.py").write_text(
+        "import posenc\n"
+        "reveal_type(posenc.RoPE)\n"
+        "reveal_type(posenc.attention)\n"
+        "reveal_type(posenc.masks.causal)\n"
+        "posenc.RoPe\n"
+        "posenc.RoPE(head_dimension=64)\n"
+    )
+    where = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable]
+    done = subprocess.run(
+        [*where, "user.py"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    said = {int(line.split(":")[1]): line for line in done.stdout.splitlines() if ".py:" in line}
+    assert 'Type of "posenc.RoPE" is "type[RoPE]"' in said[2], done.stdout
+    assert "Tensor" in said[3]
+    assert '"Mask"' in said[4]
+    assert '"RoPe" is not a known attribute' in said[5]
+    assert 'No parameter named "head_dimension"' in said[6]
 
 
 def test_submodules_that_documents_use():
     assert posenc.masks.causal.causal
     assert "rope" in posenc.registry.names()
+
+
+@pytest.mark.parametrize("name", ["Options", "TuneConfig", "evaluate", "extend"])
+def test_hf_answers_with_the_new_home(name):
+    with pytest.warns(
+        DeprecationWarning, match=rf"posenc\.hf\.{name} is posenc\.extend\.{name} now"
+    ):
+        assert getattr(posenc.hf, name) is getattr(posenc.extend, name)
+
+
+def test_hf_has_no_other_old_names():
+    with pytest.raises(AttributeError, match="has no attribute 'extent'"):
+        posenc.hf.extent  # noqa: B018  # pyright: ignore
+
+
+def test_study_answers_with_the_new_home():
+    code = """
+import warnings
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    from posenc.study.results import Study
+    from posenc.study import corpus, statistics
+import posenc.study.compare as old
+import posenc.compare.results, posenc.compare.splits, posenc.compare.study, posenc.compare.summary
+assert Study is posenc.compare.results.Study
+assert (corpus, statistics) == (posenc.compare.splits, posenc.compare.summary)
+assert old is posenc.compare.study
+print(*[f"{w.category.__name__}: {w.message}" for w in seen], sep=chr(10))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "DeprecationWarning: posenc.study is posenc.compare now; the old name goes with the next "
+        "release."
+    ], done.stderr
 
 
 def test_package_is_typed():

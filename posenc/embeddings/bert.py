@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from posenc.embeddings.learned import Learned
@@ -29,6 +29,10 @@ class BertEmbedding(nn.Module):
     seq_len, embed_dim). RoBERTa's positions: positions_from_mask(valid, start=padding_idx + 1).
     Raises: ValueError where segments are given to a model without them.
     Source: Devlin et al. 2019, arXiv:1810.04805, section 3 and figure 2.
+
+    >>> bert = posenc.BertEmbedding(vocab_size=100, embed_dim=64)
+    >>> bert(torch.tensor([[5, 7, 9]]), torch.arange(3)).shape
+    torch.Size([1, 3, 64])
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class BertEmbedding(nn.Module):
     def forward(
         self,
         tokens: Int[Tensor, "batch seq_len"],
-        positions: Tensor,
+        positions: Real[Tensor, "..."],
         segments: Int[Tensor, "batch seq_len"] | None = None,
     ) -> Float[Tensor, "batch seq_len embed_dim"]:
         """Embed tokens; segments default to the first one."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -38,6 +39,10 @@ class Learned(PositionEncoding):
     Precision: added in float32, returned in x's dtype.
     Raises: ValueError for a position outside of the table (checked on the CPU; CUDA asserts).
     Source: Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019 (GPT-2).
+
+    >>> learned = posenc.Learned(max_positions=512, embed_dim=64)
+    >>> learned(torch.zeros(1, 3, 64), torch.tensor([0, 1, 511])).shape
+    torch.Size([1, 3, 64])
     """
 
     claims = Claims(
@@ -71,7 +76,7 @@ class Learned(PositionEncoding):
         return super().from_shape(shape, **{"max_positions": shape.train_length, **options})
 
     @classmethod
-    def from_table(cls, table: Tensor) -> Learned:
+    def from_table(cls, table: Float[Tensor, "max_positions embed_dim"]) -> Learned:
         """The encoding whose weights are this table, (max_positions, embed_dim)."""
         encoding = cls(*table.shape).to(table)
         with torch.no_grad():
@@ -89,18 +94,26 @@ class Learned(PositionEncoding):
             with torch.no_grad():
                 self.weight.copy_(Sinusoidal(self.weight.shape[1]).table(rows))
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def embed(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Int[Tensor, "*#batch seq_len"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         if positions.is_floating_point():
             raise TypeError(f"Learned: positions must be integers, got {positions.dtype}.")
         check_rows("Learned", "position", positions, self.weight.shape[0])
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + F.embedding(positions, self.weight).to(dtype)).to(x.dtype)
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Int[Tensor, "*#batch seq_len"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         return self.embed(x, positions)
 
 
-def check_rows(name: str, what: str, index: Tensor, rows: int) -> None:
+def check_rows(name: str, what: str, index: Int[Tensor, "..."], rows: int) -> None:
     """Raise ValueError for an index outside of a table, where looking costs no synchronisation."""
     if torch.compiler.is_compiling() or index.device.type != "cpu" or not index.numel():
         return

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,6 +36,12 @@ class Learned2D(PositionEncoding):
     Precision: added in float32, returned in x's dtype.
     Raises: ValueError for a row or column outside of the grid (checked on the CPU; CUDA asserts).
     Source: Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1 and appendix D.4.
+
+    >>> learned = posenc.Learned2D(height=14, width=14, embed_dim=64)
+    >>> learned(torch.zeros(1, 196, 64), posenc.positions.grid(14, 14)).shape
+    torch.Size([1, 196, 64])
+    >>> learned.resize(16, 16).weight.shape
+    torch.Size([256, 64])
     """
 
     claims = Claims(
@@ -82,7 +89,11 @@ class Learned2D(PositionEncoding):
             resized.weight.copy_(table)
         return resized
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def embed(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Int[Tensor, "*#batch seq_len 2"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         if positions.is_floating_point():
             raise TypeError(f"Learned2D: positions must be integers, got {positions.dtype}.")
         placeless = (positions < 0).any(-1)
@@ -93,5 +104,9 @@ class Learned2D(PositionEncoding):
         rows = F.embedding(row * self.width + column, self.weight).to(dtype)
         return (x.to(dtype) + rows.masked_fill(placeless[..., None], 0)).to(x.dtype)
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Int[Tensor, "*#batch seq_len 2"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         return self.embed(x, positions)

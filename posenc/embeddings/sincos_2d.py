@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding
@@ -29,6 +30,10 @@ class SinCos2D(PositionEncoding):
     Units: positions in patches, integer or real. Precision: exact angles; added in float32.
     Raises: ValueError if embed_dim is not a multiple of 4.
     Source: He et al. 2022, arXiv:2111.06377, github.com/facebookresearch/mae util/pos_embed.py.
+
+    >>> posenc.SinCos2D(embed_dim=4)(torch.zeros(1, 2, 4), torch.tensor([[0, 0], [0, 1]]))
+    tensor([[[0.0000, 1.0000, 0.0000, 1.0000],
+             [0.8415, 0.5403, 0.0000, 1.0000]]])
     """
 
     claims = Claims(
@@ -44,15 +49,25 @@ class SinCos2D(PositionEncoding):
             raise ValueError(f"SinCos2D: embed_dim must be a multiple of 4, got {embed_dim}.")
         self.angles = Angles(inverse_frequencies(embed_dim // 2, base))
 
-    def table(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The embedding of each (row, column): (*positions.shape[:-1], embed_dim)."""
+    def table(
+        self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where embed_dim"]:
+        """The embedding of each (row, column)."""
         cos, sin = self.angles.cos_sin(positions.flip(-1), dtype)  # (..., column and row, pairs)
         rows = torch.stack([sin, cos], dim=-2).flatten(-3)
         return rows.masked_fill((positions < 0).any(-1, keepdim=True), 0)
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def embed(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Real[Tensor, "*#batch seq_len 2"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Real[Tensor, "*#batch seq_len 2"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         return self.embed(x, positions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -44,6 +45,10 @@ class Sinusoidal(PositionEncoding):
     float32, returned in x's dtype.
     Raises: ValueError if embed_dim is odd where it may not be, or for an unknown order.
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+
+    >>> posenc.Sinusoidal(embed_dim=4)(torch.zeros(1, 2, 4), torch.arange(2))
+    tensor([[[0.0000, 1.0000, 0.0000, 1.0000],
+             [0.8415, 0.5403, 0.0100, 0.9999]]])
     """
 
     claims = Claims(
@@ -68,8 +73,10 @@ class Sinusoidal(PositionEncoding):
         self.padding_idx = padding_idx
         self.angles = Angles(inv_freq)
 
-    def table(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The embedding of each position: (*positions.shape, embed_dim)."""
+    def table(
+        self, positions: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where {self.embed_dim}"]:
+        """The embedding of each position."""
         cos, sin = self.angles.cos_sin(positions, dtype)
         if self.order == "interleaved":
             rows = torch.stack([sin, cos], dim=-1).flatten(-2)
@@ -79,9 +86,17 @@ class Sinusoidal(PositionEncoding):
             return rows
         return rows.masked_fill((positions == self.padding_idx)[..., None], 0)
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def embed(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Real[Tensor, "*#batch seq_len"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Real[Tensor, "*#batch seq_len"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         return self.embed(x, positions)

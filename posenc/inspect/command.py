@@ -41,7 +41,8 @@ def inspect(
     text: Annotated[
         str | None,
         typer.Option(
-            help="Sentence that the model reads.", show_default="one whose words tell nothing alone"
+            help="Sentence that the model reads.",
+            show_default="one whose words tell nothing by themselves",
         ),
     ] = None,
     swap: Annotated[
@@ -68,7 +69,7 @@ def inspect(
         ),
     ] = None,
 ) -> None:
-    """Measure and draw what encodings and models do with position: nothing is read off their
+    """Measure and draw what encodings and models do with position; nothing is taken from their
     claims."""
     shape_given = (head_dim, num_heads, train_length) != DEFAULTS
     of_model = text is not None or swap or layers or as_bytes or as_ids
@@ -86,7 +87,7 @@ def inspect(
         return
     if any(":" in name for name in names):
         if len(names) > 1 or compare or out or shape_given:
-            raise ValueError("posenc inspect package.module:Class takes --arg and --json alone.")
+            raise ValueError("posenc inspect package.module:Class takes only --arg and --json.")
         from posenc.inspect.module import command as modules_command
 
         modules_command.run(names[0], arguments or [], as_json)
@@ -106,7 +107,8 @@ def inspect(
 
 
 def _is_path(name: str) -> bool:
-    """A folder, or what can only have been meant as one; an encoding's name always means it."""
+    """Whether a folder is meant: it exists, or the text can only be a path. An encoding's name
+    never means a folder."""
     from posenc import registry
 
     if name == "claims" or name in registry.names():

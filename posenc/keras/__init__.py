@@ -1,5 +1,11 @@
 """Position encodings as Keras 3 layers, with the numbers of the PyTorch modules; needs `keras` and
-one of its backends."""
+one of its backends.
+
+>>> import keras
+>>> layer = posenc.keras.RotaryEmbedding(interleaved=False)
+>>> layer(keras.ops.ones((2, 10, 64))).shape == (2, 10, 64)
+True
+"""
 
 from posenc.keras.attention import PositionAwareAttention
 from posenc.keras.bert import BertEmbedding

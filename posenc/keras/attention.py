@@ -21,7 +21,7 @@ from posenc.keras.shaw import ShawAttention
 
 Encoding = RotaryEmbedding | ScoreBias | ShawAttention
 HIDDEN = -1e30
-"""What a masked score becomes: finite, so that a row of nothing else has finite gradients."""
+"""What a masked score becomes: finite, so that a row with only masked keys has finite gradients."""
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -179,7 +179,7 @@ class PositionAwareAttention(PositionLayer):
     def _allowed(
         self, mask: Any, padding: Any, causal: bool, q_positions: Any, kv_positions: Any
     ) -> Any:
-        """All masks in one that broadcasts to (batch, num_heads, q_len, kv_len), or None."""
+        """All masks combined, to broadcast to (batch, num_heads, q_len, kv_len), or None."""
         masks = []
         if mask is not None:
             mask = ops.cast(mask, "bool")

@@ -1,4 +1,4 @@
-"""Biases on the attention scores that depend on the distance alone."""
+"""Biases on the attention scores that depend only on the distance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posenc.numbers.biases import (
 
 
 class ScoreBias(PositionLayer):
-    """Add `bias(distance)` to scores; what PositionAwareAttention asks a bias for.
+    """Add `bias(distance)` to scores; what PositionAwareAttention needs of a bias.
 
     Call: scores (batch, num_heads, q_len, kv_len), q_positions (q_len) or (batch, q_len), by
     default start_index, start_index + 1, ..., kv_positions likewise, by default 0, 1, ... -> like
@@ -34,7 +34,7 @@ class ScoreBias(PositionLayer):
         self.num_heads = num_heads
 
     def scale(self, head_dim: int) -> float:
-        """What attention multiplies q . k with."""
+        """The factor of q . k in attention."""
         return head_dim**-0.5
 
     def of_distance(self, distance: Any) -> Any:
@@ -42,8 +42,7 @@ class ScoreBias(PositionLayer):
         raise NotImplementedError
 
     def bias(self, q_positions: Any, kv_positions: Any) -> Any:
-        """float32 (num_heads, q_len, kv_len), or with a batch axis before where positions have
-        one."""
+        """float32 (num_heads, q_len, kv_len), with a batch axis if the positions have one."""
         return self.of_distance(distances(q_positions, kv_positions))
 
     def call(self, scores, q_positions=None, kv_positions=None, start_index=0):

@@ -1,4 +1,4 @@
-"""What all layers here share: numbers in float32 whatever the policy, and positions."""
+"""What all layers share: float32 under every policy, and positions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ operator takes."""
 class PositionLayer(keras.layers.Layer):
     """A layer that computes in at least float32 and rounds once, to the policy's compute dtype.
 
-    Keras would cast every real input and weight to bfloat16 under mixed_bfloat16, positions among
-    them; here nothing is cast but the result.
+    Under mixed_bfloat16 Keras would cast every floating input and weight to bfloat16, positions
+    too; here only the result is cast.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -28,7 +28,7 @@ class PositionLayer(keras.layers.Layer):
         return input_shape
 
     def add_float_weight(self, name: str, shape: tuple[int, ...], initializer: Any) -> Any:
-        """A weight that mixed policies leave as it is."""
+        """A weight that mixed policies do not cast."""
         return self.add_weight(name=name, shape=shape, initializer=initializer, autocast=False)
 
     def rounded(self, x: Any) -> Any:
@@ -57,19 +57,19 @@ def token_positions(name: str, length: int, positions: Any, start_index: Any) ->
 
 
 def require_whole(name: str, *positions: Any) -> None:
-    """Raise TypeError for real positions where a table has a row per whole one."""
+    """Raise TypeError for real positions, for which a table has no row."""
     for p in positions:
         if "int" not in keras.backend.standardize_dtype(p.dtype):
             raise TypeError(f"{name}: positions must be integers, got {p.dtype}.")
 
 
 def only_shapes() -> bool:
-    """Whether Keras asks for shapes alone, with lengths of its own choice."""
+    """Whether Keras asks only for shapes, with lengths that it chose."""
     return in_symbolic_scope()
 
 
 def known(positions: Any) -> np.ndarray | None:
-    """The numbers of a tensor, which costs an accelerator a wait; None while it is traced."""
+    """The numbers of a tensor; reading them makes an accelerator wait. None while it is traced."""
     if only_shapes():
         return None
     backend = keras.backend.backend()
@@ -94,8 +94,8 @@ def distances(q_positions: Any, kv_positions: Any) -> Any:
 def serialized(layer: Any) -> Any:
     """A layer given to a constructor, for `get_config`.
 
-    The mark lets Keras make one object again of one that several layers were given. Keras sets the
-    same mark, but on a first occurrence too late: its config has been copied by then.
+    The mark lets Keras restore one object where several layers were given the same one. Keras sets
+    the same mark, but too late for the first occurrence, whose config is already copied.
     """
     if layer is None:
         return None

@@ -43,8 +43,8 @@ class LearnedPositionEmbedding(PositionLayer):
     start_index, start_index + 1, ... -> like x. weight (max_positions, embed_dim).
     Precision: added in float32.
     Raises: ValueError for options that do not fit, and for positions outside of the table. Compiled
-    code cannot see the positions it is given, nor a traced start_index: there such a position gives
-    NaN. Elsewhere, looking at given positions makes an accelerator wait.
+    code cannot check positions or a traced start_index: there such a position gives NaN. Elsewhere
+    the check makes an accelerator wait.
     Source: Devlin et al. 2019, arXiv:1810.04805; Su 2020, kexue.fm/archives/7947 for the hierarchy.
     """
 
@@ -75,7 +75,7 @@ class LearnedPositionEmbedding(PositionLayer):
             )
         if (growth == "interpolate") != (align_corners is not None):
             raise ValueError(
-                "LearnedPositionEmbedding: growth='interpolate', and it alone, needs align_corners "
+                "LearnedPositionEmbedding: growth='interpolate', and only it, needs align_corners "
                 f"True or False, got growth={growth!r} and align_corners={align_corners}."
             )
         self.max_positions, self.growth, self.align_corners = max_positions, growth, align_corners

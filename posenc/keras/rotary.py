@@ -66,7 +66,7 @@ class RotaryEmbedding(PositionLayer):
             self._unscaled = Phases(inverse_frequencies(self._width, self.rope_theta))
 
     def scale(self, head_dim: int) -> float:
-        """What attention multiplies q . k with."""
+        """The factor of q . k in attention."""
         return head_dim**-0.5 * (1.0 if self.scaling is None else self.scaling.logit_scale)
 
     def cos_sin(self, positions: Any, length: int | None = None) -> tuple[Any, Any]:

@@ -26,8 +26,8 @@ class ShawAttention(PositionLayer):
     Call: query (batch, q_len, num_heads, head_dim); key, value (batch, kv_len, num_kv_heads,
     head_dim), as for keras.ops.dot_product_attention; whole q_positions and kv_positions (len) or
     (batch, len), by default start_index, ... and 0, ...; attention_mask that broadcasts to (batch,
-    num_heads, q_len, kv_len), True where a query may look -> like query; a row that may look
-    nowhere gets zeros. Tables (2 * max_distance + 1, head_dim), shared by all heads.
+    num_heads, q_len, kv_len), True where a query may look -> like query; a row without visible
+    keys gets zeros. Tables (2 * max_distance + 1, head_dim), shared by all heads.
     Precision: float32.
     Raises: ValueError if max_distance < 1; TypeError for real positions.
     Source: Shaw et al. 2018, arXiv:1803.02155, equations 3-5.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -51,7 +52,7 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(config.embed_dim, width, bias=False)
         self.down_proj = nn.Linear(width, config.embed_dim, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch embed_dim"]:
         if self.gate_proj is not None:
             hidden = F.silu(self.gate_proj(x)) * self.up_proj(x)
         else:
@@ -64,9 +65,8 @@ class FeedForward(nn.Module):
 class Context:
     """What the layers of a decoder attend to beside their own tokens."""
 
-    hidden: Tensor
-    """(batch, context_len, embed_dim)"""
-    positions: Tensor
+    hidden: Float[Tensor, "batch context_len embed_dim"]
+    positions: Real[Tensor, "..."]
     mask: Mask | None
     encoding: PositionEncoding
     """How position enters the attention to the context."""
@@ -92,14 +92,14 @@ class Layer(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
-        positions: Tensor,
+        x: Float[Tensor, "batch len embed_dim"],
+        positions: Real[Tensor, "..."],
         encoding: PositionEncoding,
         mask: Mask | None,
         cache: KVCache | None = None,
         context: Context | None = None,
         context_cache: KVCache | None = None,
-    ) -> Tensor:
+    ) -> Float[Tensor, "batch len embed_dim"]:
         y = self.attention(
             self._before(self.attention_norm, x), positions,
             cache=cache, mask=mask, encoding=encoding,

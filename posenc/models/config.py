@@ -45,6 +45,10 @@ class DecoderConfig:
         impl: which implementation of attention, "auto" or by name.
 
     Raises: ValueError where a size or a choice does not fit.
+
+    >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
+    >>> config.head_dim, config.ffn_dim
+    (16, 192)
     """
 
     vocab_size: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,10 +27,15 @@ class Decoder(Stack):
 
     Args:
         config: sizes and choices.
-        encoding: the position encoding; None for none.
+        encoding: the position encoding; None: no positions.
 
     Shapes: tokens (batch, len), positions (len) or (batch, len) -> logits (batch, len, vocab_size).
     Raises: ValueError where tokens and caches do not fit.
+
+    >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
+    >>> model = posenc.Decoder(config, posenc.create("rope", config.shape()))
+    >>> model(torch.tensor([[5, 7, 9]])).shape
+    torch.Size([1, 3, 256])
     """
 
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding | None = None) -> None:
@@ -44,7 +49,7 @@ class Decoder(Stack):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draw the model's initial weights; the encoding's own are left as they are."""
+        """Draw the model's initial weights; the encoding keeps its own."""
         initialise(self, self.config, seed, tied_to=None if self.head else self.last_norm)
 
     def new_caches(self) -> list[KVCache]:
@@ -54,7 +59,7 @@ class Decoder(Stack):
     def forward(
         self,
         tokens: Int[Tensor, "batch len"],
-        positions: Tensor | None = None,
+        positions: Real[Tensor, "..."] | None = None,
         *,
         caches: Sequence[KVCache] | None = None,
         mask: Mask | None = None,
@@ -64,9 +69,9 @@ class Decoder(Stack):
 
         Args:
             tokens: token ids.
-            positions: their positions; by default they follow on what the caches hold, from 0.
+            positions: their positions; by default they continue those in the caches, or start at 0.
             caches: one per layer, see `new_caches`; the tokens are appended to them.
-            mask: who may look at whom, in place of masks.causal: combine with it by `&`.
+            mask: who may look at whom; replaces masks.causal, so combine it with that by `&`.
             length: the current length, for encodings whose frequencies depend on it.
         """
         check_tokens("Decoder", tokens)

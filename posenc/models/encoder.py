@@ -1,8 +1,8 @@
-"""A small bidirectional encoder that takes any position encoding that is not causal by nature."""
+"""A small bidirectional encoder that takes any position encoding without a causal-only form."""
 
 from __future__ import annotations
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from posenc import masks
@@ -25,8 +25,13 @@ class Encoder(Stack):
         encoding: the position encoding, built with ModelShape(causal=False).
 
     Shapes: tokens (batch, len), positions (len) or (batch, len) -> (batch, len, embed_dim).
-    Raises: ValueError for an encoding that needs causal attention (NoPE is one: without order in
-    the mask nothing tells tokens apart).
+    Raises: ValueError for an encoding that needs causal attention. NoPE does: without a causal mask
+    nothing tells the model the order of tokens.
+
+    >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
+    >>> model = posenc.Encoder(config, posenc.create("t5", config.shape(causal=False)))
+    >>> model(torch.tensor([[5, 7, 9]])).shape
+    torch.Size([1, 3, 64])
     """
 
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding) -> None:
@@ -38,13 +43,13 @@ class Encoder(Stack):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draw the model's initial weights; the encoding's own are left as they are."""
+        """Draw the model's initial weights; the encoding keeps its own."""
         initialise(self, self.config, seed)
 
     def forward(
         self,
         tokens: Int[Tensor, "batch len"],
-        positions: Tensor | None = None,
+        positions: Real[Tensor, "..."] | None = None,
         *,
         mask: Mask | None = None,
         length: int | None = None,
@@ -54,7 +59,7 @@ class Encoder(Stack):
         Args:
             tokens: token ids.
             positions: their positions, from 0 by default.
-            mask: who may look at whom, such as masks.padding(valid); None: everyone at everyone.
+            mask: who may look at whom, such as masks.padding(valid); None: all tokens see all.
             length: the current length, for encodings whose frequencies depend on it.
         """
         check_tokens("Encoder", tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -37,11 +37,17 @@ class EncoderDecoder(nn.Module):
         config: sizes and choices of both stacks.
         encoder_encoding: the encoder's position encoding, built with ModelShape(causal=False).
         decoder_encoding: the decoder's.
-        cross_encoding: how position enters the attention to the source; None for not at all, as in
-            the original Transformer and T5. What needs causal attention is refused.
+        cross_encoding: the position encoding of the attention to the source; None: no positions
+            there, as in the original Transformer and T5.
 
     Shapes: source (batch, source_len), tokens (batch, len) -> logits (batch, len, vocab_size).
     Raises: ValueError for an encoding that needs causal attention where there is none.
+
+    >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
+    >>> rope = posenc.RoPE(head_dim=16, interleaved=False)
+    >>> model = posenc.EncoderDecoder(config, encoder_encoding=rope, decoder_encoding=rope)
+    >>> model(source=torch.tensor([[5, 7, 9, 2]]), tokens=torch.tensor([[1, 4]])).shape
+    torch.Size([1, 2, 256])
     """
 
     def __init__(
@@ -73,18 +79,18 @@ class EncoderDecoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draw the model's initial weights; the encodings' own are left as they are."""
+        """Draw the model's initial weights; the encodings keep their own."""
         initialise(self, self.config, seed, tied_to=None if self.head else self.decoder.last_norm)
 
     def given(
         self,
         source: Int[Tensor, "batch source_len"],
-        source_positions: Tensor | None = None,
+        source_positions: Real[Tensor, "..."] | None = None,
         *,
-        source_valid: Tensor | None = None,
+        source_valid: Shaped[Tensor, "batch source_len"] | None = None,
         length: int | None = None,
     ) -> Conditioned:
-        """The decoder with this source read: a language model for posenc.generate.
+        """Read a source; returns the decoder as a language model for posenc.generate.
 
         Args:
             source: token ids.
@@ -104,9 +110,9 @@ class EncoderDecoder(nn.Module):
         source: Int[Tensor, "batch source_len"],
         tokens: Int[Tensor, "batch len"],
         *,
-        source_positions: Tensor | None = None,
-        source_valid: Tensor | None = None,
-        positions: Tensor | None = None,
+        source_positions: Real[Tensor, "..."] | None = None,
+        source_valid: Shaped[Tensor, "batch source_len"] | None = None,
+        positions: Real[Tensor, "..."] | None = None,
         mask: Mask | None = None,
     ) -> Float[Tensor, "batch len vocab_size"]:
         """Logits of the token after each token; `mask` replaces masks.causal over the target."""
@@ -118,7 +124,11 @@ class Conditioned:
     """A decoder that has read its source: what EncoderDecoder.given returns."""
 
     def __init__(
-        self, model: EncoderDecoder, hidden: Tensor, positions: Tensor, valid: Tensor | None
+        self,
+        model: EncoderDecoder,
+        hidden: Float[Tensor, "batch source_len embed_dim"],
+        positions: Real[Tensor, "..."],
+        valid: Shaped[Tensor, "batch source_len"] | None,
     ) -> None:
         self.model, self.source, self.positions, self.valid = model, hidden, positions, valid
 
@@ -133,7 +143,7 @@ class Conditioned:
     def __call__(
         self,
         tokens: Int[Tensor, "batch len"],
-        positions: Tensor | None = None,
+        positions: Real[Tensor, "..."] | None = None,
         *,
         caches: Sequence[KVCache] | None = None,
         mask: Mask | None = None,

@@ -1,4 +1,4 @@
-"""Write on from a prompt: greedily, by sampling, or by beam search."""
+"""Continue a prompt: greedily, by sampling, or by beam search."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor, nn
 
 from posenc import masks
@@ -17,7 +17,7 @@ from posenc.masks import Mask
 
 
 class LanguageModel(Protocol):
-    """What generate needs: Decoder has it, and EncoderDecoder.given(...) returns it."""
+    """What generate needs: a Decoder, or what EncoderDecoder.given(...) returns."""
 
     @property
     def encoding(self) -> PositionEncoding: ...
@@ -26,13 +26,13 @@ class LanguageModel(Protocol):
 
     def __call__(
         self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
+        tokens: Int[Tensor, "batch len"],
+        positions: Real[Tensor, "..."] | None = None,
         *,
         caches: Sequence[KVCache] | None = None,
         mask: Mask | None = None,
         length: int | None = None,
-    ) -> Tensor: ...
+    ) -> Float[Tensor, "batch len vocab_size"]: ...
 
 
 @torch.no_grad()
@@ -47,11 +47,11 @@ def generate(
     num_beams: int = 1,
     length_penalty: float = 1.0,
     stop_token: int | None = None,
-    valid: Tensor | None = None,
+    valid: Shaped[Tensor, "batch len"] | None = None,
     length: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "batch total"]:
-    """The prompt and what the model writes after it, with a key/value cache.
+    """Continue a prompt, with a key/value cache; returns the prompt and what follows it.
 
     Args:
         model: a Decoder, or EncoderDecoder.given(...); put in eval mode meanwhile.
@@ -64,11 +64,16 @@ def generate(
         length_penalty: candidates are compared by log-probability / new tokens^length_penalty.
         stop_token: ends a row; what follows it in the row is filled with it.
         valid: (batch, len), False where tokens are padding.
-        length: the current length in tokens, for encodings whose frequencies depend on it; give the
-            length that will be reached, so that cached keys stay right.
+        length: the final length in tokens, for encodings whose frequencies depend on the length;
+            cached keys are wrong if it changes on the way.
         generator: the source of random numbers for sampling.
 
     Raises: ValueError where options contradict one another or shapes do not fit.
+
+    >>> config = posenc.DecoderConfig(vocab_size=256, embed_dim=64, num_layers=2, num_heads=4)
+    >>> model = posenc.Decoder(config, posenc.ALiBi(num_heads=4)).eval()
+    >>> posenc.generate(model, torch.tensor([[5, 7, 9]]), max_new_tokens=4).shape
+    torch.Size([1, 7])
     """
     _check(tokens, max_new_tokens, temperature, top_k, top_p, num_beams, valid)
     with evaluating(model):
@@ -158,12 +163,12 @@ class _Writer:
 def _beam_search(
     writer: _Writer, max_new_tokens: int, num_beams: int, length_penalty: float, stop: int | None
 ) -> Tensor:
-    """Keep the num_beams likeliest beginnings of each row; a finished one stays as it is."""
+    """Keep the num_beams likeliest continuations of each row; finished ones do not change."""
     batch, device = writer.tokens.shape[0], writer.tokens.device
     first = torch.arange(batch, device=device)
     writer.reorder(first.repeat_interleave(num_beams))
     tokens = writer.tokens.repeat_interleave(num_beams, dim=0)
-    # All beams of a row begin alike: let the first alone speak for them.
+    # All beams of a row start equal, so only the first may propose tokens.
     scores = torch.full((batch, num_beams), -torch.inf, device=device)
     scores[:, 0] = 0
     done = torch.zeros(batch * num_beams, dtype=torch.bool, device=device)
@@ -194,14 +199,14 @@ def _beam_search(
 
 
 def _truncated(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """-inf where a token is out of the running."""
+    """Set to -inf the tokens that top_k and top_p leave out."""
     if top_k is not None:
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
     if top_p is not None:
         values, order = logits.sort(descending=True)
         shares = values.softmax(-1)
-        # A token stays if those before it have not reached top_p: the first always does.
+        # A token stays if the likelier ones together are below top_p; the first always stays.
         out = shares.cumsum(-1) - shares >= top_p
         logits = logits.masked_fill(out.scatter(1, order, out), -torch.inf)
     return logits

@@ -1,4 +1,4 @@
-"""Initial weights that depend on the seed and on a parameter's name and shape alone."""
+"""Initial weights that depend only on the seed and on a parameter's name and shape."""
 
 from __future__ import annotations
 
@@ -18,20 +18,25 @@ def initialise(
     *,
     tied_to: nn.Module | None = None,
 ) -> None:
-    """Draw all weights of `model` outside of position encodings.
+    """Draw all weights of `model` but those of position encodings.
 
-    Each parameter has a generator of its own, on the CPU, seeded with the seed and the parameter's
-    name: models with different encodings, or on different devices, start from the same weights.
-    `seed` None means the one given to torch.manual_seed. `tied_to` is the norm before a head that
-    is tied to the token embeddings.
+    Each parameter is drawn on the CPU by its own generator, seeded with the seed and the
+    parameter's name, so that models with different encodings, or on different devices, start from
+    the same weights.
 
-    Token embeddings have unit variance, the size of sinusoids and of what layers add. With a head
-    tied to them the last norm's gain starts at embed_dim^-3/4, so that logits start small and a
-    token's own, which its embedding in the residual stream favours, at embed_dim^1/4. No multiplier
-    is left in the forward pass. q and k get
-    fan_in^-1/2 head_dim^-1/4: logits start at size 1 for an encoding without 1/sqrt(head_dim) (T5)
-    and below that for the others. What is added to the residual stream is divided by the square
-    root of the number of additions.
+    Token embeddings have unit variance, like sinusoids and like what layers add. If the head is
+    tied to them, the last norm's gain starts at embed_dim^-3/4, so that logits start small; only a
+    token's own logit, which its embedding in the residual stream favours, starts at embed_dim^1/4.
+    The forward pass needs no multiplier. q and k get a standard deviation of
+    fan_in^-1/2 head_dim^-1/4: scores start at size 1 for an encoding that does not divide by
+    sqrt(head_dim) (T5), and below 1 for the others. Layers that add to the residual stream are
+    divided by the square root of the number of additions.
+
+    Args:
+        model: its parameters are written.
+        config: its sizes.
+        seed: None means the one given to torch.manual_seed.
+        tied_to: the norm before a head that is tied to the token embeddings.
     """
     seed = torch.initial_seed() if seed is None else seed
     gains = {

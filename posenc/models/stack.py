@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
+from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -40,16 +41,16 @@ class Stack(nn.Module):
 
     def hidden(
         self,
-        x: Tensor,
-        positions: Tensor | None,
+        x: Float[Tensor, "batch len embed_dim"],
+        positions: Real[Tensor, "..."] | None,
         mask: Mask,
         *,
         caches: Sequence[KVCache] | None = None,
         context: Context | None = None,
         context_caches: Sequence[KVCache] | None = None,
         length: int | None = None,
-    ) -> Tensor:
-        """Hidden states (batch, len, embed_dim) from embedded tokens x of the same shape."""
+    ) -> Float[Tensor, "batch len embed_dim"]:
+        """Hidden states from embedded tokens x."""
         past = caches[0].length if caches else 0
         if positions is None:
             positions = default_positions(x, past, self.encoding)
@@ -83,9 +84,10 @@ def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> Positio
     return encoding
 
 
-def default_positions(tokens: Tensor, past: int, encoding: PositionEncoding) -> Tensor:
-    """past, past + 1, ...: the same for every row, and for every component where there are
-    several."""
+def default_positions(
+    tokens: Shaped[Tensor, "batch len *channels"], past: int, encoding: PositionEncoding
+) -> Int[Tensor, "len *axes"]:
+    """past, past + 1, ...: the same for every row and every component."""
     positions = run(past, tokens.shape[1], tokens.device)
     if encoding.claims.num_axes == 1:
         return positions
@@ -93,9 +95,9 @@ def default_positions(tokens: Tensor, past: int, encoding: PositionEncoding) -> 
 
 
 def bind(mask: Mask, positions: Tensor, past: int, encoding: PositionEncoding) -> Mask:
-    """The mask bound once for all layers; left to the host where a cache holds earlier tokens.
+    """Bind the mask once for all layers; with a cache, attention binds it, which knows the keys.
 
-    Positions of several components have no order: there a token's index is its position.
+    Positions of several components have no order, so there a token's index is its position.
     """
     if mask.bound or past:
         return mask
@@ -111,7 +113,7 @@ def check_tokens(owner: str, tokens: Tensor) -> None:
 
 
 def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> None:
-    """Raise ValueError unless there are as many caches as needed, or none."""
+    """Raise ValueError unless there are `needed` caches, or none."""
     if caches is not None and len(caches) != needed:
         raise ValueError(
             f"{owner}: caches must be one per layer ({needed}), got {len(caches)}. "
@@ -120,7 +122,7 @@ def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> N
 
 
 def require_bidirectional(owner: str, encoding: PositionEncoding) -> None:
-    """Raise ValueError where an encoding needs queries that look at the past only."""
+    """Raise ValueError for an encoding whose queries may look only at the past."""
     if encoding.claims.causal_only:
         raise ValueError(
             f"{owner}: {type(encoding).__name__} works in causal attention only: where a query "

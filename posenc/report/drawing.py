@@ -3,7 +3,6 @@ takes its colours from the page around it."""
 
 from __future__ import annotations
 
-import functools
 import io
 import re
 import warnings
@@ -15,7 +14,6 @@ from unicodedata import east_asian_width
 from xml.etree import ElementTree
 
 import matplotlib
-from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
@@ -50,9 +48,11 @@ ElementTree.register_namespace("", _SVG)
 ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-_CHINESE = ("Noto Sans CJK SC", "Noto Sans SC", "PingFang SC", "Microsoft YaHei", "SimHei")
-
 _STYLE: dict[str, Any] = {
+    # Only to measure letters; the reader's browser draws them in FONTS. Both fonts that matplotlib
+    # brings with it, this one and the Last Resort font for what it lacks (1.15 em for a Chinese
+    # character, which takes 1 em on the page), lay a figure out alike on every machine.
+    "font.family": ["DejaVu Sans"],
     "font.size": 9.5,
     "axes.titlesize": 9.5,
     "axes.labelsize": 9.5,
@@ -123,23 +123,13 @@ def ordered_colours(count: int) -> list[str]:
     return [to_hex(ramp(i / max(1, count - 1))) for i in range(count)]
 
 
-@functools.cache
-def _layout_fonts() -> list[str]:
-    """Fonts to measure letters with; the reader's browser draws them in its own.
-
-    DejaVu Sans comes with matplotlib, so that Latin text is laid out alike on every machine.
-    Chinese text needs a font of this machine to be measured right; without one it is guessed.
-    """
-    here = {font.name for font in font_manager.fontManager.ttflist}
-    return ["DejaVu Sans", *[name for name in _CHINESE if name in here][:1]]
-
-
 @contextmanager
 def style() -> Iterator[None]:
     """Everything drawn inside looks like posenc; for figures with more than one pair of axes."""
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # The reader's browser has the glyphs; only their width is needed here.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         matplotlib.rcdefaults()  # the user's own settings stay out
-        matplotlib.rcParams["font.family"] = _layout_fonts()
         matplotlib.rcParams.update(_STYLE)  # type: ignore[call-overload]
         yield
 
@@ -234,9 +224,7 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
     buffer = io.StringIO()
     for text in drawn.findobj(Text):
         text.set_text(readable(text.get_text()))  # type: ignore[attr-defined]
-    with style(), warnings.catch_warnings():
-        # The reader's browser has the glyphs; only their width is guessed here.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+    with style():
         drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     root = ElementTree.fromstring(readable(buffer.getvalue()))
     for child in ("metadata", "defs"):  # who made it, and a style sheet that would hit all the page

@@ -74,10 +74,10 @@ def versions() -> dict[str, str]:
     """The software that decided the numbers."""
     import numpy
 
-    import posenc
+    from posenc import __version__
 
     return {
-        "posenc": posenc.__version__,
+        "posenc": __version__,
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),

@@ -1,10 +1,8 @@
 """The old name of posenc.compare, for one release."""
 
-from __future__ import annotations
-
 import importlib
+import sys
 import warnings
-from typing import Any
 
 warnings.warn(
     "posenc.study is posenc.compare now; the old name goes with the next release.",
@@ -12,6 +10,17 @@ warnings.warn(
     stacklevel=2,
 )
 
+_RENAMED = {
+    "compare": "compare.study",
+    "corpus": "compare.splits",
+    "hardware": "report.machine",
+    "spec": "compare.as_built",
+    "statistics": "compare.summary",
+}
+_KEPT = (
+    *("checkpoint", "command", "evaluate", "figures", "page", "progress", "results"),
+    *("sweep", "tables", "train", "trial", "worker"),
+)
 
-def __getattr__(name: str) -> Any:
-    return getattr(importlib.import_module("posenc.compare"), name)
+for _old, _new in {**{name: f"compare.{name}" for name in _KEPT}, **_RENAMED}.items():
+    globals()[_old] = sys.modules[f"{__name__}.{_old}"] = importlib.import_module(f"posenc.{_new}")

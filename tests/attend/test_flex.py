@@ -5,6 +5,7 @@ import torch
 
 import posenc
 from posenc import masks
+from tests.compilers import needs_inductor
 
 SHAPE = posenc.ModelShape(64, 4, 2, 16)
 
@@ -22,6 +23,7 @@ def call(encoding, impl, grad=False, dtype=torch.float32, length=150):
 
 
 @pytest.mark.slow
+@needs_inductor
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("name", ["alibi", "t5", "deberta"])
 def test_flex_equals_the_reference(name):

@@ -7,6 +7,8 @@ import copy
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from posenc import ModelShape, PositionEncoding, attention, masks
 from posenc.queries_keys.xpos import XPos
@@ -86,6 +88,46 @@ def assert_float32_is_precise(make: Make) -> None:
 def assert_bfloat16_is_precise_far_out(make: Make) -> None:
     precision(make, torch.bfloat16)
     precision(make, torch.bfloat16, offset=8192)
+
+
+def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
+    """Half of the tokens look at the other half, 8,192 positions away, and at nothing else."""
+    model = layer(make, dtype=torch.bfloat16)
+    encoding = model.attention.encoding
+    length = room(encoding)
+    half = length // 2
+    positions = tokens(encoding, length)
+    limit = encoding.max_positions
+    positions[half:] += 8192 if limit is None else max(0, min(8192, limit - length))
+    far = masks.Mask(lambda sight: (sight.q_idx >= half) & (sight.kv_idx < half))
+    x = hidden(length, dtype=torch.bfloat16)
+    got = model(x, positions, far).double()
+    want = copy.deepcopy(model).double()(x.double(), positions, far)
+    # The layer rounds its projections too, once each.
+    bound = 2 * torch.finfo(torch.bfloat16).eps * max(1.0, want.abs().max().item())
+    error = (got - want).abs().max().item()
+    assert error <= bound, f"across 8,192 positions: off by {error:.3g} > {bound:.3g}"
+
+
+class _NoHalves(TorchDispatchMode):
+    """Fails at the first operation that makes a bfloat16 or float16 tensor."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for made in tree_leaves(out):
+            half = isinstance(made, Tensor) and made.dtype in (torch.bfloat16, torch.float16)
+            assert not half, f"{func} makes {made.dtype} of float32 inputs"
+        return out
+
+
+def assert_float32_is_never_halved(make: Make) -> None:
+    """Rounding that the same code does in every dtype, no comparison of dtypes can see."""
+    model = layer(make, dtype=torch.float32)
+    encoding = model.attention.encoding
+    length = room(encoding)
+    x, positions = hidden(length, dtype=torch.float32), tokens(encoding, length)
+    with _NoHalves():
+        model(x, positions)
 
 
 def assert_float16_is_precise(make: Make) -> None:

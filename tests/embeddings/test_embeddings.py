@@ -20,6 +20,7 @@ def table(encoding: Sinusoidal | SinCos2D, positions: Tensor, like: Tensor) -> T
     return encoding.table(positions, like.dtype)
 
 
+@pytest.mark.golden("sinusoidal")
 @pytest.mark.parametrize("case", cases("sinusoidal_interleaved"))
 def test_interleaved_is_the_papers(case: Case):
     encoding = Sinusoidal(case.params["dim"], base=case.params["base"])
@@ -27,6 +28,7 @@ def test_interleaved_is_the_papers(case: Case):
     case.assert_close("embedding", got)
 
 
+@pytest.mark.golden("sinusoidal_concatenated")
 @pytest.mark.parametrize("case", cases("sinusoidal_concat"))
 def test_concatenated_is_transformer_xls(case: Case):
     encoding = Sinusoidal(case.params["dim"], base=case.params["base"], order="concatenated")
@@ -44,6 +46,7 @@ def test_fairseq_order_is_tensor2tensors(case: Case):
     case.assert_close("embedding", got)
 
 
+@pytest.mark.golden("sinusoidal_fairseq")
 @pytest.mark.parametrize("case", cases("sinusoidal_fairseq"))
 def test_fairseq_order_is_fairseqs(case: Case):
     pad = case.params["padding_idx"]
@@ -62,6 +65,7 @@ def test_an_odd_last_channel_stays_zero(dim: int):
     assert (out[..., 8:].count_nonzero() == 0) == (dim == 9)
 
 
+@pytest.mark.golden("sincos_2d")
 @pytest.mark.parametrize("case", cases("sincos_2d_mae"))
 def test_two_dimensional_sines_are_maes(case: Case):
     rows, columns = case.inputs["rows_y"], case.inputs["rows_x"]
@@ -75,6 +79,7 @@ def test_two_dimensional_sines_are_maes(case: Case):
     case.assert_close("embedding", table(encoding, positions, case.expected["embedding"]))
 
 
+@pytest.mark.golden("learned")
 @pytest.mark.parametrize("case", cases("learned_interp_linear"))
 def test_linear_growth_is_torchs(case: Case):
     got = grow.interpolate(
@@ -87,6 +92,7 @@ def test_linear_growth_is_torchs(case: Case):
     case.assert_close("table", embedded)
 
 
+@pytest.mark.golden("learned_2d")
 @pytest.mark.parametrize("case", cases("learned_interp_2d_bicubic"))
 def test_bicubic_growth_is_maes(case: Case):
     p = case.params

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import shutil
 
 import pytest
 import torch
 
 from posenc import create, names
 from tests.checks.harness import hidden, layer, room, tokens
+from tests.compilers import needs_inductor
 
 PLACES = {1: "sinusoidal", 2: "rope", 3: "t5", 4: "shaw"}
 
@@ -22,7 +22,7 @@ def test_the_four_act_at_the_four_places():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # torch's own
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+@needs_inductor
 @pytest.mark.parametrize("name", PLACES.values())
 def test_inductor_gives_the_same_values(name: str):
     """Forward alone, to keep the compile time of the suite in bounds."""

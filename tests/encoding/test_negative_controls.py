@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc import ModelShape, PositionEncoding, masks
 from posenc.embeddings.learned import Learned
@@ -228,6 +228,35 @@ class ReadsValues(Rotary):
         return super().transform(q, k)
 
 
+class RoundedBias(ALiBi):
+    """A table of biases kept in bfloat16, whatever the model computes in."""
+
+    def bias(self, distance: Tensor) -> Tensor:
+        return super().bias(distance).bfloat16().float()
+
+
+class DistanceInTheParametersType(ALiBi):
+    """A module in bfloat16 counts distances in bfloat16: beyond 256 neighbours share one."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__(num_heads)
+        self.one = nn.Parameter(torch.ones(()))
+
+    def bias(self, distance: Tensor) -> Tensor:
+        return super().bias(distance.to(self.one.dtype)) * self.one
+
+
+class NeverReset(Learned):
+    """The constructor draws the weights, and nothing draws them again."""
+
+    def __init__(self, max_positions: int, embed_dim: int) -> None:
+        super().__init__(max_positions, embed_dim)
+        nn.init.normal_(self.weight, std=0.02)
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 CONTROLS = [
     (ThetaMissingFromTheCache, "no_option_is_ignored"),
     (ThetaIgnored, "no_option_is_ignored"),
@@ -243,6 +272,9 @@ CONTROLS = [
     (PositionsTruncated, "shift_invariance_as_claimed"),
     (FrequenciesInABuffer, "positions_survive_a_cast"),
     (FrequenciesInABuffer, "meta_construction_materialises"),
+    (NeverReset, "meta_construction_materialises"),
+    (RoundedBias, "float32_is_never_halved"),
+    (DistanceInTheParametersType, "bfloat16_is_precise_at_far_distances"),
     (KeyOnlyALiBi, "bfloat16_is_precise_far_out"),
     (DistanceBetweenIndices, "permutation_invariance_as_claimed"),
     (DistanceBetweenIndices, "decoding_matches_prefill"),

@@ -23,6 +23,7 @@ def run(encoding: PositionEncoding, q: Tensor, k: Tensor, v: Tensor, impl: str) 
     return out[0].numpy()
 
 
+@pytest.mark.reference("nope", "logn", "llama4_temperature")
 @pytest.mark.parametrize("impl", ["reference", "auto"])
 @pytest.mark.parametrize("kind", ["nope", "log_n", "llama4"])
 def test_no_position_but_in_the_temperature(kind: str, impl: str):

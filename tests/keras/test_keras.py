@@ -51,3 +51,16 @@ def test_model_saved_under_one_backend_loads_under_the_other(saver, loader, tmp_
 def test_jax_needs_no_torch():
     code = "import sys; sys.modules['torch'] = None; import posenc.keras as k; print(k.__all__)"
     assert "RotaryEmbedding" in run("jax", "-c", code)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_example_in_the_docstring(backend):
+    run(
+        backend,
+        "-c",
+        """
+import doctest, posenc
+test = doctest.DocTestParser().get_doctest(posenc.keras.__doc__, vars(), "keras", None, 0)
+assert doctest.DocTestRunner().run(test) == (0, 3)
+""",
+    )

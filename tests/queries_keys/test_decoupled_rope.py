@@ -14,6 +14,7 @@ from tests.checks.harness import turned
 from tests.references import decoupled_rope as paper
 
 
+@pytest.mark.reference("decoupled_rope")
 def test_decoupled_rope_matches_the_paper():
     torch.manual_seed(0)
     encoding = DecoupledRoPE(14, interleaved=True, rotary_dim=6)

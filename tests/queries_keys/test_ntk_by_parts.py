@@ -9,6 +9,7 @@ from posenc.queries_keys.rope_scaling import NTKByParts
 from tests.references import ntk_by_parts as paper
 
 
+@pytest.mark.reference("ntk_by_parts")
 @pytest.mark.parametrize("head_dim", [8, 64, 128])
 @pytest.mark.parametrize("base", [100.0, 10000.0, 500000.0])
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 32.0), (2.5, 4.0)])

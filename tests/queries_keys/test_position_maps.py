@@ -58,12 +58,14 @@ def assert_attends(case: Case, encoding: PositionMap) -> None:
     case.assert_close("output", attend(encoding, q, k, v, positions).transpose(1, 2).flatten(2))
 
 
+@pytest.mark.golden("rerope")
 @pytest.mark.parametrize("case", cases("rerope"))
 def test_rerope(case: Case):
     log_n = case.params["training_length"]
     assert_attends(case, ReRoPE(**options(case), window=case.params["window"], log_n_length=log_n))
 
 
+@pytest.mark.golden("leaky_rerope")
 @pytest.mark.parametrize("case", cases("leaky_rerope"))
 def test_leaky_rerope(case: Case):
     log_n, leak = case.params["training_length"], case.params["scaling_factor"]
@@ -71,6 +73,7 @@ def test_leaky_rerope(case: Case):
     assert_attends(case, ReRoPE(**options(case), window=window, leak=leak, log_n_length=log_n))
 
 
+@pytest.mark.golden("self_extend")
 @pytest.mark.parametrize("case", cases("self_extend"))
 def test_self_extend(case: Case):
     base = case.params["scale_base"]
@@ -89,6 +92,7 @@ def test_self_extend(case: Case):
     case.assert_close("group_k_positions", far.kv_positions)
 
 
+@pytest.mark.golden("dual_chunk")
 @pytest.mark.parametrize("case", cases("dual_chunk"))
 def test_dual_chunk(case: Case):
     sizes = {name: case.params[name] for name in ("chunk_size", "local_window")}

@@ -26,6 +26,7 @@ def rotates(encoding: posenc.PositionEncoding) -> bool:
     return any(isinstance(part, RoPE) for part in parts)
 
 
+@pytest.mark.reference("rnope", "rnope_swa", "irope")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("index", [0, 2, 3, 6, 7])
 def test_rnope_layers_match_the_definition(kind: str, index: int):

@@ -24,6 +24,7 @@ def assert_tables(case: Case, rope, positions, twice: bool) -> None:
         case.assert_close(name, torch.cat([table, table], -1) if twice else table)
 
 
+@pytest.mark.golden("rope")
 @pytest.mark.parametrize("case", cases("rope_half_split"))
 def test_half_split(case: Case):
     rope = RoPE(case.params["head_dim"], case.params["base"], interleaved=False)
@@ -31,6 +32,7 @@ def test_half_split(case: Case):
     assert_tables(case, rope, case.inputs["positions"], twice=True)
 
 
+@pytest.mark.golden("rope_interleaved")
 @pytest.mark.parametrize("case", cases("rope_interleaved"))
 def test_interleaved(case: Case):
     rope = RoPE(case.params["head_dim"], case.params["base"], interleaved=True)
@@ -45,6 +47,7 @@ def test_interleaved_in_float64(case: Case):
     assert_rotates(case, rope)
 
 
+@pytest.mark.golden("partial_rope")
 @pytest.mark.parametrize("case", cases("rope_partial"))
 def test_partial(case: Case):
     head_dim = case.params["head_dim"]
@@ -61,6 +64,7 @@ def test_partial_interleaved(case: Case):
     assert_rotates(case, RoPE(head_dim, base, interleaved=True, rotary_dim=rotary_dim))
 
 
+@pytest.mark.golden("p_rope")
 @pytest.mark.parametrize("case", cases("rope_proportional"))
 def test_proportional(case: Case):
     scaling = Proportional(case.params["p"], case.params["factor"])
@@ -77,6 +81,7 @@ def test_proportional_of_gemma(case: Case):
     case.assert_close("x", x)
 
 
+@pytest.mark.golden("mrope", "mrope_interleaved")
 @pytest.mark.parametrize("case", cases("mrope_qwen2vl") + cases("mrope_qwen3vl_interleaved"))
 def test_mrope(case: Case):
     rope = MRoPE(
@@ -123,6 +128,7 @@ def test_mrope_refuses_sections_that_do_not_fit(sections, in_turns):
         MRoPE(16, interleaved=False, sections=sections, in_turns=in_turns)
 
 
+@pytest.mark.golden("axial_rope")
 @pytest.mark.parametrize("case", cases("rope2d_axial_ropevit"))
 def test_axial_of_rope_vit(case: Case):
     rope = AxialRoPE.rope_vit(case.params["head_dim"], case.params["base"])
@@ -146,6 +152,7 @@ def test_axial_of_pixtral(case: Case):
     assert_tables(case, rope, positions, twice=True)
 
 
+@pytest.mark.golden("mixed_rope")
 @pytest.mark.parametrize("case", cases("rope2d_mixed_ropevit"))
 def test_mixed_of_rope_vit(case: Case):
     heads, head_dim = case.params["heads"], case.params["head_dim"]
@@ -159,7 +166,7 @@ def test_mixed_of_rope_vit(case: Case):
 def test_mixed_starts_with_two_orthogonal_directions_per_head():
     rope = MixedRoPE(16, 3)
     row, column = rope.weight.detach()
-    assert rope.num_parameters == rope.weight.numel()
+    assert rope.num_parameters == 2 * 3 * 8
     magnitude = 10.0 ** (-torch.arange(4) / 4)
     torch.testing.assert_close(row.hypot(column), magnitude.repeat(2).expand(3, 8))
     dot = row[:, :4] * row[:, 4:] + column[:, :4] * column[:, 4:]

@@ -1,7 +1,6 @@
 """The CPU kernel of the rotation, compiled on the spot: against pairs by hand, and its fallback."""
 
 import os
-import shutil
 
 import pytest
 import torch
@@ -11,11 +10,9 @@ from posenc.queries_keys.rotation import cpu as rope_cpu
 from posenc.queries_keys.rotation import kernel as rope
 from posenc.queries_keys.rotation import native
 from posenc.queries_keys.rotation.rotate import rotate as rotate_anything
+from tests.compilers import needs_c_compiler
 from tests.queries_keys.test_rotate import by_hand
 
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler here"
-)
 LAYOUTS = {
     "tokens first": lambda: torch.randn(2, 41, 3, 22).transpose(1, 2),
     "heads first": lambda: torch.randn(2, 3, 41, 22),
@@ -47,7 +44,7 @@ def half_ulp(x):
     return 2.0 ** (torch.frexp(x.double()).exponent - 9) + 1e-6 * x.double().abs() + 1e-7
 
 
-@needs_compiler
+@needs_c_compiler
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -67,7 +64,7 @@ def test_kernel_equals_pairs_by_hand_rounded_once(layout, batched, interleaved, 
             assert (error <= (2e-6 if dtype == torch.float32 else half_ulp(want))).all()
 
 
-@needs_compiler
+@needs_c_compiler
 def test_ties_round_to_even_and_no_number_comes_of_nan_or_infinity():
     x = torch.ones(1, 1, 41, 16, dtype=torch.bfloat16)
     x[..., :8] += torch.arange(8) * 2.0**-7
@@ -81,7 +78,7 @@ def test_ties_round_to_even_and_no_number_comes_of_nan_or_infinity():
     assert torch.equal(got[0, 0, kept, :8], want[0, 0, kept].bfloat16())
 
 
-@needs_compiler
+@needs_c_compiler
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_gradient_is_the_one_of_plain_operations(interleaved, monkeypatch):
     torch.manual_seed(0)
@@ -95,7 +92,7 @@ def test_gradient_is_the_one_of_plain_operations(interleaved, monkeypatch):
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 
 
-@needs_compiler
+@needs_c_compiler
 def test_operator_is_seen_by_a_tracer_and_keeps_the_rules_of_torch():
     torch.manual_seed(0)
     x, (cos, sin) = torch.randn(2, 3, 41, 22), tables()
@@ -113,7 +110,7 @@ def test_tables_that_do_not_fit_never_reach_the_kernel(shape):
         rotate_anything(x, cos.squeeze(-3) if cos.ndim == 4 else cos[0], cos[0], interleaved=True)
 
 
-@needs_compiler
+@needs_c_compiler
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_rotates_with_threads_of_its_own(threads):
     threads(2)

@@ -19,6 +19,7 @@ from tests.checks.harness import turned
 from tests.golden_values import Case, cases
 
 
+@pytest.mark.golden("xpos")
 @pytest.mark.parametrize("case", cases("xpos"))
 def test_xpos(case: Case):
     keys = len(case.inputs["kv_positions"])
@@ -90,6 +91,7 @@ def test_xpos_refuses_positions_that_overflow():
     moved(x, x, torch.tensor([10**6 + 5]))
 
 
+@pytest.mark.golden("pope")
 @pytest.mark.parametrize("case", cases("pope"))
 def test_pope(case: Case):
     pope = PoPE(case.params["head_dim"], case.params["heads"], case.params["base"])

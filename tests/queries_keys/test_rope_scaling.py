@@ -41,11 +41,13 @@ def assert_static(case: Case, scaling: rs.Scaling) -> None:
     case.assert_close("attention_factor", attention_factor)
 
 
+@pytest.mark.golden("linear")
 @pytest.mark.parametrize("case", cases("scaling_linear"))
 def test_linear(case: Case):
     assert_static(case, rs.Linear(case.params["factor"]))
 
 
+@pytest.mark.golden("ntk")
 @pytest.mark.parametrize("case", cases("scaling_ntk_aware"))
 def test_ntk_aware(case: Case):
     assert_static(case, scaling_of(rs.NTK, case))
@@ -54,6 +56,7 @@ def test_ntk_aware(case: Case):
     assert float(found[1]) == pytest.approx(base ** (-2 / dim), rel=1e-12)
 
 
+@pytest.mark.golden("yarn")
 @pytest.mark.parametrize("case", cases("scaling_yarn_hf") + cases("scaling_yarn_repo"))
 def test_yarn(case: Case):
     """Hugging Face reads mscale only beside mscale_all_dim, and neither beside attention_factor."""
@@ -67,6 +70,7 @@ def test_yarn(case: Case):
     assert_static(case, scaling_of(rs.YaRN, replace(case, params=params)))
 
 
+@pytest.mark.golden("llama3")
 @pytest.mark.parametrize("case", cases("scaling_llama3"))
 def test_llama3(case: Case):
     assert_static(case, scaling_of(rs.Llama3, case))
@@ -80,6 +84,7 @@ def test_ntk_by_parts_first_version(case: Case):
     assert_static(case, scaling_of(rs.NTKByPartsV1, case))
 
 
+@pytest.mark.golden("dynamic_ntk")
 @pytest.mark.parametrize("case", cases("scaling_dynamic_ntk"))
 def test_dynamic_ntk(case: Case):
     scaling = scaling_of(rs.DynamicNTK, case)
@@ -125,6 +130,7 @@ def longrope(case: Case, **more) -> rs.LongRoPE:
     )
 
 
+@pytest.mark.golden("longrope")
 @pytest.mark.parametrize("case", cases("scaling_longrope"))
 def test_longrope(case: Case):
     short = case.inputs["short_factor"].tolist()

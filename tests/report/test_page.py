@@ -179,10 +179,36 @@ def test_legend_fits_the_figure(names):
     drawn = curves(names)
     to_svg(drawn, "d")
     (legend,) = drawn.legends
-    box = legend.get_window_extent()
+    with style():
+        box = legend.get_window_extent()
     assert box.x1 <= drawn.bbox.x1 + 1
     top = drawn.axes[0].get_window_extent().y1
     assert box.y0 >= top - 1
+
+
+@pytest.mark.parametrize("letter", "公あア한，ａ😀")
+def test_wide_letters_have_room_without_their_font(letter):
+    with figure("x", "y") as (drawn, axes):
+        text = axes.text(0, 0, letter * 20, fontsize=10)
+    to_svg(drawn, "d")
+    with style():
+        width = text.get_window_extent(dpi=72).width
+    assert 1.0 <= width / (20 * 10) <= 1.2  # of the font's size; the page takes 1
+
+
+def test_chinese_tick_labels_do_not_reach_the_axis_label():
+    with figure("x", "y", grid=False) as (drawn, axes):
+        axes.imshow(np.arange(16.0).reshape(4, 4))
+        axes.set_yticks(range(4), ["公司收购了竞争对手"] * 4)
+    svg = ElementTree.fromstring(to_svg(drawn, "d"))
+    texts = list(svg.iter("{http://www.w3.org/2000/svg}text"))
+    words = [text for text in texts if text.text == "公司收购了竞争对手"]
+    (label,) = (text for text in texts if text.text == "y")
+    assert len(words) == 4 and float(label.get("x", "nan")) > 9.5 / 2
+    for word in words:
+        assert "8.5px" in word.get("style", "") and "text-anchor: end" in word.get("style", "")
+        begins = float(word.get("x", "nan")) - 9 * 8.5  # a letter is as wide as the font is large
+        assert begins > float(label.get("x", "nan")) + 9.5 / 2
 
 
 def test_letters_stay_text():

@@ -11,6 +11,7 @@ from tests.references import alibi_left_right
 POSITIONS = torch.arange(9)
 
 
+@pytest.mark.golden("alibi")
 @pytest.mark.parametrize("case", cases("alibi"))
 def test_bias_equals_the_authors(case: Case):
     bias = ALiBi(case.params["heads"])(case.inputs["q_positions"], case.inputs["kv_positions"])

@@ -41,6 +41,7 @@ def build(case: Case) -> tuple[DeBERTa, posenc.Attention]:
     return encoding, layer
 
 
+@pytest.mark.golden("deberta")
 @pytest.mark.parametrize("case", cases("deberta"))
 def test_deberta_matches_the_authors_code(case: Case):
     encoding, layer = build(case)
@@ -122,9 +123,14 @@ def test_deberta_decodes_with_a_cache_as_it_prefills():
 
 
 def test_deberta_counts_its_parameters():
-    for options in ({}, {"layer_norm": True}, {"p2c": False}, {"share_att_key": True}):
-        encoding = DeBERTa(8, 2, max_distance=5, **options)
-        assert encoding.num_parameters == sum(p.numel() for p in encoding.parameters())
+    table, projection = 10 * 8, 8 * 8 + 8
+    for options, count in (
+        ({}, table + 2 * projection),
+        ({"layer_norm": True}, table + 2 * 8 + 2 * projection),
+        ({"p2c": False}, table + projection),
+        ({"share_att_key": True}, table),
+    ):
+        assert DeBERTa(8, 2, max_distance=5, **options).num_parameters == count
 
 
 def test_deberta_refuses_buckets_that_cannot_be_laid_out():

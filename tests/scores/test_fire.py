@@ -26,6 +26,7 @@ def fire(params, weights, **options) -> FIRE:
     return encoding
 
 
+@pytest.mark.golden("fire")
 @pytest.mark.parametrize("case", cases("fire"))
 def test_bias_equals_the_listing(case: Case):
     encoding = fire(case.params, [case.inputs[name] for name in ("w1", "b1", "w2", "b2")])

@@ -18,6 +18,7 @@ def gates(logits: torch.Tensor) -> tuple[FoX, torch.Tensor]:
     return fox, logits.transpose(1, 2)
 
 
+@pytest.mark.golden("fox")
 @pytest.mark.parametrize("case", cases("fox"))
 def test_logits_and_output_equal_the_authors(case: Case):
     q, k, v = (case.inputs[name] for name in "qkv")

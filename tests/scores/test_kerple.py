@@ -20,6 +20,7 @@ def kerple(form, r1, r2) -> Kerple:
     return encoding
 
 
+@pytest.mark.golden("kerple", "kerple_power")
 @pytest.mark.parametrize("case", [*cases("kerple_log"), *cases("kerple_power")])
 def test_bias_equals_the_authors(case: Case):
     form = case.method.removeprefix("kerple_")

@@ -25,6 +25,7 @@ def modified(encoding, scores, positions, state):
     return scored(encoding, scores, scores, None, positions, positions, state, state)
 
 
+@pytest.mark.reference("inkling")
 @pytest.mark.parametrize("log_scaling", [None, (4.0, 0.1)])
 @pytest.mark.parametrize("extent", [1, 6, 50])
 def test_scores_equal_the_loops(log_scaling, extent: int):

@@ -17,6 +17,7 @@ def test_nemo_form(case: Case):
     case.assert_close("bias", encoding(q, kv), where=seen)
 
 
+@pytest.mark.reference("sandwich")
 @pytest.mark.parametrize("dim", [128, 6])
 @pytest.mark.parametrize("num_heads", [3, 8])
 def test_paper_form(dim: int, num_heads: int):

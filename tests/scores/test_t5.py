@@ -12,6 +12,7 @@ def build(case: Case, num_heads: int) -> T5Bias:
     return T5Bias(num_heads, **{name: case.params[name] for name in names})
 
 
+@pytest.mark.golden("t5")
 @pytest.mark.parametrize("case", cases("t5_bias"))
 def test_bias_equals_transformers(case: Case):
     encoding = build(case, case.params["heads"])

@@ -30,7 +30,7 @@ class Claim(NamedTuple):
 
 
 def amount(x: float) -> str:
-    """A difference with two digits; rounding differs between machines and is called that."""
+    """A difference with two digits, or "rounding", which differs between machines."""
     return "nothing but rounding" if abs(x) < 1e-9 else f"{x:.2g}"
 
 

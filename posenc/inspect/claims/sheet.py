@@ -30,7 +30,7 @@ class Checked:
 
 
 def check(tell: Callable[[str], None] = lambda claim: None) -> dict[str, list[Checked]]:
-    """Measure every claim, by group; `tell` hears which."""
+    """Measure every claim, by group; `tell` is called with each one."""
     checked = {}
     for heading, claims in GROUPS.items():
         checked[heading] = []

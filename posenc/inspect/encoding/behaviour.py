@@ -58,7 +58,7 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
 
 def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float] | None:
     """The smallest and largest norm of a query or key after place 2, relative to before; None
-    where place 2 does nothing."""
+    if place 2 does nothing."""
     encoding = copy.deepcopy(encoding).double().for_layer(0)
     length = room(encoding, 64)
     q = _heads(hidden(length, shape), shape)
@@ -125,7 +125,8 @@ def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
 
 
 def cost(encoding: PositionEncoding, shape: ModelShape, rounds: int = 3) -> float:
-    """The time of one layer's forward over the same layer without an encoding, both in turns."""
+    """The time of one layer's forward, divided by that of the layer without an encoding; measured
+    in turns."""
     length = room(encoding, COST_LENGTH)
     x = hidden(length, shape).float()
     layers = [

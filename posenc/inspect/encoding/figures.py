@@ -1,6 +1,6 @@
 """Figures of one encoding or several, from data; each function returns a matplotlib Figure.
 
-The caller supplies numbers only: no function here knows an encoding.
+Functions here take numbers and know no encoding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLAIN = FuncFormatter(lambda value, _: f"{value:,.0f}".replace("-", "−"))
 
 
 def heat_map(values: Array, x_label: str, y_label: str, unit: str) -> Figure:
-    """A matrix as a picture, rows downwards: positions by dimensions, queries by keys. Where values
+    """A matrix as a picture, rows downwards: positions by dimensions, queries by keys. If values
     have both signs, the middle colour is zero."""
     with figure(x_label, y_label, grid=False) as (drawn, axes):
         largest = float(np.abs(values[np.isfinite(values)]).max(initial=1e-12))
@@ -84,7 +84,8 @@ def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int)
 
 
 def bias_by_distance(values: Array, distances: Sequence[int]) -> Figure:
-    """values (heads, distances) in logits, one curve per head; negative distances are ahead."""
+    """values (heads, distances) in logits, one curve per head; negative distances are in the
+    future."""
     heads = len(values)
     ahead = "; ahead is negative" if min(distances) < 0 else ""
     with figure(f"distance to the key, tokens{ahead}", "bias, logits") as (drawn, axes):
@@ -207,7 +208,7 @@ def attention_distance(values: Array) -> Figure:
 
 
 def _named(heads: int) -> Sequence[int]:
-    """Heads that a legend has room for; the colours in between follow their order."""
+    """The heads that fit into a legend; the colours between follow their order."""
     return range(heads) if heads <= 4 else (0, heads // 2, heads - 1)
 
 

@@ -1,4 +1,4 @@
-"""How far a result moves when nothing that should matter changes: padding, packing, batch, cache,
+"""How far a result moves under changes that should not matter: padding, packing, batch, cache,
 shift.
 
 Each function returns the largest difference of an output in float64, relative to the outputs'
@@ -21,7 +21,7 @@ from posenc.inspect.encoding.layer import Layer, hidden, moved, room, tokens
 
 ROUNDING = 1e-9
 FAR = 20_011
-"""A shift that is no multiple of a group, a chunk or a period."""
+"""A shift that is not a multiple of a group, a chunk or a period."""
 
 
 def measure(encoding: PositionEncoding, shape: ModelShape) -> dict[str, float]:
@@ -40,7 +40,7 @@ def measure(encoding: PositionEncoding, shape: ModelShape) -> dict[str, float]:
 
 
 def shift(layer: Layer, shape: ModelShape) -> float:
-    """All positions plus one number."""
+    """All positions moved by one number."""
     encoding = layer.encoding
     limit = encoding.claims.max_positions
     length = 41 if limit is None else max(1, min(41, limit // 2))
@@ -56,7 +56,7 @@ def shift(layer: Layer, shape: ModelShape) -> float:
 
 
 def padding(layer: Layer, shape: ModelShape) -> float:
-    """Sequences alone, and beside longer ones with padding on either side."""
+    """Sequences on their own, and beside longer ones with padding on either side."""
     encoding = layer.encoding
     lengths = [room(encoding, 13), 5, 1]
     worst = 0.0
@@ -79,7 +79,7 @@ def padding(layer: Layer, shape: ModelShape) -> float:
 
 
 def packing(layer: Layer, shape: ModelShape) -> float:
-    """Documents alone, and after one another in one sequence."""
+    """Documents on their own, and packed into one sequence."""
     encoding = layer.encoding
     lengths = [6, 1, room(encoding, 10)]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
@@ -93,7 +93,7 @@ def packing(layer: Layer, shape: ModelShape) -> float:
 
 
 def batch(layer: Layer, shape: ModelShape) -> float:
-    """A row alone, and beside others with other content at far positions."""
+    """A row on its own, and beside rows with other content at far positions."""
     encoding = layer.encoding
     length = room(encoding, 17)
     near = tokens(encoding, length)

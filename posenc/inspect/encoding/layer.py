@@ -1,4 +1,4 @@
-"""What measurements are taken on: one attention layer around an encoding, and inputs for it."""
+"""What is measured: one attention layer around an encoding, and inputs for it."""
 
 from __future__ import annotations
 
@@ -68,8 +68,7 @@ def room(encoding: PositionEncoding, want: int) -> int:
 
 
 def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
-    """Positions offset, offset + 1, ...; cells of a grid, row by row, where there are several
-    axes."""
+    """Positions offset, offset + 1, ...; with several axes the cells of a grid, row by row."""
     steps = torch.arange(length)
     if encoding.claims.num_axes == 1:
         return steps + offset
@@ -104,9 +103,9 @@ def pair_scores(
     a permutation-invariant encoding.
 
     x_q, x_k (pairs, embed_dim) are token embeddings, split into heads without any projection, so
-    that only place 1 and what follows it act. A query that sees one key has that score as its
-    log-sum-exp, whatever implementation runs: so query i sees key i alone, or all see the one key
-    where kv_steps are all the same.
+    that only the encoding acts. The log-sum-exp of a query that sees one key is that score, in
+    every implementation: so query i sees only key i, or, if kv_steps are all equal, all queries see
+    one key.
     """
     heads, width = shape.num_heads, shape.head_dim
     assert width is not None and encoding.claims.permutation_invariant

@@ -28,8 +28,9 @@ class Precision:
 
     plain: position times inverse frequency, both in that dtype, as many codebases do.
     as_used: what this encoding gives, for positions below its own limit.
-    starts: powers of two. apart: for each way to compute angles the share of neighbours just after
-    each start that differ in any of them; the rest collide.
+    starts: powers of two.
+    apart: for each way to compute angles, the share of neighbouring positions just after each start
+        that differ in at least one angle; the others collide.
     """
 
     plain: dict[str, int]
@@ -39,7 +40,7 @@ class Precision:
 
 
 def angles_of(encoding: PositionEncoding) -> Angles | None:
-    """The angles that an encoding turns by, where it has one set of them."""
+    """The angles that an encoding turns by, if it has one set of them."""
     for module in first_layer(encoding).modules():
         found = getattr(module, "angles", None)
         if isinstance(found, Angles):
@@ -48,7 +49,7 @@ def angles_of(encoding: PositionEncoding) -> Angles | None:
 
 
 def measure(encoding: PositionEncoding) -> Precision | None:
-    """None for an encoding without angles."""
+    """How exact the encoding's angles are; None for an encoding without angles."""
     angles = angles_of(encoding)
     if angles is None:
         return None
@@ -75,7 +76,7 @@ def measure(encoding: PositionEncoding) -> Precision | None:
 
 
 def _cos_sin(angles: Angles, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """As the encoding computes them; all components of a position are equal."""
+    """cos and sin as the encoding computes them; all components of a position are equal."""
     own = positions[:, None].expand(-1, 1 + max(angles.axes or (0,)))
     return angles.cos_sin(own if angles.axes else positions)
 
@@ -90,7 +91,7 @@ def _apart(rows: Tensor) -> float:
 
 
 def test_positions(limit: int) -> Tensor:
-    """Positions that are no powers of two, which float formats hold exactly, up to `limit`."""
+    """Positions up to `limit`, but no powers of two, which every float format holds exactly."""
     steps = {min(limit, int(2 ** (i / 4)) | 1) for i in range(4 * limit.bit_length())}
     return torch.tensor(sorted(steps), dtype=torch.int64)
 
@@ -124,7 +125,7 @@ def circular(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _reach(positions: Tensor, error: Tensor) -> int:
-    """The last position before the first whose error is too large; 0 where none is right."""
+    """The last position before the first with too large an error; 0 if none is exact enough."""
     bad = (error.amax(-1) >= BOUND).nonzero()
     if not len(bad):
         return int(positions[-1])

@@ -24,7 +24,7 @@ class Decay:
     """Scores in logits between the last position of the training length and keys before it.
 
     mean, low, high: over random queries and keys and all heads; low and high leave out 5 % each.
-    same: the mean where query and key are the same vector. None where nothing is visible.
+    same: the mean if query and key are the same vector. None where no key is visible.
     """
 
     distances: list[int]
@@ -93,8 +93,8 @@ def _last_row(encoding: PositionEncoding, shape: ModelShape, x: Tensor) -> Tenso
 
 @dataclass(frozen=True)
 class Resolution:
-    """Distances in tokens. every: all tested ones up to here are told from the next distance;
-    any: the farthest tested one that is. 0: not even 1 from 2."""
+    """Distances in tokens. every: up to here, each tested distance is told from the next one. any:
+    the farthest tested distance that is. 0: not even 1 is told from 2."""
 
     every: int
     any: int
@@ -141,11 +141,11 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
 
 
 def direction(encoding: PositionEncoding, shape: ModelShape) -> str:
-    """ "symmetric" where exchanging the positions of query and key changes no score, "blind" where
-    no position does, else "directed"."""
+    """ "symmetric" if exchanging the positions of query and key changes no score, "blind" if no
+    position changes a score, else "directed"."""
     exact = copy.deepcopy(encoding).double()
     if not encoding.claims.permutation_invariant:
-        return "directed"  # what lies between is read for the past alone
+        return "directed"  # the tokens between are read only for the past
     limit = 32 if encoding.claims.max_positions is None else min(32, encoding.claims.max_positions)
     steps = torch.arange(limit)
     origin = torch.zeros_like(steps)
@@ -164,7 +164,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _finite_cuts(values: Tensor, cuts: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantiles by column; a column with something invisible has none."""
+    """Quantiles by column; None for a column in which something is invisible."""
     visible = values.isfinite().all(0)
     out = torch.full((2, values.shape[1]), torch.nan, dtype=values.dtype)
     if visible.any():

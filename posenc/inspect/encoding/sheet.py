@@ -1,4 +1,4 @@
-"""The spec sheet of an encoding: every line is measured, none is read off its claims."""
+"""The spec sheet of an encoding: every line is measured, none is taken from its claims."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from posenc.registry import create
 class SpecSheet:
     """What an encoding does in a model of `shape`, measured on random inputs.
 
-    parameters: trainable numbers of one instance. norm_ratio: smallest and largest norm of a query
-    or key after place 2, relative to before. unfinished_pairs: frequency pairs, counted from 0,
-    that complete no period in the training length; of num_pairs. wavelengths: of the pairs in
-    tokens, None where a pair does not turn. differences: of results that
-    should be the same, see posenc.inspect.encoding.invariance. cost: time over a layer without
-    encoding.
-    None: the encoding has no such thing.
+    parameters: trainable numbers of one instance.
+    norm_ratio: smallest and largest norm of a query or key after place 2, relative to before.
+    unfinished_pairs: frequency pairs, counted from 0, that complete no period in the training
+        length; of num_pairs.
+    wavelengths: of the pairs, in tokens; None for a pair that does not turn.
+    differences: between results that should be the same, see posenc.inspect.encoding.invariance.
+    cost: time divided by that of a layer without an encoding.
+    None: does not apply to this encoding.
     """
 
     name: str
@@ -67,7 +68,7 @@ class SpecSheet:
 def measure(
     name: str, shape: ModelShape, tell: Callable[[str], None] = lambda step: None
 ) -> SpecSheet:
-    """Measure the registered encoding `name`; `tell` hears what is being done."""
+    """Measure the registered encoding `name`; `tell` is called with each step's name."""
     torch.manual_seed(0)
     encoding = create(name, shape).eval()
     return measure_encoding(name, encoding, shape, tell)

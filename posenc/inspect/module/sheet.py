@@ -1,4 +1,4 @@
-"""Somebody else's module: how to call it, found by trying, and what it does with position."""
+"""Somebody else's module: how to call it (found by trying), and what it does with position."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _method(module: nn.Module, name: str) -> Callable[..., Any]:
 
 
 def as_rows(returned: Any, count: int) -> Tensor | None:
-    """What was returned as (count, features), or None where it has no axis of positions."""
+    """The result as (count, features); None if it has no axis of positions."""
     parts = returned if isinstance(returned, (tuple, list)) else (returned,)
     rows = []
     for part in parts:
@@ -148,7 +148,7 @@ def as_rows(returned: Any, count: int) -> Tensor | None:
 
 @torch.no_grad()
 def verdicts(module: nn.Module, form: Form, length: int = 4096) -> list[Verdict]:
-    """Hold the module to what every encoding here is held to, as far as its form allows."""
+    """Check what every encoding of posenc must satisfy, as far as the module's form allows."""
     checks = (_activations, _cast, _history, _lengths, _rows_alone, _far)
     return [check(module, form, length) for check in checks]
 
@@ -161,7 +161,7 @@ def _rows(module: nn.Module, form: Form, positions: Tensor, dtype: torch.dtype) 
 
 
 def _collapse(check: str, rounded: Tensor, exact: Tensor) -> Verdict:
-    """Rows in bfloat16 against float32 rows that are rounded to bfloat16 at the end."""
+    """Compare rows in bfloat16 with float32 rows rounded to bfloat16 at the end."""
     have, could = len(rounded.bfloat16().unique(dim=0)), len(exact.bfloat16().unique(dim=0))
     error = (rounded.float() - exact).abs().max().item()
     allowed = 4 * torch.finfo(torch.bfloat16).eps * exact.abs().max().item()
@@ -203,7 +203,7 @@ def _cast(module: nn.Module, form: Form, length: int) -> Verdict:
 
 
 def _history(module: nn.Module, form: Form, length: int) -> Verdict:
-    """Every call of a sequence against the same call of a fresh module."""
+    """Compare each call of a sequence of calls with the same call of a fresh module."""
     check = "earlier calls leave no trace"
 
     def run() -> Verdict:
@@ -265,7 +265,7 @@ def _rows_alone(module: nn.Module, form: Form, length: int) -> Verdict:
 
 
 def _far(module: nn.Module, form: Form, length: int) -> Verdict:
-    """Angles at 10^6 through the cosine of differences, which a shift must not change."""
+    """Compare angles at 10^6 by cosines of their differences, which a shift must not change."""
     check = "angles right at position 1,000,000"
     if not form.anywhere:
         return Verdict(check, None, "takes no positions")

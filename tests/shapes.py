@@ -1,0 +1,109 @@
+"""While the tests run, every function with shapes in its signature is held to them.
+
+A call that succeeds must have had the arguments, and must give the result, that the signature says.
+A call that raises is left alone, so that tests see the library's own messages; so is a call that
+torch.compile or torch.export traces.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any
+
+import jaxtyping
+import torch
+from beartype import beartype
+
+_SHAPE = re.compile(r"\b(Float|Int|Integer|Bool|Num|Real|Inexact|Shaped)\[")
+
+
+def has_shapes(function: Any) -> bool:
+    """Whether a signature names shapes."""
+    return any(_SHAPE.search(str(hint)) for hint in inspect.get_annotations(function).values())
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose successful calls raise jaxtyping.TypeCheckError where they are not what
+    the signature says."""
+    names = {**vars(jaxtyping), "Tensor": torch.Tensor, **inspect.unwrap(function).__globals__}
+    hints = {
+        name: eval(hint, names) if isinstance(hint, str) else hint
+        for name, hint in inspect.get_annotations(function).items()
+        if _SHAPE.search(str(hint))
+    }
+    signature = inspect.signature(function)
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return results[-1]
+
+    results: list[Any] = []
+    answer.__qualname__, answer.__module__ = function.__qualname__, function.__module__
+    answer.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[
+            parameter.replace(annotation=hints.get(name, Any))
+            for name, parameter in signature.parameters.items()
+        ],
+        return_annotation=hints.get("return", Any),
+    )
+    verify = jaxtyping.jaxtyped(answer, typechecker=beartype)
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            results.append(result)
+            try:
+                verify(*args, **kwargs)
+            finally:
+                results.pop()
+        return result
+
+    called.checked = True  # type: ignore[attr-defined]
+    return called
+
+
+def is_checked(function: Any) -> bool:
+    return getattr(function, "checked", False)
+
+
+def check_module(module: ModuleType) -> None:
+    """Replace what the module defines by its checked form: functions, and methods of classes."""
+    for owner in [module, *vars(module).values()]:
+        if owner is module or (inspect.isclass(owner) and owner.__module__ == module.__name__):
+            for name, value in list(vars(owner).items()):
+                inner = getattr(value, "__func__", value)  # of class and static methods
+                mine = isinstance(inner, FunctionType) and inner.__module__ == module.__name__
+                if mine and has_shapes(inner):
+                    wrapped = checked(inner)
+                    setattr(owner, name, wrapped if inner is value else type(value)(wrapped))
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        check_module(module)
+
+
+class _Finder:
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        if name.partition(".")[0] != "posenc":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec and type(spec.loader) is importlib.machinery.SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def install() -> None:
+    """Check posenc from now on; before any of it is imported."""
+    early = [name for name in sys.modules if name.partition(".")[0] == "posenc"]
+    if early:
+        raise RuntimeError(f"shapes.install: {', '.join(early)} imported before; they stay unseen.")
+    sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]

@@ -1,0 +1,162 @@
+"""The floors of ARCHITECTURE.md: nobody imports upward, and no file outgrows its idea."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# The command line and the public names are strings: what they name is loaded when asked for.
+FACES = {"posenc/__init__.py", "posenc/cli.py"}
+# The old home of `extend` still answers, with a warning, for one release.
+ALLOWED = {("posenc/hf/__init__.py", "posenc.extend")}
+MAX_LOOSE, MAX_LINES = 8, 300
+
+
+def floors_of(document: str) -> list[list[str]]:
+    """The rooms of each floor, from the top."""
+    (block,) = re.findall(r"^```floors\n(.*?)^```$", document, re.DOTALL | re.MULTILINE)
+    return [line.split() for line in block.splitlines()]
+
+
+def sources() -> dict[str, str]:
+    return {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        for path in (ROOT / "posenc").rglob("*.py")
+    }
+
+
+def module_name(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def room(module: str) -> str:
+    """`queries_keys` for posenc.queries_keys.rope, `posenc` for the package itself."""
+    return module.split(".")[1] if "." in module else module
+
+
+def imported(path: str, source: str) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything of posenc that a file imports, wherever in it: also under
+    TYPE_CHECKING, in functions, relative, or as a string that names a module."""
+    package = path.rsplit("/", 1)[0].split("/")
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            start = ".".join([*above, *filter(None, [node.module])])
+            names = [f"{start}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Constant) and path not in FACES:
+            text = node.value if isinstance(node.value, str) else ""
+            names = [text.partition(":")[0]] if re.fullmatch(r"posenc(\.\w+)+(:\w+)?", text) else []
+        for name in names:
+            if name.partition(".")[0] == "posenc" and name != "posenc.__version__":
+                yield node.lineno, name  # type: ignore[attr-defined]
+
+
+def violations(files: dict[str, str], floors: list[list[str]]) -> list[str]:
+    """What breaks the rules, one sentence each."""
+    height = {name: -i for i, floor in enumerate(floors) for name in floor}
+    modules = {module_name(path) for path in files}
+    rooms = {room(module) for module in modules} - {"posenc"}
+    found = [f"{name} stands on no floor" for name in sorted(rooms - height.keys())]
+    found += [f"no {name} in posenc/" for name in sorted(height.keys() - rooms)]
+    for path, source in sorted(files.items()):
+        if (lines := source.count("\n")) > MAX_LINES:
+            found.append(f"{path} has {lines} lines, more than {MAX_LINES}")
+        here = room(module_name(path))
+        for line, name in imported(path, source):
+            target = name
+            while target not in modules and "." in target:
+                target = target.rpartition(".")[0]
+            there = room(target)
+            if there == here or "posenc" == here or (path, target) in ALLOWED:
+                continue
+            if there == "posenc":
+                found.append(f"{path}:{line} imports {name} from the package's face")
+            elif here in height and there in height and height[there] >= height[here]:
+                found.append(f"{path}:{line} ({here}) imports {name}, which is not below it")
+    if (loose := sum(path.count("/") == 1 for path in files)) > MAX_LOOSE:
+        found.append(f"{loose} loose files in posenc/, more than {MAX_LOOSE}")
+    return found
+
+
+def test_nobody_imports_upward_and_no_file_is_too_long():
+    document = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert violations(sources(), floors_of(document)) == []
+
+
+def test_what_is_allowed_is_needed():
+    for path, target in ALLOWED:
+        assert target in [name for _, name in imported(path, sources()[path])]
+
+
+# A small house in order, and what must be seen in it when one file changes.
+FLOORS = [["cli"], ["compare", "bench"], ["hf"], ["encoding"], ["numbers"]]
+HOUSE = {
+    "posenc/__init__.py": '_PUBLIC = {"X": "posenc.compare.study"}\n',
+    "posenc/cli.py": 'COMMANDS = {"compare": "posenc.compare.study:run"}\n',
+    "posenc/compare/__init__.py": '"""Compare: see posenc.cli."""\n',
+    "posenc/compare/study.py": "from posenc.encoding import base\nfrom . import page\n",
+    "posenc/compare/page.py": "def f():\n    from posenc import __version__\n",
+    "posenc/bench/__init__.py": "import posenc.numbers.heads\n",
+    "posenc/hf/__init__.py": "",
+    "posenc/encoding/__init__.py": "from posenc.encoding.base import Base\n",
+    "posenc/encoding/base.py": "from ..numbers.heads import repeat\n",
+    "posenc/numbers/__init__.py": "",
+    "posenc/numbers/heads.py": "import torch\n",
+}
+
+
+def test_a_house_in_order_passes():
+    assert violations(HOUSE, FLOORS) == []
+
+
+PLANTED = {
+    "upward": ("encoding/base.py", "from posenc.compare.study import run", "not below"),
+    "upward, the room itself": ("encoding/base.py", "from posenc import compare", "not below"),
+    "upward, in a function": ("numbers/heads.py", "def f():\n  import posenc.hf", "not below"),
+    "upward, for types": (
+        "hf/__init__.py",
+        "if TYPE_CHECKING:\n    from posenc.compare import study",
+        "not below",
+    ),
+    "upward, relative": ("encoding/base.py", "from ..hf import x", "not below"),
+    "upward, a string": ("hf/__init__.py", 'import_module("posenc.compare")', "not below"),
+    "upward, a string with a name": ("hf/a.py", 'load("posenc.compare.study:run")', "not below"),
+    "to its own floor": ("bench/__init__.py", "import posenc.compare.study", "not below"),
+    "from the face": ("compare/page.py", "from posenc import X", "the package's face"),
+    "the face itself": ("compare/page.py", "import posenc", "the package's face"),
+    "a room on no floor": ("tools/__init__.py", "", "tools stands on no floor"),
+    "a loose file on no floor": ("helpers.py", "", "helpers stands on no floor"),
+    "a long file": ("hf/__init__.py", "\n" * 300, "301 lines"),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_planted_violation_is_seen(plant):
+    path, source, expected = PLANTED[plant]
+    (found,) = violations({**HOUSE, f"posenc/{path}": source + "\n"}, FLOORS)
+    assert expected in found
+
+
+def test_a_circle_has_an_arrow_upward():
+    circle = {**HOUSE, "posenc/numbers/heads.py": "import posenc.encoding.base\n"}
+    assert len(violations(circle, FLOORS)) == 1
+
+
+def test_a_missing_room_is_seen():
+    house = {path: source for path, source in HOUSE.items() if "hf" not in path}
+    assert violations(house, FLOORS) == ["no hf in posenc/"]
+
+
+def test_loose_files_are_counted():
+    names = [f"f{i}" for i in range(7)]
+    house = {**HOUSE, **{f"posenc/{name}.py": "" for name in names}}
+    assert violations(house, [*FLOORS, names]) == ["9 loose files in posenc/, more than 8"]

@@ -1,0 +1,47 @@
+"""Every public name teaches by an example, and the examples give what they show."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+import torch
+
+import posenc
+
+PUBLIC = [*posenc.__all__, *posenc._MODULES]
+ELSEWHERE = {"keras"}  # in tests/keras, in a process of its own
+PENDING = {
+    "ALiBi", "Attention", "AxialRoPE", "CoPE", "Compose", "DAPE", "DeBERTa", "DecoupledRoPE",
+    "DistanceBias", "DualChunk", "FIRE", "FoX", "KVCache", "Kerple", "Llama4Temperature", "LogN",
+    "MRoPE", "MixedRoPE", "ModelShape", "Pass", "PerLayer", "PoPE", "PositionEncoding", "RNoPE",
+    "ReRoPE", "RelativeLogits", "RoPE", "Sandwich", "SelfExtend", "Shaw", "T5Bias",
+    "TransformerXL", "Within", "XPos", "attention", "convert_layout", "explain",
+    "linear_attention", "mrope_positions", "compare", "extend", "hf",
+}  # fmt: skip
+
+
+def run(documented: object, name: str) -> doctest.TestResults:
+    """Run the examples in one docstring, with torch and posenc imported."""
+    globs = {"torch": torch, "posenc": posenc}
+    text = getattr(documented, "__doc__", None) or ""
+    test = doctest.DocTestParser().get_doctest(text, globs, name, None, 0)
+    return doctest.DocTestRunner(verbose=False).run(test)
+
+
+@pytest.mark.parametrize("name", sorted({*PUBLIC} - ELSEWHERE - PENDING))
+def test_example(name: str):
+    failed, tried = run(getattr(posenc, name), name)
+    assert tried > 0, f"posenc.{name} has no example"
+    assert failed == 0
+
+
+def test_a_wrong_example_is_seen():
+    def wrong():
+        """
+        >>> posenc.ALiBi(2).slopes
+        (0.5, 0.25)
+        """
+
+    assert run(wrong, "wrong") == (1, 1)
+    assert run(len, "len") == (0, 0)

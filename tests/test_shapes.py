@@ -1,0 +1,124 @@
+"""Public signatures say their shapes, and the tests hold every call to them."""
+
+import inspect
+import re
+import sys
+from types import FunctionType
+
+import pytest
+import torch
+from jaxtyping import Float, Int, TypeCheckError
+from torch import Tensor
+
+import posenc
+from posenc import masks, positions
+from tests import shapes
+
+
+@shapes.checked
+def product(a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner columns"], wrong: str = ""):
+    return a @ b
+
+
+@shapes.checked
+def transposed(x: Float[Tensor, "rows columns"], good: bool) -> Float[Tensor, "columns rows"]:
+    return x.mT if good else x
+
+
+@shapes.checked
+def counted(x: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    if x.ndim != 1:
+        raise ValueError("counted: one axis, please.")
+    return x.cumsum(0)
+
+
+def test_right_shapes_pass():
+    assert product(torch.ones(2, 3), torch.ones(3, 4)).shape == (2, 4)
+    assert transposed(torch.ones(2, 3), True).shape == (3, 2)
+    assert counted(torch.arange(3)).tolist() == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: transposed(torch.ones(2, 3), False),
+        lambda: transposed(torch.ones(2, 3, 4), True),
+        lambda: product(torch.ones(5, 2, 3), torch.ones(3, 4)),
+        lambda: counted(torch.ones(3)),
+    ],
+    ids=["result", "argument", "broadcast", "dtype"],
+)
+def test_planted_lies_are_seen(call):
+    with pytest.raises(TypeCheckError):
+        call()
+
+
+def test_refusals_keep_their_own_words():
+    with pytest.raises(ValueError, match="one axis, please"):
+        counted(torch.zeros(2, 2, dtype=torch.int64))
+
+
+def test_a_compiler_traces_the_function_itself():
+    traced = torch.compile(product, fullgraph=True, backend="eager")
+    assert torch.equal(traced(torch.ones(2, 3), torch.ones(3, 4)), torch.full((2, 4), 3.0))
+    exported = torch.export.export(_Module(), (torch.ones(2, 3),)).module()
+    assert torch.equal(exported(torch.ones(2, 3)), torch.ones(3, 2))
+
+
+class _Module(torch.nn.Module):
+    @shapes.checked
+    def forward(self, x: Float[Tensor, "rows columns"]) -> Float[Tensor, "columns rows"]:
+        return x.mT
+
+
+def test_it_cannot_come_too_late():
+    with pytest.raises(RuntimeError, match=r"posenc.* imported before"):
+        shapes.install()
+
+
+def modules():
+    """What the public names are made of."""
+    for name in (*posenc.__all__, "masks", "positions"):
+        getattr(posenc, name)
+    return [module for name, module in sys.modules.items() if name.startswith("posenc.")]
+
+
+def functions(module):
+    """Functions and methods that the module itself defines, with their names."""
+    for name, value in vars(module).items():
+        if inspect.isclass(value) and value.__module__ == module.__name__:
+            for method, function in vars(value).items():
+                function = getattr(function, "__func__", function)
+                if isinstance(function, FunctionType):
+                    yield f"{name}.{method}", function
+        elif isinstance(value, FunctionType) and value.__module__ == module.__name__:
+            yield name, value
+
+
+def test_every_shape_in_a_signature_is_checked():
+    seen = 0
+    for module in modules():
+        for name, function in functions(module):
+            if shapes.has_shapes(function):
+                assert shapes.is_checked(function), f"{module.__name__}.{name}"
+                seen += 1
+    assert seen > 40
+
+
+# Rooms whose public signatures still say Tensor where they know a shape.
+PENDING = {"attend", "encoding", "queries_keys", "scores", "values"}
+
+
+def test_public_signatures_name_their_shapes():
+    public = {getattr(posenc, name) for name in posenc.__all__}
+    bare = set()
+    for module in modules():
+        for name, function in functions(module):
+            owner = vars(module)[name.partition(".")[0]]
+            if "._" in f".{name}" or not (owner in public or module in (masks, positions)):
+                continue
+            for hint in inspect.get_annotations(inspect.unwrap(function)).values():
+                if re.search(r"(?<!\[)\bTensor\b", str(hint)):
+                    bare.add(f"{module.__name__.removeprefix('posenc.')}.{name}")
+    assert {name for name in bare if name.partition(".")[0] not in PENDING} == set()
+    assert {name.partition(".")[0] for name in bare} >= PENDING, "a room is done: take it out"
