@@ -18,7 +18,10 @@ STANDSTILL = 1e-20
 
 def first_switch(switches: Iterable[Switch]) -> Switch:
     """The first kind of layer's that is not static."""
-    return next((s for s in switches if s != "static"), "static")
+    for switch in switches:
+        if switch != "static":
+            return switch
+    return "static"
 
 
 @dataclass(frozen=True)

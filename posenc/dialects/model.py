@@ -117,7 +117,8 @@ class Model:
     def owns_partial(self) -> bool:
         """The family's code rotates only a share of each head."""
         modern = self.facts.get("transformers5", {})
-        return "partial_rotary_factor" in modern or "nested" in modern
+        inner = [d for d in modern.get("nested", {}).values() if d and d["rope_type"] == "default"]
+        return any("partial_rotary_factor" in d for d in (modern, *inner))
 
     @property
     def nested(self) -> bool:
@@ -145,14 +146,15 @@ class Model:
         given = self.config.get("layer_types")
         if isinstance(given, list) and given:
             return tuple(str(kind) for kind in given)
-        period = self.get("sliding_window_pattern", self.get("_sliding_window_pattern"))
-        if self.nested and not isinstance(period, str):
-            every = int(period or 6)
-            return tuple(
-                "sliding_attention" if (i + 1) % every else "full_attention"
-                for i in range(self.num_layers)
-            )
-        return ("full_attention",) * self.num_layers
+        every = self.config.get("sliding_window_pattern", self.facts.get("full_every"))
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            every = self.facts.get("full_every")
+        if every is None or "full_every" not in self.facts:
+            return ("full_attention",) * self.num_layers
+        return tuple(
+            "sliding_attention" if (i + 1) % every else "full_attention"
+            for i in range(self.num_layers)
+        )
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -64,6 +64,10 @@ def _settings(model: Model, facts: Mapping[str, Any]) -> tuple[float, Scaling]:
         theta = model.config.get("rotary_emb_base")
     scaling = model.config.get("rope_scaling")
     modern = model.config.get("rope_parameters")
+    if facts["file"] in ("deepseek_v2", "minicpm3") and scaling is None:
+        raise RefusedError("AttributeError: 'NoneType' object has no attribute 'get'")
+    if facts["file"] == "ministral3":
+        return _ministral(modern)
     if facts.get("parameters") and isinstance(modern, Mapping) and modern:
         flat = modern.get("full_attention", modern)
         inner = flat.get("rope_theta") if isinstance(flat, Mapping) else None
@@ -76,12 +80,22 @@ def _settings(model: Model, facts: Mapping[str, Any]) -> tuple[float, Scaling]:
     return number(theta, "rope_theta"), scaling if isinstance(scaling, Mapping) else None
 
 
+def _ministral(modern: Any) -> tuple[float, Scaling]:
+    if not isinstance(modern, Mapping):
+        raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
+    for key in ("rope_theta", "llama_4_scaling_beta", "original_max_position_embeddings"):
+        required(modern, key)
+    return number(modern["rope_theta"], "rope_theta"), modern
+
+
 def _dims(model: Model, facts: Mapping[str, Any]) -> int:
+    if model.mla:
+        return model.head_dim
     share = model.config.get("partial_rotary_factor", facts.get("partial_rotary_factor", 1.0))
     if facts["file"] == "gpt_neox":
         share = model.config.get("rotary_pct")
     modern = model.config.get("rope_parameters")
-    if facts.get("parameters") and isinstance(modern, Mapping):
+    if facts.get("parameters") and isinstance(modern, Mapping) and not model.nested:
         share = modern.get("partial_rotary_factor", share)
     if not (model.owns_partial or "partial_rotary_factor" in facts) or facts["file"] == "glm":
         return model.head_dim
@@ -94,6 +108,8 @@ def rotation(
     """The frequencies and multiplier of one of mlx-lm's rotary modules."""
     dim, way = _dims(model, facts), facts["scaling"]
     plain = formulas.plain(dim, theta)
+    if way == "minicpm3" and scaling is not None:
+        return _minicpm3(model, scaling, plain)
     if not scaling or way == "none":
         return Layer(plain)
     if way == "initialize":
@@ -101,8 +117,12 @@ def rotation(
     if way == "linear":
         return _linear_only(scaling, plain)
     if way == "alpha":
-        if "alpha" not in scaling:
-            return Layer(plain)
+        missing = [key for key in ("type", "alpha", "factor") if key not in scaling]
+        if missing:
+            raise RefusedError(
+                "ValueError: rope_scaling must contain keys {'type', 'alpha', 'factor'}; missing: "
+                f"{', '.join(missing)}"
+            )
         alpha = number(scaling["alpha"], "alpha")
         return Layer(formulas.plain(dim, formulas.ntk_theta(theta, alpha, dim)))
     if way == "deepseek_v2":
@@ -186,8 +206,8 @@ def _always_long(
 
 
 def _linear_only(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> Layer:
-    kind = scaling.get("type") or scaling.get("rope_type")
-    if "factor" not in scaling or kind != "linear":
+    required(scaling, "type")
+    if "factor" not in scaling or scaling["type"] != "linear":
         raise RefusedError("ValueError: rope_scaling 'type' currently only supports 'linear'")
     factor = number(scaling["factor"], "factor")
     return Layer(tuple(f / factor for f in plain))
@@ -196,15 +216,8 @@ def _linear_only(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> Layer:
 def _su(
     model: Model, facts: Mapping[str, Any], scaling: Mapping[str, Any], plain: tuple[float, ...]
 ) -> Layer:
-    """phi3, phimoe and minicpm3: the original length from the top level, and always long."""
+    """phi3 and phimoe: the original length from the top level, and always long."""
     outer = model.config.get("original_max_position_embeddings")
-    if facts["scaling"] == "minicpm3":
-        inner = scaling.get("original_max_position_embeddings", 4096)
-        if "long_factor" not in scaling:
-            return Layer(plain)
-        return _always_long(
-            scaling, plain, model.max_positions, number(inner, "original length"), None
-        )
     original = number(outer or facts["original_max_position_embeddings"], "original length")
     if facts["scaling"] == "phimoe":
         mscale = required(scaling, "long_mscale")
@@ -225,11 +238,23 @@ def _su(
     return Layer(plain)
 
 
+def _minicpm3(model: Model, scaling: Mapping[str, Any], plain: tuple[float, ...]) -> Layer:
+    original = number(scaling.get("original_max_position_embeddings", 4096), "original length")
+    scale = formulas.longrope_scale(model.max_positions / original, original)
+    if "long_factor" not in scaling:
+        return Layer(plain, scale)
+    return Layer(formulas.divided(plain, factors(scaling, "long_factor", len(plain))), scale)
+
+
 def _layers(model: Model, facts: Mapping[str, Any], full: Layer) -> dict[str, Layer]:
     """The rotation by the kind that a layer was meant to be; mlx-lm tells kinds by
     sliding_window_pattern, never by layer_types."""
     if not model.nested:
         return {"all": full}
+    if facts["file"] == "olmo3":
+        theta = number(model.config["rope_theta"], "rope_theta")
+        sliding = Layer(formulas.plain(model.head_dim, theta))
+        return {kind: sliding if "sliding" in kind else full for kind in model.kinds}
     local = model.config.get("rope_local_base_freq", facts.get("rope_local_base_freq"))
     if local is None:
         return _from_parameters(model, full)

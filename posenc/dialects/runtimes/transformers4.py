@@ -47,7 +47,7 @@ def emulate(model: Model, length: int | None) -> Computed:
         if local is None:
             local = model.facts["transformers4"].get("rope_local_base_freq")
         theta = theta_of(model) if local is None else number(local, "rope_local_base_freq")
-        sliding = Layer(formulas.plain(model.head_dim, theta))
+        sliding = Layer(formulas.plain(int(model.head_dim * _share(model)), theta))
         layers = {kind: sliding if "sliding" in kind else full for kind in model.kinds}
     return Computed(
         "transformers-4",
@@ -73,27 +73,32 @@ def theta_of(model: Model) -> float:
 
 
 def scaling_of(model: Model) -> dict[str, Any] | None:
-    """rope_scaling with its type settled: `type` wins over `rope_type`.
+    """rope_scaling with its type settled: in most families `type` wins over `rope_type`.
 
     Raises: RefusedError for what the config's own validation refuses.
     """
-    given = model.config.get("rope_scaling")
+    classes = model.facts.get("transformers4", {})
+    given = model.config.get("rope_scaling", classes.get("rope_scaling"))
     if not isinstance(given, Mapping):
         return None
     scaling = dict(given)
     if model.model_type in THREE_KEYS:
         _check_three_keys(scaling, model)
-    if "type" in scaling:
+    if "type" in scaling and (classes.get("type_wins", True) or model.model_type in THREE_KEYS):
         scaling["rope_type"] = scaling["type"]
-    kind = scaling.get("rope_type", "default")
-    missing = [key for key in ("rope_type", *NEEDED.get(kind, ())) if key not in scaling]
-    if missing and (kind in NEEDED):
-        raise RefusedError(
-            f"KeyError: Missing required keys in `rope_scaling` for 'rope_type'='{kind}': "
-            f"{set(missing)}"
-        )
-    if kind not in NEEDED:
-        raise RefusedError(f"KeyError: {kind!r}")
+    if classes.get("validates", True):
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        missing = {key for key in ("rope_type", *NEEDED.get(kind, ())) if key not in scaling}
+        if missing and kind in NEEDED:
+            raise RefusedError(
+                f"KeyError: Missing required keys in `rope_scaling` for 'rope_type'='{kind}': "
+                f"{missing}"
+            )
+    scaling.setdefault("rope_type", scaling.get("type"))
+    if scaling["rope_type"] not in NEEDED:
+        raise RefusedError(f"KeyError: {scaling['rope_type']!r}")
+    for key in NEEDED[scaling["rope_type"]]:
+        required(scaling, key)
     return scaling
 
 

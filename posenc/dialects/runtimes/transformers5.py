@@ -29,61 +29,74 @@ NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 """Keys without which loading the config stops; theta and the original length have defaults."""
+PHI3 = ("phi3", "phi4_multimodal")
+"""Families that know longrope only, by three names."""
 STRETCHED = ("llama3", "yarn", "longrope")
 Parameters = dict[str, Any]
 
 
 def resolve(model: Model) -> dict[str, Parameters]:
-    """rope_parameters as they stand after loading: kind of layer -> its flat dict."""
+    """rope_parameters as they stand after loading: kind of layer -> its flat dict.
+
+    Raises: RefusedError where loading stops.
+    """
     if model.nested:
         return _resolve_nested(model)
     config = model.config
     given = config.get("rope_scaling") or config.get("rope_parameters")
-    parameters = dict(given or deepcopy(model.facts.get("transformers5", {}).get("rope", {})))
+    parameters = dict(given or _class_default(model))
     _fill(parameters, model, _theta(model), _partial(model))
+    if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
+        parameters["rope_type"] = "longrope"
     if parameters["rope_type"] in STRETCHED:
         outer = config.get("original_max_position_embeddings")
         if outer is None and model.facts.get("original_field"):
             outer = model.get("original_max_position_embeddings")
         if outer is not None:
             parameters["original_max_position_embeddings"] = outer
-    if model.model_type in ("phi3", "phi4_multimodal") and parameters["rope_type"] in (
-        "su",
-        "yarn",
-    ):
-        parameters["rope_type"] = "longrope"
+    if model.model_type in PHI3 and parameters["rope_type"] not in ("default", "longrope"):
+        raise RefusedError(
+            "ValueError: `rope_parameters`'s type field must be one of ['longrope'], got "
+            f"{parameters['rope_type']}"
+        )
     check(parameters)
     return {"all": parameters}
 
 
+def _class_default(model: Model) -> Parameters:
+    default = deepcopy(model.facts.get("transformers5", {}).get("rope", {}))
+    default.pop("rope_theta", None)  # the config's own base counts, where it has one
+    return default
+
+
 def _resolve_nested(model: Model) -> dict[str, Parameters]:
+    """One dict per kind of layer; a flat rope_scaling goes to the layers with full attention."""
     config = model.config
-    classes = model.facts["transformers5"]
-    labels = classes["nested"]
     given = config.get("rope_parameters")
+    inner: dict[str, Parameters] = {}
     if isinstance(given, Mapping):
         inner = {k: dict(v) for k, v in given.items() if isinstance(v, Mapping)}
-    else:
-        inner = {}
     old = config.get("rope_scaling")
-    if isinstance(old, Mapping) and old:
-        if any(isinstance(v, Mapping) for v in old.values()):
-            inner = {k: dict(v) for k, v in old.items() if isinstance(v, Mapping)}
-        else:
-            inner.setdefault("full_attention", {}).update(old)
+    if isinstance(old, Mapping) and any(isinstance(v, Mapping) for v in old.values()):
+        inner = {k: dict(v) for k, v in old.items() if isinstance(v, Mapping)}
+    elif isinstance(old, Mapping):
+        if given is not None and "full_attention" not in inner:
+            raise RefusedError("KeyError: 'full_attention'")
+        # The class's own rope_type stands here already: a `type` beside it means nothing.
+        inner["full_attention"] = {"rope_type": "default", **inner.get("full_attention", {}), **old}
     resolved = {}
-    for kind, defaults in labels.items():
-        parameters = inner.get(kind, {})
+    for kind, defaults in model.facts["transformers5"]["nested"].items():
         theta = (defaults or {}).get("rope_theta", 10000.0)
         if kind == "sliding_attention":
-            theta = _first(config, "rope_local_base_freq", "swa_rope_theta", default=theta)
-            if not isinstance(classes["rope_theta"], Mapping) and model.model_type == "olmo3":
-                theta = config.get("rope_theta", theta)
+            if isinstance(model.facts["transformers5"]["rope_theta"], Mapping):
+                theta = _first(config, "rope_local_base_freq", default=theta)
         else:
             theta = _first(config, "rope_theta", "global_rope_theta", default=theta)
-        if not parameters and defaults:
-            parameters = {k: v for k, v in defaults.items() if k != "rope_theta"}
-        _fill(parameters, model, theta, None)
+        parameters = inner.get(kind)
+        if parameters is None:
+            parameters = {k: v for k, v in (defaults or {}).items() if k != "rope_theta"}
+        _fill(parameters, model, theta, config.get("partial_rotary_factor"))
+        parameters.pop("truncate", None)  # transformers looks for it beside the nested dicts
         check(parameters)
         resolved[kind] = parameters
     return {kind: resolved[kind] for kind in model.kinds}
@@ -96,13 +109,13 @@ def _first(config: Mapping[str, Any], *names: str, default: Any) -> Any:
 def _theta(model: Model) -> Any:
     name = "rotary_emb_base" if model.model_type.startswith("gpt_neox") else "rope_theta"
     default = model.facts.get("transformers5", {}).get("rope_theta", 10000.0)
-    return _first(model.config, name, "rope_theta", default=default)
+    return _first(model.config, name, default=default)
 
 
 def _partial(model: Model) -> Any:
     name = "rotary_pct" if model.model_type.startswith("gpt_neox") else "partial_rotary_factor"
     default = model.facts.get("transformers5", {}).get("partial_rotary_factor")
-    return _first(model.config, name, "partial_rotary_factor", default=default)
+    return _first(model.config, name, default=default)
 
 
 def _fill(parameters: Parameters, model: Model, theta: Any, partial: Any) -> None:
