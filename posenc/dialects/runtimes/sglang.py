@@ -52,14 +52,13 @@ def emulate(model: Model, length: int | None) -> Computed:
         scale = _softmax_scale(model, first)
     except RefusedError as refused:
         raise RefusedError(str(refused), largest) from refused
-    switches = [_switch(p, model) for p in resolved.values()]
     return Computed(
         "sglang",
         version_of("sglang"),
         None,
         layers,
         scale,
-        first_switch(switches),
+        first_switch(_switch(p, model) for p in resolved.values()),
         largest,
         model.without_rotation,
     )

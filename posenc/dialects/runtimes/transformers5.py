@@ -235,7 +235,6 @@ def emulate(model: Model, length: int | None) -> Computed:
     resolved = resolve(model)
     length = length or model.max_positions
     layers = {kind: rotation(p, model, length) for kind, p in resolved.items()}
-    switches = [switch(p, model.max_positions) for p in resolved.values()]
     first = next(iter(resolved.values()))
     return Computed(
         "transformers-5",
@@ -243,7 +242,7 @@ def emulate(model: Model, length: int | None) -> Computed:
         None,
         layers,
         softmax_scale(model, first),
-        first_switch(switches),
+        first_switch(switch(p, model.max_positions) for p in resolved.values()),
         None,
         model.without_rotation,
     )

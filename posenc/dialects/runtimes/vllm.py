@@ -51,14 +51,13 @@ def emulate(model: Model, length: int | None) -> Computed:
         scale = _softmax_scale(model, next(iter(resolved.values())))
     except RefusedError as refused:
         raise RefusedError(str(refused), largest) from refused
-    switches = [_switch(p, model) for p in resolved.values()]
     return Computed(
         "vllm",
         version_of("vllm"),
         None,
         layers,
         scale,
-        first_switch(switches),
+        first_switch(_switch(p, model) for p in resolved.values()),
         largest,
         model.without_rotation,
     )
