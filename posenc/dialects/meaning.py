@@ -92,6 +92,8 @@ def differing_keys(
 ) -> list[str]:
     """The keys in which two rope dicts differ, after filling in types and the outer base."""
     filled = []
+    if not any(isinstance(v, Mapping) for v in old.values()):
+        new = new.get("full_attention", new)
     for given in (old, new):
         p = dict(given)
         kind = p.pop("type", None)

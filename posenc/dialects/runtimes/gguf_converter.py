@@ -23,6 +23,8 @@ def convert(model: Model) -> Metadata:
     """
     if model.known and "gguf" not in model.facts:
         raise UnknownModelError(f"llama.cpp has no model for {model.model_type!r}")
+    if model.nested and not set(model.kinds) <= {"full_attention", "sliding_attention"}:
+        raise UnknownModelError(f"posenc has not read how llama.cpp rotates {model.model_type!r}")
     facts = model.facts.get("gguf", {"architecture": "llama", "llama3": True})
     parameters, sliding = _parameters(model)
     fields: dict[str, Any] = {"context_length": model.max_positions}
@@ -43,8 +45,9 @@ def convert(model: Model) -> Metadata:
         still = formulas.proportional(dims, 2.0, float(parameters["partial_rotary_factor"]))
         fields["rope_freqs"] = tuple(1.0 if f else 1e30 for f in still)
     all_dim = parameters.get("mscale_all_dim")
-    if all_dim is not None and facts["architecture"] in ("deepseek2", "deepseek32"):
-        fields["log_multiplier"] = 0.1 * number(all_dim, "mscale_all_dim")
+    if all_dim is not None and facts["architecture"] in ("deepseek2", "deepseek32", "mistral3"):
+        legacy = 1.0 if facts["architecture"] == "mistral3" else 0.1
+        fields["log_multiplier"] = legacy * number(all_dim, "mscale_all_dim")
     return Metadata(
         facts["architecture"],
         dimension_count=dims,

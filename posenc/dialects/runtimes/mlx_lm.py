@@ -21,6 +21,7 @@ from posenc.dialects.model import Model
 from posenc.dialects.runtimes.running import emulator, version_of
 
 YARN_TYPES = ("yarn", "deepseek_yarn", "telechat3-yarn")
+NOT_READ = ("mimo_v2_flash",)
 Scaling = Mapping[str, Any] | None
 
 
@@ -29,6 +30,8 @@ def emulate(model: Model, length: int | None) -> Computed:
     """What mlx-lm 0.32 computes; it never refuses a length."""
     if model.known and "mlx" not in model.facts:
         raise UnknownModelError(f"mlx-lm has no model for {model.model_type!r}")
+    if model.model_type in NOT_READ:
+        raise UnknownModelError(f"posenc has not read how mlx-lm rotates {model.model_type!r}")
     facts = model.facts.get("mlx", {"file": "llama", "scaling": "initialize", "needs": []})
     _check_arguments(model, facts)
     theta, scaling = _settings(model, facts)

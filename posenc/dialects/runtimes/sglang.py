@@ -82,7 +82,8 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     kind, head_dim = p["rope_type"], model.head_dim
     theta = number(p["rope_theta"], "rope_theta")
     share = number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
-    dim = int(head_dim * share) if model.owns_partial else head_dim
+    shared = model.owns_partial or (model.nested and kind == "proportional")
+    dim = int(head_dim * share) if shared else head_dim
     plain = formulas.plain(dim, theta)
     if model.model_type in DROPS_SCALING or kind == "default":
         return Layer(plain)

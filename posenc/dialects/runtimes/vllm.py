@@ -13,6 +13,7 @@ from posenc.dialects.computed import (
     Layer,
     RefusedError,
     Switch,
+    UnknownModelError,
     factors,
     first_switch,
     number,
@@ -36,6 +37,8 @@ SMALLEST_SERVER = 1024
 @emulator("vllm")
 def emulate(model: Model, length: int | None) -> Computed:
     """What vLLM 0.33 computes for a server started with max_model_len = length."""
+    if model.nested and not set(model.kinds) <= set(LAYER_KINDS):
+        raise UnknownModelError(f"posenc has not read how vLLM rotates {model.model_type!r}")
     resolved = {kind: _patched(p, model) for kind, p in transformers5.resolve(model).items()}
     largest = largest_length(model, resolved)
     if length is not None and length > largest:

@@ -18,6 +18,8 @@ from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the tab
 
 RULES: dict[str, Rule] = dict(sorted(TABLE.rules.items()))
 ORDER = {"E": 0, "W": 1, "I": 2}
+REFUSALS = ("PD007", "PD015")
+"""Warnings that tell of a refusal already."""
 CATCH_ALL = ("PD038", "PD039")
 """Rules for what no other explains; they look at the others' findings."""
 
@@ -34,7 +36,7 @@ def findings(case: Case, ignore: frozenset[str] = frozenset()) -> list[Finding]:
         for finding in rule.judge(case)
     ]
     explained = {
-        name for f in found if f.severity == "E" or f.code == "PD007" for name in f.runtimes
+        name for f in found if f.severity == "E" or f.code in REFUSALS for name in f.runtimes
     }
     found += rest.unexplained(case, explained)
     kept = [f for f in found if f.code not in ignore]

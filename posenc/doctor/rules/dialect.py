@@ -31,7 +31,8 @@ def only_new(case: Case) -> Iterator[Hit]:
     lost = []
     nested = any(isinstance(v, Mapping) for v in case.new.values())
     inner = case.new.get("rope_theta")
-    if "rope_theta" not in case.config and (inner is not None or nested):
+    outer = {"rope_theta", "rotary_emb_base"} & case.config.keys()
+    if not outer and (inner is not None or nested):
         lost.append(f"rope_theta {inner:g}" if isinstance(inner, int | float) else "rope_theta")
     kinds = {kind for _, p in case.dicts() if (kind := _kind(p)) != "default"}
     lost += sorted(kinds)

@@ -73,9 +73,9 @@ def unexplained(case: Case, explained: Iterable[str]) -> list[Finding]:
         computed, seen = case.computed[name], case.differences[name]
         if name in explained or not seen:
             continue
-        rule_ = TABLE.rules["PD039" if "error" in seen else "PD038"]
+        rule_ = TABLE.rules["PD039" if computed.error else "PD038"]
         said = f"{name} refuses the file: {computed.error}"
-        if "error" not in seen:
+        if not computed.error:
             said = f"{name} computes {_what(case, computed)}"
         found.append(Finding(rule_.code, rule_.severity, said, (name,), rule_.cure))
     return found

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.safetensors_header import read_header
 from posenc.doctor.case import Case
 from posenc.doctor.rule import Hit, rule
 
 ALL = tuple(RUNTIMES)
-LARGEST_HEADER = 100 << 20
 TABLES = ("inv_freq", "cos_cached", "sin_cached", "freqs_cis")
 
 
@@ -30,31 +27,12 @@ def low_precision(case: Case) -> Iterator[Hit]:
     for path in sorted(case.source.folder.glob("*.safetensors"))[:256]:
         found = [
             f"{name} ({info['dtype']})"
-            for name, info in header(path).items()
+            for name, info in read_header(path)[0].items()
             if any(table in name for table in TABLES) and info.get("dtype") in ("BF16", "F16")
         ]
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             yield Hit(f"{path.name} stores {found[0]}{more}", (), ALL)
-
-
-def header(path: Path) -> dict[str, Any]:
-    """The names, dtypes and shapes of a safetensors file, without its weights.
-
-    Raises: ValueError where the file is damaged.
-    """
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if not 2 <= size <= LARGEST_HEADER:
-            raise ValueError(f"{path}: damaged safetensors file, a header of {size} bytes.")
-        text = file.read(size)
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{path}: damaged safetensors file: {error}.") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: damaged safetensors file, its header is no object.")
-    return {k: v for k, v in value.items() if k != "__metadata__" and isinstance(v, dict)}
 
 
 @rule(
