@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": "posenc.bench.command:bench",
     "inspect": "posenc.inspect.command:inspect",
     "extend": "posenc.hf.command:extend",
+    "doctor": "posenc.doctor.command:doctor",
 }
 """name: "module:function"."""
 
