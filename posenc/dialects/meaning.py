@@ -52,6 +52,8 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
         for kind, p in resolved.items():
             parameters[kind] = _meant(p, model, kind, doubts)
         longest = max(_longest(p, model) for p in parameters.values())
+        if length and any(p["rope_type"] == "dynamic" for p in parameters.values()):
+            longest = max(longest, length)
         for kind, p in parameters.items():
             layers[kind] = _rotation(p, model, length or longest)
         scale = transformers5.softmax_scale(model, next(iter(parameters.values())))

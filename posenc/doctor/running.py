@@ -13,7 +13,7 @@ from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.source import Source, load
 from posenc.dialects.writers.overrides import overridden, override
-from posenc.doctor import comparing, fixing, page, sarif
+from posenc.doctor import comparing, page, sarif
 from posenc.doctor.case import Case
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
@@ -56,8 +56,10 @@ def run(options: Options) -> tuple[str, int]:
         meaning = meaning_of(source.config, options.length)
         return override(source.raw, meaning, options.overrides), 0
     if options.fix:
+        from posenc.doctor.fixing import fix  # NumPy, for weights
+
         assert options.out is not None
-        return fixing.fix(source, options.out, _named(options), options.length, options.like)
+        return fix(source, options.out, _named(options), options.length, options.like)
     case = _case(source, options)
     found = findings(case, _ignored(source.folder))
     code = 1 if any(f.severity == "E" for f in found) else 0

@@ -48,6 +48,12 @@ def resolve(model: Model) -> dict[str, Parameters]:
     _fill(parameters, model, _theta(model), _partial(model))
     if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
         parameters["rope_type"] = "longrope"
+        required_key = "original_max_position_embeddings"
+        if required_key not in parameters:  # filled in for types of the newer names only
+            raise RefusedError(
+                "KeyError: Missing required keys in `rope_parameters` for "
+                f"'rope_type'='longrope': {{{required_key!r}}}"
+            )
     if parameters["rope_type"] in STRETCHED:
         outer = config.get("original_max_position_embeddings")
         if outer is None and model.facts.get("original_field"):

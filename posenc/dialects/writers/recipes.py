@@ -11,6 +11,7 @@ from posenc.dialects import formulas
 from posenc.dialects.computed import Layer
 from posenc.dialects.meaning import Meaning
 from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.runtimes.transformers5 import PHI3
 from posenc.dialects.writers import dual
 from posenc.dialects.writers.proof import failures
 
@@ -66,7 +67,9 @@ def best(
             tried.append(recipe)
     if not tried:
         said = "; ".join(f"{name}: {why}" for name, why in before.items())
-        raise ValueError(f"no recipe is better than the file as it is ({said}).")
+        raise ValueError(
+            f"no recipe is better than the file as it is ({said or 'all named read it right'})."
+        )
     first = min(tried, key=lambda r: len(r.cannot))
     cannot = {
         name: f"{why}; {CANNOT[name]}" if name in CANNOT else why
@@ -121,6 +124,9 @@ def _candidates(meaning: Meaning, fold: bool) -> Iterator[tuple[str, dict[str, P
     if ratio is not None and layer.multiplier == 1:
         linear = {"rope_type": "linear", "rope_theta": theta, "factor": ratio, **share}
         yield "linear, in both dialects", {"all": linear}, 1.0
+    if meaning.model.model_type in PHI3:
+        own = dual.universal(layer, theta, meaning.trained_length)
+        yield "Phi-3's longrope with short = long", {"all": {**own, **share}}, 1.0
     carried = {**dual.universal(layer, theta, meaning.max_length), **share}
     yield "longrope with short = long, in both dialects", {"all": carried}, 1.0
     yield NEW_ONLY, {"all": carried}, 1.0
