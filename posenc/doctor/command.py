@@ -56,6 +56,24 @@ def doctor(
     explain: Annotated[
         str | None, typer.Option(help="Explain a rule, such as PD017, instead.", metavar="CODE")
     ] = None,
+    layout: Annotated[
+        bool,
+        typer.Option(
+            "--layout",
+            help="Measure whether the rows of q and k are interleaved or half-split, by the loss "
+            "on --text; runs the model.",
+        ),
+    ] = False,
+    text: Annotated[
+        Path | None, typer.Option(help="A few pages of text in UTF-8, for --layout.")
+    ] = None,
+    convert_layout: Annotated[
+        str | None,
+        typer.Option(
+            help="Write a copy to --out with the rows in this layout: interleaved or half-split; "
+            "they are taken to be in the other one."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     as_sarif: Annotated[
         bool, typer.Option("--sarif", help="Print SARIF 2.1.0, for code review.")
@@ -69,8 +87,8 @@ def doctor(
 
     options = Options(
         tuple(paths or ()), length, for_, overrides, with_, fix, out, like, explain, as_json,
-        as_sarif,
+        as_sarif, layout, text, convert_layout,
     )  # fmt: skip
-    text, code = run(options)
-    typer.echo(text)
+    said, code = run(options)
+    typer.echo(said)
     return code

@@ -37,6 +37,9 @@ class Options:
     explain: str | None = None
     as_json: bool = False
     as_sarif: bool = False
+    layout: bool = False
+    text: Path | None = None
+    convert_layout: str | None = None
 
 
 def run(options: Options) -> tuple[str, int]:
@@ -50,6 +53,8 @@ def run(options: Options) -> tuple[str, int]:
         return page.explain(_rule(options.explain)), 0
     if len(options.paths) == 2:
         return _compare(options)
+    if options.layout or options.convert_layout is not None:
+        return _layout(options)
     source = load(options.paths[0])
     if options.overrides is not None:
         _need_config(source, "--overrides")
@@ -80,14 +85,31 @@ def _check(options: Options) -> None:
             f"expected one path, or two to compare, got {len(options.paths)}; see posenc doctor "
             "--help."
         )
-    if options.fix != (options.out is not None):
-        raise ValueError("--fix and --out go together: --fix --out NEW.")
+    writes = options.fix or options.convert_layout is not None
+    if writes != (options.out is not None):
+        raise ValueError("--fix or --convert-layout, and --out go together: --fix --out NEW.")
+    if options.layout != (options.text is not None):
+        raise ValueError("--layout and --text go together: --layout --text FILE.")
+    if options.convert_layout is not None and (options.fix or options.layout):
+        raise ValueError("--convert-layout takes neither --fix nor --layout.")
     if options.like is not None and not options.fix:
         raise ValueError("--like goes with --fix of a GGUF file.")
     if options.as_json and options.as_sarif:
         raise ValueError("give --json or --sarif, not both.")
-    if len(options.paths) == 2 and (options.fix or options.overrides or options.as_sarif):
-        raise ValueError("--fix, --overrides and --sarif take one path.")
+    single = (options.fix, options.overrides, options.as_sarif, options.layout, writes)
+    if len(options.paths) == 2 and any(single):
+        raise ValueError("--fix, --overrides, --sarif and the layout's options take one path.")
+
+
+def _layout(options: Options) -> tuple[str, int]:
+    from posenc.doctor import layout  # NumPy, and for the measurement torch
+
+    folder = options.paths[0]
+    if options.convert_layout is not None:
+        assert options.out is not None
+        return layout.write(folder, options.out, options.convert_layout), 0
+    assert options.text is not None
+    return layout.report(folder, options.text, as_json=options.as_json)
 
 
 def _rule(code: str) -> Any:

@@ -1,9 +1,9 @@
 """The command: JSON, SARIF, exit codes, and one clear line for bad input."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -253,12 +253,13 @@ def test_a_config_is_judged_in_under_a_second_without_torch(file):
         "heavy = {'torch', 'transformers', 'matplotlib', 'numpy', 'gguf'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    times = []
+    spent = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         run = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False
         )
-        times.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert run.returncode == 0, run.stderr
-    assert min(times) < 1.0
+    assert min(spent) < 1.0  # seconds of processor time: other work on the machine adds none

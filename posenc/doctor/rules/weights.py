@@ -39,7 +39,7 @@ def low_precision(case: Case) -> Iterator[Hit]:
     "PD036",
     "E",
     "rows of q and k lie in the other layout",
-    cure="Permute the rows: `posenc doctor --layout --convert-layout` writes the other one.",
+    cure="Permute the rows: `posenc doctor MODEL --convert-layout half-split --out NEW`.",
     evidence="TinyLlama #24, llama.cpp #3018, llama.cpp #7481, mlx-lm #512",
 )
 def layout(case: Case) -> Iterator[Hit]:

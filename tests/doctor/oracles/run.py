@@ -79,9 +79,8 @@ def main() -> None:
         tokens.write_text(json.dumps(TOKENS))
         broken = breaks(given.model, root / "broken")
         name, meant = logits(given.transformers5, "logits_transformers.py", broken, tokens)
-        print(
-            f"meant: {name} on the broken file, {len(TOKENS)} tokens, |logit| <= {abs(meant).max():.2f}"
-        )
+        size = abs(meant).max()
+        print(f"meant: {name} on the broken file, {len(TOKENS)} tokens, |logit| <= {size:.2f}")
         named = "transformers-4,transformers-5,vllm,sglang,mlx-lm"
         print(doctor(broken, root, out=root / "fixed", for_=named))
         for option, script in (
