@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,6 +15,10 @@ LOOKED_AT = 1025
 """A switch counts where it happens within the largest length, or within this many tokens."""
 STANDSTILL = 1e-20
 """Radians per position below which no text sees a pair turn."""
+
+
+ARITHMETIC = (ArithmeticError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+"""What calculating with nonsense raises."""
 
 
 def first_switch(switches: Iterable[Switch]) -> Switch:
@@ -34,6 +39,8 @@ class Layer:
 
     def __post_init__(self) -> None:
         still = tuple(0.0 if abs(f) < STANDSTILL else float(f) for f in self.inv_freq)
+        if not all(math.isfinite(f) for f in (*still, self.multiplier)):
+            raise RefusedError("the frequencies or the multiplier are not finite")
         object.__setattr__(self, "inv_freq", still)
 
 

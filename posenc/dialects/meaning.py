@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import Computed, Layer, RefusedError, first_switch
-from posenc.dialects.model import Model, model_of
+from posenc.dialects.computed import ARITHMETIC, Computed, Layer, RefusedError, first_switch
+from posenc.dialects.model import BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
 
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
@@ -57,7 +57,9 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
         for kind, p in parameters.items():
             layers[kind] = _rotation(p, model, length or longest)
         scale = transformers5.softmax_scale(model, next(iter(parameters.values())))
-    except RefusedError as refused:
+    except BadConfigError:
+        raise
+    except (RefusedError, *ARITHMETIC) as refused:
         raise ValueError(f"cannot tell what the rotary keys mean: {refused}") from refused
     computed = Computed(
         "meant",
@@ -95,7 +97,8 @@ def differing_keys(
     """The keys in which two rope dicts differ, after filling in types and the outer base."""
     filled = []
     if not any(isinstance(v, Mapping) for v in old.values()):
-        new = new.get("full_attention", new)
+        inner = new.get("full_attention")
+        new = inner if isinstance(inner, Mapping) else new
     for given in (old, new):
         p = dict(given)
         kind = p.pop("type", None)

@@ -13,6 +13,8 @@ INNER = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
 LARGEST = 1 << 40
+LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
+"""Bounds of sizes that lists are made of; the biggest models have a tenth of them."""
 LAYER_KINDS = (
     "full_attention",
     "sliding_attention",
@@ -26,6 +28,10 @@ LAYER_KINDS = (
 SCALAR_SCALES = {"gemma3n_text": 1.0, "gemma4_text": 1.0, "gemma4_unified_text": 1.0}
 SLIDING_ROTATES_ALONE = ("cohere2", "cohere2_moe")
 """Families whose full-attention layers have no rotation."""
+
+
+class BadConfigError(ValueError):
+    """A config that no runtime's arithmetic needs to see: sizes that are none."""
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,17 +68,18 @@ class Model:
     def size(self, *names: str, default: int | None = None) -> int:
         """The first of these keys that is given: a whole number of at least 1.
 
-        Raises: ValueError where none is given or one is no such number.
+        Raises: BadConfigError where none is given or one is no such number.
         """
         found = next((n for n in names if self.config.get(n) is not None), None)
         value = self.config[found] if found else self.get(names[0], default)
+        name, largest = found or names[0], LARGEST_OF.get(names[0], LARGEST)
         if value is None:
-            raise ValueError(f"config.json: {' or '.join(names)} is missing.")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-            raise ValueError(f"config.json: {found or names[0]} must be an integer, got {value!r}.")
-        if not 1 <= value <= LARGEST:
-            raise ValueError(
-                f"config.json: {found or names[0]} must be between 1 and 2^40, got {value}."
+            raise BadConfigError(f"config.json: {' or '.join(names)} is missing.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+            raise BadConfigError(f"config.json: {name} must be an integer, got {value!r}.")
+        if not 1 <= value <= largest:
+            raise BadConfigError(
+                f"config.json: {name} must be between 1 and {largest}, got {value}."
             )
         return int(value)
 
@@ -98,9 +105,13 @@ class Model:
             return self.size("head_dim")
         hidden = self.size("hidden_size", "n_embd", "d_model")
         if hidden < self.num_heads:
-            raise ValueError(
+            raise BadConfigError(
                 f"config.json: hidden_size {hidden} is smaller than num_attention_heads "
                 f"{self.num_heads}."
+            )
+        if hidden // self.num_heads > LARGEST_OF["head_dim"]:
+            raise BadConfigError(
+                f"config.json: a head of {hidden // self.num_heads} channels is too large."
             )
         return hidden // self.num_heads
 
@@ -171,11 +182,11 @@ class Model:
         listed = self.config.get("no_rope_layers")
         if isinstance(listed, list) and listed:
             return tuple(i for i, rotates in enumerate(listed) if not rotates)
-        interval = self.config.get("no_rope_layer_interval")
-        if interval is None and self.model_type in ("smollm3", "llama4_text"):
-            interval = 4
-        if interval:
-            return tuple(i for i in range(self.num_layers) if (i + 1) % int(interval) == 0)
+        interval = 4 if self.model_type in ("smollm3", "llama4_text") else None
+        if self.config.get("no_rope_layer_interval") is not None:
+            interval = self.size("no_rope_layer_interval")
+        if interval is not None:
+            return tuple(i for i in range(self.num_layers) if (i + 1) % interval == 0)
         if self.model_type in SLIDING_ROTATES_ALONE:
             kinds = enumerate(self.layer_types)
             return tuple(i for i, kind in kinds if kind == "full_attention")

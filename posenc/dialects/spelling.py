@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from posenc.dialects.model import flatten
@@ -17,6 +17,17 @@ META_LLAMA31 = {
 """What `use_scaled_rope` stands for in Meta's params.json; Llama 3.2 wrote 32 for 8."""
 ROTARY_BASES = ("rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta")
 ROTARY_SHARES = ("rotary_pct", "rotary_percentage", "rope_pct", "rotary_emb_fraction")
+NUMBERS = (
+    "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "attn_factor",
+    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor",
+    "partial_rotary_factor", "alpha", "short_mscale", "long_mscale", "rope_local_base_freq",
+    "rotary_emb_base", "rotary_pct", "query_pre_attn_scalar", "attention_multiplier",
+    "model_max_length",
+)  # fmt: skip
+LISTS = ("short_factor", "long_factor", "mrope_section", "no_rope_layers")
+WORDS = ("rope_type", "type", "model_type")
+LARGEST_NUMBER = 1e35
+"""Beyond it float32 overflows in the runtimes."""
 KEEP_OWN_NAMES = ("gpt_neox", "gpt_neox_japanese")
 """Families whose transformers class reads rotary_emb_base and rotary_pct itself."""
 
@@ -47,7 +58,9 @@ def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
         return _mistral(raw)
     if kind == "deepseek":
         return _deepseek(raw)
-    _check_shapes(flatten(raw))
+    flat = flatten(raw)
+    _check_shapes(flat)
+    _check_values(flat)
     return _vendors(dict(raw))
 
 
@@ -64,6 +77,48 @@ def _check_shapes(flat: Mapping[str, Any]) -> None:
             "expected a model's config with hidden_size, head_dim or model_type, found the keys "
             f"{', '.join(sorted(flat)[:8]) or 'of an empty object'}."
         )
+
+
+def _check_values(flat: Mapping[str, Any]) -> None:
+    """Raises: ValueError where a rotary key holds a value of another kind than it ever has."""
+    for place, values in _dicts(flat):
+        for key in (*NUMBERS, *LISTS, *WORDS):
+            value = values.get(key)
+            if value is None:
+                continue
+            if key in NUMBERS:
+                right = isinstance(value, int | float | str)
+                finite = not isinstance(value, int | float) or abs(value) <= LARGEST_NUMBER
+                expected, right = "a finite number", right and finite
+            elif key in LISTS:
+                right = isinstance(value, list) and all(_plain_number(v) for v in value)
+                expected = "a list of finite numbers"
+            else:
+                right, expected = isinstance(value, str), "a string"
+            if not right:
+                shown = repr(value)[:60]
+                raise ValueError(f"config.json: {place}{key} must be {expected}, got {shown}.")
+    kinds = flat.get("layer_types")
+    if kinds is not None and not (
+        isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
+    ):
+        raise ValueError(f"config.json: layer_types must be a list of strings, got {kinds!r}.")
+
+
+def _plain_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= LARGEST_NUMBER
+
+
+def _dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield "", flat
+    for name in ("rope_scaling", "rope_parameters"):
+        given = flat.get(name)
+        if isinstance(given, Mapping):
+            yield f"{name}.", given
+            for kind, inner in given.items():
+                if isinstance(inner, Mapping):
+                    yield f"{name}.{kind}.", inner
 
 
 def _vendors(config: dict[str, Any]) -> dict[str, Any]:

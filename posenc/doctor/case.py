@@ -10,7 +10,7 @@ from typing import Any, Literal
 from posenc.dialects.computed import Computed, Layer, RefusedError
 from posenc.dialects.gguf_metadata import Metadata
 from posenc.dialects.meaning import Meaning, meaning_of
-from posenc.dialects.model import Model, model_of
+from posenc.dialects.model import BadConfigError, Model, model_of
 from posenc.dialects.record import Record, of_meaning, record_of
 from posenc.dialects.runtimes import RUNTIMES, VERSIONS, emulate
 from posenc.dialects.runtimes.llama_cpp import from_metadata
@@ -55,6 +55,8 @@ class Case:
             return None, ""
         try:
             return meaning_of(self.source.config, self.length), ""
+        except BadConfigError:
+            raise
         except ValueError as error:
             return None, str(error)
 

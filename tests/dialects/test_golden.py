@@ -100,7 +100,7 @@ def test_a_wrong_emulator_is_seen():
     for changes in (
         {"layers": {"all": slower}},
         {"layers": {"all": hotter}},
-        {"layers": {"all": dataclasses.replace(layer, multiplier=float("nan"))}},
+        {"softmax_scale": float("nan")},
         {"switch": "start"},
         {"softmax_scale": 0.25001},
         {"error": "refused"},

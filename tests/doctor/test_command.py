@@ -203,7 +203,12 @@ BAD = {
     "text.json": (json.dumps({**BASE, "rope_scaling": "yarn"}), "rope_scaling must be an object"),
     "heads.json": (json.dumps({**BASE, "head_dim": None, "num_attention_heads": 65}), "smaller"),
     "half.json": (json.dumps({**BASE, "head_dim": 16.5}), "must be an integer"),
-    "huge.json": (json.dumps({**BASE, "max_position_embeddings": 10**30}), "2^40"),
+    "huge.json": (json.dumps({**BASE, "max_position_embeddings": 10**30}), "between 1 and"),
+    "layers.json": (json.dumps({**BASE, "num_hidden_layers": 10**6}), "between 1 and 2000"),
+    "theta.json": (json.dumps({**BASE, "rope_theta": [1.0]}), "rope_theta must be a finite"),
+    "overflow.json": ('{"hidden_size": 64, "rope_theta": 1e999}', "a finite number"),
+    "type.json": (json.dumps({**BASE, "rope_scaling": {"rope_type": 3}}), "must be a string"),
+    "interval.json": (json.dumps({**BASE, "no_rope_layer_interval": 0}), "between 1 and"),
     "negative.json": (json.dumps({**BASE, "num_hidden_layers": -1}), "between 1"),
 }
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from posenc.dialects.computed import Computed, RefusedError, UnknownModelError
-from posenc.dialects.model import Model, model_of
+from posenc.dialects.computed import ARITHMETIC, Computed, RefusedError, UnknownModelError
+from posenc.dialects.model import BadConfigError, Model, model_of
 
 VERSIONS = {
     "transformers-4": "4.56 to 4.57 (read from 4.57.3)",
@@ -41,6 +41,10 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
                 return Computed(
                     runtime, VERSIONS[runtime], str(refused), max_length=refused.max_length
                 )
+            except BadConfigError:
+                raise
+            except ARITHMETIC as error:  # values that the runtime's own code stops at as well
+                return Computed(runtime, VERSIONS[runtime], f"{type(error).__name__}: {error}")
 
         return emulate
 

@@ -54,17 +54,14 @@ def best(
     """
     before = failures(config, meaning.computed, named)
     tried: list[Recipe] = []
-    for name, parameters, folded in _candidates(meaning, fold):
-        largest = _largest(parameters, meaning)
-        written = dual.write(config, meaning, parameters, largest)
-        if name == NEW_ONLY:
-            written = dual.new_only(config, parameters["all"], largest)
-        wrong = failures(written, meaning.computed, named, folded=folded)
-        recipe = Recipe(name, written, folded, wrong, _notes(parameters))
-        if not wrong:
-            return recipe
-        if not wrong.keys() - before.keys():
-            tried.append(recipe)
+    try:
+        for recipe in _recipes(config, meaning, named, fold):
+            if not recipe.cannot:
+                return recipe
+            if not recipe.cannot.keys() - before.keys():
+                tried.append(recipe)
+    except (ArithmeticError, TypeError, KeyError, IndexError) as error:
+        raise ValueError(f"no recipe carries these numbers ({error}).") from error
     if not tried:
         said = "; ".join(f"{name}: {why}" for name, why in before.items())
         raise ValueError(
@@ -76,6 +73,19 @@ def best(
         for name, why in first.cannot.items()
     }
     return Recipe(first.name, first.config, first.folded, cannot, first.notes)
+
+
+def _recipes(
+    config: Mapping[str, Any], meaning: Meaning, named: Sequence[str], fold: bool
+) -> Iterator[Recipe]:
+    for name, parameters, folded in _candidates(meaning, fold):
+        largest = _largest(parameters, meaning)
+        if name == NEW_ONLY:
+            written = dual.new_only(config, parameters["all"], largest)
+        else:
+            written = dual.write(config, meaning, parameters, largest)
+        wrong = failures(written, meaning.computed, named, folded=folded)
+        yield Recipe(name, written, folded, wrong, _notes(parameters))
 
 
 def parameter_sets(meaning: Meaning) -> Iterator[tuple[dict[str, Parameters], int]]:

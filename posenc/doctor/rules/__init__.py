@@ -29,12 +29,16 @@ def findings(case: Case, ignore: frozenset[str] = frozenset()) -> list[Finding]:
 
     ignore: codes that the user does not want to hear.
     """
-    found = [
-        finding
-        for code, rule in RULES.items()
-        if code not in CATCH_ALL
-        for finding in rule.judge(case)
-    ]
+    found: list[Finding] = []
+    for code, rule in RULES.items():
+        if code not in CATCH_ALL:
+            try:
+                found += rule.judge(case)
+            except (ArithmeticError, TypeError, KeyError, AttributeError, IndexError) as error:
+                raise ValueError(
+                    f"{case.source.path}: {code} cannot judge these values "
+                    f"({type(error).__name__}: {error})."
+                ) from error
     explained = {
         name for f in found if f.severity == "E" or f.code in REFUSALS for name in f.runtimes
     }
