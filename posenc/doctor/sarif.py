@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import posenc
+from posenc import __version__
 from posenc.doctor.case import Case
 from posenc.doctor.rule import SEVERITIES, Finding
 from posenc.doctor.rules import RULES
@@ -24,7 +24,7 @@ def report(case: Case, found: Sequence[Finding]) -> dict[str, Any]:
                 "tool": {
                     "driver": {
                         "name": "posenc doctor",
-                        "version": posenc.__version__,
+                        "version": __version__,
                         "rules": [_rule(code) for code in codes],
                     }
                 },
