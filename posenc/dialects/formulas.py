@@ -9,13 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+LARGEST_DIM = 1 << 14
+"""Dims of a head; the largest in use has 512."""
+
 
 def plain(dim: int, theta: float) -> tuple[float, ...]:
     """theta^(-2i/dim) for i = 0 .. dim/2 - 1.
 
+    Raises: ValueError for more dims than a head can have.
+
     >>> plain(4, 10000.0)
     (1.0, 0.01)
     """
+    if not 0 <= dim <= LARGEST_DIM:
+        raise ValueError(f"{dim} rotated dims, expected at most {LARGEST_DIM}")
     return tuple(theta ** (-2 * i / dim) for i in range(dim // 2))
 
 

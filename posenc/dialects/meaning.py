@@ -77,8 +77,8 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
 
 def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
     """The config with one rope dict, settled types and real numbers."""
-    flat = model_of(config).config
-    result = dict(flat)
+    model = model_of(config)
+    result = dict(model.config)
     for name in NUMBERS:
         if name in result:
             result[name] = _as_number(result[name], name, doubts)
@@ -86,6 +86,9 @@ def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
         if isinstance(result.get(name), Mapping):
             result[name] = _settle_all(result[name], result, doubts)
     old, new = result.get("rope_scaling"), result.get("rope_parameters")
+    if model.nested and new and not any(isinstance(v, Mapping) for v in new.values()):
+        doubts.append("rope_parameters is flat; it is taken for the layers with full attention")
+        result["rope_parameters"] = new = {"full_attention": new}
     if old and new and differing_keys(old, new, result):
         doubts.append("rope_scaling and rope_parameters differ; rope_scaling is taken")
     return result

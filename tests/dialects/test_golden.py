@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from posenc.dialects.formulas import yarn
 from posenc.dialects.runtimes import RUNTIMES
 from tests.dialects.golden_cases import TRIED, cells, config
 
@@ -110,3 +111,11 @@ def test_a_wrong_emulator_is_seen():
     refusing = next(c for c in CELLS if c.case.startswith("41_") and c.runtime == "sglang")
     with pytest.raises(AssertionError):
         assert_reproduced(refusing, emulate)
+
+
+def test_mlx_lm_assumes_an_original_length_of_4096():
+    """The golden heads are too small to tell 4096 from 2048."""
+    raw = {**config("09_"), "head_dim": 128}
+    got = RUNTIMES["mlx-lm"](raw, None).layers["all"].inv_freq
+    assert got == pytest.approx(yarn(128, 10000.0, 4.0, 4096))
+    assert got != pytest.approx(yarn(128, 10000.0, 4.0, 2048))

@@ -104,3 +104,15 @@ def test_kinds_windows_and_layers_without_rotation():
     assert record.softmax_scale == pytest.approx(1 / 8)
     smol = {**BASE, "model_type": "smollm3", "rope_theta": 1e6}
     assert of_meaning(meaning_of(smol), "transformers", None).without_rotation == (3,)
+
+
+def test_a_flat_dict_of_a_nested_family_is_meant_for_full_attention():
+    gemma = {**BASE, "model_type": "gemma3_text", "query_pre_attn_scalar": 16}
+    flat = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    meant = meaning_of({**gemma, "rope_parameters": flat})
+    layers = meant.computed.layers
+    assert layers["full_attention"].inv_freq == pytest.approx(
+        [f / 8 for f in formulas.plain(16, 1e6)]
+    )
+    assert layers["sliding_attention"].inv_freq == pytest.approx(formulas.plain(16, 1e4))
+    assert any("flat" in doubt for doubt in meant.doubts)
