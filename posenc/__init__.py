@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to what __ge
     from posenc.encoding import Pass as Pass
     from posenc.encoding import PositionEncoding as PositionEncoding
     from posenc.encoding.compose import Compose as Compose
-    from posenc.encoding.compose import Within as Within
+    from posenc.encoding.within import Within as Within
     from posenc.encoding.per_layer import PerLayer as PerLayer
     from posenc.masks import Mask as Mask
     from posenc.models.config import DecoderConfig as DecoderConfig
@@ -72,6 +72,9 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to what __ge
 _PUBLIC = {
     "ModelShape": "posenc.encoding",
     "PositionEncoding": "posenc.encoding",
+    "Claims": "posenc.encoding",
+    "Tokens": "posenc.terms.tokens",
+    "Term": "posenc.terms.term",
     "DistanceBias": "posenc.encoding",
     "Pass": "posenc.encoding",
     "names": "posenc.registry",
@@ -119,7 +122,7 @@ _PUBLIC = {
     "DeBERTa": "posenc.scores.deberta",
     "CoPE": "posenc.scores.cope",
     "Compose": "posenc.encoding.compose",
-    "Within": "posenc.encoding.compose",
+    "Within": "posenc.encoding.within",
     "DecoupledRoPE": "posenc.queries_keys.decoupled",
     "RNoPE": "posenc.queries_keys.rnope",
 }

@@ -54,18 +54,18 @@ def encodings() -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": name,
-                "places": list(encoding.places),
+                "places": list(encoding.claims.places),
                 "parameters": encoding.num_parameters,
-                "shift_invariant": encoding.shift_invariant,
-                "permutation_invariant": encoding.permutation_invariant,
-                "causal_only": encoding.causal_only,
-                "cache_safe": encoding.cache_safe,
-                "max_positions": encoding.max_positions,
-                "num_axes": encoding.num_axes,
-                "scope": encoding.scope,
+                "shift_invariant": encoding.claims.shift_invariant,
+                "permutation_invariant": encoding.claims.permutation_invariant,
+                "causal_only": encoding.claims.causal_only,
+                "cache_safe": encoding.claims.cache_safe,
+                "max_positions": encoding.claims.max_positions,
+                "num_axes": encoding.claims.num_axes,
+                "scope": encoding.claims.scope,
                 "checked": entry(name).checked,
                 "keras": KERAS_LAYERS.get(type(encoding).__name__),
-                "source": encoding.source,
+                "source": encoding.claims.source,
             }
         )
     return rows

@@ -24,8 +24,14 @@ def part(
 ) -> Real[Tensor, "*batch part"]:
     """positions[..., first:last], marked as a run if `positions` are."""
     taken = positions[..., first:last]
-    start = _marked(positions)
-    return taken if start is None else _mark(taken, start + first)
+    start = _noted(positions)
+    return taken if start is None or taken.shape[-1] == 0 else _mark(taken, start + first)
+
+
+def one_row(positions: Tensor) -> Tensor:
+    """The only row of positions (1, len), known to be a run where that is."""
+    start = _noted(positions)
+    return positions[0] if start is None else _mark(positions[0], start)
 
 
 def run_start(positions: Real[Tensor, "..."]) -> int | None:
@@ -38,27 +44,73 @@ def run_start(positions: Real[Tensor, "..."]) -> int | None:
         return None
     if positions.numel() == 0 or type(positions) is not Tensor:
         return None
-    known = _marked(positions)
+    known = _noted(positions)
     if known is not None or positions.device.type != "cpu":
         return known
     start = int(positions.reshape(-1)[0])
     length = positions.shape[-1]
-    run = torch.arange(start, start + length)
-    return start if bool((positions == run).all()) else None
+    if not bool((positions == torch.arange(start, start + length)).all()):
+        return None
+    _mark(positions, start)
+    return start
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same positions, as far as that is known without synchronising:
+    on the CPU always, elsewhere if they are one tensor or two runs."""
+    if a is b:
+        return True
+    if a.shape != b.shape or a.dtype != b.dtype or torch.compiler.is_compiling():
+        return False
+    starts = _noted(a), _noted(b)
+    if None not in starts:
+        return starts[0] == starts[1]
+    plain = type(a) is Tensor and type(b) is Tensor
+    return plain and a.device.type == b.device.type == "cpu" and torch.equal(a, b)
+
+
+class Remembered:
+    """Positions for which something was computed: `fits` says whether it still serves.
+
+    On the CPU a copy is compared, so that positions changed in place are noticed; elsewhere the
+    tensor and its version.
+    """
+
+    def __init__(self, positions: Tensor) -> None:
+        on_cpu = positions.device.type == "cpu" and type(positions) is Tensor
+        keep = on_cpu and not torch.compiler.is_compiling()
+        start = _noted(positions)
+        self._positions = positions.clone() if keep else positions
+        if keep and start is not None:
+            _mark(self._positions, start)
+        self._version = None if keep else version(positions)
+
+    def fits(self, positions: Tensor) -> bool:
+        if self._version is not None and self._version != version(self._positions):
+            return False
+        return same(positions, self._positions)
+
+
+def version(positions: Tensor) -> int | None:
+    """How often a tensor was written into; None where that is not counted."""
+    uncounted = torch.compiler.is_compiling() or positions.is_inference()
+    return None if uncounted else positions._version
 
 
 def _mark(positions: Tensor, start: int) -> Tensor:
     """Mark the tensor as a run, until somebody writes into it."""
-    if not (torch.compiler.is_compiling() or positions.is_inference()):
-        positions._run = start, positions._version  # type: ignore[attr-defined]
+    written = version(positions)
+    if written is not None:
+        positions._run = start, written  # type: ignore[attr-defined]
     return positions
 
 
-def _marked(positions: Tensor) -> int | None:
+def _noted(positions: Tensor) -> int | None:
+    """The start of a run, if that was noted and nobody has written since."""
     if torch.compiler.is_compiling():
         return None
-    start, version = getattr(positions, "_run", (None, None))
-    return start if start is not None and version == positions._version else None
+    start, written = getattr(positions, "_run", (None, None))
+    return start if start is not None and written == version(positions) else None
 
 
 def positions_from_mask(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -19,6 +22,51 @@ class KVCache:
         self.positions: Tensor | None = None
         self._token_axis = -1
         self._buffers: dict[str, Tensor] = {}
+        self._last_state: Tensor | None = None
+
+    @contextmanager
+    def unchanged_on_error(self) -> Iterator[None]:
+        """Inside the block, an exception leaves the cache as it was before."""
+        before = self.length, self.positions, self._token_axis, self._last_state
+        buffers = dict(self._buffers)
+        try:
+            yield
+        except BaseException:
+            self.length, self.positions, self._token_axis, self._last_state = before
+            self._buffers = buffers
+            raise
+
+    def _check(self, new: dict[str, Tensor], positions: Tensor, position_axis: int) -> None:
+        k, v = new["k"], new["v"]
+        if k.shape[2] != v.shape[2]:
+            raise ValueError(f"KVCache: k has {k.shape[2]} tokens and v has {v.shape[2]}.")
+        for name, buffer in self._buffers.items():
+            if name not in new:
+                raise ValueError(f"KVCache: it holds a {name} of every token, and none came.")
+            t = new[name]
+            if (t.dtype, t.device) != (buffer.dtype, buffer.device):
+                raise TypeError(
+                    f"KVCache: it holds {name} in {buffer.dtype} on {buffer.device}, got {t.dtype} "
+                    f"on {t.device}."
+                )
+            if (*t.shape[:2], *t.shape[3:]) != (*buffer.shape[:2], *buffer.shape[3:]):
+                held = (*buffer.shape[:2], self.length, *buffer.shape[3:])
+                raise ValueError(
+                    f"KVCache: it holds {name} of shape {held}, got {tuple(t.shape)}: batch, heads "
+                    "and width must stay. Take a fresh cache for other sequences."
+                )
+        if (
+            self.length
+            and "state" in new
+            and not ("state" in self._buffers or self._last_state is not None)
+        ):
+            raise ValueError("KVCache: the tokens in it have no state, and the new ones do.")
+        if self.positions is not None:
+            if positions.dtype != self.positions.dtype or position_axis != self._token_axis:
+                raise TypeError(
+                    f"KVCache: it holds positions in {self.positions.dtype}, got "
+                    f"{positions.dtype}: one kind for all tokens."
+                )
 
     def append(
         self,
@@ -28,19 +76,26 @@ class KVCache:
         state: Tensor | None = None,
         *,
         position_axis: int = -1,
+        keep_last_state: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Store new keys, values (batch, num_kv_heads, new, width), their positions and state.
 
         Returns everything stored, old and new.
 
         `position_axis` is the axis of `positions` that counts tokens: -2 where a last axis holds
-        components.
+        components. With `keep_last_state` only the newest token's state is kept, for states that
+        accumulate and that no score reads.
+
+        Raises: ValueError or TypeError, before anything is stored, where the new tokens do not fit
+        those in the cache.
         """
-        if k.shape[2] != v.shape[2]:
-            raise ValueError(f"KVCache: k has {k.shape[2]} tokens and v has {v.shape[2]}.")
+        tensors = {"k": k, "v": v} if state is None else {"k": k, "v": v, "state": state}
+        self._check(tensors, positions, position_axis)
         end = self.length + k.shape[2]
-        for name, new in (("k", k), ("v", v), ("state", state)):
-            if new is not None:
+        for name, new in tensors.items():
+            if name == "state" and keep_last_state:
+                self._last_state = new[:, :, -1:] if new.shape[2] else self._last_state
+            else:
                 self._write(name, new, end)
         self._token_axis = position_axis
         if self.positions is None:
@@ -67,19 +122,23 @@ class KVCache:
 
     @property
     def state(self) -> Tensor | None:
+        if self._last_state is not None:
+            return self._last_state
         buffer = self._buffers.get("state")
         return None if buffer is None else buffer[:, :, : self.length]
 
     @property
     def nbytes(self) -> int:
         """Bytes that the stored tokens take, without the room kept for later ones."""
-        return sum(
-            b[:, :, : self.length].numel() * b.element_size() for b in self._buffers.values()
-        )
+        held = [b[:, :, : self.length] for b in self._buffers.values()]
+        held += [] if self._last_state is None else [self._last_state]
+        return sum(t.numel() * t.element_size() for t in held)
 
     def reorder(self, rows: Tensor) -> None:
         """Keep the batch rows `rows` in that order, as beam search needs."""
         self._buffers = {name: b.index_select(0, rows) for name, b in self._buffers.items()}
+        if self._last_state is not None:
+            self._last_state = self._last_state.index_select(0, rows)
         own = self.positions is not None and self.positions.ndim + self._token_axis > 0
         if own and self.positions.shape[0] > 1:  # type: ignore[union-attr]
             self.positions = self.positions.index_select(0, rows)  # type: ignore[union-attr]

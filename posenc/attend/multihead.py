@@ -1,5 +1,4 @@
-"""Multi-head attention as a module: projections, grouped queries, cache, and the host in the
-middle."""
+"""Multi-head attention as a module: projections, grouped queries, a cache."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_encoding
 from posenc.masks import Mask
 
 Projections = Literal["separate", "k=v", "q=k", "none"]
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.projections = projections
         self._check_projections(embed_dim)
-        self.encoding = PositionEncoding() if encoding is None else encoding
+        self.encoding = check_encoding("Attention", encoding)
         self.dropout, self.impl = dropout, impl
 
         def project(heads: int, *needed_by: Projections) -> nn.Linear | None:
@@ -102,7 +102,10 @@ class Attention(nn.Module):
             encoding: this layer's encoding, prepared for the positions; the module's own if None.
         """
         encoding = self.encoding if encoding is None else encoding
-        token_axis = -1 if encoding.num_axes == 1 else -2
+        self._check_input("x", x)
+        if context is not None:
+            self._check_input("context", context)
+        token_axis = -1 if encoding.claims.num_axes == 1 else -2
         source, source_positions = x, positions
         if context is not None:
             if context_positions is None or memory is not None:
@@ -117,10 +120,10 @@ class Attention(nn.Module):
             source = torch.cat([memory, x], dim=1)
             source_positions = torch.cat([memory_positions, positions], dim=token_axis)
         past = None if cache is None or not cache.length else cache.state
-        kv_state = encoding.token_state(source, source_positions, past)
+        kv_state = encoding.state(source, source_positions, past)
         q_state = None
         if kv_state is not None:
-            own = encoding.token_state(x, positions) if context is not None else kv_state
+            own = encoding.state(x, positions) if context is not None else kv_state
             assert own is not None
             q_state = own[:, :, -x.shape[1] :]
         q, k, v = self._project(x, source)
@@ -140,6 +143,12 @@ class Attention(nn.Module):
         )
         assert isinstance(out, Tensor)
         return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _check_input(self, name: str, x: Tensor) -> None:
+        width = self.o_proj.out_features
+        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != width:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"Attention: {name} must be (batch, len, {width}), got {got}.")
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q from x, k and v from source, each (batch, heads, len, head_dim)."""

@@ -1,5 +1,4 @@
-"""One attention ready to run: what the host hands to an implementation, and where the encoding acts
-on its scores and values (places 3 and 4)."""
+"""One ordinary attention ready to run: what a kernel is handed."""
 
 from __future__ import annotations
 
@@ -8,33 +7,32 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from posenc.encoding.base import PositionEncoding, Rows
+from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
 from posenc.numbers.heads import grouped_matmul
-from posenc.numbers.precision import at_least_float32
-from posenc.positions import part, run_start
-from posenc.terms.term import ScoreMod
+from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.positions import run_start, same
+from posenc.terms.term import Term
+from posenc.terms.tokens import Tokens
 
 
 @dataclass(frozen=True)
-class Call:
-    """One ordinary attention after place 2: what an implementation needs to run it.
+class Problem:
+    """One ordinary attention after place 2.
 
-    q (batch, num_heads, q_len, width) and k (batch, num_kv_heads, kv_len, width) come from place 2;
-    raw_q and raw_k from before it, raw_k with as many heads as q and only where the encoding needs
-    it. `first_key` is where these keys begin among those the mask is bound to.
+    q (batch, num_heads, q_len, width) and k (batch, num_kv_heads, kv_len, width) come from place 2.
+    `term` is what the encoding makes of scores and values, None for nothing; `queries` and `keys`
+    are the tokens as they were before place 2. `first_key` is where these keys begin among those
+    that mask and term know.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    raw_q: Tensor
-    raw_k: Tensor | None
+    queries: Tokens
+    keys: Tokens
+    term: Term | None
     encoding: PositionEncoding
-    q_positions: Tensor
-    kv_positions: Tensor
-    q_state: Tensor | None
-    kv_state: Tensor | None
     mask: Mask | None
     scale: float
     dropout_p: float
@@ -51,24 +49,25 @@ class Call:
         return self.k.shape[2]
 
     @property
-    def changes_scores(self) -> bool:
-        """Whether places 3 or 4 act, so that scores or weights must be seen."""
-        return 3 in self.encoding.places or 4 in self.encoding.places
-
-    @property
     def needs_grad(self) -> bool:
         if not torch.is_grad_enabled():
             return False
-        inputs = (self.q, self.k, self.v, self.raw_q, self.raw_k, self.q_state, self.kv_state)
+        tokens = (self.queries, self.keys)
+        inputs = [self.q, self.k, self.v, *(t.x for t in tokens), *(t.state for t in tokens)]
         return any(t is not None and t.requires_grad for t in inputs) or any(
             p.requires_grad for p in self.encoding.parameters()
         )
 
     @property
+    def autocast(self) -> bool:
+        device = self.q.device.type
+        return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+    @property
     def runs(self) -> tuple[int, int] | None:
         """The first query's and the first key's position where both are runs of consecutive
         positions, known without synchronising."""
-        return self._runs_of("own", self.q_positions, self.kv_positions)
+        return self._runs_of("own", self.queries.positions, self.keys.positions)
 
     @property
     def mask_runs(self) -> tuple[int, int] | None:
@@ -77,16 +76,13 @@ class Call:
             return None
         q_positions, kv_positions = self.mask.q_positions, self.mask.kv_positions
         assert q_positions is not None and kv_positions is not None
-        if q_positions is self.q_positions and kv_positions is self.kv_positions:
-            return self.runs
         return self._runs_of("mask", q_positions, kv_positions)
 
     def _runs_of(
         self, whose: str, q_positions: Tensor, kv_positions: Tensor
     ) -> tuple[int, int] | None:
         if whose not in self._read:  # reading positions costs a pass over them
-            q = run_start(q_positions)
-            kv = q if kv_positions is q_positions else run_start(kv_positions)
+            q, kv = run_start(q_positions), run_start(kv_positions)
             self._read[whose] = None if q is None or kv is None else (q, kv)
         return self._read[whose]
 
@@ -94,12 +90,22 @@ class Call:
     def sees_no_later_position(self) -> bool:
         """Whether the mask is known to hide every pair of a negative distance."""
         mask = self.mask
-        return (
-            mask is not None
-            and mask.causal
-            and mask.q_positions is self.q_positions
-            and mask.kv_positions is self.kv_positions
+        if mask is None or not mask.causal:
+            return False
+        assert mask.q_positions is not None and mask.kv_positions is not None
+        return same(mask.q_positions, self.queries.positions) and same(
+            mask.kv_positions, self.keys.positions
         )
+
+    @property
+    def every_row_sees_a_key(self) -> bool:
+        """Known without reading masks: under an exact mask over one set of positions each token
+        sees itself."""
+        mask = self.mask
+        if mask is None:
+            return True
+        assert mask.q_positions is not None and mask.kv_positions is not None
+        return mask.exact and same(mask.q_positions, mask.kv_positions)
 
     def reach(self, start: int, stop: int) -> tuple[int, int]:
         """first, last: queries start .. stop see no key before `first`, nor from `last` on; at
@@ -113,8 +119,8 @@ class Call:
             if mask.window is not None:
                 first = max(first, start + shift - mask.window + 1)
                 last = min(last, stop - 1 + shift + mask.window)
-        last = max(last, 1)
-        return min(first, last - 1), last
+        last = max(last, min(1, self.kv_len))
+        return max(0, min(first, last - 1)), last
 
     def clear(self, start: int, stop: int) -> tuple[int, int]:
         """first, last: keys first .. last are visible to all queries start .. stop, as far as is
@@ -133,60 +139,41 @@ class Call:
             last = min(last, start + shift + mask.window)
         return (first, last) if first < last else (0, 0)
 
-    def keys(self, first: int, last: int) -> Call:
-        """The same attention over keys first .. last alone."""
+    def ready(self, rows: int) -> Problem:
+        """The same problem, with what its blocks of at most `rows` queries share computed once."""
+        if self.term is None:
+            return self
+        with without_autocast(self.q.device):
+            return replace(self, term=self.term.ready(rows, self.sees_no_later_position))
+
+    def among(self, first: int, last: int) -> Problem:
+        """The same attention over keys first .. last only."""
         if (first, last) == (0, self.kv_len):
             return self
-        state = self.kv_state
         return replace(
             self,
             k=self.k[:, :, first:last],
             v=self.v[:, :, first:last],
-            raw_k=None if self.raw_k is None else self.raw_k[:, :, first:last],
-            kv_positions=_tokens(self.kv_positions, first, last, self.encoding),
-            kv_state=None if state is None else state[:, :, first:last],
             first_key=self.first_key + first,
         )
 
     def widen(self, t: Tensor) -> Tensor:
         """t in at least float32; as it is under autocast, which would cast it back."""
-        device = self.q.device.type
-        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        return t if autocast else t.to(at_least_float32(t.dtype))
+        return t if self.autocast else t.to(at_least_float32(t.dtype))
 
-    def score_mod(self, start: int, stop: int) -> ScoreMod | None:
-        """Place 3 for queries start .. stop, counted from zero within the block."""
-        return self.encoding.score_mod(
-            self.raw_q[:, :, start:stop],
-            self.raw_k,
-            _tokens(self.q_positions, start, stop, self.encoding),
-            self.kv_positions,
-            None if self.q_state is None else self.q_state[:, :, start:stop],
-            self.kv_state,
-        )
-
-    def scores(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
-        """Scaled scores with place 3 applied and not yet masked: (batch, num_heads, stop -
-        start, kv_len). `out`, if given, is where the products are written."""
+    def scores(
+        self, start: int, stop: int, visible: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Scaled scores of queries start .. stop with the term applied and not yet masked:
+        (batch, num_heads, stop - start, kv_len). `visible` is for terms that read the mask; `out`,
+        if given, is where the products are written."""
         q, k = self.widen(self.q[:, :, start:stop]), self.widen(self.k)
         scores = grouped_matmul(q * self.scale, k.mT, out)
         scores = scores.to(at_least_float32(scores.dtype))
-        if not self.changes_scores:
+        if self.term is None:
             return scores
-        batch, heads, rows, kv_len = scores.shape
-        device = scores.device
-        block = Rows(
-            q=self.raw_q[:, :, start:stop],
-            k=self.raw_k,
-            q_positions=_tokens(self.q_positions, start, stop, self.encoding),
-            kv_positions=self.kv_positions,
-            batch=torch.arange(batch, device=device)[:, None, None, None],
-            head=torch.arange(heads, device=device)[:, None, None],
-            q_idx=torch.arange(rows, device=device)[:, None],
-            kv_idx=torch.arange(kv_len, device=device),
-        )
-        mask = None if self.encoding.pointwise else self.visible(start, stop)
-        return self.encoding.score_rows(scores, self.score_mod(start, stop), mask, block)
+        with without_autocast(scores.device):
+            return self.term.add(scores, slice(start, stop), self._span, visible)
 
     def visible(self, start: int, stop: int) -> Tensor | None:
         """Booleans that broadcast to the scores of queries start .. stop; None where everything
@@ -198,23 +185,15 @@ class Call:
             batch, heads, start, stop, self.kv_len, self.q.device, first_key=self.first_key
         )
 
-    @property
-    def every_row_sees_a_key(self) -> bool:
-        """Known without reading anything: under an exact mask over one set of positions each
-        token sees itself."""
-        return self.mask is None or (
-            self.mask.exact and self.mask.q_positions is self.mask.kv_positions
-        )
-
     def combine(self, weights: Tensor, start: int, stop: int) -> Tensor:
-        """Place 4 for queries start .. stop, in the dtype of q."""
-        positions = _tokens(self.q_positions, start, stop, self.encoding)
+        """What queries start .. stop gather from the values, in the dtype of q."""
         v = self.widen(self.v)
-        out = self.encoding.combine_values(weights, v, positions, self.kv_positions)
+        if self.term is None or self.term.combine is None:
+            return grouped_matmul(weights, v).to(self.q.dtype)
+        with without_autocast(weights.device):
+            out = self.term.combine(weights, v, slice(start, stop), self._span)
         return out.to(self.q.dtype)
 
-
-def _tokens(positions: Tensor, start: int, stop: int, encoding: PositionEncoding) -> Tensor:
-    if encoding.num_axes > 1:
-        return positions[..., start:stop, :]
-    return part(positions, start, stop)
+    @property
+    def _span(self) -> slice:
+        return slice(self.first_key, self.first_key + self.kv_len)

@@ -159,7 +159,7 @@ def _encoded(
     n = q.shape[2]
     positions = torch.arange(n)
     x = torch.randn(1, n, HEADS * HEAD_DIM)
-    state = encoding.token_state(x, positions)
+    state = encoding.state(x, positions)
     state = None if state is None else state.detach()
 
     def call(inputs: list[Tensor], impl: str) -> Tensor:

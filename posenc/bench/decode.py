@@ -69,6 +69,6 @@ def _one(n: int, name: str, kind: str, kv_heads: int, repeats: int) -> list[dict
         p50 = float(row["p50_ms"]) / 1e3
         row["tokens_per_second"] = f"{STEPS / p50:.1f}"
         row["cache_bytes"] = full.nbytes if row["case"] == "with cache" else 0
-        row["keys"] = "raw" if layer.encoding.needs_raw_k else "rotated"
+        row["keys"] = "raw" if layer.encoding.claims.needs_raw_k else "rotated"
     measure.show(rows)
     return rows

@@ -19,11 +19,13 @@ def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> 
     for argument, parameter in inspect.signature(type(encoding)).parameters.items():
         value: Any = getattr(encoding, argument, known.get(argument, parameter.default))
         spec[argument] = str(value)
-    limit = encoding.max_positions
+    limit = encoding.claims.max_positions
     return spec | {
-        "places": ", ".join(map(str, encoding.places)) or "none",
+        "places": ", ".join(map(str, encoding.claims.places)) or "none",
         "logits scaled by": f"{encoding.scale(shape.head_dim):.6g}",  # type: ignore[arg-type]
-        "parameters shared by": "the layers" if encoding.scope == "model" else "no other layer",
+        "parameters shared by": "the layers"
+        if encoding.claims.scope == "model"
+        else "no other layer",
         "positions": "no limit" if limit is None else f"{limit}",
-        "source": encoding.source,
+        "source": encoding.claims.source,
     }

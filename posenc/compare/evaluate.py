@@ -30,7 +30,7 @@ def held_out_windows(symbols: np.ndarray, config: TrialConfig) -> Tensor:
 
 def cannot(encoding: PositionEncoding, length: int) -> str | None:
     """Why the encoding cannot run at this length, or None."""
-    limit = encoding.max_positions
+    limit = encoding.claims.max_positions
     if limit is not None and length > limit:
         return f"it has {limit} positions"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from posenc.embeddings.sinusoidal import Sinusoidal
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import at_least_float32
 
@@ -43,10 +45,11 @@ class Learned(PositionEncoding):
     torch.Size([1, 3, 64])
     """
 
-    places = (1,)
-    shift_invariant = False
-    causal_only = False
-    source = "Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019"
+    claims = Claims(
+        places=(1,),
+        source="Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019",
+        shift_invariant=False,
+    )
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Learned(PositionEncoding):
         if init not in STARTS:
             raise ValueError(f"Learned: init must be one of {STARTS}, got {init!r}.")
         self.max_positions = max_positions
+        self.claims = replace(self.claims, max_positions=max_positions)
         self.init = init
         self.init_std = init_std
         self.weight = nn.Parameter(torch.empty(max_positions, embed_dim))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from posenc.embeddings.grow import interpolate_2d
 from posenc.embeddings.learned import check_rows
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import at_least_float32
 
@@ -42,11 +44,12 @@ class Learned2D(PositionEncoding):
     torch.Size([256, 64])
     """
 
-    places = (1,)
-    shift_invariant = False
-    causal_only = False
-    num_axes = 2
-    source = "Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1"
+    claims = Claims(
+        places=(1,),
+        source="Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1",
+        shift_invariant=False,
+        num_axes=2,
+    )
 
     def __init__(self, height: int, width: int, embed_dim: int, *, init_std: float = 0.02) -> None:
         super().__init__()
@@ -55,7 +58,7 @@ class Learned2D(PositionEncoding):
                 f"Learned2D: the grid must have at least one cell, got {height} x {width}."
             )
         self.height, self.width = height, width
-        self.max_positions = min(height, width)
+        self.claims = replace(self.claims, max_positions=min(height, width))
         self.init_std = init_std
         self.weight = nn.Parameter(torch.empty(height * width, embed_dim))
         self.reset_parameters()

@@ -7,6 +7,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
@@ -35,11 +36,12 @@ class SinCos2D(PositionEncoding):
              [0.8415, 0.5403, 0.0000, 1.0000]]])
     """
 
-    places = (1,)
-    shift_invariant = False
-    causal_only = False
-    num_axes = 2
-    source = "He et al. 2022, arXiv:2111.06377, util/pos_embed.py"
+    claims = Claims(
+        places=(1,),
+        source="He et al. 2022, arXiv:2111.06377, util/pos_embed.py",
+        shift_invariant=False,
+        num_axes=2,
+    )
 
     def __init__(self, embed_dim: int, *, base: float = 10000.0) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import sinusoidal_frequencies
 from posenc.numbers.precision import at_least_float32
@@ -48,10 +49,11 @@ class Sinusoidal(PositionEncoding):
              [0.8415, 0.5403, 0.0100, 0.9999]]])
     """
 
-    places = (1,)
-    shift_invariant = False
-    causal_only = False
-    source = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
+    claims = Claims(
+        places=(1,),
+        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.5",
+        shift_invariant=False,
+    )
 
     def __init__(
         self,

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding, check_heads
+from posenc.encoding.claims import Claims
 from posenc.positions import distances
-from posenc.terms.dense import DenseBias
-from posenc.terms.term import ScoreMod
+from posenc.terms.dense import Dense
+from posenc.terms.tokens import Tokens
 
 
 class DistanceBias(PositionEncoding):
@@ -18,14 +19,13 @@ class DistanceBias(PositionEncoding):
     score[h, i, j] += bias(q_position[i] - kv_position[j])[h]
     """
 
-    places = (3,)
-    causal_only = False
+    claims = Claims(places=(3,), source="see the subclass")
 
     def bias(self, distance: Tensor) -> Tensor:
         """(num_heads, *distance.shape), in logits, for distances in tokens, positive for the past.
 
         `distance` is integer or real, of any shape; the result is in float32, in float64 where
-        distance or parameters are. `real` and `per_head` do the conversions.
+        distance or parameters are. `posenc.numbers.precision` has `real` and `per_head` for that.
         """
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
@@ -35,9 +35,15 @@ class DistanceBias(PositionEncoding):
         values = self.bias(distances(q_positions, kv_positions))
         return values if values.ndim == 3 else values.movedim(0, 1)
 
-    def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None) -> ScoreMod:
-        if q.dtype == torch.float64:  # positions carry the precision that the bias is asked for
-            q_positions, kv_positions = q_positions.double(), kv_positions.double()
-        values = self(q_positions, kv_positions)
-        check_heads(self, values.shape[-3], q)
-        return DenseBias(values if values.ndim == 4 else values[None])
+    def term(self, q: Tokens, k: Tokens) -> Dense:
+        assert q.x is not None
+        heads, double = q.x, q.x.dtype == torch.float64
+
+        def values(q: Tokens, k: Tokens) -> Tensor:
+            # Positions carry the precision that the bias is asked for.
+            q, k = (q.in_double(), k.in_double()) if double else (q, k)
+            values = self(q.positions, k.positions)
+            check_heads(self, values.shape[-3], heads)
+            return values
+
+        return Dense(q, k, values, by_distance=self.forward)

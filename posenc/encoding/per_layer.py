@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn, Self
 
 from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding
-from posenc.encoding.compose import Compose, Within
+from posenc.encoding.claims import Claims
+from posenc.encoding.compose import Compose
+from posenc.encoding.within import Within
 from posenc.masks import Mask, sliding_window
+from posenc.terms.tokens import Tokens
 
 
 class PerLayer(PositionEncoding):
@@ -31,7 +35,7 @@ class PerLayer(PositionEncoding):
     Source: the encodings it holds.
     """
 
-    source = "the encodings of its layers"
+    claims = Claims(places=(1, 2, 3, 4), source="the encodings of its layers")
 
     def __init__(
         self,
@@ -49,26 +53,17 @@ class PerLayer(PositionEncoding):
                     f"PerLayer: windows must be one per layer ({len(layers)}), got {len(windows)}."
                 )
             layers = [_narrow(e, w) for e, w in zip(layers, windows, strict=True)]
-        if 1 not in layers[0].places and any(1 in e.places for e in layers):
+        if 1 not in layers[0].claims.places and any(1 in e.claims.places for e in layers):
             raise ValueError(
                 "PerLayer: place 1 acts once, in layer 0; give layer 0 the encoding that embeds."
             )
         self.layers = nn.ModuleList(layers)
         self.repeat = repeat
         self._ready: tuple[PositionEncoding, ...] | None = None
-        acting = [e for e in layers if e.places] or layers
-        self.places = tuple(sorted({place for e in layers for place in e.places}))  # type: ignore[misc]
-        self.shift_invariant = all(e.shift_invariant for e in layers)
-        self.permutation_invariant = all(e.permutation_invariant for e in layers)
-        self.causal_only = any(e.causal_only for e in acting)
-        self.cache_safe = all(e.cache_safe for e in layers)
-        self.needs_raw_k = any(e.needs_raw_k for e in layers)
-        self.max_positions = min(
-            (e.max_positions for e in layers if e.max_positions is not None), default=None
+        own = repeat and any(e.claims.scope == "layer" for e in layers)
+        self.claims = replace(
+            Claims.all(layers), source=self.claims.source, scope="layer" if own else "model"
         )
-        self.num_axes = max(e.num_axes for e in layers)
-        own = repeat and any(e.scope == "layer" for e in layers)
-        self.scope = "layer" if own else "model"
 
     @classmethod
     def replicate(cls, encoding: PositionEncoding, num_layers: int) -> PerLayer:
@@ -78,31 +73,31 @@ class PerLayer(PositionEncoding):
         repeats gives layer i a copy of its layers[i % n], or that very encoding where its scope is
         the model.
         """
-        pattern = encoding._members() if isinstance(encoding, PerLayer) else (encoding,)
+        pattern = encoding.members if isinstance(encoding, PerLayer) else (encoding,)
         layers = [_own_copy(pattern[i % len(pattern)]) for i in range(num_layers)]
         return PerLayer(layers)
 
     def reset_parameters(self) -> None:
-        for encoding in dict.fromkeys(self._members()):
+        for encoding in dict.fromkeys(self.members):
             encoding.reset_parameters()
 
     def for_layer(self, index: int) -> PositionEncoding:
-        members = self._members()
+        members = self.members
         if not self.repeat and index >= len(members):
             raise ValueError(
                 f"PerLayer: has {len(members)} layers, asked for layer {index} counting from 0. "
                 "Give an encoding for each layer, or repeat=True."
             )
-        return members[index % len(members)]
+        return members[index % len(members)].for_layer(index)
 
     def prepare(self, positions: Tensor, length: int | None = None) -> Self:
-        ready = {e: e.prepare(positions, length) for e in dict.fromkeys(self._members())}
+        ready = {e: e.prepare(positions, length) for e in dict.fromkeys(self.members)}
         prepared = self.shallow_copy()
-        prepared._ready = tuple(ready[e] for e in self._members())
+        prepared._ready = tuple(ready[e] for e in self.members)
         return prepared
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        return self.for_layer(0).embed(x, positions)
+        return self.members[0].embed(x, positions)
 
     def passes(self, q_positions: Tensor, kv_positions: Tensor) -> NoReturn:
         raise ValueError(
@@ -110,15 +105,15 @@ class PerLayer(PositionEncoding):
             "pass encoding.for_layer(i)."
         )
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
-    ) -> NoReturn:
-        self.passes(q_positions, kv_positions)
+    def transform(self, q: Tokens, k: Tokens) -> NoReturn:
+        self.passes(q.positions, k.positions)
 
-    def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None) -> NoReturn:
-        self.passes(q_positions, kv_positions)
+    def term(self, q: Tokens, k: Tokens) -> NoReturn:
+        self.passes(q.positions, k.positions)
 
-    def _members(self) -> tuple[PositionEncoding, ...]:
+    @property
+    def members(self) -> tuple[PositionEncoding, ...]:
+        """The encodings of the layers, prepared where this one is."""
         return self._ready if self._ready is not None else tuple(self.layers)  # type: ignore[return-value]
 
 
@@ -131,9 +126,9 @@ def _narrow(encoding: PositionEncoding, window: int | Mask | None) -> PositionEn
 
 def _own_copy(encoding: PositionEncoding) -> PositionEncoding:
     """A deep copy with fresh parameters, but for those that all layers share."""
-    if encoding.scope == "model":
+    if encoding.claims.scope == "model":
         return encoding
-    shared = [encoding.get_parameter(name) for name in encoding.shared_parameters]
+    shared = [encoding.get_parameter(name) for name in encoding.claims.shared_parameters]
     copied = copy.deepcopy(encoding, {id(parameter): parameter for parameter in shared})
     copied.reset_parameters()
     return copied

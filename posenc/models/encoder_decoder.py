@@ -60,7 +60,7 @@ class EncoderDecoder(nn.Module):
         require_bidirectional("EncoderDecoder: encoder_encoding", encoder_encoding)
         if cross_encoding is not None:
             require_bidirectional("EncoderDecoder: cross_encoding", cross_encoding)
-            if 1 in cross_encoding.places:
+            if 1 in cross_encoding.claims.places:
                 raise ValueError(
                     f"EncoderDecoder: cross_encoding is {type(cross_encoding).__name__}, which "
                     "acts at the embeddings; the encoder and the decoder have those."

@@ -123,8 +123,8 @@ class _Writer:
         self.valid = None if self.valid is None else self.valid[rows]
 
     def _run(self, tokens: Tensor, positions: Tensor | None) -> None:
-        if positions is not None and self.model.encoding.num_axes > 1:
-            positions = positions[..., None].expand(-1, -1, self.model.encoding.num_axes)
+        if positions is not None and self.model.encoding.claims.num_axes > 1:
+            positions = positions[..., None].expand(-1, -1, self.model.encoding.claims.num_axes)
         mask = None if self.valid is None else masks.causal & masks.padding(self.valid)
         logits = self.model(tokens, positions, caches=self.caches, mask=mask, length=self.length)
         self.logits = logits[:, -1].float()

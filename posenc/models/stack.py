@@ -75,7 +75,7 @@ def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> Positio
     """The encoding of a whole stack."""
     if encoding is None:
         return PositionEncoding()
-    if encoding.scope == "layer":
+    if encoding.claims.scope == "layer":
         return PerLayer.replicate(encoding, num_layers)
     return encoding
 
@@ -85,9 +85,9 @@ def default_positions(
 ) -> Int[Tensor, "len *axes"]:
     """past, past + 1, ...: the same for every row and every component."""
     positions = run(past, tokens.shape[1], tokens.device)
-    if encoding.num_axes == 1:
+    if encoding.claims.num_axes == 1:
         return positions
-    return positions[:, None].expand(-1, encoding.num_axes).contiguous()
+    return positions[:, None].expand(-1, encoding.claims.num_axes).contiguous()
 
 
 def bind(mask: Mask, positions: Tensor, past: int, encoding: PositionEncoding) -> Mask:
@@ -97,7 +97,7 @@ def bind(mask: Mask, positions: Tensor, past: int, encoding: PositionEncoding) -
     """
     if mask.bound or past:
         return mask
-    if encoding.num_axes > 1:
+    if encoding.claims.num_axes > 1:
         positions = torch.arange(positions.shape[-2], device=positions.device)
     return mask.bind(positions, positions)
 
@@ -119,7 +119,7 @@ def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> N
 
 def require_bidirectional(owner: str, encoding: PositionEncoding) -> None:
     """Raise ValueError for an encoding whose queries may look only at the past."""
-    if encoding.causal_only:
+    if encoding.claims.causal_only:
         raise ValueError(
             f"{owner}: {type(encoding).__name__} works in causal attention only: where a query "
             "looks at the future too, it is undefined or blind to order. Take another encoding, "

@@ -18,3 +18,9 @@ def grouped_matmul(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         return a @ b
     groups = a.reshape(batch, b.shape[1], heads // b.shape[1] * rows, inner)
     return (groups @ b).reshape(batch, heads, rows, b.shape[-1])
+
+
+def for_every_head(t: Tensor, num_heads: int, dim: int = 1) -> Tensor:
+    """t with its key/value heads, on axis `dim`, repeated to num_heads query heads; consecutive
+    query heads share one."""
+    return t if t.shape[dim] == num_heads else t.repeat_interleave(num_heads // t.shape[dim], dim)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_pair
+from posenc.encoding.claims import Claims
 from posenc.numbers.frequencies import PRECISION, TWO_PI, inverse_frequencies
+from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import at_least_float32
+from posenc.numbers.tracking import transformed
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.base import Rotation
 from posenc.queries_keys.rotation.rotate import rotate
+from posenc.terms.tokens import Tokens
 
 
 class AxialRoPE(Rotation):
@@ -40,8 +46,9 @@ class AxialRoPE(Rotation):
     Source: Heo et al. 2024, arXiv:2403.13298, section 3.2.
     """
 
-    num_axes = 2
-    source = "Heo et al. 2024, arXiv:2403.13298, section 3.2"
+    claims = replace(
+        Rotation.claims, source="Heo et al. 2024, arXiv:2403.13298, section 3.2", num_axes=2
+    )
 
     def __init__(
         self,
@@ -114,11 +121,12 @@ class MixedRoPE(PositionEncoding):
     Source: Heo et al. 2024, arXiv:2403.13298, section 3.3; github.com/naver-ai/rope-vit.
     """
 
-    places = (2,)
-    causal_only = False
-    num_axes = 2
-    scope = "layer"
-    source = "Heo et al. 2024, arXiv:2403.13298, section 3.3"
+    claims = Claims(
+        places=(2,),
+        source="Heo et al. 2024, arXiv:2403.13298, section 3.3",
+        num_axes=2,
+        scope="layer",
+    )
 
     def __init__(
         self,
@@ -147,32 +155,40 @@ class MixedRoPE(PositionEncoding):
         direction = torch.cat([turned, turned + math.pi / 2], -1)
         self.weight.copy_(torch.stack([direction.sin(), direction.cos()]) * size.repeat(2))
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if k.shape[1] != self.num_kv_heads or k.shape[-1] != self.head_dim:
+    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+        assert q.x is not None and k.x is not None
+        if k.x.shape[1] != self.num_kv_heads or k.x.shape[-1] != self.head_dim:
             raise ValueError(
                 f"MixedRoPE: built for {self.num_kv_heads} key/value heads of {self.head_dim}, "
-                f"got k with shape {tuple(k.shape)}."
+                f"got k with shape {tuple(k.x.shape)}."
             )
-        return self._rotate(q, q_positions), self._rotate(k, kv_positions)
+        return self._rotate(q.x, q.positions), self._rotate(k.x, k.positions)
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate q and k of the same tokens."""
-        return self.transform_qk(q, k, positions, positions)
+        return self.transform(*check_pair("MixedRoPE", q, k, positions, self.claims.num_axes))
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         dtype = torch.promote_types(at_least_float32(x.dtype), self.weight.dtype)
+        _check_reach(positions)
         weight = self.weight.double()
         batch, heads = x.shape[:2]
         place = positions.double()[..., None, :, None, :]  # (..., 1, len, 1, 2)
         angle = place[..., 0] * weight[0][:, None] + place[..., 1] * weight[1][:, None]
         # (batch, num_kv_heads, len, pairs), then one row of `rotate`'s batch for each head
         angle = angle.expand(batch, *angle.shape[-3:])
-        angle = angle.repeat_interleave(heads // self.num_kv_heads, dim=1).flatten(0, 1)
+        angle = for_every_head(angle, heads).flatten(0, 1)
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
         out = rotate(x.flatten(0, 1)[:, None], cos, sin, interleaved=self.interleaved)
         return out.view_as(x)
+
+
+def _check_reach(positions: Tensor) -> None:
+    """Raise ValueError for positions that float64 cannot tell apart, where looking is free."""
+    unseen = torch.compiler.is_compiling() or transformed() or positions.device.type != "cpu"
+    if unseen or not positions.numel() or int(positions.abs().max()) < 2**53:
+        return
+    raise ValueError("MixedRoPE: positions must be below 2^53, where float64 loses neighbours.")
 
 
 def _check_quarters(name: str, head_dim: int) -> None:

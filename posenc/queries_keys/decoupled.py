@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from posenc.numbers.precision import at_least_float32
+from posenc.positions import same
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import Scaling
 from posenc.queries_keys.rotation.rotate import rotate
+from posenc.terms.tokens import Tokens
 
 
 class DecoupledRoPE(RoPE):
@@ -36,7 +40,9 @@ class DecoupledRoPE(RoPE):
     Source: DeepSeek-AI 2024, arXiv:2405.04434 (DeepSeek-V2), section 2.1.3, equations 14-19.
     """
 
-    source = "DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.3, equations 14-19"
+    claims = replace(
+        RoPE.claims, source="DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.3, equations 14-19"
+    )
 
     def __init__(
         self,
@@ -57,17 +63,16 @@ class DecoupledRoPE(RoPE):
             head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
         )
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        self._check(q)
-        self._check(k)
-        dtype = at_least_float32(q.dtype)
-        cos, sin = self.cos_sin(q_positions, dtype)
-        q = self._rotate_last(q, cos, sin)
-        if kv_positions is not q_positions:
-            cos, sin = self.cos_sin(kv_positions, dtype)
-        return q, self._rotate_last(k, cos, sin)
+    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+        assert q.x is not None and k.x is not None
+        self._check(q.x)
+        self._check(k.x)
+        dtype = at_least_float32(q.x.dtype)
+        cos, sin = self.cos_sin(q.positions, dtype)
+        new_q = self._rotate_last(q.x, cos, sin)
+        if not same(q.positions, k.positions):
+            cos, sin = self.cos_sin(k.positions, dtype)
+        return new_q, self._rotate_last(k.x, cos, sin)
 
     def _rotate_last(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         content, rotary = x.split([self.head_dim - self.rotary_dim, self.rotary_dim], dim=-1)

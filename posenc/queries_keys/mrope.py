@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -32,8 +33,9 @@ class MRoPE(RoPE):
     Source: Wang et al. 2024, arXiv:2409.12191, section 2.1; Qwen3-VL, arXiv:2511.21631.
     """
 
-    num_axes = 3
-    source = "Wang et al. 2024, arXiv:2409.12191, section 2.1"
+    claims = replace(
+        RoPE.claims, source="Wang et al. 2024, arXiv:2409.12191, section 2.1", num_axes=3
+    )
 
     def __init__(
         self,

@@ -9,9 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_pair
+from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
+from posenc.positions import Remembered
+from posenc.terms.tokens import Tokens
 
 
 class PoPE(PositionEncoding):
@@ -35,10 +39,11 @@ class PoPE(PositionEncoding):
     Source: Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3.
     """
 
-    places = (2,)
-    causal_only = False
-    scope = "layer"
-    source = "Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3"
+    claims = Claims(
+        places=(2,),
+        source="Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3",
+        scope="layer",
+    )
 
     def __init__(self, head_dim: int, num_kv_heads: int, rope_theta: float = 10000.0) -> None:
         super().__init__()
@@ -46,7 +51,7 @@ class PoPE(PositionEncoding):
         self.num_kv_heads = num_kv_heads
         self.angles = Angles(inverse_frequencies(2 * head_dim, rope_theta))
         self.weight = nn.Parameter(torch.empty(num_kv_heads, head_dim))
-        self._ready: tuple[Tensor, Tensor, Tensor] | None = None
+        self._ready: tuple[Remembered, Tensor, Tensor] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -54,33 +59,34 @@ class PoPE(PositionEncoding):
 
     def prepare(self, positions: Tensor, length: int | None = None) -> PoPE:
         prepared = self.shallow_copy()
-        prepared._ready = (positions, *self._cos_sin(positions, torch.float32))
+        prepared._ready = (Remembered(positions), *self._cos_sin(positions, torch.float32))
         return prepared
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if k.shape[1] != self.num_kv_heads or k.shape[-1] != self.head_dim:
+    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+        assert q.x is not None and k.x is not None
+        if k.x.shape[1] != self.num_kv_heads or k.x.shape[-1] != self.head_dim:
             raise ValueError(
                 f"PoPE: built for {self.num_kv_heads} key/value heads of {self.head_dim}, "
-                f"got k with shape {tuple(k.shape)}."
+                f"got k with shape {tuple(k.x.shape)}."
             )
-        dtype = at_least_float32(q.dtype)
-        q_cos, q_sin = self._cos_sin(q_positions, dtype)
-        cos, sin = self._cos_sin(kv_positions, dtype)
+        dtype = at_least_float32(q.x.dtype)
+        q_cos, q_sin = self._cos_sin(q.positions, dtype)
+        cos, sin = self._cos_sin(k.positions, dtype)
         delta = self.weight.to(dtype).clamp(-2 * math.pi, 0)[:, None]  # (num_kv_heads, 1, head_dim)
         delta_cos, delta_sin = delta.cos(), delta.sin()
         k_cos, k_sin = cos * delta_cos - sin * delta_sin, sin * delta_cos + cos * delta_sin
-        return _polar(q, q_cos, q_sin), _polar(k, k_cos, k_sin)
+        return _polar(q.x, q_cos, q_sin), _polar(k.x, k_cos, k_sin)
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q and k of the same tokens in their wide form."""
-        return self.transform_qk(q, k, positions, positions)
+        return self.transform(*check_pair("PoPE", q, k, positions))
 
     def _cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(..., 1, len, head_dim), to broadcast over heads."""
-        if self._ready is not None and positions is self._ready[0] and dtype == torch.float32:
-            return self._ready[1], self._ready[2]
+        if self._ready is not None and dtype == torch.float32:
+            ready, cos, sin = self._ready
+            if ready.fits(positions):
+                return cos, sin
         cos, sin = self.angles.cos_sin(positions, dtype)
         return cos.unsqueeze(-3), sin.unsqueeze(-3)
 

@@ -6,6 +6,7 @@ keeps keys unrotated in the cache. All are for causal attention.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from posenc.encoding.base import Pass
 from posenc.encoding.shape import ModelShape
 from posenc.masks import Mask, sliding_window
+from posenc.positions import Remembered, same
 from posenc.queries_keys.query_temperature import log_n
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import Scaling
@@ -25,8 +27,7 @@ class PositionMap(RoPE):
     `log_n_length`: queries are multiplied by max(1, ln(p + 1) / ln(log_n_length)); None: not.
     """
 
-    needs_raw_k = True
-    causal_only = True
+    claims = replace(RoPE.claims, needs_raw_k=True, causal_only=True)
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class PositionMap(RoPE):
             )
         self.log_n_length = log_n_length
         if log_n_length is not None:
-            self.shift_invariant = False
-        self._prepared: tuple[Tensor, tuple[Pass, ...]] | None = None
+            self.claims = replace(self.claims, shift_invariant=False)
+        self._prepared: tuple[Remembered, tuple[Pass, ...]] | None = None
 
     def parts(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
         """The passes: mapped positions, and which true positions they are for."""
@@ -57,7 +58,7 @@ class PositionMap(RoPE):
     def passes(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
         if self._prepared is not None:
             positions, parts = self._prepared
-            if q_positions is positions and kv_positions is positions:
+            if positions.fits(q_positions) and positions.fits(kv_positions):
                 return parts
         parts = self.parts(q_positions, kv_positions)
         if self.log_n_length is None:
@@ -69,8 +70,10 @@ class PositionMap(RoPE):
         prepared = super().prepare(positions, length)
         parts = self.passes(positions, positions)
         mapped = [p for part in parts for p in (part.q_positions, part.kv_positions)]
-        prepared._prepared = (positions, parts)
-        prepared._ready += tuple((p, *prepared.cos_sin(p)) for p in mapped if p is not positions)
+        prepared._prepared = (Remembered(positions), parts)
+        prepared._ready += tuple(
+            (Remembered(p), *prepared.cos_sin(p)) for p in mapped if not same(p, positions)
+        )
         return prepared
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,7 +99,7 @@ class ReRoPE(PositionMap):
     Source: Su 2023, kexue.fm/archives/9706 and 9708; github.com/bojone/rerope.
     """
 
-    source = "Su 2023, kexue.fm/archives/9706 and 9708"
+    claims = replace(PositionMap.claims, source="Su 2023, kexue.fm/archives/9706 and 9708")
 
     def __init__(
         self,
@@ -154,7 +157,7 @@ class SelfExtend(PositionMap):
     window - window/group_size without rounding, and so do we.
     """
 
-    source = "Jin et al. 2024, arXiv:2401.01325, section 3"
+    claims = replace(PositionMap.claims, source="Jin et al. 2024, arXiv:2401.01325, section 3")
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class SelfExtend(PositionMap):
             head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling,
             log_n_length=log_n_length,
         )  # fmt: skip
-        self.shift_invariant = False
+        self.claims = replace(self.claims, shift_invariant=False)
         if window < 1 or group_size < 1:
             raise ValueError(
                 "SelfExtend: window and group_size must be at least 1, "
@@ -223,7 +226,7 @@ class DualChunk(PositionMap):
     Source: An et al. 2024, arXiv:2402.17463, section 3; github.com/HKUNLP/ChunkLlama.
     """
 
-    source = "An et al. 2024, arXiv:2402.17463, section 3"
+    claims = replace(PositionMap.claims, source="An et al. 2024, arXiv:2402.17463, section 3")
 
     def __init__(
         self,
@@ -241,7 +244,7 @@ class DualChunk(PositionMap):
             head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling,
             log_n_length=log_n_length,
         )  # fmt: skip
-        self.shift_invariant = False
+        self.claims = replace(self.claims, shift_invariant=False)
         if not 0 <= local_window < chunk_size:
             raise ValueError(
                 "DualChunk: local_window must be at least 0 and below chunk_size, "

@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_pair
+from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import at_least_float32
+from posenc.terms.tokens import Tokens
 
 
 def log_n(positions: Tensor, train_length: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """max(1, ln(p + 1) / ln(train_length)), in the shape of `positions`."""
-    return ((positions.double() + 1).log() / math.log(train_length)).clamp(min=1).to(dtype)
+    seen = positions.double().clamp(min=0) + 1  # before position 0 nothing changes
+    return (seen.log() / math.log(train_length)).clamp(min=1).to(dtype)
 
 
 class QueryTemperature(PositionEncoding):
     """Multiply each query by a factor of its position; a subclass defines `factor`."""
 
-    places = (2,)
-    shift_invariant = False
+    claims = Claims(places=(2,), source="see the subclass", shift_invariant=False, causal_only=True)
 
     def factor(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """What the query at each position is multiplied with, in the shape of `positions`."""
         raise NotImplementedError(f"{type(self).__name__} must define factor(positions)")
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        factor = self.factor(q_positions, at_least_float32(q.dtype))
-        return (q * factor[..., None, :, None]).to(q.dtype), k
+    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+        assert q.x is not None and k.x is not None
+        factor = self.factor(q.positions, at_least_float32(q.x.dtype))
+        return (q.x * factor[..., None, :, None]).to(q.x.dtype), k.x
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q scaled, and k as it is."""
-        return self.transform_qk(q, k, positions, positions)
+        return self.transform(*check_pair(type(self).__name__, q, k, positions))
 
 
 class LogN(QueryTemperature):
@@ -55,7 +58,10 @@ class LogN(QueryTemperature):
     Source: Su 2021, kexue.fm/archives/8823; Chiang and Cholak 2022, arXiv:2202.12172.
     """
 
-    source = "Su 2021, kexue.fm/archives/8823; Chiang and Cholak 2022, arXiv:2202.12172"
+    claims = replace(
+        QueryTemperature.claims,
+        source="Su 2021, kexue.fm/archives/8823; Chiang and Cholak 2022, arXiv:2202.12172",
+    )
 
     def __init__(self, train_length: int) -> None:
         super().__init__()
@@ -83,7 +89,9 @@ class Llama4Temperature(QueryTemperature):
     Source: Meta 2025, github.com/meta-llama/llama-models, llama4; Nakanishi 2025, arXiv:2501.19399.
     """
 
-    source = "Meta 2025, github.com/meta-llama/llama-models, llama4"
+    claims = replace(
+        QueryTemperature.claims, source="Meta 2025, github.com/meta-llama/llama-models, llama4"
+    )
 
     def __init__(
         self, floor_scale: int = 8192, attn_scale: float = 0.1, *, offset: int = 1
@@ -102,5 +110,5 @@ class Llama4Temperature(QueryTemperature):
         return super().from_shape(shape, **{"floor_scale": shape.train_length, **options})
 
     def factor(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        spans = ((positions.double() + self.offset) / self.floor_scale).floor()
+        spans = ((positions.double() + self.offset) / self.floor_scale).floor().clamp(min=0)
         return (1 + self.attn_scale * spans.log1p()).to(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from posenc.encoding.base import PositionEncoding
@@ -37,7 +38,10 @@ class RNoPE(PerLayer):
     Hugging Face 2025, SmolLM3.
     """
 
-    source = "Yang et al. 2025, arXiv:2501.18795; Meta 2025, github.com/meta-llama/llama-models"
+    claims = replace(
+        PerLayer.claims,
+        source="Yang et al. 2025, arXiv:2501.18795; Meta 2025, github.com/meta-llama/llama-models",
+    )
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Self
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
+from posenc.positions import Remembered
 from posenc.queries_keys.rope_scaling import SCALINGS, Frequencies, Scaling, rope_frequencies
 from posenc.queries_keys.rotation.base import Rotation
 from posenc.queries_keys.rotation.traced_length import cos_sin_at_length, recipe
@@ -43,7 +44,7 @@ class RoPE(Rotation):
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2.
     """
 
-    source = "Su et al. 2021, arXiv:2104.09864, section 3.2"
+    claims = replace(Rotation.claims, source="Su et al. 2021, arXiv:2104.09864, section 3.2")
 
     def __init__(
         self,
@@ -76,12 +77,15 @@ class RoPE(Rotation):
         self._traced_length: int | None = None
         self._unscaled: Angles | None = None
         if scaling is not None:
-            self.cache_safe = not scaling.depends_on_length
-            self.shift_invariant = not scaling.exempt_tokens
             self._recipe = recipe(rotary_dim, rope_theta, scaling)
             if scaling.exempt_tokens:
                 self._unscaled = Angles(inverse_frequencies(rotary_dim, rope_theta))
-            self.source = scaling.source
+            self.claims = replace(
+                self.claims,
+                source=scaling.source,
+                cache_safe=not scaling.depends_on_length,
+                shift_invariant=not scaling.exempt_tokens,
+            )
         self._rotate_by(self.frequencies())
 
     @classmethod
@@ -122,14 +126,14 @@ class RoPE(Rotation):
         return super().scale(head_dim) * (1 if self.scaling is None else self.scaling.logit_scale)
 
     def prepare(self, positions: Tensor, length: int | None = None) -> Self:
-        if length is None or self.cache_safe:
+        if length is None or self.claims.cache_safe:
             return super().prepare(positions)
         stretched = self.shallow_copy()
         if torch.compiler.is_compiling():
             stretched._traced_length, stretched._ready = length, ()
         else:
             stretched._rotate_by(self.frequencies(length), self.angles.axes)
-        stretched._ready = ((positions, *stretched.cos_sin(positions)),)
+        stretched._ready = ((Remembered(positions), *stretched.cos_sin(positions)),)
         return stretched
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

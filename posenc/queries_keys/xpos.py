@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,9 +11,11 @@ from torch import Tensor
 from posenc.numbers.device_copies import Constants
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
+from posenc.positions import Remembered
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.base import Rotation
 from posenc.queries_keys.rotation.rotate import rotate
+from posenc.terms.tokens import Tokens
 
 _HEADROOM = 256
 """How much larger than 1 a channel may be before scaling, at the last position allowed."""
@@ -42,8 +45,11 @@ class XPos(Rotation):
     Source: Sun et al. 2022, arXiv:2212.10554, section 3; github.com/microsoft/torchscale.
     """
 
-    causal_only = True
-    source = "Sun et al. 2022, arXiv:2212.10554, section 3"
+    claims = replace(
+        Rotation.claims,
+        source="Sun et al. 2022, arXiv:2212.10554, section 3",
+        causal_only=True,
+    )
 
     def __init__(
         self,
@@ -64,8 +70,9 @@ class XPos(Rotation):
         zeta = [(2 * t + 0.4 * head_dim) / (1.4 * head_dim) for t in range(head_dim // 2)]
         self._decay = Constants([math.log(z) / scale_base for z in zeta])
         self._rotate_by(Frequencies(inverse_frequencies(head_dim, rope_theta)))
-        self._faded: tuple[tuple[Tensor, int, Tensor, Tensor], ...] = ()
-        self.max_positions = origin + self.reach(torch.float32) + 1
+        self._faded: tuple[tuple[Remembered, int, Tensor, Tensor], ...] = ()
+        limit = origin + self.reach(torch.float32) + 1
+        self.claims = replace(self.claims, max_positions=limit)
 
     def reach(self, dtype: torch.dtype) -> int:
         """How far from the origin a position may be for q and k of this dtype, in tokens; for
@@ -77,28 +84,27 @@ class XPos(Rotation):
     def prepare(self, positions: Tensor, length: int | None = None) -> XPos:
         prepared = super().prepare(positions)
         prepared._faded = tuple(
-            (positions, sign, *prepared._faded_tables(positions, torch.float32, sign))
+            (Remembered(positions), sign, *prepared._faded_tables(positions, torch.float32, sign))
             for sign in (1, -1)
         )
         return prepared
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        self._check(q)
-        self._check(k)
+    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
         out = []
-        for x, positions, sign in ((q, q_positions, 1), (k, kv_positions, -1)):
-            self._check_reach(positions, x.dtype)
-            cos, sin = self._faded_tables(positions, at_least_float32(x.dtype), sign)
-            out.append(rotate(x, cos, sin, interleaved=self.interleaved))
+        for tokens, sign in ((q, 1), (k, -1)):
+            x = tokens.x
+            assert x is not None
+            self._check(x)
+            self._check_reach(tokens.positions, x.dtype)
+            tables = self._faded_tables(tokens.positions, at_least_float32(x.dtype), sign)
+            out.append(rotate(x, *tables, interleaved=self.interleaved))
         return out[0], out[1]
 
     def _faded_tables(
         self, positions: Tensor, dtype: torch.dtype, sign: int
     ) -> tuple[Tensor, Tensor]:
         for ready, ready_sign, cos, sin in self._faded:
-            if positions is ready and sign == ready_sign and dtype == cos.dtype:
+            if sign == ready_sign and dtype == cos.dtype and ready.fits(positions):
                 return cos, sin
         cos, sin = self.cos_sin(positions, dtype)
         steps = (positions - self.origin).double()[..., None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -11,6 +12,8 @@ from posenc.encoding.distance_bias import DistanceBias
 from posenc.numbers.biases import alibi_heads
 from posenc.numbers.device_copies import Constants
 from posenc.numbers.precision import per_head, real
+from posenc.terms.dense import Dense
+from posenc.terms.tokens import Tokens
 
 
 class ALiBi(DistanceBias):
@@ -45,7 +48,7 @@ class ALiBi(DistanceBias):
     github.com/ofirpress/attention_with_linear_biases, its issue 5 for encoders.
     """
 
-    source = "Press et al. 2022, arXiv:2108.12409, section 3"
+    claims = replace(DistanceBias.claims, source="Press et al. 2022, arXiv:2108.12409, section 3")
 
     def __init__(
         self,
@@ -94,12 +97,16 @@ class ALiBi(DistanceBias):
         hidden = per_head(self._sides.like(signed), signed) * signed < 0
         return bias.masked_fill(hidden, -torch.inf)
 
-    def split_bias(self, q_positions, kv_positions, q_state=None, kv_state=None):
-        if self._sides is not None:
-            return None
-        q, k = q_positions.double(), kv_positions.double()  # exact, for the reader to centre
-        slope = self._slope(q)[:, None]
-        return -slope * q.unsqueeze(-2), -slope * k.unsqueeze(-2)
+    def term(self, q: Tokens, k: Tokens) -> Dense:
+        term = super().term(q, k)
+        if self._sides is None:
+            term.split = lambda: self._split(q.positions.double(), k.positions.double())
+        return term
+
+    def _split(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Exact, for the reader to centre."""
+        slope = self._slope(q_positions)[:, None]
+        return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)
 
     def _slope(self, like: Tensor) -> Tensor:
         if self.log_slopes is None:

@@ -4,15 +4,18 @@ opens."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NoReturn
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding.base import PositionEncoding, Rows, check_head_dim
+from posenc.encoding.base import PositionEncoding, check_head_dim
+from posenc.encoding.claims import Claims
 from posenc.numbers.heads import grouped_matmul
-from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.numbers.precision import at_least_float32
 from posenc.terms.skew import Part, add_parts
+from posenc.terms.term import Term
+from posenc.terms.tokens import Tokens
 
 KEYS = 128
 """How many keys are counted at a time."""
@@ -46,11 +49,15 @@ class CoPE(PositionEncoding):
     projects/cope.
     """
 
-    places = (3,)
-    permutation_invariant = False
-    scope = "layer"
-    reads_scale = True
-    source = "Golovneva et al. 2024, arXiv:2405.18719, section 4; code of facebookresearch/RAM"
+    claims = Claims(
+        places=(3,),
+        source="Golovneva et al. 2024, arXiv:2405.18719, section 4; code of facebookresearch/RAM",
+        permutation_invariant=False,
+        causal_only=True,
+        additive=False,
+        reads_scale=True,
+        scope="layer",
+    )
 
     def __init__(
         self,
@@ -83,80 +90,71 @@ class CoPE(PositionEncoding):
         if self.gate_key is not None:
             self.gate_key.reset_parameters()
 
-    def token_state(
-        self, x: Tensor, positions: Tensor, past: Tensor | None = None
-    ) -> Tensor | None:
+    def state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor | None:
         if self.gate_key is None:
             return None
         return self.gate_key(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def score_mod(
-        self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
-    ) -> CountedGates:
-        check_head_dim(self, self.head_dim, q)
-        dtype, scale = at_least_float32(q.dtype), self.scale(self.head_dim)
-        q, gate_scores = q.to(dtype), None
-        if self.gates != "key" and kv_state is None:
-            what = "v" if self.gates == "value" else "token_state(x, positions)"
+    def term(self, q: Tokens, k: Tokens) -> CountedGates:
+        assert q.x is not None
+        check_head_dim(self, self.head_dim, q.x)
+        if self.gates != "key" and k.state is None:
+            what = "v" if self.gates == "value" else "state(x, positions)"
             raise ValueError(f"CoPE: gates={self.gates!r} needs kv_state={what}.")
-        with without_autocast(q.device):
-            table = q @ self.e.to(dtype).mT
-            if self.gates != "key":
-                assert kv_state is not None
-                gate_scores = grouped_matmul(q * scale, kv_state.to(dtype).mT)
-        return CountedGates(table * scale if self.divide else table, gate_scores)
-
-    def score_rows(self, scores: Tensor, mod, mask: Tensor | None, rows: Rows) -> Tensor:
-        assert isinstance(mod, CountedGates)
-        return mod.add_to(scores, scores, mask)
+        return CountedGates(q, k, self)
 
 
-class CountedGates:
-    """What CoPE adds to whole rows of scores.
+class CountedGates(Term):
+    """What CoPE adds to whole rows of scores."""
 
-    table (batch, num_heads, rows, num_positions) holds the score of every whole count;
-    gate_scores, what the gates are the sigmoid of, None for the scores themselves.
-    """
+    reads_mask = True
 
-    def __init__(self, table: Tensor, gate_scores: Tensor | None) -> None:
-        self.table, self.gate_scores = table, gate_scores
+    def __init__(self, q: Tokens, k: Tokens, cope: CoPE) -> None:
+        super().__init__(q, k)
+        self.cope, self.scale = cope, cope.scale(cope.head_dim)
 
-    def add_to(self, into: Tensor, scores: Tensor, mask: Tensor | None) -> Tensor:
-        """`into` plus what these scores add, in place; it may be the scores themselves.
-
-        From the last key to the first, where reading is free: once all counts are at their limit,
-        no further gate is looked at.
-        """
-        keys, most = scores.shape[-1], self.table.shape[-1] - 1
+    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+        """From the last key to the first, where reading is free: once all counts are at their
+        limit, no further gate is looked at."""
+        cope, q = self.cope, self.q[rows].x
+        assert q is not None
+        q = q.to(at_least_float32(q.dtype))
+        table = q @ cope.e.to(q.dtype).mT  # (batch, num_heads, rows, num_positions)
+        table = table * self.scale if cope.divide else table
+        gates = scores
+        if cope.gates != "key":
+            state = self.k[keys].state
+            assert state is not None
+            gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
         if scores.device.type != "cpu" or torch.compiler.is_compiling():
-            return into.add_(self._at(self._count(scores, mask, 0, keys).clamp(max=most)))
-        return add_parts(into, self._parts(scores, mask, most))
+            count = _count(gates, mask, 0, scores.shape[-1])
+            return scores.add_(_at(table, count.clamp(max=table.shape[-1] - 1)))
+        return add_parts(scores, _parts(table, gates, mask))
 
-    def _parts(self, scores: Tensor, mask: Tensor | None, most: int) -> Iterator[Part]:
-        after = None
-        for last in range(scores.shape[-1], 0, -KEYS):
-            if after is not None and bool((after >= most).all()):
-                yield 0, last, self.table[..., -1:]
-                return
-            first = max(0, last - KEYS)
-            count = self._count(scores, mask, first, last)
-            count = count if after is None else count + after
-            yield first, last, self._at(count.clamp(max=most))
-            after = count[..., :1]
 
-    def _count(self, scores: Tensor, mask: Tensor | None, first: int, last: int) -> Tensor:
-        """How many gates are open from each key to the one before `last`."""
-        gate_scores = scores if self.gate_scores is None else self.gate_scores
-        gates = gate_scores[..., first:last].sigmoid()
-        if mask is not None:
-            gates = gates.masked_fill(~mask[..., first:last], 0)
-        return gates.flip(-1).cumsum(-1).flip(-1)
+def _parts(table: Tensor, gates: Tensor, mask: Tensor | None) -> Iterator[Part]:
+    most, after = table.shape[-1] - 1, None
+    for last in range(gates.shape[-1], 0, -KEYS):
+        if after is not None and bool((after >= most).all()):
+            yield 0, last, table[..., -1:]
+            return
+        first = max(0, last - KEYS)
+        count = _count(gates, mask, first, last)
+        count = count if after is None else count + after
+        yield first, last, _at(table, count.clamp(max=most))
+        after = count[..., :1]
 
-    def _at(self, count: Tensor) -> Tensor:
-        """The table at fractional counts."""
-        below, above = count.detach().floor().long(), count.detach().ceil().long()
-        low, high = self.table.gather(-1, below), self.table.gather(-1, above)
-        return low + (count - below) * (high - low)
 
-    def __call__(self, score, batch, head, q_idx, kv_idx) -> NoReturn:
-        raise TypeError("CoPE needs whole rows of scores: it has no pointwise form.")
+def _count(gates: Tensor, mask: Tensor | None, first: int, last: int) -> Tensor:
+    """How many gates are open from each key to the one before `last`."""
+    open_gates = gates[..., first:last].sigmoid()
+    if mask is not None:
+        open_gates = open_gates.masked_fill(~mask[..., first:last], 0)
+    return open_gates.flip(-1).cumsum(-1).flip(-1)
+
+
+def _at(table: Tensor, count: Tensor) -> Tensor:
+    """The table at fractional counts."""
+    below, above = count.detach().floor().long(), count.detach().ceil().long()
+    low, high = table.gather(-1, below), table.gather(-1, above)
+    return low + (count - below) * (high - low)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding.base import PositionEncoding, Rows, check_heads
+from posenc.encoding.base import PositionEncoding, check_heads
+from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
-from posenc.numbers.precision import without_autocast
 from posenc.scores.alibi import ALiBi
 from posenc.scores.fire import FIRE
 from posenc.scores.kerple import Kerple
-from posenc.terms.term import ScoreMod
+from posenc.terms.dense import Dense
+from posenc.terms.term import Term
+from posenc.terms.tokens import Tokens
 
 BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
     "alibi": (ALiBi, {}),
@@ -45,28 +48,30 @@ class DAPE(PositionEncoding):
     Source: Zheng et al. 2024, arXiv:2405.14722, section 3; github.com/chuanyang-Zheng/DAPE.
     """
 
-    places = (3,)
-    scope = "layer"
-    source = "Zheng et al. 2024, arXiv:2405.14722, section 3"
+    claims = Claims(
+        places=(3,),
+        source="Zheng et al. 2024, arXiv:2405.14722, section 3",
+        additive=False,
+        scope="layer",
+    )
 
     def __init__(self, inner: PositionEncoding, num_heads: int, *, mlp_width: int = 32) -> None:
         super().__init__()
-        if inner.places != (3,) or not inner.pointwise:
+        if inner.claims.places != (3,) or not inner.claims.additive:
             raise ValueError(
-                f"DAPE: inner must add a bias to each score and act nowhere else, "
-                f"got {type(inner).__name__} (places {inner.places})."
+                f"DAPE: inner must add the same bias to any scores and act nowhere else, "
+                f"got {type(inner).__name__} (places {inner.claims.places})."
             )
         self.inner = inner
         self.hidden = nn.Linear(2 * num_heads, mlp_width)
         self.out = nn.Linear(mlp_width, num_heads)
-        self.shift_invariant = inner.shift_invariant
-        self.permutation_invariant = inner.permutation_invariant
-        self.causal_only = inner.causal_only
-        self.cache_safe = inner.cache_safe
-        self.needs_raw_k = inner.needs_raw_k
-        self.reads_scale = inner.reads_scale
-        self.max_positions = inner.max_positions
-        self.shared_parameters = tuple(f"inner.{name}" for name in inner.shared_parameters)
+        self.claims = replace(
+            inner.claims,
+            source=self.claims.source,
+            scope="layer",
+            additive=False,
+            shared_parameters=tuple(f"inner.{name}" for name in inner.claims.shared_parameters),
+        )
 
     @classmethod
     def from_shape(
@@ -86,30 +91,39 @@ class DAPE(PositionEncoding):
     def scale(self, head_dim: int) -> float:
         return self.inner.scale(head_dim)
 
-    def token_state(self, x: Tensor, positions: Tensor, past: Tensor | None = None):
-        return self.inner.token_state(x, positions, past)
+    def state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor | None:
+        return self.inner.state(x, positions, past)
 
-    def score_mod(
-        self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
-    ) -> ScoreMod | None:
-        check_heads(self, self.out.out_features, q)
-        return self.inner.score_mod(q, k, q_positions, kv_positions, q_state, kv_state)
+    def term(self, q: Tokens, k: Tokens) -> Adapted:
+        assert q.x is not None
+        check_heads(self, self.out.out_features, q.x)
+        inner = self.inner.term(q, k)
+        assert inner is not None  # it claims place 3
+        return Adapted(q, k, inner, self)
 
-    def score_rows(
-        self, scores: Tensor, mod: ScoreMod | None, mask: Tensor | None, rows: Rows
-    ) -> Tensor:
-        assert mod is not None  # inner is at place 3
-        bias = mod(scores.new_zeros(()), rows.batch, rows.head, rows.q_idx, rows.kv_idx)
-        with without_autocast(scores.device):
-            hidden = F.leaky_relu(self._hidden(scores, bias))
-            change = torch.einsum("hw,...wqk->...hqk", self.out.weight.to(hidden.dtype), hidden)
-        return scores + bias + change + self.out.bias.to(hidden.dtype)[:, None, None]
 
-    def _hidden(self, scores: Tensor, bias: Tensor) -> Tensor:
-        """(batch, width, q_len, kv_len); B is the same for every row of the batch, and is
-        multiplied once."""
-        weight = self.hidden.weight.to(scores.dtype)
-        for_scores, for_bias = weight.chunk(2, dim=1)
-        total = torch.einsum("wh,...hqk->...wqk", for_scores, scores)
-        total = total + torch.einsum("wh,...hqk->...wqk", for_bias, bias)
-        return total + self.hidden.bias.to(scores.dtype)[:, None, None]
+class Adapted(Term):
+    """A bias, and what DAPE's network makes of it and of the scores."""
+
+    def __init__(self, q: Tokens, k: Tokens, inner: Term, dape: DAPE) -> None:
+        super().__init__(q, k)
+        self.inner, self.dape = inner, dape
+
+    def ready(self, rows: int, causal: bool) -> Adapted:
+        return Adapted(self.q, self.k, self.inner.ready(rows, causal), self.dape)
+
+    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+        bias = self._bias(scores, rows, keys)
+        hidden_layer, out = self.dape.hidden, self.dape.out
+        for_scores, for_bias = hidden_layer.weight.to(scores.dtype).chunk(2, dim=1)
+        hidden = torch.einsum("wh,...hqk->...wqk", for_scores, scores)
+        hidden = hidden + torch.einsum("wh,...hqk->...wqk", for_bias, bias)
+        hidden = F.leaky_relu(hidden + hidden_layer.bias.to(scores.dtype)[:, None, None])
+        change = torch.einsum("hw,...wqk->...hqk", out.weight.to(hidden.dtype), hidden)
+        return scores + bias + change + out.bias.to(hidden.dtype)[:, None, None]
+
+    def _bias(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
+        """(batch or 1, num_heads, rows, keys): one row of the batch where all are alike."""
+        if isinstance(self.inner, Dense):
+            return self.inner.values(rows, keys).to(scores.dtype)
+        return self.inner.add(torch.zeros_like(scores), rows, keys, None)

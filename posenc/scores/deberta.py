@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding, check_head_dim, check_heads
-from posenc.numbers.precision import at_least_float32, without_autocast
-from posenc.terms.bands import AddBands, Bands
-from posenc.terms.by_distance import AddByDistance, require_whole
+from posenc.encoding.claims import Claims
+from posenc.numbers.heads import for_every_head
+from posenc.numbers.precision import at_least_float32
+from posenc.terms.by_distance import ByDistance, require_whole
+from posenc.terms.tokens import Tokens
 
 
 class DeBERTa(PositionEncoding):
@@ -49,11 +51,12 @@ class DeBERTa(PositionEncoding):
     github.com/microsoft/DeBERTa.
     """
 
-    places = (3,)
-    causal_only = False
-    scope = "layer"
-    reads_scale = True
-    source = "He et al. 2020, arXiv:2006.03654, equation 4; code of microsoft/DeBERTa"
+    claims = Claims(
+        places=(3,),
+        source="He et al. 2020, arXiv:2006.03654, equation 4; code of microsoft/DeBERTa",
+        reads_scale=True,
+        scope="layer",
+    )
 
     def __init__(
         self,
@@ -86,14 +89,13 @@ class DeBERTa(PositionEncoding):
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.max_distance, self.num_buckets = max_distance, num_buckets
         self.c2p, self.p2c, self.paper_p2c = c2p, p2c, paper_p2c
-        self.needs_raw_k = p2c
         self.span = max_distance if num_buckets is None else num_buckets
         self.table = nn.Parameter(torch.empty(2 * self.span, embed_dim))
         self.norm = nn.LayerNorm(embed_dim, eps=1e-7) if layer_norm else None
-        self.shared_parameters = ("table", *(("norm.weight", "norm.bias") if layer_norm else ()))
+        shared = ("table", "norm.weight", "norm.bias") if layer_norm else ("table",)
+        self.claims = replace(self.claims, needs_raw_k=p2c, shared_parameters=shared)
         self.share_att_key = share_att_key
         self._attention_projections: tuple[nn.Linear, nn.Linear] | None = None
-        self._bands: Bands | None = None
         self.pos_key = self.pos_query = None
         if c2p and not share_att_key:
             self.pos_key = nn.Linear(embed_dim, num_heads * self.head_dim)
@@ -142,59 +144,24 @@ class DeBERTa(PositionEncoding):
     def _k_row(self, distance: Tensor) -> Tensor:
         return self.row(-distance) if self.paper_p2c else self.row(distance)
 
-    def for_blocks(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        q_positions: Tensor,
-        kv_positions: Tensor,
-        rows: int,
-        causal: bool,
-    ) -> Self:
-        require_whole("DeBERTa", q_positions, kv_positions)
-        dtype, scale = at_least_float32(q.dtype), self.scale(self.head_dim)
-        ready = self.shallow_copy()
-        with without_autocast(q.device):
-            for_q, for_k = self._tables(dtype)
-            ready._bands = Bands.of(
-                q_positions, kv_positions, rows, causal, (-self.max_distance, self.max_distance),
-                for_q=None if for_q is None else lambda d: scale * for_q[:, self.row(d)],
-                for_k=None if for_k is None else lambda d: scale * for_k[:, self._k_row(d)],
-                k=None if k is None else k.to(dtype),
-            )  # fmt: skip
-        return ready
+    def term(self, q: Tokens, k: Tokens) -> ByDistance:
+        require_whole("DeBERTa", q.positions, k.positions)
+        assert q.x is not None
+        check_heads(self, self.num_heads, q.x)
+        check_head_dim(self, self.head_dim, q.x)
+        dtype, scale = at_least_float32(q.x.dtype), self.scale(self.head_dim)
 
-    def score_mod(
-        self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
-    ) -> AddByDistance | AddBands:
-        require_whole("DeBERTa", q_positions, kv_positions)
-        check_heads(self, self.num_heads, q)
-        check_head_dim(self, self.head_dim, q)
-        dtype, scale = at_least_float32(q.dtype), self.scale(self.head_dim)
-        if self._bands is not None:
-            k = None if k is None else k.to(dtype)
-            return self._bands.term(q_positions, kv_positions, q.to(dtype), k)
-        q_table = k_table = None
-        with without_autocast(q.device):
-            for_q, for_k = self._tables(dtype)
-            if for_q is not None:
-                q_table = (q.to(dtype) * scale) @ for_q.mT
-            if for_k is not None:
-                assert k is not None  # needs_raw_k
-                k_table = (k.to(dtype) * scale) @ for_k.mT
-        return AddByDistance(q_positions, kv_positions, self.row, q_table, k_table, self._k_row)
+        def for_q(distance: Tensor) -> Tensor:
+            return scale * self._projected(self._projections()[1], dtype)[:, self.row(distance)]
 
-    def _tables(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """What queries meet and what keys meet, each (num_heads, 2 span, head_dim) or None."""
-        table = self.table.to(dtype)
-        if self.norm is not None:
-            weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
-            table = F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
-        pos_query, pos_key = self._projections()
-        return (
-            self._by_head(pos_key, table) if self.c2p else None,
-            self._by_head(pos_query, table) if self.p2c else None,
-        )
+        def for_k(distance: Tensor) -> Tensor:
+            return scale * self._projected(self._projections()[0], dtype)[:, self._k_row(distance)]
+
+        return ByDistance(
+            q, k, (-self.max_distance, self.max_distance),
+            q.x.to(dtype) if self.c2p else None, for_q if self.c2p else None,
+            k.x.to(dtype) if self.p2c and k.x is not None else None, for_k if self.p2c else None,
+        )  # fmt: skip
 
     def _projections(self) -> tuple[nn.Linear | None, nn.Linear | None]:
         if not self.share_att_key:
@@ -206,13 +173,18 @@ class DeBERTa(PositionEncoding):
             )
         return self._attention_projections
 
-    def _by_head(self, projection: nn.Linear | None, table: Tensor) -> Tensor:
-        """(num_heads, 2 span, head_dim); a key projection of fewer heads serves its groups."""
+    def _projected(self, projection: nn.Linear | None, dtype: torch.dtype) -> Tensor:
+        """The table by head, (num_heads, 2 span, head_dim); a projection of fewer heads serves its
+        groups."""
         assert projection is not None
-        bias = None if projection.bias is None else projection.bias.to(table.dtype)
-        heads = F.linear(table, projection.weight.to(table.dtype), bias)
+        table = self.table.to(dtype)
+        if self.norm is not None:
+            weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
+            table = F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
+        bias = None if projection.bias is None else projection.bias.to(dtype)
+        heads = F.linear(table, projection.weight.to(dtype), bias)
         heads = heads.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
-        return heads.repeat_interleave(self.num_heads // heads.shape[0], dim=0)
+        return for_every_head(heads, self.num_heads, dim=0)
 
 
 @lru_cache(maxsize=16)

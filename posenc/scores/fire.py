@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding, check_heads
+from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import real, without_autocast
+from posenc.numbers.tracking import watched
 from posenc.positions import distances
-from posenc.terms.dense import DenseBias
-from posenc.terms.term import ScoreMod
+from posenc.terms.dense import Dense
+from posenc.terms.tokens import Tokens
 
 
 class FIRE(PositionEncoding):
@@ -40,10 +42,13 @@ class FIRE(PositionEncoding):
     Source: Li et al. 2023, arXiv:2310.04418, section 3 and appendix E.
     """
 
-    places = (3,)
-    shift_invariant = False
-    scope = "layer"
-    source = "Li et al. 2023, arXiv:2310.04418, section 3"
+    claims = Claims(
+        places=(3,),
+        source="Li et al. 2023, arXiv:2310.04418, section 3",
+        shift_invariant=False,
+        causal_only=True,
+        scope="layer",
+    )
 
     eps = 1e-6
     """Added to the denominator; of no effect but where c has become zero."""
@@ -58,7 +63,6 @@ class FIRE(PositionEncoding):
             )
         self.init_L = init_L
         self.activation = F.leaky_relu if leaky else F.relu
-        self._in_place = False
         self.hidden = nn.Linear(1, mlp_width)
         self.out = nn.Linear(mlp_width, num_heads)
         self.c = nn.Parameter(torch.empty(()))
@@ -92,64 +96,51 @@ class FIRE(PositionEncoding):
         reach = (c * torch.maximum(q, start)).abs().log1p() + self.eps
         return (c * distance).abs().log1p() / reach.unsqueeze(-1)
 
-    def for_blocks(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        q_positions: Tensor,
-        kv_positions: Tensor,
-        rows: int,
-        causal: bool,
-    ) -> Self:
-        ready = self.shallow_copy()
-        ready._in_place = self.activation is F.relu and not torch.is_grad_enabled()
-        return ready
-
-    def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None) -> ScoreMod:
-        if q.dtype == torch.float64:
-            q_positions, kv_positions = q_positions.double(), kv_positions.double()
-        if self._in_place:
-            check_heads(self, self.out.out_features, q)
-            return AddNetwork(self.share(q_positions, kv_positions), self.hidden, self.out)
-        values = self(q_positions, kv_positions)
-        check_heads(self, values.shape[-3], q)
-        return DenseBias(values if values.ndim == 4 else values[None])
+    def term(self, q: Tokens, k: Tokens) -> Network:
+        assert q.x is not None
+        check_heads(self, self.out.out_features, q.x)
+        return Network(q, k, self)
 
 
-class AddNetwork:
-    """A score_mod for whole blocks that adds the network of `share`, (rows, kv_len) or (batch,
-    rows, kv_len), a few rows at a time, so that the hidden layer stays in the cache."""
+class Network(Dense):
+    """FIRE's bias, which a kernel without gradients adds a few rows at a time."""
 
     HIDDEN_BYTES = 2**20
+    """What the hidden layer may take, so that it stays in the cache."""
 
-    def __init__(self, share: Tensor, hidden: nn.Linear, out: nn.Linear) -> None:
-        self.share = share if share.ndim == 3 else share[None]
-        weight, bias = _as(hidden, share.dtype)
-        weight, limit = weight[:, 0, None, None], -bias[:, None, None]
-        out_weight, out_bias = _as(out, share.dtype)
+    def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
+        assert q.x is not None
+        if q.x.dtype == torch.float64:
+            q, k = q.in_double(), k.in_double()
+        super().__init__(q, k, lambda q, k: fire(q.positions, k.positions))
+        self.fire = fire
+
+    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+        if self.fire.activation is not F.relu or watched():
+            return super().add(scores, rows, keys, mask)
+        share = self.fire.share(self.q[rows].positions, self.k[keys].positions)
+        return self._in_chunks(scores, share if share.ndim == 3 else share[None])
+
+    def _in_chunks(self, scores: Tensor, share: Tensor) -> Tensor:
+        weight, bias = _as(self.fire.hidden, share.dtype)
+        out_weight, out_bias = _as(self.fire.out, share.dtype)
         # relu(w s + b) = max(w s, -b) + b; the last hidden unit is 1 and carries the constants.
-        self.weight, self.limit = weight, limit
-        self.out = torch.cat([out_weight, (out_weight @ bias + out_bias)[:, None]], 1)
-
-    def block(self, scores: Tensor) -> Tensor:
+        out = torch.cat([out_weight, (out_weight @ bias + out_bias)[:, None]], 1)
+        weight, limit = weight[:, 0, None, None], -bias[:, None, None]
         rows, keys = scores.shape[-2:]
-        units = self.out.shape[1]
-        step = max(1, self.HIDDEN_BYTES // (units * keys * self.share.element_size()))
-        hidden = self.share.new_ones(units, min(step, rows), keys)
-        with without_autocast(scores.device):
-            for index, share in enumerate(self.share):
-                mine = scores if len(self.share) == 1 else scores[index, None]
-                for start in range(0, rows, step):
-                    part = share[start : start + step]
-                    now = hidden[:, : len(part)]
-                    torch.mul(self.weight, part, out=now[:-1])
-                    now[:-1].clamp_(min=self.limit)
-                    added = (self.out @ now.flatten(1)).unflatten(1, part.shape)
-                    mine[:, :, start : start + len(part)].add_(added)
+        units = out.shape[1]
+        step = max(1, self.HIDDEN_BYTES // max(1, units * keys * share.element_size()))
+        hidden = share.new_ones(units, min(step, rows), keys)
+        for index, each in enumerate(share):
+            mine = scores if len(share) == 1 else scores[index, None]
+            for start in range(0, rows, step):
+                part = each[start : start + step]
+                now = hidden[:, : len(part)]
+                torch.mul(weight, part, out=now[:-1])
+                now[:-1].clamp_(min=limit)
+                added = (out @ now.flatten(1)).unflatten(1, part.shape)
+                mine[:, :, start : start + len(part)].add_(added)
         return scores
-
-    def __call__(self, score, batch, head, q_idx, kv_idx):
-        raise TypeError("This term is added to whole blocks alone.")
 
 
 def _as(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,9 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding, check_heads
+from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import at_least_float32, without_autocast
-from posenc.terms.term import ScoreMod
+from posenc.positions import distances
+from posenc.terms.dense import Dense
+from posenc.terms.tokens import Tokens
 
 
 class FoX(PositionEncoding):
@@ -41,10 +46,13 @@ class FoX(PositionEncoding):
     Source: Lin et al. 2025, arXiv:2503.02130, section 3; github.com/zhixuan-lin.
     """
 
-    places = (3,)
-    permutation_invariant = False
-    scope = "layer"
-    source = "Lin et al. 2025, arXiv:2503.02130, section 3"
+    claims = Claims(
+        places=(3,),
+        source="Lin et al. 2025, arXiv:2503.02130, section 3",
+        permutation_invariant=False,
+        causal_only=True,
+        scope="layer",
+    )
 
     def __init__(
         self,
@@ -55,7 +63,7 @@ class FoX(PositionEncoding):
         bidirectional: bool = False,
     ) -> None:
         super().__init__()
-        self.causal_only = not bidirectional
+        self.claims = replace(self.claims, causal_only=not bidirectional)
         self.bidirectional = bidirectional
         self.bias_init = bias_init
         self.gate = nn.Linear(embed_dim, num_heads * (2 if bidirectional else 1))
@@ -69,7 +77,7 @@ class FoX(PositionEncoding):
         nn.init.normal_(self.gate.weight, std=0.02)
         nn.init.constant_(self.gate.bias, self.bias_init)
 
-    def token_state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor:
+    def state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor:
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):
             gate = F.linear(x.to(dtype), self.gate.weight.to(dtype), self.gate.bias.to(dtype))
@@ -78,31 +86,38 @@ class FoX(PositionEncoding):
             state = torch.stack(state.chunk(2, dim=1), dim=-1)
         return state if past is None else past[:, :, -1:] + state
 
-    def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None) -> ScoreMod:
-        if q_state is None or kv_state is None:
+    def term(self, q: Tokens, k: Tokens) -> ForgottenBetween:
+        if q.state is None or k.state is None:
             raise ValueError(
                 "FoX: attention needs q_state and kv_state, the gates' running sums; "
-                "take them from encoding.token_state(x, positions), or use posenc.Attention."
+                "take them from encoding.state(x, positions), or use posenc.Attention."
             )
-        check_heads(self, q_state.shape[1], q)
-        if not self.bidirectional:
-            return lambda score, batch, head, q_idx, kv_idx: (
-                score
-                + (q_state[batch, head, q_idx] - kv_state[batch, head, kv_idx]).to(score.dtype)
-            )
-        q_positions, kv_positions = (
-            q_positions.expand(q.shape[0], -1),
-            kv_positions.expand(q.shape[0], -1),
-        )
+        assert q.x is not None
+        check_heads(self, q.state.shape[1], q.x)
+        return ForgottenBetween(q, k, _both_ways if self.bidirectional else _backwards)
 
-        def mod(score, batch, head, q_idx, kv_idx):
-            past, future = (q_state[batch, head, q_idx] - kv_state[batch, head, kv_idx]).unbind(-1)
-            looks_back = q_positions[batch, q_idx] >= kv_positions[batch, kv_idx]
-            return score + torch.where(looks_back, past, -future).to(score.dtype)
 
-        return mod
+class ForgottenBetween(Dense):
+    """The differences of the gates' running sums."""
 
-    def split_bias(self, q_positions, kv_positions, q_state=None, kv_state=None):
-        if self.bidirectional or q_state is None or kv_state is None:
-            return None
-        return q_state, kv_state
+    def __init__(self, q: Tokens, k: Tokens, values: Callable[[Tokens, Tokens], Tensor]) -> None:
+        super().__init__(q, k, values)
+        if values is _backwards:
+            self.split = self._split
+
+    def _split(self) -> tuple[Tensor, Tensor]:
+        assert self.q.state is not None and self.k.state is not None
+        return self.q.state, self.k.state
+
+
+def _backwards(q: Tokens, k: Tokens) -> Tensor:
+    """(batch, num_heads, rows, keys): what the tokens after the key forget of it."""
+    assert q.state is not None and k.state is not None
+    return q.state[..., :, None] - k.state[..., None, :]
+
+
+def _both_ways(q: Tokens, k: Tokens) -> Tensor:
+    assert q.state is not None and k.state is not None
+    past, future = (q.state[..., :, None, :] - k.state[..., None, :, :]).unbind(-1)
+    behind = distances(q.positions, k.positions) >= 0
+    return torch.where(behind if behind.ndim == 2 else behind[:, None], past, -future)

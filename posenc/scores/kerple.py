@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -33,7 +34,7 @@ class Kerple(DistanceBias):
     Source: Chi et al. 2022, arXiv:2205.09921, section 4; github.com/chijames/KERPLE.
     """
 
-    source = "Chi et al. 2022, arXiv:2205.09921, section 4"
+    claims = replace(DistanceBias.claims, source="Chi et al. 2022, arXiv:2205.09921, section 4")
 
     def __init__(self, num_heads: int, *, form: Literal["log", "power"] = "log") -> None:
         super().__init__()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding, check_heads
+from posenc.encoding.claims import Claims
 from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.terms.by_distance import ByDistance
 from posenc.terms.term import ScoreMod
+from posenc.terms.tokens import Tokens
 
 
 class RelativeLogits(PositionEncoding):
@@ -36,9 +42,12 @@ class RelativeLogits(PositionEncoding):
     Source: Inkling, Thinking Machines 2026, without a paper: transformers 5.23, models/inkling.
     """
 
-    places = (3,)
-    scope = "layer"
-    source = "Inkling, Thinking Machines 2026; transformers 5.23, models/inkling"
+    claims = Claims(
+        places=(3,),
+        source="Inkling, Thinking Machines 2026; transformers 5.23, models/inkling",
+        causal_only=True,
+        scope="layer",
+    )
 
     def __init__(
         self,
@@ -57,7 +66,8 @@ class RelativeLogits(PositionEncoding):
             )
         self.num_heads = num_heads
         self.log_scaling = log_scaling
-        self.shift_invariant = log_scaling is None
+        plain = log_scaling is None
+        self.claims = replace(self.claims, shift_invariant=plain, additive=plain)
         self.state_proj = nn.Linear(embed_dim, num_heads * num_profiles, bias=False)
         self.profiles = nn.Parameter(torch.empty(num_profiles, extent))
         self.reset_parameters()
@@ -66,33 +76,62 @@ class RelativeLogits(PositionEncoding):
         nn.init.normal_(self.state_proj.weight, std=0.02)
         nn.init.normal_(self.profiles, std=0.02)
 
-    def token_state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor:
+    def state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor:
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):
             state = F.linear(x.to(dtype), self.state_proj.weight.to(dtype))
         return state.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None) -> ScoreMod:
-        if q_state is None:
+    def term(self, q: Tokens, k: Tokens) -> Profiles:
+        if q.state is None:
             raise ValueError(
                 "RelativeLogits: attention needs q_state; take it from "
-                "encoding.token_state(x, positions), or use posenc.Attention."
+                "encoding.state(x, positions), or use posenc.Attention."
             )
-        check_heads(self, self.num_heads, q)
-        with without_autocast(q_state.device):
-            table = q_state @ self.profiles.to(q_state.dtype)  # (batch, heads, q_len, extent)
-        extent = table.shape[-1]
-        q_positions, kv_positions = (p.expand(q.shape[0], -1) for p in (q_positions, kv_positions))
+        assert q.x is not None
+        check_heads(self, self.num_heads, q.x)
+        # One more at either end, for the future and for what is too far: both add nothing.
+        profiles = F.pad(self.profiles.to(q.state.dtype), (1, 1)).T
+        extent = self.profiles.shape[1]
+        return Profiles(
+            q, k, ends=(-1, extent), q_vectors=q.state,
+            for_q=lambda distance: profiles[None, distance.clamp(-1, extent) + 1],
+            log_scaling=self.log_scaling,
+        )  # fmt: skip
 
-        def mod(score, batch, head, q_idx, kv_idx):
-            q_position = q_positions[batch, q_idx]
-            distance = (q_position - kv_positions[batch, kv_idx]).floor().long()
-            near = table[batch, head, q_idx, distance.clamp(0, extent - 1)]
-            score = score + near.masked_fill((distance < 0) | (distance >= extent), 0)
-            if self.log_scaling is None:
-                return score
-            start, alpha = self.log_scaling
-            share = (q_position + 1).to(score.dtype) / start
-            return score * (1 + alpha * share.clamp(min=1).log())
+
+class Profiles(ByDistance):
+    """The profiles that each query mixes; with log_scaling the whole score grows with the query's
+    position."""
+
+    def __init__(
+        self, q: Tokens, k: Tokens, *, log_scaling: tuple[float, float] | None, **vectors: Any
+    ) -> None:
+        super().__init__(q, k, **vectors)
+        self.log_scaling = log_scaling
+
+    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+        scores = super().add(scores, rows, keys, mask)
+        if self.log_scaling is None:
+            return scores
+        factor = self._factor(self.q[rows].positions, scores.dtype)
+        return scores * (factor[:, None] if factor.ndim == 3 else factor)
+
+    def _factor(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """(len, 1) or (batch, len, 1)"""
+        assert self.log_scaling is not None
+        start, alpha = self.log_scaling
+        share = (positions + 1).to(dtype) / start
+        return (1 + alpha * share.clamp(min=1).log()).unsqueeze(-1)
+
+    def pair(self) -> ScoreMod:
+        added = super().pair()
+        if self.log_scaling is None:
+            return added
+        factors = self._factor(self.q.positions, torch.float32)[..., 0]
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            factor = factors[q_idx] if factors.ndim == 1 else factors[batch, q_idx]
+            return added(score, batch, head, q_idx, kv_idx) * factor
 
         return mod

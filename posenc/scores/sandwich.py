@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -35,7 +36,7 @@ class Sandwich(DistanceBias):
     Source: Chi et al. 2022, arXiv:2212.10356, section 5 and its listing.
     """
 
-    source = "Chi et al. 2022, arXiv:2212.10356, section 5"
+    claims = replace(DistanceBias.claims, source="Chi et al. 2022, arXiv:2212.10356, section 5")
 
     def __init__(
         self, num_heads: int, *, dim: int = 128, form: Literal["paper", "nemo"] = "paper"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -40,8 +42,9 @@ class T5Bias(DistanceBias):
     Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1; github.com/google-research/t5x.
     """
 
-    scope = "model"
-    source = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
+    claims = replace(
+        DistanceBias.claims, source="Raffel et al. 2020, arXiv:1910.10683, section 2.1"
+    )
 
     def __init__(
         self,
@@ -54,7 +57,8 @@ class T5Bias(DistanceBias):
     ) -> None:
         super().__init__()
         self.bidirectional = bidirectional
-        self.causal_only = not bidirectional  # one bucket for all of the future
+        # Otherwise one bucket serves all of the future.
+        self.claims = replace(self.claims, causal_only=not bidirectional)
         self.init_std = init_std
         self.edges = t5_edges(num_buckets, max_distance, bidirectional, "T5Bias")
         self._edges = Constants(self.edges)

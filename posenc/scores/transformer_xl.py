@@ -3,19 +3,20 @@ of the distance in place of a key position."""
 
 from __future__ import annotations
 
-from typing import Self
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding, check_head_dim, check_heads
+from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
-from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.numbers.precision import at_least_float32
 from posenc.positions import distances
-from posenc.terms.bands import AddBands, Bands
-from posenc.terms.dense import DenseBias
-from posenc.terms.skew import run_distances, shared_run, skew
+from posenc.terms.by_distance import ByDistance
+from posenc.terms.term import ScoreMod
+from posenc.terms.tokens import Tokens
 
 
 class TransformerXL(PositionEncoding):
@@ -45,11 +46,12 @@ class TransformerXL(PositionEncoding):
     Source: Dai et al. 2019, arXiv:1901.02860, section 3.3; github.com/kimiyoung/transformer-xl.
     """
 
-    places = (2, 3)
-    causal_only = False
-    scope = "layer"
-    reads_scale = True
-    source = "Dai et al. 2019, arXiv:1901.02860, section 3.3"
+    claims = Claims(
+        places=(2, 3),
+        source="Dai et al. 2019, arXiv:1901.02860, section 3.3",
+        reads_scale=True,
+        scope="layer",
+    )
 
     def __init__(
         self,
@@ -66,12 +68,11 @@ class TransformerXL(PositionEncoding):
         if clamp_len is not None and clamp_len < 1:
             raise ValueError(f"TransformerXL: clamp_len must be at least 1, got {clamp_len}.")
         self.clamp_len = clamp_len
-        self.shared_parameters = () if untied else ("u", "v")
+        self.claims = replace(self.claims, shared_parameters=() if untied else ("u", "v"))
         self.angles = Angles(inverse_frequencies(embed_dim))
         self.u = nn.Parameter(torch.empty(num_heads, head_dim))
         self.v = nn.Parameter(torch.empty(num_heads, head_dim))
         self.projection = nn.Linear(embed_dim, num_heads * head_dim, bias=False)
-        self._bands: Bands | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -87,74 +88,66 @@ class TransformerXL(PositionEncoding):
         cos, sin = self.angles.cos_sin(distance, dtype)
         return torch.cat([sin, cos], dim=-1)
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        check_heads(self, self.u.shape[0], q)
-        check_head_dim(self, self.u.shape[1], q)
-        dtype = at_least_float32(q.dtype)
-        return (q.to(dtype) + self.u.to(dtype)[:, None]).to(q.dtype), k
+    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+        assert q.x is not None and k.x is not None
+        check_heads(self, self.u.shape[0], q.x)
+        check_head_dim(self, self.u.shape[1], q.x)
+        dtype = at_least_float32(q.x.dtype)
+        return (q.x.to(dtype) + self.u.to(dtype)[:, None]).to(q.x.dtype), k.x
 
-    def for_blocks(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        q_positions: Tensor,
-        kv_positions: Tensor,
-        rows: int,
-        causal: bool,
-    ) -> Self:
-        dtype = at_least_float32(q.dtype)
-        ends = None if self.clamp_len is None else (-self.clamp_len, self.clamp_len)
-        ready = self.shallow_copy()
-        with without_autocast(q.device):
-            ready._bands = Bands.of(
-                q_positions, kv_positions, rows, causal, ends,
-                for_q=lambda distance: self.sinusoid(distance, dtype) @ self._weight(dtype).mT,
-            )  # fmt: skip
-        return ready
+    def term(self, q: Tokens, k: Tokens) -> DistanceVectors:
+        assert q.x is not None
+        dtype = at_least_float32(q.x.dtype)
+        queries = (q.x.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.x.shape[-1])
+        return DistanceVectors(q, k, queries, self)
 
-    def _weight(self, dtype: torch.dtype) -> Tensor:
+    def weight(self, dtype: torch.dtype) -> Tensor:
         """(num_heads, head_dim, embed_dim)"""
         return self.projection.weight.to(dtype).unflatten(0, self.u.shape)
 
-    def score_mod(
-        self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
-    ) -> DenseBias | AddBands:
-        dtype = at_least_float32(q.dtype)
-        shift = shared_run(q_positions, kv_positions)
-        with without_autocast(q.device):
-            q = (q.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.shape[-1])
-            weight = self._weight(dtype)
-            if self._bands is not None:
-                return self._bands.term(q_positions, kv_positions, q)
-            if shift is None:
-                return DenseBias(self._products(q @ weight, q_positions, kv_positions))
-            kv_len = kv_positions.shape[-1]
-            distance = run_distances(shift, q.shape[-2], kv_len, q.device)
-            table = self.sinusoid(distance, dtype) @ weight.mT  # (num_heads, distances, head_dim)
-            return DenseBias(skew(q @ table.mT, kv_len))
 
-    def _products(self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
-        """coefficients (batch, num_heads, q_len, embed_dim) . R(position_i - position_j) for all
-        pairs."""
+class DistanceVectors(ByDistance):
+    """Queries against the projected sinusoid of the distance."""
+
+    def __init__(self, q: Tokens, k: Tokens, queries: Tensor, xl: TransformerXL) -> None:
+        dtype, clamp = queries.dtype, xl.clamp_len
+        super().__init__(
+            q, k, None if clamp is None else (-clamp, clamp), queries,
+            lambda distance: xl.sinusoid(distance, dtype) @ xl.weight(dtype).mT,
+        )  # fmt: skip
+        self.xl = xl
+
+    def _gathered(
+        self,
+        scores: Tensor,
+        q_positions: Tensor,
+        kv_positions: Tensor,
+        q: Tensor | None,
+        k: Tensor | None,
+    ) -> Tensor:
+        """sin and cos of a difference as products of the query's and the key's own."""
+        assert q is not None
+        coefficients = q @ self.xl.weight(q.dtype)
         on_sin, on_cos = coefficients.chunk(2, dim=-1)
-        q_cos, q_sin = (
-            t.unsqueeze(-3) for t in self.angles.cos_sin(q_positions, coefficients.dtype)
-        )
-        kv_cos, kv_sin = (
-            t.unsqueeze(-3) for t in self.angles.cos_sin(kv_positions, coefficients.dtype)
-        )
+        angles, clamp = self.xl.angles, self.xl.clamp_len
+        q_cos, q_sin = (t.unsqueeze(-3) for t in angles.cos_sin(q_positions, q.dtype))
+        kv_cos, kv_sin = (t.unsqueeze(-3) for t in angles.cos_sin(kv_positions, q.dtype))
         left = torch.cat([on_sin * q_sin + on_cos * q_cos, on_cos * q_sin - on_sin * q_cos], dim=-1)
         values = left @ torch.cat([kv_cos, kv_sin], dim=-1).mT
-        if self.clamp_len is None:
-            return values
+        if clamp is None:
+            return scores + values
         distance = distances(q_positions, kv_positions)
         distance = distance if distance.ndim == 2 else distance[:, None]
-        for limit, beyond in (
-            (self.clamp_len, distance > self.clamp_len),
-            (-self.clamp_len, distance < -self.clamp_len),
-        ):
-            end = self.sinusoid(torch.tensor([limit], device=values.device), values.dtype)
+        for limit, beyond in ((clamp, distance > clamp), (-clamp, distance < -clamp)):
+            end = self.xl.sinusoid(torch.tensor([limit], device=values.device), values.dtype)
             values = torch.where(beyond, coefficients @ end.mT, values)
-        return values
+        return scores + values
+
+    def pair(self) -> ScoreMod:
+        assert self.q_vectors is not None
+        shape = (*self.q_vectors.shape[:3], len(self.k))
+        everything = slice(0, len(self.q)), slice(0, len(self.k))
+        values = self.ready(len(self.q), False).add(
+            self.q_vectors.new_zeros(shape), *everything, None
+        )
+        return lambda score, batch, head, q_idx, kv_idx: score + values[batch, head, q_idx, kv_idx]

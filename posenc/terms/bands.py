@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.numbers.precision import without_autocast
 from posenc.positions import run_start
 from posenc.terms.skew import Part, add_parts, shared_run, skew
 
@@ -101,85 +100,76 @@ class Bands:
             k_ends = entries.unsqueeze(1) @ k.mT
         return cls(kv_start, q_band, k_band, k_ends)
 
-    def shift(self, q_positions: Tensor, kv_positions: Tensor) -> int:
-        """The distance of a block's first query to its first key."""
-        shift = shared_run(q_positions, kv_positions)
-        assert shift is not None  # a part of a run is a run
-        return shift
+    def add(
+        self,
+        scores: Tensor,
+        q_positions: Tensor,
+        kv_positions: Tensor,
+        q: Tensor | None,
+        k: Tensor | None,
+    ) -> Tensor:
+        """Scores of a block, with its queries (batch, num_heads, rows, width) and keys (batch,
+        num_heads, keys, width) applied, in place.
 
-    def term(
-        self, q_positions: Tensor, kv_positions: Tensor, q: Tensor, k: Tensor | None = None
-    ) -> AddBands:
-        """What the block of these queries and keys adds to its scores."""
-        k_ends = self.k_ends
-        if k_ends is not None:
+        scores[i, j] += q[i] . for_q[D] + k[j] . for_k[D],  D = position_i - position_j
+        """
+        shift = _shift(q_positions, kv_positions)
+        rows, keys = scores.shape[-2:]
+        if self.for_q is not None:
+            assert q is not None
+            scores = add_parts(scores, _of_queries(self.for_q, shift, rows, keys, q))
+        if self.for_k is not None:
+            assert k is not None and self.k_ends is not None
             first = run_start(kv_positions) - self.kv_start  # type: ignore[operator]
-            k_ends = k_ends.narrow(-1, first, kv_positions.shape[-1])
-        return AddBands(self.shift(q_positions, kv_positions), self, q, k, k_ends)
-
-
-@dataclass(frozen=True)
-class AddBands:
-    """A score_mod for whole blocks.
-
-    scores[i, j] += q[i] . for_q[D] + k[j] . for_k[D],  D = shift + i - j
-
-    q (batch, num_heads, rows, width), k (batch, num_heads, keys, width).
-    """
-
-    shift: int
-    bands: Bands
-    q: Tensor
-    k: Tensor | None
-    k_ends: Tensor | None
-
-    def block(self, scores: Tensor) -> Tensor:
-        with without_autocast(scores.device):
-            if self.bands.for_q is not None:
-                scores = add_parts(scores, self._queries(self.bands.for_q, *scores.shape[-2:]))
-            if self.bands.for_k is not None:
-                scores = add_parts(scores, self._keys(self.bands.for_k, *scores.shape[-2:]))
+            k_ends = self.k_ends.narrow(-1, first, keys)
+            scores = add_parts(scores, _of_keys(self.for_k, shift, rows, keys, k, k_ends))
         return scores
 
-    def _queries(self, table: Band, rows: int, keys: int) -> Iterator[Part]:
-        first, last = table.near(self.shift, rows, keys)
-        if first:
-            yield 0, first, self.q @ table[table.high, 1].mT
+    def weigh(self, weights: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+        """sum over j of weights[i, j] * for_q[position_i - position_j]: (batch, num_heads, rows,
+        width)."""
+        table, shift = self.for_q, _shift(q_positions, kv_positions)
+        assert table is not None
+        rows, keys = weights.shape[-2:]
+        first, last = table.near(shift, rows, keys)
+        out = weights[..., :first].sum(-1, keepdim=True) * table[table.high, 1]
         if first < last:
-            products = self.q @ table[self.shift + rows - 1 - first, rows + last - first].mT
-            yield first, last, skew(products, last - first)
+            # The inverse of skew: row i moves rows - 1 - i columns to the right.
+            moved = F.pad(weights[..., first:last], (0, rows - 1)).flatten(-2)
+            moved = F.pad(moved, (rows - 1, 1)).unflatten(-1, (rows, rows + last - first))
+            out = out + moved @ table[shift + rows - 1 - first, rows + last - first]
         if last < keys:
-            yield last, keys, self.q @ table[table.low, 1].mT
-
-    def _keys(self, table: Band, rows: int, keys: int) -> Iterator[Part]:
-        assert self.k is not None and self.k_ends is not None
-        first, last = table.near(self.shift, rows, keys)
-        if first:
-            yield 0, first, self.k_ends[1, ..., :first]
-        for start in range(first, last, TILE):
-            stop = min(start + TILE, last)
-            rising = table[self.shift - stop + 1, stop - start + rows]
-            yield start, stop, skew(self.k[:, :, start:stop] @ rising.mT, rows).mT
-        if last < keys:
-            yield last, keys, self.k_ends[0, ..., last:]
-
-    def __call__(self, score, batch, head, q_idx, kv_idx):
-        raise TypeError("This term is added to whole blocks alone.")
+            out = out + weights[..., last:].sum(-1, keepdim=True) * table[table.low, 1]
+        return out
 
 
-def weigh(weights: Tensor, bands: Bands, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
-    """sum over j of weights[i, j] * for_q[position_i - position_j]: (batch, num_heads, rows,
-    width)."""
-    table, shift = bands.for_q, bands.shift(q_positions, kv_positions)
-    assert table is not None
-    rows, keys = weights.shape[-2:]
+def _shift(q_positions: Tensor, kv_positions: Tensor) -> int:
+    """The distance of a block's first query to its first key."""
+    shift = shared_run(q_positions, kv_positions)
+    assert shift is not None  # a part of a run is a run
+    return shift
+
+
+def _of_queries(table: Band, shift: int, rows: int, keys: int, q: Tensor) -> Iterator[Part]:
     first, last = table.near(shift, rows, keys)
-    out = weights[..., :first].sum(-1, keepdim=True) * table[table.high, 1]
+    if first:
+        yield 0, first, q @ table[table.high, 1].mT
     if first < last:
-        # The inverse of skew: row i moves rows - 1 - i columns to the right.
-        moved = F.pad(weights[..., first:last], (0, rows - 1)).flatten(-2)
-        moved = F.pad(moved, (rows - 1, 1)).unflatten(-1, (rows, rows + last - first))
-        out = out + moved @ table[shift + rows - 1 - first, rows + last - first]
+        products = q @ table[shift + rows - 1 - first, rows + last - first].mT
+        yield first, last, skew(products, last - first)
     if last < keys:
-        out = out + weights[..., last:].sum(-1, keepdim=True) * table[table.low, 1]
-    return out
+        yield last, keys, q @ table[table.low, 1].mT
+
+
+def _of_keys(
+    table: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: Tensor
+) -> Iterator[Part]:
+    first, last = table.near(shift, rows, keys)
+    if first:
+        yield 0, first, k_ends[1, ..., :first]
+    for start in range(first, last, TILE):
+        stop = min(start + TILE, last)
+        rising = table[shift - stop + 1, stop - start + rows]
+        yield start, stop, skew(k[:, :, start:stop] @ rising.mT, rows).mT
+    if last < keys:
+        yield last, keys, k_ends[0, ..., last:]

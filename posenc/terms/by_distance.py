@@ -1,62 +1,126 @@
-"""Scores that queries and keys read from tables of their own, by distance."""
+"""Scores that a query, a key or both read from vectors that belong to the distance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Self
 
+import torch
 from torch import Tensor
 
 from posenc.positions import distances
+from posenc.terms.bands import Bands, Table
+from posenc.terms.term import ScoreMod, Term
+from posenc.terms.tokens import Tokens
 
 
-class AddByDistance:
-    """A score_mod that adds, to each pair, what the query's and the key's own tables hold at the
-    pair's distance.
+class ByDistance(Term):
+    """Add products with vectors that belong to the distance.
 
-    score[b, h, i, j] += q_table[b, h, i, row(D)] + k_table[b, h, j, k_row(D)],  D = position_i -
-    position_j
+    scores[i, j] += q_vectors[i] . for_q(D) + k_vectors[j] . for_k(D),  D = position_i - position_j
+
+    Where positions are runs, products are made with the vectors that occur and read through skewed
+    views; elsewhere with all of them, and gathered.
 
     Args:
-        row, k_row: from integer distances to rows of the tables.
-        q_table: (batch, num_heads, q_len, rows), or None.
-        k_table: (batch, num_heads, kv_len, rows), or None.
+        ends: (low, high), the distances from which on nothing changes; real distances are rounded
+            down.
+        q_vectors, for_q: (batch, num_heads, q_len, width), and from distances to (num_heads or 1,
+            distances, width); or both None.
+        k_vectors, for_k: the same for the keys.
     """
 
     def __init__(
         self,
+        q: Tokens,
+        k: Tokens,
+        ends: tuple[int, int] | None,
+        q_vectors: Tensor | None = None,
+        for_q: Table | None = None,
+        k_vectors: Tensor | None = None,
+        for_k: Table | None = None,
+    ) -> None:
+        super().__init__(q, k)
+        self.ends = ends
+        self.q_vectors, self.for_q = q_vectors, for_q
+        self.k_vectors, self.for_k = k_vectors, for_k
+        self.bands: Bands | None = None
+        self._all_q: Tensor | None = None
+        self._all_k: Tensor | None = None
+
+    def ready(self, rows: int, causal: bool) -> Self:
+        bands = Bands.of(
+            self.q.positions, self.k.positions, rows, causal, self.ends, self.for_q, self.for_k,
+            self.k_vectors,
+        )  # fmt: skip
+        if bands is None:
+            return self._with_all_vectors()
+        ready = self.copy()
+        ready.bands = bands
+        return ready
+
+    def _with_all_vectors(self) -> Self:
+        ready = self.copy()
+        if self.ends is not None:
+            low, high = self.ends
+            distance = torch.arange(low, high + 1, device=self.q.positions.device)
+            ready._all_q = None if self.for_q is None else self.for_q(distance)
+            ready._all_k = None if self.for_k is None else self.for_k(distance)
+        return ready
+
+    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+        q = None if self.q_vectors is None else self.q_vectors[:, :, rows]
+        k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
+        where = self.q[rows].positions, self.k[keys].positions
+        if self.bands is not None:
+            return self.bands.add(scores, *where, q, k)
+        return self._gathered(scores, *where, q, k)
+
+    def _gathered(
+        self,
+        scores: Tensor,
         q_positions: Tensor,
         kv_positions: Tensor,
-        row: Callable[[Tensor], Tensor],
-        q_table: Tensor | None = None,
-        k_table: Tensor | None = None,
-        k_row: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        self.q_positions = _drop_single_batch(q_positions)
-        self.kv_positions = _drop_single_batch(kv_positions)
-        self.q_table, self.k_table = q_table, k_table
-        self.row, self.k_row = row, row if k_row is None else k_row
-
-    def __call__(
-        self, score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor
+        q: Tensor | None,
+        k: Tensor | None,
     ) -> Tensor:
-        distance = _take(self.q_positions, batch, q_idx) - _take(self.kv_positions, batch, kv_idx)
-        if self.q_table is not None:
-            score = score + self.q_table[batch, head, q_idx, self.row(distance)]
-        if self.k_table is not None:
-            score = score + self.k_table[batch, head, kv_idx, self.k_row(distance)]
-        return score
-
-    def block(self, scores: Tensor) -> Tensor:
-        q_len, kv_len = scores.shape[-2:]
-        distance = distances(self.q_positions, self.kv_positions)
-        distance = distance if distance.ndim == 2 else distance[:, None]
-        if self.q_table is not None:
-            index = self.row(distance).expand(scores.shape)
-            scores = scores + self.q_table.gather(-1, index)
-        if self.k_table is not None:
-            index = self.k_row(distance).mT.expand(*scores.shape[:2], kv_len, q_len)
-            scores = scores + self.k_table.gather(-1, index).mT
+        index = self._row(distances(q_positions, kv_positions))
+        index = index if index.ndim == 2 else index[:, None]
+        for_q, for_k = self._products(q, k)
+        if for_q is not None:
+            scores = scores + for_q.gather(-1, index.expand(scores.shape))
+        if for_k is not None:
+            shape = (*scores.shape[:2], scores.shape[-1], scores.shape[-2])
+            scores = scores + for_k.gather(-1, index.mT.expand(shape)).mT
         return scores
+
+    def _row(self, distance: Tensor) -> Tensor:
+        """The row of `_products` for each distance."""
+        assert self.ends is not None
+        whole = distance.floor().long() if distance.is_floating_point() else distance
+        return whole.clamp(*self.ends) - self.ends[0]
+
+    def _products(self, q: Tensor | None, k: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Of queries and of keys with the vectors of all distances: (batch, num_heads, len,
+        distances)."""
+        return (
+            None if q is None or self._all_q is None else q @ self._all_q.mT,
+            None if k is None or self._all_k is None else k @ self._all_k.mT,
+        )
+
+    def pair(self) -> ScoreMod:  # type: ignore[override]
+        ready = self._with_all_vectors()
+        q_table, k_table = ready._products(self.q_vectors, self.k_vectors)
+        q_positions, kv_positions = (_per_row(t.positions) for t in (self.q, self.k))
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            row = self._row(_take(q_positions, batch, q_idx) - _take(kv_positions, batch, kv_idx))
+            if q_table is not None:
+                score = score + q_table[batch, head, q_idx, row]
+            if k_table is not None:
+                score = score + k_table[batch, head, kv_idx, row]
+            return score
+
+        return mod
 
 
 def require_whole(name: str, *positions: Tensor) -> None:
@@ -69,7 +133,7 @@ def require_whole(name: str, *positions: Tensor) -> None:
             )
 
 
-def _drop_single_batch(positions: Tensor) -> Tensor:
+def _per_row(positions: Tensor) -> Tensor:
     return positions[0] if positions.ndim == 2 and positions.shape[0] == 1 else positions
 
 

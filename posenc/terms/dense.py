@@ -1,23 +1,54 @@
-"""A bias as a ready value for every pair."""
+"""A term with a ready number for every pair of a block."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
+from posenc.terms.term import ByDistance, ScoreMod, Term
+from posenc.terms.tokens import Tokens
 
-@dataclass(frozen=True)
-class DenseBias:
-    """A score_mod that adds ready values (batch or 1, num_heads, q_len, kv_len)."""
 
-    values: Tensor
+class Dense(Term):
+    """Add values that are computed block by block.
 
-    def __call__(
-        self, score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor
-    ) -> Tensor:
-        return score + self.values[batch if len(self.values) > 1 else 0, head, q_idx, kv_idx]
+    scores[b, h, i, j] += values(q[rows], k[keys])[b, h, i, j]
 
-    def block(self, scores: Tensor) -> Tensor:
-        """The same for all pairs at once, in place."""
-        return scores.add_(self.values)
+    Args:
+        values: from the tokens of a block to (num_heads, rows, keys) or (batch, num_heads, rows,
+            keys).
+        by_distance, split: as in Term.
+    """
+
+    def __init__(
+        self,
+        q: Tokens,
+        k: Tokens,
+        values: Callable[[Tokens, Tokens], Tensor],
+        *,
+        by_distance: ByDistance | None = None,
+        split: Callable[[], tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        super().__init__(q, k)
+        self._values = values
+        self.by_distance, self.split = by_distance, split
+
+    def values(self, rows: slice, keys: slice) -> Tensor:
+        """What is added, (batch or 1, num_heads, rows, keys)."""
+        values = self._values(self.q[rows], self.k[keys])
+        return values if values.ndim == 4 else values[None]
+
+    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+        return scores.add_(self.values(rows, keys).to(scores.dtype))
+
+    def pair(self) -> ScoreMod:  # type: ignore[override]
+        values = self.values(slice(None), slice(None))
+        one_row = len(values) == 1
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            batch = torch.zeros_like(batch) if one_row else batch
+            return score + values[batch, head, q_idx, kv_idx]
+
+        return mod

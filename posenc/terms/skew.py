@@ -13,8 +13,7 @@ from posenc.positions import run_start
 def shared_run(q_positions: Tensor, kv_positions: Tensor) -> int | None:
     """First query position minus first key position, where both are runs p, p+1, ... known without
     synchronising."""
-    q_start = run_start(q_positions)
-    kv_start = q_start if kv_positions is q_positions else run_start(kv_positions)
+    q_start, kv_start = run_start(q_positions), run_start(kv_positions)
     return None if q_start is None or kv_start is None else q_start - kv_start
 
 

@@ -1,11 +1,65 @@
-"""What place 3 adds to scores."""
+"""What an encoding makes of the scores and the values of one attention (places 3 and 4)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 from torch import Tensor
+
+from posenc.terms.tokens import Tokens
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's signature: (score, batch, head, q_idx, kv_idx) -> score, from operations that
 broadcast."""
+
+ByDistance = Callable[[Tensor, Tensor], Tensor]
+"""From positions of queries and of keys to (num_heads, q_len, kv_len)."""
+
+
+class Term:
+    """What an encoding makes of the scores of one attention; it knows the queries and the keys.
+
+    A kernel calls `ready` once, and then `add` for one block of the scores after the other. The
+    other members are None unless the term can be had that way; kernels choose by them.
+
+    reads_mask: `add` needs to know which keys are visible.
+    by_distance: the term for any positions, where distance and head alone decide on it.
+    split: (row, key), each (num_heads, len) or (batch, num_heads, len): where the key is not later
+        than the query, row[i] - key[j] is added to the score and nothing else.
+    pair: a FlexAttention score_mod that only looks up and computes with single numbers; what it
+        looks up is computed when it is asked for.
+    combine: place 4, from weights (batch, num_heads, rows, keys), v (batch, num_kv_heads, keys,
+        v_dim), the rows and the keys to (batch, num_heads, rows, v_dim).
+    """
+
+    reads_mask: bool = False
+    by_distance: ByDistance | None = None
+    split: Callable[[], tuple[Tensor, Tensor]] | None = None
+    pair: Callable[[], ScoreMod] | None = None
+    combine: Callable[[Tensor, Tensor, slice, slice], Tensor] | None = None
+
+    def __init__(self, q: Tokens, k: Tokens) -> None:
+        self.q, self.k = q, k
+
+    def ready(self, rows: int, causal: bool) -> Term:
+        """The term with all that blocks of at most `rows` queries share computed once.
+
+        Where `causal`, no pair of a negative distance is asked for beyond the block's own rows.
+        """
+        return self
+
+    def copy(self) -> Self:
+        """A second object with the same members, for `ready`; copy.copy cannot be traced."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+        """Scaled scores (batch, num_heads, rows, keys) with the term applied; it may write into
+        them.
+
+        `mask` is True where a query may look, and None where it may look anywhere or the term
+        does not read it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define add")

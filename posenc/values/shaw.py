@@ -3,17 +3,20 @@ distance."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding, check_head_dim
+from posenc.encoding.claims import Claims
 from posenc.numbers.heads import grouped_matmul
-from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.numbers.precision import at_least_float32
 from posenc.positions import distances
-from posenc.terms.bands import AddBands, Bands, weigh
-from posenc.terms.by_distance import AddByDistance, require_whole
+from posenc.terms.bands import Bands
+from posenc.terms.by_distance import ByDistance, require_whole
+from posenc.terms.tokens import Tokens
 
 
 class Shaw(PositionEncoding):
@@ -38,19 +41,19 @@ class Shaw(PositionEncoding):
     Source: Shaw et al. 2018, arXiv:1803.02155, equations 3-5; github.com/tensorflow/tensor2tensor.
     """
 
-    causal_only = False
-    scope = "layer"
-    reads_scale = True
-    source = "Shaw et al. 2018, arXiv:1803.02155, equations 3-5"
+    claims = Claims(
+        places=(3, 4),
+        source="Shaw et al. 2018, arXiv:1803.02155, equations 3-5",
+        reads_scale=True,
+        scope="layer",
+    )
 
     def __init__(self, head_dim: int, *, max_distance: int = 16, values: bool = True) -> None:
         super().__init__()
         if max_distance < 1:
             raise ValueError(f"Shaw: max_distance must be at least 1, got {max_distance}.")
         self.head_dim, self.max_distance = head_dim, max_distance
-        self._keys: Bands | None = None
-        self._values: Bands | None = None
-        self.places = (3, 4) if values else (3,)  # type: ignore[misc]
+        self.claims = replace(self.claims, places=(3, 4) if values else (3,))
         rows = 2 * max_distance + 1
         self.key_table = nn.Parameter(torch.empty(rows, head_dim))
         self.value_table = nn.Parameter(torch.empty(rows, head_dim)) if values else None
@@ -66,54 +69,53 @@ class Shaw(PositionEncoding):
         """The row of the tables for each distance (positive: the past)."""
         return self.max_distance - distance.clamp(-self.max_distance, self.max_distance)
 
-    def for_blocks(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        q_positions: Tensor,
-        kv_positions: Tensor,
-        rows: int,
-        causal: bool,
-    ) -> Self:
-        require_whole("Shaw", q_positions, kv_positions)
-        dtype, scale = at_least_float32(q.dtype), self.scale(self.head_dim)
-        where = (q_positions, kv_positions, rows, causal, (-self.max_distance, self.max_distance))
-        ready, values = self.shallow_copy(), self.value_table
-        ready._keys = Bands.of(
-            *where, for_q=lambda d: scale * self.key_table.to(dtype)[None, self.row(d)]
+    def term(self, q: Tokens, k: Tokens) -> ShawTerm:
+        require_whole("Shaw", q.positions, k.positions)
+        assert q.x is not None
+        check_head_dim(self, self.head_dim, q.x)
+        return ShawTerm(q, k, self)
+
+
+class ShawTerm(ByDistance):
+    """Vectors by distance that queries meet, and that weights are summed over."""
+
+    def __init__(self, q: Tokens, k: Tokens, shaw: Shaw) -> None:
+        assert q.x is not None
+        dtype, scale = at_least_float32(q.x.dtype), shaw.scale(shaw.head_dim)
+        ends = (-shaw.max_distance, shaw.max_distance)
+        super().__init__(
+            q, k, ends, q.x.to(dtype), lambda d: scale * shaw.key_table.to(dtype)[None, shaw.row(d)]
         )
+        self.shaw, self.dtype = shaw, dtype
+        self.value_bands: Bands | None = None
+
+    @property
+    def combine(self):  # type: ignore[override]
+        return None if self.shaw.value_table is None else self._combine
+
+    def ready(self, rows: int, causal: bool) -> Self:
+        ready, values = super().ready(rows, causal), self.shaw.value_table
         if values is not None:
-            ready._values = Bands.of(*where, for_q=lambda d: values.to(dtype)[None, self.row(d)])
+            ready.value_bands = Bands.of(
+                self.q.positions, self.k.positions, rows, causal, self.ends,
+                for_q=lambda d: values.to(self.dtype)[None, self.shaw.row(d)],
+            )  # fmt: skip
         return ready
 
-    def score_mod(
-        self, q, k, q_positions, kv_positions, q_state=None, kv_state=None
-    ) -> AddByDistance | AddBands:
-        require_whole("Shaw", q_positions, kv_positions)
-        check_head_dim(self, self.head_dim, q)
-        dtype = at_least_float32(q.dtype)
-        if self._keys is not None:
-            with without_autocast(q.device):
-                return self._keys.term(q_positions, kv_positions, q.to(dtype))
-        with without_autocast(q.device):
-            table = (q.to(dtype) * self.scale(self.head_dim)) @ self.key_table.to(dtype).mT
-        return AddByDistance(q_positions, kv_positions, self.row, table)
-
-    def combine_values(
-        self, weights: Tensor, v: Tensor, q_positions: Tensor, kv_positions: Tensor
-    ) -> Tensor:
-        out = grouped_matmul(weights, v)
-        if self.value_table is None:
-            return out
-        if v.shape[-1] != self.head_dim:
+    def _combine(self, weights: Tensor, v: Tensor, rows: slice, keys: slice) -> Tensor:
+        shaw = self.shaw
+        if v.shape[-1] != shaw.head_dim:
             raise ValueError(
-                f"Shaw: built for head_dim={self.head_dim}, got v with shape {tuple(v.shape)}. "
+                f"Shaw: built for head_dim={shaw.head_dim}, got v with shape {tuple(v.shape)}. "
                 "Use values=False where values have another width."
             )
-        if self._values is not None:
-            return out + weigh(weights, self._values, q_positions, kv_positions)
-        distance = distances(q_positions, kv_positions)
-        index = self.row(distance if distance.ndim == 2 else distance[:, None])
-        sums = weights.new_zeros(*weights.shape[:-1], self.value_table.shape[0])
+        out = grouped_matmul(weights, v.to(weights.dtype))
+        where = self.q[rows].positions, self.k[keys].positions
+        if self.value_bands is not None:
+            return out + self.value_bands.weigh(weights, *where)
+        assert shaw.value_table is not None
+        distance = distances(*where)
+        index = shaw.row(distance if distance.ndim == 2 else distance[:, None])
+        sums = weights.new_zeros(*weights.shape[:-1], shaw.value_table.shape[0])
         sums = sums.scatter_add(-1, index.expand(weights.shape), weights)
-        return out + sums @ self.value_table.to(sums.dtype)
+        return out + sums @ shaw.value_table.to(sums.dtype)

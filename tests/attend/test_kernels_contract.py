@@ -71,14 +71,14 @@ def setup(
     length = positions.shape[-1]
     queries = length if queries is None else queries
     batch = 2
-    axes = encoding.num_axes
+    axes = encoding.claims.num_axes
     kv_positions = components(positions, axes)
     token_axis = -2 if axes > 1 else -1
     q_positions = kv_positions
     if queries != length:
         q_positions = kv_positions.narrow(token_axis, length - queries, queries)
     x = torch.randn(batch, length, EMBED, dtype=torch.float64)
-    state = encoding.token_state(x, kv_positions)
+    state = encoding.state(x, kv_positions)
     state = None if state is None else state.detach()
     q, k, v = (
         torch.randn(batch, heads, n, HEAD_DIM, dtype=torch.float64, requires_grad=grad)
@@ -148,7 +148,7 @@ def test_every_implementation_equals_the_reference_at_odd_lengths(name, impl):
 @pytest.mark.parametrize("name", posenc.names())
 def test_every_implementation_equals_the_reference_without_a_mask(name, impl):
     case = setup(name, torch.arange(41), None, causal=False)
-    if case.encoding.causal_only:
+    if case.encoding.claims.causal_only:
         pytest.skip("needs a causal mask")
     assert_same(case, impl)
 
@@ -199,7 +199,7 @@ def test_blockwise_honours_dropout(name):
     with torch.no_grad():
         torch.testing.assert_close(case.run("blockwise", dropout_p=0.5), results[0][0])
     # Linear in v where place 4 does not add tables: the gradient saw the same dropped weights.
-    if 4 not in case.encoding.places:
+    if 4 not in case.encoding.claims.places:
         out, grad = results[0]
         torch.testing.assert_close((grad * case.v).sum(), (out * weight).sum())
 

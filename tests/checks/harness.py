@@ -10,10 +10,11 @@ from torch import Tensor
 from posenc import ModelShape, PositionEncoding
 from posenc.inspect.encoding import layer as probe
 from posenc.inspect.encoding.layer import Layer, tokens
+from posenc.terms.tokens import Tokens
 
 __all__ = [
     "LENGTH", "SHAPE", "Layer", "Make", "assert_same", "build", "differs", "heads", "hidden",
-    "layer", "room", "tokens",
+    "layer", "room", "scored", "sides", "tokens", "turned",
 ]  # fmt: skip
 
 Make = Callable[[ModelShape], PositionEncoding]
@@ -84,3 +85,42 @@ def assert_same(got: Tensor, want: Tensor, message: str, *, atol: float = 1e-9) 
 def differs(a: Tensor, b: Tensor) -> bool:
     """Whether two float64 results differ by more than rounding can explain."""
     return (a - b).abs().max().item() > 1e-6
+
+
+def sides(
+    q: Tensor,
+    k: Tensor | None,
+    q_positions: Tensor,
+    kv_positions: Tensor,
+    q_state: Tensor | None = None,
+    kv_state: Tensor | None = None,
+    num_axes: int = 1,
+) -> tuple[Tokens, Tokens]:
+    """Queries and keys as an encoding takes them."""
+    return Tokens(q, q_positions, q_state, num_axes), Tokens(k, kv_positions, kv_state, num_axes)
+
+
+def turned(
+    encoding: PositionEncoding, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Place 2."""
+    axes = encoding.claims.num_axes
+    return encoding.transform(*sides(q, k, q_positions, kv_positions, num_axes=axes))
+
+
+def scored(
+    encoding: PositionEncoding,
+    scores: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    q_positions: Tensor,
+    kv_positions: Tensor,
+    q_state: Tensor | None = None,
+    kv_state: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Place 3 of all pairs at once, on a copy of the scores."""
+    term = encoding.term(*sides(q, k, q_positions, kv_positions, q_state, kv_state))
+    assert term is not None
+    rows, keys = slice(0, scores.shape[-2]), slice(0, scores.shape[-1])
+    return term.ready(scores.shape[-2], False).add(scores.clone(), rows, keys, mask)

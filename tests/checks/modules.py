@@ -26,7 +26,7 @@ def assert_device_follows_input(make: Make) -> None:
     """Runs on the meta device, which has no values: nothing may be read from it or made
     elsewhere."""
     model = layer(make).to("meta")
-    encoding = model.attention.encoding
+    encoding = model.encoding
     length = room(encoding, 9)
     out = model(hidden(length).to("meta"), tokens(encoding, length).to("meta"))
     assert out.device.type == "meta" and out.shape == (1, length, SHAPE.embed_dim)
@@ -62,7 +62,7 @@ def _spoil(module: torch.nn.Module) -> None:
 
 def assert_state_dict_round_trip(make: Make) -> None:
     first = layer(make)
-    encoding = first.attention.encoding
+    encoding = first.encoding
     length = room(encoding)
     x, positions = hidden(length), tokens(encoding, length)
     torch.manual_seed(9)
@@ -75,7 +75,7 @@ def assert_state_dict_round_trip(make: Make) -> None:
 def assert_positions_survive_a_cast(make: Make) -> None:
     """float64 -> bfloat16 -> float64 rounds parameters and nothing else."""
     model = layer(make)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
@@ -89,7 +89,7 @@ def assert_positions_survive_a_cast(make: Make) -> None:
 def assert_instances_share_nothing(make: Make) -> None:
     """Instances of other shapes, built and run between two runs, change nothing."""
     first = layer(make)
-    encoding = first.attention.encoding
+    encoding = first.encoding
     length = room(encoding, 9)
     x, positions = hidden(length), tokens(encoding, length)
     want = first(x, positions)
@@ -123,16 +123,16 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
                 changed = make(SHAPE, **{name: type(default)(value)})  # type: ignore[call-arg]
             except ValueError:
                 continue
-            if value == default or changed.max_positions not in (
+            if value == default or changed.claims.max_positions not in (
                 None,
-                make(SHAPE).max_positions,
+                make(SHAPE).claims.max_positions,
             ):
                 continue
             break
         else:
             continue
         positions = tokens(changed, length)
-        if changed.num_axes == 1 and changed.max_positions is None:
+        if changed.claims.num_axes == 1 and changed.claims.max_positions is None:
             positions = torch.where(positions < length // 2, positions, positions * 97)
         a = layer(make)(x, positions)
         b = layer(lambda shape, n=name, v=value, d=default: make(shape, **{n: type(d)(v)}))(  # type: ignore[call-arg]
@@ -172,7 +172,7 @@ def names_heads(encoding: PositionEncoding) -> bool:
 def assert_masks_are_optional(make: Make) -> None:
     """No mask is the full mask."""
     encoding = build(make)
-    if encoding.causal_only:
+    if encoding.claims.causal_only:
         return
     model = layer(make)
     length = room(encoding, 9)

@@ -40,13 +40,13 @@ def outputs(
     causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Place 1, and places 2 to 4, for inputs rounded to `source` and computed in `dtype`."""
-    encoding = encoding.for_layer(0)
     positions = tokens(encoding, length, offset)
     x = hidden(length, shape=shape, dtype=source).to(dtype)
     q, k, v = (t.to(dtype) for t in heads(length, shape=shape, dtype=source))
-    state = encoding.token_state(x, positions)
+    acting = encoding.for_layer(0)
+    state = acting.state(x, positions)
     out = attention(
-        q, k, v, encoding, q_positions=positions, kv_positions=positions, q_state=state,
+        q, k, v, acting, q_positions=positions, kv_positions=positions, q_state=state,
         kv_state=state, mask=masks.causal if causal else None,
     )  # fmt: skip
     assert isinstance(out, Tensor)
@@ -63,12 +63,12 @@ def precision(
     """Inputs and parameters of `dtype` give what float64 gives for the same numbers."""
     encoding = build(make, shape, dtype)
     length = room(encoding, length)
-    limit = encoding.max_positions
+    limit = encoding.claims.max_positions
     if isinstance(encoding, XPos):  # float16 ends earlier than the claim says for float32
         limit = min(limit or 0, encoding.reach(dtype))
     if limit is not None:
-        offset = 0 if encoding.num_axes > 1 else min(offset, limit - length)
-    causal = shape.causal or encoding.causal_only
+        offset = 0 if encoding.claims.num_axes > 1 else min(offset, limit - length)
+    causal = shape.causal or encoding.claims.causal_only
     got = outputs(encoding, dtype, dtype, length, offset, shape, causal)
     exact = copy.deepcopy(encoding).double()
     want = outputs(exact, torch.float64, dtype, length, offset, shape, causal)
@@ -142,8 +142,8 @@ def assert_float64_is_kept(make: Make) -> None:
 
 def assert_works_or_refuses_beyond_training(make: Make) -> None:
     model = layer(make, dtype=torch.float32)
-    encoding = model.attention.encoding
-    limit = encoding.max_positions
+    encoding = model.encoding
+    limit = encoding.claims.max_positions
     far = 4 * SHAPE.train_length if limit is None else limit
     positions = tokens(encoding, 3) + (far if limit is None else 0)
     if limit is None:
@@ -158,7 +158,7 @@ def assert_works_or_refuses_beyond_training(make: Make) -> None:
 def assert_gradients_are_right(make: Make) -> None:
     """Against differences of the output, for the inputs and every parameter."""
     model = layer(make)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     length = room(encoding, 5)
     x = hidden(length).requires_grad_()
     positions = tokens(encoding, length)
@@ -166,7 +166,7 @@ def assert_gradients_are_right(make: Make) -> None:
     values = [p.detach().clone().requires_grad_() for p in encoding.parameters()]
 
     def run(x: Tensor, *values: Tensor) -> Tensor:
-        state = {f"attention.encoding.{n}": v for n, v in zip(names, values, strict=True)}
+        state = {f"encoding.{n}": v for n, v in zip(names, values, strict=True)}
         return torch.func.functional_call(model, state, (x, positions))
 
     assert torch.autograd.gradcheck(run, (x, *values), fast_mode=True, atol=1e-4)
@@ -175,7 +175,7 @@ def assert_gradients_are_right(make: Make) -> None:
 def assert_gradients_are_finite(make: Make) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         model = layer(make, dtype=dtype)
-        encoding = model.attention.encoding
+        encoding = model.encoding
         length = room(encoding)
         x = hidden(length, dtype=dtype).requires_grad_()
         model(x, tokens(encoding, length)).float().square().sum().backward()

@@ -12,7 +12,7 @@ from tests.checks.harness import Make, assert_same, differs, hidden, layer, room
 def assert_decoding_matches_prefill(make: Make) -> None:
     """Token by token, in pieces, and at once; under one explicit length."""
     model = layer(make)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     length = room(encoding)
     positions = tokens(encoding, length)
     x = hidden(length, batch=2)
@@ -29,10 +29,10 @@ def assert_decoding_matches_prefill(make: Make) -> None:
 def assert_rows_are_independent(make: Make) -> None:
     """A row gives the same alone, beside others, and beside others with far positions."""
     model = layer(make)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     length = room(encoding, 17)
     near = tokens(encoding, length)
-    limit = encoding.max_positions
+    limit = encoding.claims.max_positions
     far = near.flip(0) if limit is not None else near + 5000
     x = hidden(length, batch=3)
     alone = model(x[:1], near[None])
@@ -46,7 +46,7 @@ def assert_rows_are_independent(make: Make) -> None:
 
 def assert_earlier_calls_leave_no_trace(make: Make) -> None:
     model = layer(make)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     length = room(encoding, 9)
     x, positions = hidden(length), tokens(encoding, length)
     first = model(x, positions)
@@ -74,7 +74,7 @@ def padded(encoding: PositionEncoding, lengths: list[int], *, left: bool) -> tup
 
 def assert_padding_is_invisible(make: Make) -> None:
     model = layer(make)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     lengths = [room(encoding, 13), 5, 1]
     for left in (True, False):
         valid, positions = padded(encoding, lengths, left=left)
@@ -88,7 +88,7 @@ def assert_padding_is_invisible(make: Make) -> None:
 
 def assert_packing_is_invisible(make: Make) -> None:
     model = layer(make)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     lengths = [6, 1, room(encoding, 10)]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
     positions = torch.cat([tokens(encoding, length) for length in lengths])
@@ -102,7 +102,7 @@ def assert_packing_is_invisible(make: Make) -> None:
 
 def assert_the_future_is_invisible(make: Make) -> None:
     model = layer(make)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     length = room(encoding, 19)
     x, positions = hidden(length), tokens(encoding, length)
     out = model(x, positions)
@@ -116,7 +116,7 @@ def assert_the_future_is_invisible(make: Make) -> None:
 def assert_blind_rows_give_zeros(make: Make) -> None:
     """A query that may see nothing gives zeros, and nothing flows back through it."""
     model = layer(make)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     length = room(encoding, 11)
     valid = torch.ones(1, length, dtype=torch.bool)
     valid[:, :4] = False  # the first four queries see only these keys
@@ -127,9 +127,7 @@ def assert_blind_rows_give_zeros(make: Make) -> None:
     assert grad.isfinite().all()
     # A running sum over the tokens (FoX) takes what a hidden token adds and gives it back: zero up
     # to rounding.
-    state = encoding.token_state(x, positions)
-    sums = state is not None and differs(
-        encoding.token_state(x[:, 4:], positions[4:]), state[:, :, 4:]
-    )
+    state = encoding.state(x, positions)
+    sums = state is not None and differs(encoding.state(x[:, 4:], positions[4:]), state[:, :, 4:])
     bound = 1e-14 if sums else 0
     assert (grad[:, :4].abs() <= bound).all(), "gradient of tokens that nobody sees and see nobody"

@@ -12,7 +12,7 @@ from tests.checks.harness import Layer, Make, assert_same, hidden, layer, room, 
 def assert_compiles_without_recompiling_per_length(make: Make) -> None:
     """One graph, and one more when the length is first seen to change."""
     model = layer(make)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     lengths = sorted({room(encoding, n) for n in (7, 12, 19, 31)})
     torch._dynamo.reset()
     counter = CompileCounter()
@@ -40,7 +40,7 @@ class Causal(nn.Module):
 
 def assert_exports_with_any_length(make: Make) -> None:
     model = Causal(layer(make)).eval()
-    encoding = model.model.attention.encoding
+    encoding = model.model.encoding
     length = room(encoding, 12)
     any_length = torch.export.Dim("length", min=2, max=room(encoding, 4096))
     program = torch.export.export(

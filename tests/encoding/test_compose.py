@@ -7,21 +7,24 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.encoding.compose import Compose, Within
+from posenc.encoding.claims import Claims
+from posenc.encoding.compose import Compose
+from posenc.encoding.within import Within
+from posenc.terms.dense import Dense
+from tests.checks.harness import scored, sides
 
 
 class Decay(posenc.PositionEncoding):
     """A state per token that accumulates, as a forgetting gate's does."""
 
-    places = (3,)
-    permutation_invariant = False
+    claims = Claims(places=(3,), permutation_invariant=False, causal_only=True)
 
-    def token_state(self, x, positions, past=None):
+    def state(self, x, positions, past=None):
         steps = -x[..., :2].abs().transpose(1, 2).cumsum(-1)
         return steps if past is None else steps + past[..., -1:]
 
-    def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None):
-        return lambda score, b, h, i, j: score + q_state[b, h, i] - kv_state[b, h, j]
+    def term(self, q, k):
+        return Dense(q, k, lambda q, k: q.state[..., :, None] - k.state[..., None, :])
 
 
 def rope() -> posenc.RoPE:
@@ -67,7 +70,7 @@ def test_embeddings_are_chained():
     learned = both.encodings[1]
     want = learned.embed(posenc.Sinusoidal(8).embed(x, p), p)
     torch.testing.assert_close(both.embed(x, p), want)
-    assert both.places == (1,) and both.max_positions == 5
+    assert both.claims.places == (1,) and both.claims.max_positions == 5
 
 
 def test_biases_add_up_and_values_keep_their_owner():
@@ -76,17 +79,13 @@ def test_biases_add_up_and_values_keep_their_owner():
     shaw = random_shaw().double()
     both = Compose(shaw, posenc.ALiBi(2))
     bias = posenc.ALiBi(2)(p.double(), p.double())
-    q_idx, kv_idx = torch.arange(7)[:, None], torch.arange(7)
-    zero = torch.zeros(1, 2, 7, 7).double()
-    rows = shaw.score_mod(q, None, p, p)(
-        zero, torch.zeros(1, 1, 1, 1).long(), torch.arange(2)[:, None, None], q_idx, kv_idx
-    )
+    rows = scored(shaw, torch.zeros(1, 2, 7, 7).double(), q, None, p, p)
     scores = q @ k.mT * 8**-0.5 + bias + rows
     weights = scores.masked_fill(~torch.ones(7, 7).bool().tril(), -torch.inf).softmax(-1)
-    want = shaw.combine_values(weights, v, p, p)
+    want = shaw.term(*sides(q, None, p, p)).combine(weights, v, slice(0, 7), slice(0, 7))
     got = posenc.attention(q, k, v, both, q_positions=p, kv_positions=p, mask=masks.causal)
     torch.testing.assert_close(got, want)
-    assert both.places == (3, 4) and both.scope == "layer"
+    assert both.claims.places == (3, 4) and both.claims.scope == "layer"
 
 
 def test_keys_stay_raw_for_a_score_that_reads_them():
@@ -95,7 +94,7 @@ def test_keys_stay_raw_for_a_score_that_reads_them():
     deberta = posenc.DeBERTa(16, 2, max_distance=4)
     deberta.table.data = torch.randn_like(deberta.table)
     both = Compose(rope(), deberta)
-    assert both.needs_raw_k
+    assert both.claims.needs_raw_k
     layer = posenc.Attention(16, 2, encoding=both).double()
     x, p = torch.randn(2, 6, 16).double(), torch.arange(6)
     whole = layer(x, p, mask=masks.causal)
@@ -124,10 +123,10 @@ def test_whole_row_methods_see_what_came_before_them():
     q, k, v = qkv()
     p = torch.arange(7)
     both = Compose(cope, posenc.ALiBi(2))
-    assert not both.pointwise and Compose(rope(), posenc.ALiBi(2)).pointwise
+    assert both.term(*sides(q, None, p, p)).pair is None
     seen = torch.ones(7, 7).bool().tril()
     scores = q @ k.mT * 8**-0.5
-    term = cope.score_mod(q, None, p, p).add_to(torch.zeros_like(scores), scores, seen)
+    term = scored(cope, scores, q, None, p, p, mask=seen) - scores
     want = dense(q, k, v, term + posenc.ALiBi(2)(p.double(), p.double()), seen)
     got = posenc.attention(q, k, v, both, q_positions=p, kv_positions=p, mask=masks.causal)
     torch.testing.assert_close(got, want)
@@ -135,12 +134,16 @@ def test_whole_row_methods_see_what_came_before_them():
 
 def test_claims_are_combined():
     both = Compose(rope(), posenc.CoPE(8), posenc.Learned(9, 16))
-    assert both.places == (1, 2, 3)
-    assert not both.shift_invariant and not both.permutation_invariant and both.causal_only
-    assert both.max_positions == 9
+    assert both.claims.places == (1, 2, 3)
+    assert (
+        not both.claims.shift_invariant
+        and not both.claims.permutation_invariant
+        and both.claims.causal_only
+    )
+    assert both.claims.max_positions == 9
     assert both.num_parameters == 64 * 8 + 9 * 16
-    assert not Compose(rope(), posenc.PositionEncoding()).causal_only
-    assert Compose(posenc.PositionEncoding(), Within(masks.causal)).causal_only
+    assert not Compose(rope(), posenc.PositionEncoding()).claims.causal_only
+    assert Compose(posenc.PositionEncoding(), Within(masks.causal)).claims.causal_only
 
 
 def test_the_scale_comes_from_the_one_that_changes_it():

@@ -17,7 +17,7 @@ PLACES = {1: "sinusoidal", 2: "rope", 3: "t5", 4: "shaw"}
 def test_the_four_act_at_the_four_places():
     assert all(name in names() for name in PLACES.values())
     for place, name in PLACES.items():
-        assert place in layer(functools.partial(create, name)).attention.encoding.places
+        assert place in layer(functools.partial(create, name)).encoding.places
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ def test_the_four_act_at_the_four_places():
 def test_inductor_gives_the_same_values(name: str):
     """Forward alone, to keep the compile time of the suite in bounds."""
     model = layer(functools.partial(create, name), dtype=torch.float32)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     with torch.no_grad():

@@ -4,6 +4,7 @@ can see."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,16 +13,26 @@ from torch import Tensor, nn
 from posenc import ModelShape, PositionEncoding, masks
 from posenc.embeddings.learned import Learned
 from posenc.embeddings.sinusoidal import Sinusoidal
+from posenc.encoding.claims import Claims
 from posenc.numbers import biases as bias_numbers
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import Linear, yarn
 from posenc.queries_keys.rotation.rotate import rotate
 from posenc.scores.alibi import ALiBi
+from posenc.terms.dense import Dense
+from posenc.terms.term import Term
+from posenc.terms.tokens import Tokens
 from tests import test_masks
 from tests.checks import CHECKS, modules
 from tests.golden_values import Case, cases
 from tests.queries_keys import test_rope, test_rope_scaling
 from tests.scores import test_alibi
+
+WRONG = Claims(places=(3,), source="nobody, 2026", causal_only=True)
+
+
+def moved(tokens: Tokens, positions: Tensor) -> Tokens:
+    return replace(tokens, positions=positions)
 
 
 class Rotary(RoPE):
@@ -54,75 +65,74 @@ class ThetaMissingFromTheCache(Rotary):
 class AnglesInTheInputsType(Rotary):
     """rotary-embedding-torch: positions are made in q's dtype."""
 
-    def transform_qk(self, q, k, q_positions, kv_positions):
-        return super().transform_qk(q, k, q_positions.to(q.dtype), kv_positions.to(k.dtype))
+    def transform(self, q, k):
+        return super().transform(*(moved(t, t.positions.to(t.x.dtype)) for t in (q, k)))
 
 
 class CentredPerCall(Rotary):
     """xPos of rotary-embedding-torch: the origin is the middle of whatever is passed."""
 
-    def transform_qk(self, q, k, q_positions, kv_positions):
-        middle = kv_positions.double().mean()
-        return super().transform_qk(q, k, q_positions - middle, kv_positions)
+    def transform(self, q, k):
+        return super().transform(moved(q, q.positions - k.positions.double().mean()), k)
 
 
 class FirstPositionIsAlwaysZero(Rotary):
     """Positions are counted from the shape of the input."""
 
-    def transform_qk(self, q, k, q_positions, kv_positions):
-        q_index = torch.arange(q.shape[2])
-        return super().transform_qk(q, k, q_index, torch.arange(k.shape[2]))
+    def transform(self, q, k):
+        return super().transform(*(moved(t, torch.arange(t.x.shape[2])) for t in (q, k)))
 
 
 class LongestRowDecides(Rotary):
     """Dynamic scaling that reads the length off the batch."""
 
-    def transform_qk(self, q, k, q_positions, kv_positions):
-        stretch = kv_positions.max() // 25 + 1
-        return super().transform_qk(q, k, q_positions / stretch, kv_positions / stretch)
+    def transform(self, q, k):
+        stretch = k.positions.max() // 25 + 1
+        return super().transform(*(moved(t, t.positions / stretch) for t in (q, k)))
 
 
 class PositionsTruncated(Rotary):
     """Position interpolation in whole numbers: neighbours share a position."""
 
-    def transform_qk(self, q, k, q_positions, kv_positions):
-        return super().transform_qk(q, k, q_positions // 4, kv_positions // 4)
+    def transform(self, q, k):
+        return super().transform(*(moved(t, t.positions // 4) for t in (q, k)))
 
 
 class FrequenciesInABuffer(PositionEncoding):
     """`.to(bfloat16)` rounds inv_freq, and a meta device leaves it empty."""
 
-    places = (2,)
-    causal_only = False
-    source = "nobody, 2026"
+    claims = Claims(places=(2,), source="nobody, 2026")
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
         inv_freq = 10000.0 ** (-torch.arange(0, head_dim, 2).double() / head_dim)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
 
-    def transform_qk(self, q, k, q_positions, kv_positions):
+    def transform(self, q, k):
         rotated = []
-        for x, positions in ((q, q_positions), (k, kv_positions)):
-            angle = positions[..., None] * self.inv_freq
-            rotated.append(rotate(x, angle.cos(), angle.sin(), interleaved=False))
+        for tokens in (q, k):
+            angle = tokens.positions[..., None] * self.inv_freq
+            rotated.append(rotate(tokens.x, angle.cos(), angle.sin(), interleaved=False))
         return tuple(rotated)
 
 
 class KeyOnlyALiBi(PositionEncoding):
     """BLOOM: slope * key position, in the model's dtype."""
 
-    places = (3,)
-    source = "nobody, 2026"
+    claims = WRONG
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.slopes = bias_numbers.slopes(num_heads)
 
-    def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None):
-        slopes = torch.tensor(self.slopes, dtype=q.dtype)
-        bias = (slopes[:, None] * kv_positions.to(q.dtype)).to(q.dtype)
-        return lambda score, batch, head, q_idx, kv_idx: score + bias[head, kv_idx]
+    def term(self, q, k):
+        slopes = torch.tensor(self.slopes, dtype=q.x.dtype)
+
+        def bias(q_part, k_part):
+            row = slopes[:, None] * k_part.positions.to(slopes.dtype)
+            return row[:, None].expand(-1, len(q_part), -1)
+
+        return Dense(q, k, bias)
 
 
 class FutureRewarded(ALiBi):
@@ -135,11 +145,16 @@ class FutureRewarded(ALiBi):
 class DistanceBetweenIndices(PositionEncoding):
     """FlexAttention's examples: the distance is q_idx - kv_idx, whatever the positions are."""
 
-    places = (3,)
-    source = "nobody, 2026"
+    claims = WRONG
 
-    def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None):
-        return lambda score, batch, head, q_idx, kv_idx: score - 0.5 * (q_idx - kv_idx).abs()
+    def term(self, q, k):
+        return ByIndex(q, k)
+
+
+class ByIndex(Term):
+    def add(self, scores, rows, keys, mask):
+        i = torch.arange(rows.start, rows.stop)[:, None]
+        return scores - 0.5 * (i - torch.arange(keys.start, keys.stop)).abs()
 
 
 class CountedFromTheShape(Sinusoidal):
@@ -153,7 +168,7 @@ class SilentlyWrapped(Learned):
     """Beyond the table, start again."""
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        return super().embed(x, positions % self.max_positions)
+        return super().embed(x, positions % self.claims.max_positions)
 
 
 class OutputInFloat32(Sinusoidal):
@@ -164,10 +179,16 @@ class OutputInFloat32(Sinusoidal):
 class NotANumberWhereNothingIsSeen(PositionEncoding):
     """-inf in every place of a row: softmax gives 0 / 0."""
 
-    places = (3,)
-    source = "nobody, 2026"
+    claims = WRONG
 
-    def score_rows(self, scores, mod, mask, rows):
+    def term(self, q, k):
+        return NormalisedRows(q, k)
+
+
+class NormalisedRows(Term):
+    additive, reads_mask = False, True
+
+    def add(self, scores, rows, keys, mask):
         scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
         return scores.softmax(-1).log()
 
@@ -175,13 +196,17 @@ class NotANumberWhereNothingIsSeen(PositionEncoding):
 class PeeksAhead(PositionEncoding):
     """A score that depends on the last key of all."""
 
-    places = (3,)
-    needs_raw_k = True
-    source = "nobody, 2026"
+    claims = replace(WRONG, needs_raw_k=True)
 
-    def score_mod(self, q, k, q_positions, kv_positions, q_state=None, kv_state=None):
-        last = k[:, :, -1].sum(-1)
-        return lambda score, batch, head, q_idx, kv_idx: score * last[batch, head]
+    def term(self, q, k):
+        return TimesTheLastKey(q, k)
+
+
+class TimesTheLastKey(Term):
+    additive = False
+
+    def add(self, scores, rows, keys, mask):
+        return scores * self.k.x[:, :, -1].sum(-1)[..., None, None]
 
 
 class RemembersTheLongest(Rotary):
@@ -189,18 +214,18 @@ class RemembersTheLongest(Rotary):
 
     longest = 0
 
-    def transform_qk(self, q, k, q_positions, kv_positions):
-        type(self).longest = max(type(self).longest, k.shape[2])
+    def transform(self, q, k):
+        type(self).longest = max(type(self).longest, k.x.shape[2])
         stretch = max(1.0, self.longest / 24)
-        return super().transform_qk(q, k, q_positions / stretch, kv_positions / stretch)
+        return super().transform(*(moved(t, t.positions / stretch) for t in (q, k)))
 
 
 class ReadsValues(Rotary):
     """Looks at the positions: a device would have to be waited for."""
 
-    def transform_qk(self, q, k, q_positions, kv_positions):
-        assert int(kv_positions.max()) >= 0
-        return super().transform_qk(q, k, q_positions, kv_positions)
+    def transform(self, q, k):
+        assert int(k.positions.max()) >= 0
+        return super().transform(q, k)
 
 
 class RoundedBias(ALiBi):

@@ -7,8 +7,9 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.encoding.compose import Compose, Within
+from posenc.encoding.compose import Compose
 from posenc.encoding.per_layer import PerLayer
+from posenc.encoding.within import Within
 from posenc.models import Decoder, DecoderConfig
 
 
@@ -43,7 +44,7 @@ def test_debertas_table_serves_all_layers():
 
 def test_a_model_wide_part_of_a_composition_stays_one():
     encoding = PerLayer.replicate(Compose(posenc.Learned(16, 32), posenc.Shaw(8)), 3)
-    (learned, shaw), (same, other) = (encoding.for_layer(i).encodings for i in range(2))
+    (learned, shaw), (same, other) = (encoding.members[i].encodings for i in range(2))
     assert learned.weight is same.weight and shaw.key_table is not other.key_table
     assert encoding.num_parameters == 16 * 32 + 3 * (2 * 33 * 8)
 
@@ -105,7 +106,7 @@ def test_mixed_layers_decode_with_caches_as_they_prefill(windows):
 def test_a_repeating_pattern_gives_layers_of_scope_layer_their_own_copies():
     shaw, rotary = posenc.Shaw(8), rope()
     pattern = PerLayer([shaw, rotary], repeat=True)
-    assert pattern.scope == "layer"
+    assert pattern.claims.scope == "layer"
     model = decoder(pattern)
     layers = [model.encoding.for_layer(i) for i in range(4)]
     assert layers[1] is rotary and layers[3] is rotary

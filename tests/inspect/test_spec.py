@@ -12,34 +12,35 @@ import torch
 
 from posenc import ALiBi, ModelShape, PositionEncoding, RoPE, create, names
 from posenc.cli import COMMANDS, main
+from posenc.encoding.claims import Claims
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
-from posenc.inspect.encoding.layer import moved
+from posenc.inspect.encoding.layer import first_layer, moved
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
 
 
 def build(name: str, shape: ModelShape = SHAPE, **options) -> PositionEncoding:
     torch.manual_seed(0)
-    return moved(create(name, shape, **options)).for_layer(0).eval()
+    return first_layer(moved(create(name, shape, **options))).eval()
 
 
 @pytest.mark.parametrize("name", names())
 @torch.no_grad()
 def test_measured_places_and_invariances_equal_the_claims(name):
     encoding = build(name)
-    assert running.places(encoding, SHAPE) == list(encoding.places)
+    assert running.places(encoding, SHAPE) == list(encoding.claims.places)
     gaps = invariance.measure(encoding, SHAPE)
     holds = {key: gap < invariance.ROUNDING for key, gap in gaps.items()}
     assert holds["padding"] and holds["packing"] and holds["batch"]
-    assert holds["shift"] == encoding.shift_invariant
-    assert holds["cache"] == encoding.cache_safe
+    assert holds["shift"] == encoding.claims.shift_invariant
+    assert holds["cache"] == encoding.claims.cache_safe
 
 
 class _FirstOfBatch(PositionEncoding):
     """Wrong on purpose: every row gets the positions of the first."""
 
-    places = (1,)
+    claims = Claims(places=(1,), causal_only=True)
 
     def embed(self, x, positions):
         rows = positions if positions.ndim == 2 else positions[None]
@@ -49,7 +50,7 @@ class _FirstOfBatch(PositionEncoding):
 class _ByIndex(PositionEncoding):
     """Wrong on purpose: looks at the place in memory."""
 
-    places = (1,)
+    claims = Claims(places=(1,), causal_only=True)
 
     def embed(self, x, positions):
         return x + 0.1 * torch.arange(x.shape[1])[:, None]
@@ -63,10 +64,10 @@ def test_wrong_encodings_are_seen():
 
 
 class _Doubled(PositionEncoding):
-    places = (2,)
+    claims = Claims(places=(2,), causal_only=True)
 
-    def transform_qk(self, q, k, q_positions, kv_positions):
-        return 2 * q, k
+    def transform(self, q, k):
+        return 2 * q.x, k.x
 
 
 @torch.no_grad()
@@ -160,6 +161,8 @@ def test_precision_sees_a_wrong_frequency():
 
 def test_what_does_not_trace_is_named():
     class Reads(PositionEncoding):
+        claims = Claims(places=(1,), causal_only=True)
+
         def embed(self, x, positions):
             return x if x.sum() > 0 else 2 * x
 

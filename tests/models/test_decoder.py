@@ -52,8 +52,8 @@ def test_left_padding_equals_the_row_alone(name):
     valid = torch.ones(2, 13, dtype=torch.bool)
     valid[1, :4] = False
     positions = (valid.cumsum(1) - 1).clamp(min=0)
-    if model.encoding.num_axes > 1:
-        positions = positions[..., None].expand(-1, -1, model.encoding.num_axes)
+    if model.encoding.claims.num_axes > 1:
+        positions = positions[..., None].expand(-1, -1, model.encoding.claims.num_axes)
     padded = model(ids, positions, mask=masks.causal & masks.padding(valid), length=13)
     torch.testing.assert_close(padded[1:, 4:], model(ids[1:, 4:], length=13), rtol=0, atol=5e-6)
     torch.testing.assert_close(padded[:1], model(ids[:1], length=13), rtol=0, atol=5e-6)

@@ -11,7 +11,7 @@ CONFIG = DecoderConfig(vocab_size=23, embed_dim=32, num_layers=2, num_heads=4, n
 BOTH_WAYS = [
     name
     for name in posenc.names()
-    if not posenc.create(name, CONFIG.shape(1024, causal=False)).causal_only
+    if not posenc.create(name, CONFIG.shape(1024, causal=False)).claims.causal_only
 ]
 
 

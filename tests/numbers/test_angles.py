@@ -133,8 +133,8 @@ def test_casts_meta_and_state_dicts_leave_angles_exact(name: str):
     shape = ModelShape(64, 4, train_length=64)
     fresh = create(name, shape)
     positions = torch.tensor([0, 7, 1000, 30000])
-    if fresh.num_axes > 1:
-        positions = positions[:, None].expand(-1, fresh.num_axes)
+    if fresh.claims.num_axes > 1:
+        positions = positions[:, None].expand(-1, fresh.claims.num_axes)
     want = fresh.cos_sin(positions)  # pyright: ignore
     with torch.device("meta"):
         from_meta = create(name, shape)

@@ -10,6 +10,7 @@ import posenc
 from posenc import masks
 from posenc.queries_keys.decoupled import DecoupledRoPE, join
 from posenc.queries_keys.rope_scaling import YaRN
+from tests.checks.harness import turned
 from tests.references import decoupled_rope as paper
 
 
@@ -20,8 +21,12 @@ def test_decoupled_rope_matches_the_paper():
     q_positions, kv_positions = torch.tensor([3, 8, 100]), torch.arange(5)
     q_content, q_rotary = torch.randn(1, 2, 3, 8).double(), torch.randn(1, 2, 3, 6).double()
     k_content, k_rotary = torch.randn(1, 2, 5, 8).double(), torch.randn(1, 1, 5, 6).double()
-    q, k = encoding.transform_qk(
-        join(q_content, q_rotary), join(k_content, k_rotary), q_positions, kv_positions
+    q, k = turned(
+        encoding,
+        join(q_content, q_rotary),
+        join(k_content, k_rotary),
+        q_positions,
+        kv_positions,
     )
     want = paper.scores(
         q_content[0].numpy(), q_rotary[0].numpy(), k_content[0].numpy(), k_rotary[0, 0].numpy(),

@@ -9,6 +9,7 @@ import torch
 from posenc import KVCache, ModelShape, attention, create, masks
 from posenc.queries_keys.position_maps import DualChunk, PositionMap, ReRoPE, SelfExtend
 from posenc.queries_keys.rope import RoPE
+from tests.checks.harness import turned
 from tests.golden_values import Case, cases
 
 
@@ -26,7 +27,7 @@ def logits_of(encoding: PositionMap, q, k, positions) -> torch.Tensor:
     i, j = torch.arange(n)[:, None], torch.arange(n)
     out = torch.full((*q.shape[:3], n), float("nan"), dtype=q.dtype)
     for part in encoding.passes(positions, positions):
-        pass_q, pass_k = encoding.transform_qk(q, k, part.q_positions, part.kv_positions)
+        pass_q, pass_k = turned(encoding, q, k, part.q_positions, part.kv_positions)
         if part.q_factor is not None:
             pass_q = pass_q * part.q_factor[:, None]
         pass_k = pass_k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
@@ -160,7 +161,7 @@ def test_only_the_passes_can_be_run():
 def test_defaults_come_from_the_trained_length(name: str):
     shape = ModelShape(32, 4, train_length=64)
     encoding = create(name, shape, rope_theta=500.0, scaling="linear", factor=2.0)
-    assert isinstance(encoding, PositionMap) and encoding.needs_raw_k
+    assert isinstance(encoding, PositionMap) and encoding.claims.needs_raw_k
     assert encoding.rope_theta == 500.0 and encoding.scaling is not None
     sizes = {"rerope": 32, "leaky_rerope": 32, "self_extend": 16, "dual_chunk": 48}
     assert getattr(encoding, "window", 0) + getattr(encoding, "chunk_size", 0) == sizes[name]

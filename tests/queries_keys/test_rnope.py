@@ -70,7 +70,7 @@ def test_rnope_sizes_come_from_the_trained_length():
     chunks = RNoPE.from_shape(shape, interleaved=False, windows="chunked")
     assert chunks.for_layer(0).encodings[1].mask.window == 64
     assert chunks.for_layer(3).floor_scale == 64
-    assert RNoPE.from_shape(shape, interleaved=False, every=3).for_layer(2).places == ()
+    assert RNoPE.from_shape(shape, interleaved=False, every=3).for_layer(2).claims.places == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,11 +87,11 @@ def test_rnope_decodes_with_caches_as_it_prefills(kind: str):
 
 
 def test_rnope_claims_only_what_every_layer_keeps():
-    assert RNoPE(8, interleaved=False).shift_invariant
-    assert RNoPE(8, interleaved=False, window_size=3).shift_invariant
-    assert not RNoPE(8, interleaved=False, chunk_size=3).shift_invariant
-    assert not RNoPE(8, interleaved=False, floor_scale=3).shift_invariant
-    assert not RNoPE(8, interleaved=False).causal_only
+    assert RNoPE(8, interleaved=False).claims.shift_invariant
+    assert RNoPE(8, interleaved=False, window_size=3).claims.shift_invariant
+    assert not RNoPE(8, interleaved=False, chunk_size=3).claims.shift_invariant
+    assert not RNoPE(8, interleaved=False, floor_scale=3).claims.shift_invariant
+    assert not RNoPE(8, interleaved=False).claims.causal_only
 
 
 def test_rnope_refuses_what_it_cannot_serve():

@@ -15,6 +15,7 @@ from posenc.queries_keys.pope import PoPE
 from posenc.queries_keys.query_temperature import Llama4Temperature, LogN
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.xpos import XPos
+from tests.checks.harness import turned
 from tests.golden_values import Case, cases
 
 
@@ -27,14 +28,13 @@ def test_xpos(case: Case):
     xpos = XPos(d, base, interleaved=True, scale_base=scale_base, origin=origin)
     q, k = (case.inputs[name][None] for name in "qk")
     positions = case.inputs["q_positions"], case.inputs["kv_positions"]
-    got_q, got_k = xpos.transform_qk(q, k, *positions)
+    got_q, got_k = turned(xpos, q, k, *positions)
     case.assert_close("q", got_q[0])
     case.assert_close("k", got_k[0])
     case.assert_close("logits", (got_q @ got_k.mT)[0])
     # The origin changes no score.
-    fixed_q, fixed_k = XPos(d, base, interleaved=True, scale_base=scale_base).transform_qk(
-        q, k, *positions
-    )
+    fixed = XPos(d, base, interleaved=True, scale_base=scale_base)
+    fixed_q, fixed_k = turned(fixed, q, k, *positions)
     case.assert_close("logits", (fixed_q @ fixed_k.mT)[0])
 
 
@@ -78,7 +78,9 @@ def test_xpos_keeps_its_origin_while_the_cache_grows():
 def test_xpos_refuses_positions_that_overflow():
     x = torch.ones(1, 1, 1, 8)
     xpos = XPos(8, interleaved=False)
-    assert xpos.max_positions == xpos.reach(torch.float32) + 1 == xpos.reach(torch.float64) + 1
+    assert (
+        xpos.claims.max_positions == xpos.reach(torch.float32) + 1 == xpos.reach(torch.float64) + 1
+    )
     for dtype in (torch.float16, torch.float32, torch.bfloat16, torch.float64):
         last = torch.tensor([xpos.reach(dtype)])
         _, k = xpos(x.to(dtype), x.to(dtype), last)
@@ -96,7 +98,7 @@ def test_pope(case: Case):
     with torch.no_grad():
         pope.weight.copy_(case.inputs["learned_bias"][:, 0])
     positions = case.inputs["q_positions"], case.inputs["kv_positions"]
-    q, k = pope.transform_qk(case.inputs["q"], case.inputs["k"], *positions)
+    q, k = turned(pope, case.inputs["q"], case.inputs["k"], *positions)
     case.assert_close("q", q)
     case.assert_close("k", k)
     case.assert_close("logits", q @ k.mT)

@@ -18,6 +18,7 @@ from posenc.queries_keys import rope_scaling as rs
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import rope_frequencies
 from posenc.queries_keys.rotation.rotate import rotate as rotate_pairs
+from tests.checks.harness import turned
 from tests.golden_values import Case, cases
 
 RENAMED = {"original_length": "original_max_positions", "alpha": "factor"}
@@ -158,7 +159,7 @@ def test_longrope_leaves_the_first_tokens_unscaled(case: Case):
     case.assert_close("cos", torch.cat([cos, cos], -1))
     case.assert_close("sin", torch.cat([sin, sin], -1))
     case.assert_close("mscale", rope.attention_factor)
-    assert not rope.shift_invariant and not rope.cache_safe
+    assert not rope.claims.shift_invariant and not rope.claims.cache_safe
 
 
 @pytest.mark.parametrize("dim, theta", [(64, 10000.0), (128, 500000.0), (6, 100.0)])
@@ -247,7 +248,7 @@ def test_rotated_logits_grow_by_the_square_of_the_attention_factor():
 )
 def test_frequencies_follow_the_length_asked_for_and_nothing_else(scaling: rs.Scaling):
     rope = RoPE(8, interleaved=False, scaling=scaling)
-    assert not rope.cache_safe
+    assert not rope.claims.cache_safe
     positions = torch.arange(40)
     short = rope.cos_sin(positions)[0]
     long = rope.prepare(positions, length=32).cos_sin(positions)[0]
@@ -264,7 +265,7 @@ def test_two_graphs_serve_all_lengths_that_frequencies_follow(scaling: rs.Scalin
 
     def rotate(q, positions, length):
         prepared = rope.prepare(positions, length)
-        return prepared.transform_qk(q, q, positions, positions.clone())
+        return turned(prepared, q, q, positions, positions.clone())
 
     torch._dynamo.reset()
     counter = CompileCounter()
@@ -281,7 +282,7 @@ def test_longrope_with_equal_lists_is_cache_safe():
     factors = (1.0, 2.0, 3.0, 4.0)
     scaling = rs.LongRoPE(4, 8, short_factor=factors, long_factor=factors)
     assert not scaling.depends_on_length
-    assert RoPE(8, interleaved=False, scaling=scaling).cache_safe
+    assert RoPE(8, interleaved=False, scaling=scaling).claims.cache_safe
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from posenc import ALiBi, attention, masks
+from tests.checks.harness import sides
 from tests.golden_values import Case, cases
 from tests.references import alibi_left_right
 
@@ -108,12 +109,17 @@ def test_mpt_scales_its_slopes():
     assert ALiBi(8, bias_max=4).slopes == tuple(s**0.5 for s in ALiBi(8).slopes)
 
 
-def test_split_bias_is_the_causal_bias():
+def test_the_split_term_is_the_causal_bias():
     encoding = ALiBi(5, learned=True).double()
-    row, key = encoding.split_bias(POSITIONS.double(), POSITIONS.double())
+    row, key = term_of(encoding).split()
     got = (row[:, :, None] - key[:, None, :]).tril()
     torch.testing.assert_close(got, encoding(POSITIONS.double(), POSITIONS.double()).tril())
-    assert ALiBi(4, form="left_right").split_bias(POSITIONS, POSITIONS) is None
+    assert term_of(ALiBi(4, form="left_right")).split is None
+
+
+def term_of(encoding: ALiBi):
+    q = torch.zeros(1, len(encoding.slopes), len(POSITIONS), 4)
+    return encoding.term(*sides(q, None, POSITIONS, POSITIONS))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.scores.cope import KEYS, CoPE
+from tests.checks.harness import scored
 from tests.golden_values import Case, cases
 from tests.references import cope as paper
 
@@ -43,9 +44,8 @@ def test_cope_matches_the_authors_code(case: Case):
     )  # fmt: skip
     case.assert_close("output", out[:, 0])
     scores = q @ k.mT * encoding.scale(p["head_dim"])
-    mod = encoding.score_mod(q, None, positions, positions, None, state)
-    term = mod.add_to(torch.zeros_like(scores), scores, seen)
-    case.assert_close("logits", (scores + term).masked_fill(~seen, -torch.inf)[:, 0])
+    with_term = scored(encoding, scores, q, None, positions, positions, None, state, mask=seen)
+    case.assert_close("logits", with_term.masked_fill(~seen, -torch.inf)[:, 0])
 
 
 @pytest.mark.parametrize("case", cases("cope_xtransformers"))
@@ -53,9 +53,10 @@ def test_undivided_cope_matches_x_transformers(case: Case):
     encoding = CoPE(case.params["head_dim"], num_positions=case.params["max_pos"], divide=False)
     encoding.e.data = case.inputs["pos_emb"]
     positions = torch.arange(case.inputs["q"].shape[2])
-    mod = encoding.score_mod(case.inputs["q"], None, positions, positions)
     scores = case.inputs["attn_logits"]
-    case.assert_close("cope_term", mod.add_to(torch.zeros_like(scores), scores, None))
+    q, scores = case.inputs["q"].double(), scores.double()
+    with_term = scored(encoding.double(), scores, q, None, positions, positions)
+    case.assert_close("cope_term", with_term - scores)
 
 
 @pytest.mark.parametrize("divide", [True, False])
@@ -65,9 +66,9 @@ def test_cope_matches_the_paper(divide: bool):
     visible = torch.ones(9, 9, dtype=torch.bool).tril()
     visible[5, 2] = False
     positions = torch.arange(9)
-    mod = encoding.score_mod(q, None, positions, positions)
     scores = q @ k.mT / 2
-    got = mod.add_to(torch.zeros_like(scores), scores, visible)[0, 0].detach().numpy()
+    with_term = scored(encoding, scores, q, None, positions, positions, mask=visible)
+    got = (with_term - scores)[0, 0].detach().numpy()
     want = paper.term(
         q[0, 0].numpy(), k[0, 0].numpy(), encoding.e.detach().numpy(), visible.numpy(), divide
     )
@@ -157,8 +158,7 @@ def test_counting_in_parts_changes_nothing(openness: float):
     q = torch.randn(1, 2, length, 8).double()
     scores = (torch.randn(1, 2, length, length) + openness).double().requires_grad_()
     seen = torch.ones(length, length).bool().tril()
-    mod = encoding.score_mod(q, None, positions, positions)
-    got = mod.add_to(torch.zeros_like(scores), scores, seen)
+    got = scored(encoding, scores, q, None, positions, positions, mask=seen) - scores
     gates = scores.sigmoid().masked_fill(~seen, 0)
     count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=39)
     table = q @ encoding.e.mT * 8**-0.5

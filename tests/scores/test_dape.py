@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from posenc import ALiBi, ModelShape, RoPE, T5Bias, create
-from posenc.encoding.base import Rows
+from posenc.numbers.precision import without_autocast
 from posenc.scores.dape import DAPE
 from posenc.scores.forgetting import FoX
+from posenc.scores.relative_logits import RelativeLogits
+from tests.checks.harness import scored
 from tests.golden_values import Case, cases
 from tests.scores.test_fire import fire
 from tests.scores.test_kerple import kerple
@@ -22,15 +24,6 @@ def inner(case: Case):
     return fire(params, weights, leaky=True)
 
 
-def rows(x, positions) -> Rows:
-    batch, heads, q_len, kv_len = x.shape
-    return Rows(
-        q=x, k=None, q_positions=positions, kv_positions=positions,
-        batch=torch.arange(batch)[:, None, None, None], head=torch.arange(heads)[:, None, None],
-        q_idx=torch.arange(q_len)[:, None], kv_idx=torch.arange(kv_len),
-    )  # fmt: skip
-
-
 @pytest.mark.golden("dape")
 @pytest.mark.parametrize("case", cases("dape"))
 def test_logits_equal_the_authors(case: Case):
@@ -43,8 +36,7 @@ def test_logits_equal_the_authors(case: Case):
     }
     encoding.load_state_dict({**encoding.state_dict(), **weights})
     x, positions = case.inputs["x"], case.inputs["positions"]
-    mod = encoding.score_mod(x, None, positions, positions)
-    logits = encoding.score_rows(x, mod, None, rows(x, positions))
+    logits = scored(encoding, x, x, None, positions, positions)
     case.assert_close("logits", logits, where=positions[:, None] >= positions)
 
 
@@ -53,15 +45,16 @@ def test_a_silent_network_leaves_the_inner_bias():
     torch.nn.init.zeros_(encoding.out.weight)
     torch.nn.init.zeros_(encoding.out.bias)
     x, positions = torch.randn(2, 4, 6, 6), torch.arange(6)
-    mod = encoding.score_mod(x, None, positions, positions)
-    got = encoding.score_rows(x, mod, None, rows(x, positions))
+    got = scored(encoding, x, x, None, positions, positions)
     torch.testing.assert_close(got, x + encoding.inner(positions, positions))
     assert encoding.scale(64) == 1.0, "T5's, which has no 1/sqrt(head_dim)"
 
 
 def test_claims_are_those_of_the_inner_bias():
-    assert DAPE(ALiBi(2), 2).shift_invariant and not create_dape("fire").shift_invariant
-    assert not DAPE(FoX(8, 2), 2).permutation_invariant
+    assert (
+        DAPE(ALiBi(2), 2).claims.shift_invariant and not create_dape("fire").claims.shift_invariant
+    )
+    assert not DAPE(FoX(8, 2), 2).claims.permutation_invariant
 
 
 @pytest.mark.parametrize(("name", "inner"), [("alibi", 0), ("kerple", 4), ("fire", 132)])
@@ -83,8 +76,8 @@ def test_autocast_does_not_round_the_network():
     x = torch.randn(1, 2, 6, 6)
 
     def logits():
-        mod = encoding.score_mod(x, None, positions, positions)
-        return encoding.score_rows(x, mod, None, rows(x, positions))
+        with without_autocast(x.device):  # as kernels ask
+            return scored(encoding, x, x, None, positions, positions)
 
     want = logits()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -92,7 +85,8 @@ def test_autocast_does_not_round_the_network():
 
 
 def test_only_score_biases_can_be_adapted():
-    for wrong in (RoPE(8, interleaved=False), DAPE(ALiBi(2), 2)):
+    scaled = RelativeLogits(8, 2, log_scaling=(8, 0.5))
+    for wrong in (RoPE(8, interleaved=False), DAPE(ALiBi(2), 2), scaled):
         with pytest.raises(ValueError, match=type(wrong).__name__):
             DAPE(wrong, 2)
     with pytest.raises(ValueError, match="'rope'"):

@@ -9,6 +9,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.scores.deberta import DeBERTa
+from tests.checks.harness import scored
 from tests.golden_values import Case, cases
 from tests.references import deberta as paper
 
@@ -47,10 +48,10 @@ def test_deberta_matches_the_authors_code(case: Case):
     positions, x = case.inputs["positions"], case.inputs["hidden_states"]
     case.assert_close("relative_pos", encoding.bucket(positions[:, None] - positions))
     q, k = case.expected["q"][None], case.expected["k"][None]
-    mod = encoding.score_mod(q, k, positions, positions)
     content = q @ k.mT * encoding.scale(q.shape[-1])
-    case.assert_close("rel_att", mod.block(torch.zeros_like(content))[0])
-    logits = mod.block(content)[0]
+    added = scored(encoding, torch.zeros_like(content), q, k, positions, positions)
+    case.assert_close("rel_att", added[0])
+    logits = scored(encoding, content, q, k, positions, positions)[0]
     case.assert_close("logits_minus_max", logits - logits.amax(-1, keepdim=True))
     keep = case.inputs["attention_mask"].bool()
     mask = masks.Mask(lambda sight: keep[sight.q_idx, sight.kv_idx])
@@ -74,7 +75,7 @@ def test_deberta_matches_the_paper(num_buckets, paper_p2c: bool, scattered: bool
     positions = torch.randperm(40)[:9] if scattered else torch.arange(9)
     q, k = (torch.randn(1, 2, 9, 4).double() for _ in range(2))
     content = q @ k.mT * encoding.scale(4)
-    got = encoding.score_mod(q, k, positions, positions).block(content)[0]
+    got = scored(encoding, content, q, k, positions, positions)[0]
 
     def table(projection):
         rows = encoding.table @ projection.weight.T + projection.bias
@@ -94,9 +95,7 @@ def test_deberta_table_is_normalised_where_asked():
     plain.table.data = torch.nn.functional.layer_norm(plain.table.data, (8,), eps=1e-7)
     q, p = torch.randn(1, 2, 5, 4), torch.arange(5)
     zeros = torch.zeros(1, 2, 5, 5)
-    torch.testing.assert_close(
-        normed.score_mod(q, q, p, p).block(zeros), plain.score_mod(q, q, p, p).block(zeros)
-    )
+    torch.testing.assert_close(scored(normed, zeros, q, q, p, p), scored(plain, zeros, q, q, p, p))
 
 
 def test_deberta_shares_grouped_projections_without_owning_them():

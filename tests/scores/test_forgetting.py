@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from posenc import ALiBi, Attention, KVCache, attention, masks
 from posenc.scores.forgetting import FoX
+from tests.checks.harness import scored
 from tests.golden_values import Case, cases
 
 
@@ -23,7 +24,7 @@ def test_logits_and_output_equal_the_authors(case: Case):
     q, k, v = (case.inputs[name] for name in "qkv")
     fox, x = gates(case.inputs["fgate_logit"])
     q_positions, kv_positions = case.inputs["q_positions"], case.inputs["kv_positions"]
-    kv_state = fox.token_state(x, kv_positions)
+    kv_state = fox.state(x, kv_positions)
     q_state = kv_state[:, :, -q.shape[2] :]
     batch, heads, q_len, kv_len = case.expected["logits"].shape
     grid = (
@@ -32,13 +33,14 @@ def test_logits_and_output_equal_the_authors(case: Case):
         torch.arange(q_len)[:, None],
         torch.arange(kv_len),
     )
-    mod = fox.score_mod(q, None, q_positions, kv_positions, q_state, kv_state)
     mask = masks.causal
     if "seq_start" in case.inputs:
         mask = mask & masks.padding(torch.arange(kv_len) >= case.inputs["seq_start"][:, None])
     seen = mask.bind(q_positions, kv_positions)(*grid).expand(batch, heads, q_len, kv_len)
-    case.assert_close("decay_bias", mod(torch.zeros(1), *grid), where=seen)
-    logits = mod(q @ k.mT * case.params["sm_scale"], *grid)
+    where = (q, None, q_positions, kv_positions, q_state, kv_state)
+    zeros = q.new_zeros(batch, heads, q_len, kv_len)
+    case.assert_close("decay_bias", scored(fox, zeros, *where), where=seen)
+    logits = scored(fox, q @ k.mT * case.params["sm_scale"], *where)
     case.assert_close("logits", logits.masked_fill(~seen, -torch.inf))
     out = attention(
         q * (case.params["sm_scale"] * q.shape[-1] ** 0.5), k, v, fox, q_positions=q_positions,
@@ -55,15 +57,10 @@ def test_bias_equals_xtransformers(case: Case):
     fox.load_state_dict({"gate.weight": case.inputs["weight"], "gate.bias": case.inputs["bias"]})
     x = case.inputs["x"]
     positions = torch.arange(x.shape[1])
-    state = fox.token_state(x, positions)
-    mod = fox.score_mod(
-        x.new_zeros(x.shape[0], heads, 1, 1), None, positions, positions, state, state
-    )
-    grid = torch.meshgrid(
-        torch.arange(x.shape[0]), torch.arange(heads), positions, positions, indexing="ij"
-    )
-    past = grid[2] >= grid[3]
-    bias = mod(x.new_zeros(()), *grid)
+    state = fox.state(x, positions)
+    zeros = x.new_zeros(x.shape[0], heads, len(positions), len(positions))
+    bias = scored(fox, zeros, zeros, None, positions, positions, state, state)
+    past = (positions[:, None] >= positions).expand(bias.shape)
     case.assert_close("score_bias", bias, where=past if causal else None)
 
 
@@ -72,16 +69,17 @@ def test_bidirectional_gates_sum_over_the_tokens_between():
     fox = FoX(6, 2, bidirectional=True).double()
     torch.nn.init.normal_(fox.gate.weight)
     x, positions = torch.randn(1, 5, 6, dtype=torch.float64), torch.arange(5)
-    state = fox.token_state(x, positions)
+    state = fox.state(x, positions)
     q = x.new_zeros(1, 2, 5, 1)
-    mod = fox.score_mod(q, None, positions, positions, state, state)
+    bias = scored(fox, x.new_zeros(1, 2, 5, 5), q, None, positions, positions, state, state)
     log_f = F.logsigmoid(fox.gate(x))[0].T.reshape(2, 2, 5)  # direction, head, token
     for head in range(2):
         for i in range(5):
             for j in range(5):
                 between = log_f[0, head, j + 1 : i + 1] if j <= i else log_f[1, head, i + 1 : j + 1]
-                got = mod(x.new_zeros(()), *(torch.tensor(n) for n in (0, head, i, j)))
-                torch.testing.assert_close(got, between.sum(), rtol=1e-12, atol=1e-12)
+                torch.testing.assert_close(
+                    bias[0, head, i, j], between.sum(), rtol=1e-12, atol=1e-12
+                )
 
 
 def test_constant_gate_is_alibi():
@@ -91,7 +89,7 @@ def test_constant_gate_is_alibi():
     slopes = torch.tensor(ALiBi(4).slopes, dtype=torch.float64)
     fox, x = gates(-slopes.expm1().log()[None, :, None].expand(1, 4, 9))
     places = {"q_positions": torch.arange(9), "kv_positions": torch.arange(9)}
-    state = fox.token_state(x, places["q_positions"])
+    state = fox.state(x, places["q_positions"])
     got = attention(q, k, v, fox, q_state=state, kv_state=state, mask=masks.causal, **places)
     want = attention(q, k, v, ALiBi(4), mask=masks.causal, **places)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
@@ -101,7 +99,7 @@ def test_open_gate_is_no_encoding():
     q, k, v = torch.randn(3, 1, 2, 7, 8, dtype=torch.float64)
     fox, x = gates(torch.full((1, 2, 7), 800.0, dtype=torch.float64))
     places = {"q_positions": torch.arange(7), "kv_positions": torch.arange(7)}
-    state = fox.token_state(x, places["q_positions"])
+    state = fox.state(x, places["q_positions"])
     got = attention(q, k, v, fox, q_state=state, kv_state=state, mask=masks.causal, **places)
     torch.testing.assert_close(got, attention(q, k, v, mask=masks.causal, **places))
 
@@ -110,7 +108,7 @@ def test_cable_is_the_negated_gate():
     """CABLE's bias is the running sum of -softplus(a) (arXiv:2503.08067)."""
     a = torch.randn(1, 2, 7, dtype=torch.float64)
     fox, x = gates(-a)
-    state = fox.token_state(x, torch.arange(7))
+    state = fox.state(x, torch.arange(7))
     torch.testing.assert_close(state, (-F.softplus(a)).cumsum(-1))
 
 
@@ -119,7 +117,7 @@ def test_bias_far_into_a_sequence_is_as_exact_as_near_the_start():
     torch.manual_seed(0)
     logits = torch.randn(1, 1, 100_000)
     fox, x = gates(logits)
-    state = fox.token_state(x, torch.arange(100_000))
+    state = fox.state(x, torch.arange(100_000))
     got = state[0, 0, -1] - state[0, 0, -9]
     want = F.logsigmoid(logits[0, 0, -8:].double()).sum()
     assert abs(got - want) < 1e-6
@@ -142,13 +140,13 @@ def test_decoding_carries_the_sum_in_the_cache():
 def test_start_sets_the_gate():
     for bias_init, f in ((0.0, 0.5), (5.0, 0.9933)):
         fox = FoX(16, 4, bias_init=bias_init)
-        state = fox.token_state(torch.zeros(1, 1, 16), torch.arange(1))
+        state = fox.state(torch.zeros(1, 1, 16), torch.arange(1))
         torch.testing.assert_close(state.exp(), torch.full_like(state, f), rtol=1e-4, atol=0)
 
 
 def test_states_are_asked_for():
     q = torch.randn(1, 2, 3, 4)
-    with pytest.raises(ValueError, match="token_state"):
+    with pytest.raises(ValueError, match=r"encoding\.state"):
         attention(
             q, q, q, FoX(8, 2), q_positions=torch.arange(3), kv_positions=torch.arange(3),
             mask=masks.causal,
@@ -164,7 +162,7 @@ def test_a_row_of_bias_per_block_equals_the_reference(gate):
     q, k, v = (torch.randn(2, heads, length, 16) for heads in (4, 2, 2))
     fox, x = gates(torch.randn(2, 4, length) + gate)
     positions = torch.arange(length)
-    state = fox.token_state(x, positions)
+    state = fox.state(x, positions)
 
     def run(impl, dtype=torch.float32):
         return attention(

@@ -5,6 +5,7 @@ import torch
 
 from posenc import attention, masks
 from posenc.scores.relative_logits import RelativeLogits
+from tests.checks.harness import scored
 from tests.references import relative_logits
 
 
@@ -17,16 +18,11 @@ def draw(log_scaling=None, extent: int = 6):
     torch.nn.init.normal_(encoding.state_proj.weight)
     x = torch.randn(1, 9, 12, dtype=torch.float64)
     positions = torch.tensor([0, 1, 2, 3, 7, 8, 20, 21, 22])
-    return encoding, x, positions, encoding.token_state(x, positions)
+    return encoding, x, positions, encoding.state(x, positions)
 
 
 def modified(encoding, scores, positions, state):
-    mod = encoding.score_mod(scores, None, positions, positions, state, state)
-    heads, length = scores.shape[1:3]
-    return mod(
-        scores, torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.arange(heads)[:, None, None],
-        torch.arange(length)[:, None], torch.arange(length),
-    )  # fmt: skip
+    return scored(encoding, scores, scores, None, positions, positions, state, state)
 
 
 @pytest.mark.reference("inkling")
@@ -56,14 +52,14 @@ def test_bias_equals_transformers():
 
 
 def test_log_scaling_sees_the_position():
-    assert draw()[0].shift_invariant and not draw((4.0, 0.1))[0].shift_invariant
+    assert draw()[0].claims.shift_invariant and not draw((4.0, 0.1))[0].claims.shift_invariant
 
 
 def test_errors_name_the_number():
     with pytest.raises(ValueError, match="got 0 and 16"):
         RelativeLogits(8, 2, extent=0)
     q = torch.randn(1, 3, 9, 4)
-    with pytest.raises(ValueError, match="token_state"):
+    with pytest.raises(ValueError, match=r"encoding\.state"):
         attention(
             q, q, q, draw()[0].float(), q_positions=torch.arange(9), kv_positions=torch.arange(9),
             mask=masks.causal,

@@ -50,8 +50,8 @@ def test_bias_is_constant_from_the_last_edge_on():
 def test_shape_decides_the_direction():
     shape = ModelShape(embed_dim=8, num_heads=2, causal=False)
     encoder, decoder = create("t5", shape), T5Bias(2)
-    assert encoder.bidirectional and not encoder.causal_only
-    assert not decoder.bidirectional and decoder.causal_only
+    assert encoder.bidirectional and not encoder.claims.causal_only
+    assert not decoder.bidirectional and decoder.claims.causal_only
     assert (decoder.bucket(torch.arange(-50, 0)) == 0).all(), "the future is one bucket"
 
 

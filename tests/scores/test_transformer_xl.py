@@ -9,6 +9,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.scores.transformer_xl import TransformerXL
+from tests.checks.harness import scored, turned
 from tests.golden_values import Case, cases
 from tests.references import transformer_xl as paper
 
@@ -22,9 +23,9 @@ def filled(embed_dim: int = 8, heads: int = 2, head_dim: int = 4, **options) -> 
 
 
 def logits_of(encoding, q, k, q_positions, kv_positions):
-    moved, _ = encoding.transform_qk(q, k, q_positions, kv_positions)
+    moved, _ = turned(encoding, q, k, q_positions, kv_positions)
     scores = moved @ k.mT * q.shape[-1] ** -0.5
-    return encoding.score_mod(q, None, q_positions, kv_positions).block(scores)
+    return scored(encoding, scores, q, None, q_positions, kv_positions)
 
 
 @pytest.mark.golden("transformer_xl")

@@ -9,6 +9,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.values.shaw import Shaw
+from tests.checks.harness import scored, sides
 from tests.golden_values import Case, cases
 from tests.references import shaw as paper
 
@@ -33,7 +34,7 @@ def test_shaw_matches_the_authors_code(case: Case):
     # The authors' function leaves the scale to its caller.
     q = inputs["q"] * inputs["q"].shape[-1] ** 0.5
     scores = q @ inputs["k"].mT * q.shape[-1] ** -0.5
-    logits = encoding.score_mod(q, None, q_positions, kv_positions).block(scores) + inputs["bias"]
+    logits = scored(encoding, scores, q, None, q_positions, kv_positions) + inputs["bias"]
     case.assert_close("logits", logits)
     seen = inputs["bias"][0, 0] > -1
     mask = masks.Mask(lambda sight: seen[sight.q_idx, sight.kv_idx])
@@ -78,16 +79,19 @@ def test_shaw_pointwise_and_block_forms_agree():
         torch.randperm(9),
         torch.arange(9) + torch.zeros(2, 1).long(),
     ):
-        mod = encoding.score_mod(q, None, torch.arange(4, 9), kv_positions)
+        where = (q, None, torch.arange(4, 9), kv_positions)
         scores = torch.zeros(2, 2, 5, 9).double()
-        torch.testing.assert_close(mod(scores, batch, head, q_idx, kv_idx), mod.block(scores))
+        pair = encoding.term(*sides(*where)).pair()
+        torch.testing.assert_close(
+            pair(scores, batch, head, q_idx, kv_idx), scored(encoding, scores, *where)
+        )
 
 
 def test_shaw_is_constant_from_max_distance_on():
     encoding = filled(4, 3)
     q = torch.randn(1, 1, 1, 4).double()
-    mod = encoding.score_mod(q, None, torch.tensor([100]), torch.arange(200))
-    row = mod.block(torch.zeros(1, 1, 1, 200).double())[0, 0, 0]
+    zeros = torch.zeros(1, 1, 1, 200).double()
+    row = scored(encoding, zeros, q, None, torch.tensor([100]), torch.arange(200))[0, 0, 0]
     assert row[:98].unique().numel() == 1 and row[103:].unique().numel() == 1
     assert row[97:104].unique().numel() == 7
 
@@ -142,7 +146,7 @@ class AsModule(torch.nn.Module):
 
 def test_shaw_without_values_acts_on_scores_alone():
     encoding = Shaw(4, values=False)
-    assert encoding.places == (3,)
+    assert encoding.claims.places == (3,)
     assert encoding.num_parameters == 33 * 4
     assert Shaw(4).num_parameters == 2 * 33 * 4
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.attend.kernels import reference
 from posenc.attend.kernels.cost import Cost
-from posenc.attend.problem import Call
+from posenc.attend.problem import Problem
 from posenc.numbers.precision import at_least_float32
 
 BLOCK_BYTES = 8 * 2**20
@@ -19,53 +19,45 @@ BLOCK_BYTES = 8 * 2**20
 their overhead."""
 
 
-def refuse(call: Call) -> str | None:
+def refuse(problem: Problem) -> str | None:
     return None
 
 
-def cost(call: Call) -> Cost:
-    batch, heads = call.q.shape[:2]
-    scores = batch * heads * block_rows(call) * call.kv_len * max(4, call.q.element_size())
+def cost(problem: Problem) -> Cost:
+    batch, heads = problem.q.shape[:2]
+    scores = batch * heads * block_rows(problem) * problem.kv_len * max(4, problem.q.element_size())
     # Scores and what place 3 makes of them, and in the backward pass their gradients and the bias.
-    return Cost("O(q_len * kv_len)", (6 if call.needs_grad else 2) * scores)
+    return Cost("O(q_len * kv_len)", (6 if problem.needs_grad else 2) * scores)
 
 
-def block_rows(call: Call) -> int:
+def block_rows(problem: Problem) -> int:
     """Queries per block: a power of two from 16 to 512 that keeps the scores in the cache."""
-    batch, heads = call.q.shape[:2]
-    row_bytes = batch * heads * call.kv_len * max(4, call.q.element_size())
+    batch, heads = problem.q.shape[:2]
+    row_bytes = batch * heads * problem.kv_len * max(4, problem.q.element_size())
     rows = max(1, BLOCK_BYTES // max(row_bytes, 1))
     return min(512, max(16, 1 << (rows.bit_length() - 1)))
 
 
-def run(call: Call) -> tuple[Tensor, Tensor | None]:
-    rows = block_rows(call)
-    blocks = [(start, min(start + rows, call.q_len)) for start in range(0, call.q_len, rows)]
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    rows = block_rows(problem)
+    blocks = [(start, min(start + rows, problem.q_len)) for start in range(0, problem.q_len, rows)]
+    problem = problem.ready(rows)
     if torch.compiler.is_compiling():
-        return _join([reference.attend(call.keys(*call.reach(*b)), *b) for b in blocks])
-    encoding = call.encoding.for_blocks(
-        call.raw_q,
-        call.raw_k,
-        call.q_positions,
-        call.kv_positions,
-        rows,
-        call.sees_no_later_position,
-    )
-    call = replace(call, encoding=encoding)
-    if not call.needs_grad and not _autocast(call):
-        return _in_place(call, blocks)
-    attend = _recomputed if call.needs_grad else reference.attend
-    return _join([attend(call.keys(*call.reach(*b)), *b) for b in blocks])
+        return _join([reference.attend(problem.among(*problem.reach(*b)), *b) for b in blocks])
+    if not problem.needs_grad and not problem.autocast:
+        return _in_place(problem, blocks)
+    attend = _recomputed if problem.needs_grad else reference.attend
+    return _join([attend(problem.among(*problem.reach(*b)), *b) for b in blocks])
 
 
-def _recomputed(call: Call, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+def _recomputed(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
     return checkpoint(  # type: ignore[return-value]
         reference.attend,
-        call,
+        problem,
         start,
         stop,
         use_reentrant=False,
-        preserve_rng_state=call.dropout_p > 0,
+        preserve_rng_state=problem.dropout_p > 0,
         determinism_check="none",
     )
 
@@ -75,43 +67,42 @@ def _join(results: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor |
     return torch.cat([out for out, _ in results], dim=2), torch.cat(lses, dim=2) if lses else None
 
 
-def _autocast(call: Call) -> bool:
-    device = call.q.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
-def _in_place(call: Call, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
+def _in_place(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
     """The same in one buffer for all blocks' scores and weights: fresh memory costs more than what
     is done with it."""
-    batch, heads, q_len = call.q.shape[:3]
-    dtype = at_least_float32(call.q.dtype)
-    call = replace(call, k=call.k.to(dtype).contiguous(), v=call.v.to(dtype).contiguous())
-    buffer = call.q.new_empty(batch * heads * blocks[0][1] * call.kv_len, dtype=dtype)
-    out = call.q.new_empty(batch, q_len, heads, call.v.shape[-1]).transpose(1, 2)
-    lse = call.q.new_empty(batch, heads, q_len, dtype=dtype) if call.need_lse else None
+    batch, heads, q_len = problem.q.shape[:3]
+    dtype = at_least_float32(problem.q.dtype)
+    problem = replace(
+        problem, k=problem.k.to(dtype).contiguous(), v=problem.v.to(dtype).contiguous()
+    )
+    buffer = problem.q.new_empty(batch * heads * blocks[0][1] * problem.kv_len, dtype=dtype)
+    out = problem.q.new_empty(batch, q_len, heads, problem.v.shape[-1]).transpose(1, 2)
+    lse = problem.q.new_empty(batch, heads, q_len, dtype=dtype) if problem.need_lse else None
+    reads_mask = problem.term is not None and problem.term.reads_mask
     for start, stop in blocks:
-        first, last = call.reach(start, stop)
-        part = call.keys(first, last)
+        first, last = problem.reach(start, stop)
+        part = problem.among(first, last)
         size = batch * heads * (stop - start) * (last - first)
         scores = buffer[:size].view(batch, heads, stop - start, last - first)
-        scores = part.scores(start, stop, out=scores)
+        seen = part.visible(start, stop) if reads_mask else None
+        scores = part.scores(start, stop, seen, out=scores)
         lowest = torch.finfo(scores.dtype).min
         seen_first, seen_last = (
-            min(max(x - first, 0), last - first) for x in call.clear(start, stop)
+            min(max(x - first, 0), last - first) for x in problem.clear(start, stop)
         )
         for keys in ((0, seen_first), (seen_last, last - first)):
-            visible = part.keys(*keys).visible(start, stop) if keys[0] < keys[1] else None
+            visible = part.among(*keys).visible(start, stop) if keys[0] < keys[1] else None
             if visible is not None:
                 scores[..., slice(*keys)].masked_fill_(~visible, lowest)
         if lse is not None:
             lse[:, :, start:stop] = scores.logsumexp(-1)
         weights = torch.softmax(scores, -1, out=scores)
-        visible = None if call.every_row_sees_a_key else part.visible(start, stop)
+        visible = None if problem.every_row_sees_a_key else part.visible(start, stop)
         if visible is not None:
             weights.masked_fill_(~visible, 0)
             if lse is not None:
                 lse[:, :, start:stop].masked_fill_(~visible.any(-1), -torch.inf)
-        if call.dropout_p:
-            torch.nn.functional.dropout(weights, call.dropout_p, inplace=True)
+        if problem.dropout_p:
+            torch.nn.functional.dropout(weights, problem.dropout_p, inplace=True)
         out[:, :, start:stop] = part.combine(weights, start, stop)
     return out, lse

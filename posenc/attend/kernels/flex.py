@@ -11,73 +11,81 @@ from torch import Tensor
 
 from posenc.attend.kernels import toeplitz
 from posenc.attend.kernels.cost import Cost
-from posenc.attend.problem import Call
-from posenc.encoding.distance_bias import DistanceBias
-from posenc.numbers.precision import at_least_float32
+from posenc.attend.problem import Problem
+from posenc.numbers.precision import at_least_float32, without_autocast
 from posenc.terms.term import ScoreMod
 
 BLOCK = 128
 """FlexAttention's block of queries and of keys."""
 
 
-def refuse(call: Call) -> str | None:
-    device = call.q.device.type
+def refuse(problem: Problem) -> str | None:
+    device = problem.q.device.type
     if torch.compiler.is_compiling():
         return "it compiles by itself and does not nest"
-    if call.dropout_p:
+    if problem.dropout_p:
         return "dropout is honoured by reference and blockwise alone"
-    if 4 in call.encoding.places:
+    term = problem.term
+    if term is not None and term.combine is not None:
         return "place 4 must see the weights"
-    if not call.encoding.pointwise:
+    if term is not None and term.pair is None:
         return "place 3 must see whole rows"
-    if call.q.dtype == torch.float64:
+    if problem.q.dtype == torch.float64:
         return "it takes float32, bfloat16 and float16"
-    if device == "cpu" and call.needs_grad:
+    if device == "cpu" and problem.needs_grad:
         return "FlexAttention has no backward pass on the CPU"
-    if device == "cpu" and call.need_lse:
+    if device == "cpu" and problem.need_lse:
         return "FlexAttention gives no log-sum-exp on the CPU"
     if device not in ("cpu", "cuda"):
         return f"it runs on CPU and CUDA, not on {device}"
     return None
 
 
-def cost(call: Call) -> Cost:
-    heads = call.q.shape[1]
-    table = 4 * heads * (call.q_len + call.kv_len) if _is_run(call) else 0
-    if call.changes_scores and isinstance(call.encoding, DistanceBias) and not table:
-        table = 4 * heads * call.q_len * call.kv_len
-    return Cost("O(visible blocks)", table + call.q_len * call.kv_len // BLOCK**2 * 8)
+def cost(problem: Problem) -> Cost:
+    heads, term = problem.q.shape[1], problem.term
+    table = 0
+    if term is not None:
+        pairs = (
+            problem.q_len + problem.kv_len if _is_run(problem) else problem.q_len * problem.kv_len
+        )
+        table = 4 * heads * pairs
+    return Cost("O(visible blocks)", table + problem.q_len * problem.kv_len // BLOCK**2 * 8)
 
 
-def _is_run(call: Call) -> bool:
-    return toeplitz.is_distance_bias(call.encoding) and toeplitz.distance_run(call) is not None
+def _is_run(problem: Problem) -> bool:
+    by_distance = problem.term is not None and problem.term.by_distance is not None
+    return by_distance and toeplitz.distance_run(problem) is not None
 
 
-def run(call: Call) -> tuple[Tensor, Tensor | None]:
-    grad = call.needs_grad
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    grad = problem.needs_grad
     with torch.set_grad_enabled(grad):
-        mod = _score_mod(call)
-        out = _compiled(call.q.device.type)(
-            call.q, call.k, call.v, score_mod=mod, block_mask=_block_mask(call), scale=call.scale,
-            enable_gqa=call.q.shape[1] != call.k.shape[1], return_lse=call.need_lse,
+        mod = _score_mod(problem)
+        out = _compiled(problem.q.device.type)(
+            problem.q, problem.k, problem.v, score_mod=mod, block_mask=_block_mask(problem),
+            scale=problem.scale, enable_gqa=problem.q.shape[1] != problem.k.shape[1],
+            return_lse=problem.need_lse,
         )  # fmt: skip
-    out, lse = out if call.need_lse else (out, None)
-    return out.to(call.q.dtype), lse
+    out, lse = out if problem.need_lse else (out, None)
+    return out.to(problem.q.dtype), lse
 
 
-def _score_mod(call: Call) -> ScoreMod | None:
-    """The encoding's own; for a distance bias over a run, a table of one row per head in its
+def _score_mod(problem: Problem) -> ScoreMod | None:
+    """The term's own; for a bias by distance over a run, a table of one row per head in its
     place."""
-    if not call.changes_scores:
+    term = problem.term
+    if term is None:
         return None
-    if not _is_run(call):
-        return call.score_mod(0, call.q_len)
-    assert isinstance(call.encoding, DistanceBias)
-    farthest = toeplitz.distance_run(call)
-    assert farthest is not None
-    steps = torch.arange(call.q_len + call.kv_len - 1, device=call.q.device)
-    table = call.encoding.bias(farthest - steps).to(at_least_float32(call.q.dtype))
-    last_query = call.q_len - 1
+    if not _is_run(problem):
+        assert term.pair is not None
+        with without_autocast(problem.q.device):
+            return term.pair()
+    farthest = toeplitz.distance_run(problem)
+    assert farthest is not None and term.by_distance is not None
+    steps = torch.arange(problem.q_len + problem.kv_len - 1, device=problem.q.device)
+    table = term.by_distance(torch.full_like(steps[:1], farthest), steps)[:, 0]
+    table = table.to(at_least_float32(problem.q.dtype))
+    last_query = problem.q_len - 1
 
     def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return score + table[head, last_query - q_idx + kv_idx]
@@ -85,18 +93,18 @@ def _score_mod(call: Call) -> ScoreMod | None:
     return mod
 
 
-def _block_mask(call: Call) -> Any:
-    if call.mask is None:
+def _block_mask(problem: Problem) -> Any:
+    if problem.mask is None:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
-    mask = call.mask
-    assert call.first_key == 0
+    mask = problem.mask
+    assert problem.first_key == 0
     assert mask.q_positions is not None
     one_row = mask.exact and mask.q_positions.ndim == 1  # no batch row differs
     return create_block_mask(
-        mask, None if one_row else call.q.shape[0], None, call.q_len, call.kv_len,
-        device=call.q.device,
+        mask, None if one_row else problem.q.shape[0], None, problem.q_len, problem.kv_len,
+        device=problem.q.device,
     )  # fmt: skip
 
 

@@ -3,15 +3,18 @@ queries, or carried in extra columns of q and k."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from posenc.attend.kernels.cost import negligible
-from posenc.attend.problem import Call
-from posenc.encoding.base import PositionEncoding
+from posenc.attend.kernels.toeplitz_gradients import rows_in_memory
+from posenc.attend.problem import Problem
+from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import at_least_float32
 
 ROWS, STEEP_ROWS = 512, 128
@@ -19,50 +22,53 @@ ROWS, STEEP_ROWS = 512, 128
 more than 64 on the way, as large numbers are coarse and small weights slow."""
 
 
-def refuse(call: Call) -> str | None:
-    if call.mask is None or not call.mask.causal:
+def refuse(problem: Problem) -> str | None:
+    if torch.compiler.is_compiling():
+        return "how many queries share a row of key terms depends on the numbers"
+    if problem.mask is None or not problem.mask.causal:
         return "a term per key is the bias under a causal mask only"
-    if 4 in call.encoding.places or terms(call) is None:
+    term = problem.term
+    if term is None or term.split is None or term.combine is not None:
         return "it is no term of the query minus a term of the key"
     return None
 
 
-def terms(call: Call) -> tuple[Tensor, Tensor] | None:
-    return call.encoding.split_bias(
-        call.q_positions, call.kv_positions, call.q_state, call.kv_state
-    )
+def terms(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The terms of the queries and of the keys, each (batch or 1, num_heads, len)."""
+    assert problem.term is not None and problem.term.split is not None
+    row, key = problem.term.split()
+    return row if row.ndim == 3 else row[None], key if key.ndim == 3 else key[None]
 
 
-def refuse_rows(call: Call) -> str | None:
+def refuse_rows(problem: Problem) -> str | None:
     """Why `run_rows` cannot compute a call that is_causal fits."""
-    if call.q.device.type != "cpu" or call.needs_grad:
+    if problem.q.device.type != "cpu" or problem.needs_grad:
         return "CUDA's kernels would write the row out, and its gradient is not computed"
-    if call.v.shape[-1] != call.q.shape[-1]:
+    if problem.v.shape[-1] != problem.q.shape[-1]:
         return "torch's kernel wants values of the width of queries"
     return None
 
 
-def run_rows(call: Call) -> Tensor:
+def run_rows(problem: Problem) -> Tensor:
     """Causal attention over equal runs by torch's flash kernel: block by block, earlier keys and
     the block's own apart, since one row of bias serves all queries and is_causal does the rest.
 
     Earlier keys that no query of a block can give more than a negligible weight are left out: no
     score is further from zero than the norms of q and k allow, and a query sees its own key.
     """
-    split_terms = terms(call)
-    assert split_terms is not None
-    row, key = (t if t.ndim == 3 else t[None] for t in split_terms)
-    dtype = at_least_float32(call.q.dtype)
-    batch, heads, q_len, width = call.q.shape
-    group = heads // call.k.shape[1]
+    row, key = terms(problem)
+    # torch's kernel reads channels as if they lay side by side.
+    q, k, v = (rows_in_memory(t) for t in (problem.q, problem.k, problem.v))
+    problem = replace(problem, q=q, k=k, v=v)
+    dtype = at_least_float32(problem.q.dtype)
+    batch, heads, q_len, width = problem.q.shape
     q_size, k_size = (
-        torch.linalg.vector_norm(t, dim=-1, dtype=dtype).amax(-1) for t in (call.q, call.k)
+        torch.linalg.vector_norm(t, dim=-1, dtype=dtype).amax(-1) for t in (problem.q, problem.k)
     )
-    spread = 2 * abs(call.scale) * q_size * k_size.repeat_interleave(group, dim=1)
+    spread = 2 * abs(problem.scale) * q_size * for_every_head(k_size, heads)
     least = (row - key).amin(-1) - spread + negligible(dtype)
-    out = call.q.new_empty(batch, q_len, heads, width).transpose(1, 2)
-    fall = float((key.amax(-1) - key.amin(-1)).amax()) / q_len
-    rows = ROWS if fall * ROWS <= 64 else STEEP_ROWS
+    out = problem.q.new_empty(batch, q_len, heads, width).transpose(1, 2)
+    rows = _block_rows(key)
     for start in range(0, q_len, rows):
         stop = min(start + rows, q_len)
         bias = row[..., (start + stop) // 2, None] - key[..., :stop]
@@ -71,9 +77,9 @@ def run_rows(call: Call) -> Tensor:
         bias[..., :start].masked_fill_(lost, -torch.inf)
         kept = torch.nonzero(~lost.flatten(0, 1).all(0))
         first = int(kept[0]) if len(kept) else start
-        own, own_lse = _flash(call, start, stop, start, stop, bias)
+        own, own_lse = _flash(problem, start, stop, start, stop, bias)
         if first < start:
-            past, past_lse = _flash(call, start, stop, first, start, bias)
+            past, past_lse = _flash(problem, start, stop, first, start, bias)
             past_lse = past_lse.masked_fill(lost[..., first:].all(-1, keepdim=True), -torch.inf)
             own = own.lerp(past, (past_lse - own_lse).sigmoid()[..., None].to(own.dtype))
         out[:, :, start:stop] = own
@@ -81,46 +87,77 @@ def run_rows(call: Call) -> Tensor:
 
 
 def _flash(
-    call: Call, start: int, stop: int, first: int, last: int, bias: Tensor
+    problem: Problem, start: int, stop: int, first: int, last: int, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Queries start .. stop over keys first .. last, each of which has its bias; causal where the
     two are the same."""
     mask = bias[:, :, None, first:last].expand(-1, -1, stop - start, -1)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        call.q[:, :, start:stop], call.k[:, :, first:last], call.v[:, :, first:last], 0.0,
-        start == first, attn_mask=mask, scale=call.scale,
+        problem.q[:, :, start:stop], problem.k[:, :, first:last], problem.v[:, :, first:last], 0.0,
+        start == first, attn_mask=mask, scale=problem.scale,
     )  # fmt: skip
 
 
-def fold(call: Call) -> Call:
-    """The same attention without place 3: k carries its term, divided by the scale, against
-    columns of ones in q; the query's term cancels in the softmax.
+def _block_rows(key: Tensor) -> int:
+    """Queries that share a row of key terms (batch or 1, num_heads, kv_len). On CUDA looking would
+    cost a synchronisation, so that the smaller number is taken."""
+    if key.device.type != "cpu" or not key.numel():
+        return STEEP_ROWS
+    fall = float((key.amax(-1) - key.amin(-1)).amax()) / key.shape[-1]
+    return ROWS if fall * ROWS <= 64 else STEEP_ROWS
 
-    One column in float32; in half types the term is split in two that are rounded to the dtype, as
-    one would round it to whole numbers at a few hundred.
+
+def run_folded(problem: Problem, kernel: Callable[[Problem, int, int], Tensor]) -> Tensor:
+    """The same attention without the term: k carries it in columns of its own, against columns of
+    ones in q; the query's term cancels in the softmax.
+
+    Block by block of queries, each with terms that count from its middle: the numbers that matter
+    to a block are then small, and no coarser at key 100,000 than at key 100.
     """
-    split_terms = terms(call)
-    assert split_terms is not None
-    column = -split_terms[1].to(torch.promote_types(split_terms[1].dtype, torch.float32))
-    column = column if column.ndim == 3 else column[None]
-    # Its middle at zero: half the size, so half the rounding error. A constant cancels.
-    column = (column - (column.amin(-1, keepdim=True) + column.amax(-1, keepdim=True)) / 2) / (
-        call.scale
+    row, key = terms(problem)
+    rows = _block_rows(key)
+    outs = []
+    for start in range(0, problem.q_len, rows):
+        stop = min(start + rows, problem.q_len)
+        block = problem.among(*problem.reach(start, stop))
+        span = slice(block.first_key, block.first_key + block.kv_len)
+        column = (row[..., (start + stop) // 2, None] - key[..., span]) / problem.scale
+        recompute = problem.needs_grad and problem.q_len > rows
+        if recompute:  # else the backward pass would keep a copy of k for each block
+            outs.append(
+                checkpoint(
+                    _attend, block, column, start, stop, kernel, use_reentrant=False,
+                    preserve_rng_state=False, determinism_check="none",
+                )
+            )  # fmt: skip
+        else:
+            outs.append(_attend(block, column, start, stop, kernel))
+    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+
+
+def _attend(
+    block: Problem,
+    column: Tensor,
+    start: int,
+    stop: int,
+    kernel: Callable[[Problem, int, int], Tensor],
+) -> Tensor:
+    batch, heads, q_len, width = block.q.shape
+    dtype = block.q.dtype
+    # What is far enough to overflow has no weight, or is hidden.
+    most = torch.finfo(dtype).max / 4
+    column = column.clamp(-most, most)
+    high = column.to(dtype)
+    # Half types take two columns: one would round the terms to whole numbers at a few hundred.
+    parts = [high, (column - high.to(column.dtype)).to(dtype)] if dtype.itemsize == 2 else [high]
+    columns = torch.stack(parts, -1).expand(batch, heads, -1, -1)
+    room = -(width + len(parts)) % 8  # kernels like widths that are a multiple of 8
+    ones = block.q.new_ones(batch, heads, q_len, len(parts))
+    folded = replace(
+        block,
+        q=F.pad(torch.cat([block.q, ones], -1), (0, room)),
+        k=F.pad(torch.cat([for_every_head(block.k, heads), columns], -1), (0, room)),
+        v=for_every_head(block.v, heads),
+        term=None,
     )
-    batch, heads, q_len, width = call.q.shape
-    half = call.q.element_size() == 2
-    high = column.to(call.q.dtype)
-    parts = [high, (column - high.to(column.dtype)).to(call.q.dtype)] if half else [high]
-    columns = torch.stack(parts, -1).expand(batch, -1, -1, -1)
-    k = call.k.repeat_interleave(heads // call.k.shape[1], dim=1)
-    v = call.v.repeat_interleave(heads // call.v.shape[1], dim=1)
-    ones = call.q.new_ones(batch, heads, q_len, len(parts))
-    # Kernels like widths that are a multiple of 8.
-    room = -(width + len(parts)) % 8
-    return replace(
-        call,
-        q=F.pad(torch.cat([call.q, ones], -1), (0, room)),
-        k=F.pad(torch.cat([k, columns], -1), (0, room)),
-        v=v,
-        encoding=PositionEncoding(),
-    )
+    return kernel(folded, start, stop)

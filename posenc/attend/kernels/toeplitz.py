@@ -11,10 +11,10 @@ from torch import Tensor
 from posenc.attend.kernels.cost import negligible
 from posenc.attend.kernels.toeplitz_forward import forward
 from posenc.attend.kernels.toeplitz_gradients import Block, kernel_gradients, table_gradients
-from posenc.attend.problem import Call
-from posenc.encoding.base import PositionEncoding, check_heads
-from posenc.encoding.distance_bias import DistanceBias
+from posenc.attend.problem import Problem
+from posenc.encoding.base import check_heads
 from posenc.numbers.precision import at_least_float32
+from posenc.terms.term import Term
 
 ROWS = 256
 """Queries per block: what a causal mask hides of a block is computed all the same."""
@@ -33,117 +33,112 @@ WORTH = 8
 """Cutting pays from one in so many distances of a head: heads of one reach attend together."""
 
 
-def refuse(call: Call) -> str | None:
+def refuse(problem: Problem) -> str | None:
     """Why this is no attention whose bias and mask are both a function of a run's distance."""
-    if call.q.device.type != "cpu":
+    if problem.q.device.type != "cpu":
         return "CUDA's kernels would write the view out"
-    if call.changes_scores and not is_distance_bias(call.encoding):
+    if problem.term is not None and not is_distance_bias(problem.term):
         return "it changes scores or values, which these kernels do not show"
-    if call.mask is not None and not call.mask.exact:
+    if problem.mask is not None and not problem.mask.exact:
         return "the mask is more than causality and a window"
-    if call.mask is not None and call.mask_runs is None:
+    if problem.mask is not None and problem.mask_runs is None:
         return "the positions are not known to be consecutive"
-    if call.changes_scores and distance_run(call) is None:
+    if problem.term is not None and distance_run(problem) is None:
         return "the positions are not known to be consecutive"
     return None
 
 
-def is_distance_bias(encoding: PositionEncoding) -> bool:
-    """Whether `bias` is all that the encoding does to scores and values."""
-    kind = type(encoding)
-    return (
-        isinstance(encoding, DistanceBias)
-        and 4 not in encoding.places
-        and kind.score_mod is DistanceBias.score_mod
-        and encoding.pointwise
-    )
+def is_distance_bias(term: Term) -> bool:
+    """Whether the term is a function of the distance, and all that happens to scores and values."""
+    return term.by_distance is not None and term.combine is None
 
 
-def distance_run(call: Call) -> int | None:
+def distance_run(problem: Problem) -> int | None:
     """The distance from the last query to the first key, where both are runs."""
-    return None if call.runs is None else call.runs[0] + call.q_len - 1 - call.runs[1]
+    return None if problem.runs is None else problem.runs[0] + problem.q_len - 1 - problem.runs[1]
 
 
-def run(call: Call) -> tuple[Tensor, Tensor | None]:
-    table = _table(call)
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    table = _table(problem)
     blocks = []
-    for start in range(0, call.q_len, ROWS):
-        stop = min(start + ROWS, call.q_len)
-        blocks.append((start, stop, *call.reach(start, stop)))
-    if not (call.need_lse or call.needs_grad):
-        return forward(call.q, call.k, call.v, table, call.scale, blocks)[0], None
-    out, lse = _Attention.apply(call.q, call.k, call.v, table, call.scale, blocks)  # type: ignore[misc]
-    visible = _visible(call, table.shape[1]) if call.need_lse else None
-    if visible is not None and not call.every_row_sees_a_key:
+    for start in range(0, problem.q_len, ROWS):
+        stop = min(start + ROWS, problem.q_len)
+        blocks.append((start, stop, *problem.reach(start, stop)))
+    if not (problem.need_lse or problem.needs_grad):
+        return forward(problem.q, problem.k, problem.v, table, problem.scale, blocks)[0], None
+    out, lse = _Attention.apply(problem.q, problem.k, problem.v, table, problem.scale, blocks)  # type: ignore[misc]
+    visible = _visible(problem, table.shape[1]) if problem.need_lse else None
+    if visible is not None and not problem.every_row_sees_a_key:
         count = torch.nn.functional.pad(visible.cumsum(0), (1, 0))
-        sees = (count[call.kv_len :] > count[: call.q_len]).flip(0)
+        sees = (count[problem.kv_len :] > count[: problem.q_len]).flip(0)
         lse = lse.masked_fill(~sees, -torch.inf)  # the kernel gives 0
-    return out, lse if call.need_lse else None
+    return out, lse if problem.need_lse else None
 
 
-def _table(call: Call) -> Tensor:
+def _table(problem: Problem) -> Tensor:
     """The bias by falling distance, (num_heads, q_len + kv_len - 1), -inf where the mask hides it;
     entry m serves the m-th pair counted from the last query and the first key."""
-    size = call.q_len + call.kv_len - 1
-    runs = call.mask_runs
-    nearest = -size if runs is None else runs[0] + call.q_len - 1 - runs[1]
-    mask = call.mask
+    size = problem.q_len + problem.kv_len - 1
+    runs = problem.mask_runs
+    nearest = -size if runs is None else runs[0] + problem.q_len - 1 - runs[1]
+    mask = problem.mask
     causal = mask is not None and mask.causal and runs is not None
     # What is after the query is hidden by the mask, and not computed.
     computed = min(size, max(nearest + 1, 1)) if causal else size
-    dtype = at_least_float32(call.q.dtype)
-    if call.changes_scores:
-        assert isinstance(call.encoding, DistanceBias)
-        farthest = distance_run(call)
+    dtype = at_least_float32(problem.q.dtype)
+    if problem.term is not None:
+        assert problem.term is not None and problem.term.by_distance is not None
+        farthest = distance_run(problem)
         assert farthest is not None
         # A few queries over a few keys have all these distances, which some methods compute faster
         # than one by one. Positions carry the precision that the bias is asked for.
         precise = torch.float64 if dtype == torch.float64 else torch.int64
         queries = farthest - KEYS * torch.arange(-(-computed // KEYS), dtype=precise)
-        table = call.encoding(queries, torch.arange(KEYS, dtype=precise)).to(dtype)
-        check_heads(call.encoding, table.shape[0], call.q)
-        table = _without_negligible(call, table.flatten(1)[:, :computed], farthest)
+        keys = torch.arange(KEYS, dtype=precise)
+        table = problem.term.by_distance(queries, keys).to(dtype)
+        check_heads(problem.encoding, table.shape[0], problem.q)
+        table = _without_negligible(problem, table.flatten(1)[:, :computed], farthest)
     else:
-        table = torch.zeros(call.q.shape[1], computed, dtype=dtype)
+        table = torch.zeros(problem.q.shape[1], computed, dtype=dtype)
     table = torch.nn.functional.pad(table, (0, size - computed), value=-torch.inf)
     if mask is not None and causal and mask.window is None and nearest >= 0:
         return table  # nothing else is hidden
-    visible = _visible(call, size)
+    visible = _visible(problem, size)
     return table if visible is None else table.masked_fill(~visible, -torch.inf)
 
 
-def _visible(call: Call, size: int) -> Tensor | None:
+def _visible(problem: Problem, size: int) -> Tensor | None:
     """Which entries of the table the mask shows; None for all of them."""
-    runs = call.mask_runs
-    if call.mask is None or runs is None:
+    runs = problem.mask_runs
+    if problem.mask is None or runs is None:
         return None
-    distance = runs[0] + call.q_len - 1 - runs[1] - torch.arange(size)
+    distance = runs[0] + problem.q_len - 1 - runs[1] - torch.arange(size)
     visible = torch.ones_like(distance, dtype=torch.bool)
-    if call.mask.causal:
+    if problem.mask.causal:
         visible &= distance >= 0
-    if call.mask.window is not None:
-        visible &= distance.abs() < call.mask.window
+    if problem.mask.window is not None:
+        visible &= distance.abs() < problem.mask.window
     return visible
 
 
-def _without_negligible(call: Call, table: Tensor, farthest: int) -> Tensor:
+def _without_negligible(problem: Problem, table: Tensor, farthest: int) -> Tensor:
     """The table with -inf where no weight can reach what the dtype resolves, by far.
 
     The kernel's running softmax would spend its time on denormals there. No score is further from
     zero than the norms of q and k allow, and every row sees its own position.
     """
-    own_first = farthest - call.q_len + 1  # the first query's own key
-    certain = call.q.numel() > 0 and (call.mask is None or call.mask.exact)
-    if not (certain and own_first >= 0 and farthest < min(call.kv_len, table.shape[1])):
+    own_first = farthest - problem.q_len + 1  # the first query's own key
+    certain = problem.q.numel() > 0 and (problem.mask is None or problem.mask.exact)
+    if not (certain and own_first >= 0 and farthest < min(problem.kv_len, table.shape[1])):
         return table
     with torch.no_grad():
         lowest = table.amin(-1)
         for step in (SAMPLED, 1):
             norms = [
                 torch.linalg.vector_norm(t[:, :, ::step], dim=-1, dtype=table.dtype).amax()
-                for t in (call.q, call.k)
+                for t in (problem.q, problem.k)
             ]
-            spread = 2 * abs(call.scale) * norms[0] * norms[1]
+            spread = 2 * abs(problem.scale) * norms[0] * norms[1]
             least = table[:, farthest] - spread + negligible(table.dtype)
             if bool((lowest >= least).all()):
                 return table

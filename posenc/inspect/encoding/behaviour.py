@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from posenc import masks
-from posenc.encoding.base import PositionEncoding, Rows
+from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.inspect.encoding.layer import Layer, hidden, room, tokens
+from posenc.terms.tokens import Tokens
 
 COST_LENGTH = 512
 """Tokens of the timed layer."""
@@ -20,12 +21,12 @@ COST_LENGTH = 512
 
 def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
     """The places at which the encoding changes something, near or far from the start."""
-    offsets = [0] if encoding.max_positions is not None else [0, 4 * shape.train_length]
+    offsets = [0] if encoding.claims.max_positions is not None else [0, 4 * shape.train_length]
     return sorted({place for offset in offsets for place in _acting(encoding, shape, offset)})
 
 
 def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[int]:
-    encoding = copy.deepcopy(encoding).double().for_layer(0)
+    encoding = copy.deepcopy(encoding).double()
     length = room(encoding, 9)
     positions, x = tokens(encoding, length, offset), hidden(length, shape)
     q, k = _heads(x, shape), _heads(hidden(length, shape, seed=3), shape)
@@ -33,21 +34,24 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
     embedded = encoding.embed(x, positions)
     if not _same(embedded, x):
         found.add(1)
-    new_q, new_k = encoding.transform_qk(q, k, positions, positions)
+    encoding = encoding.for_layer(0)
+    axes = encoding.claims.num_axes
+    state = encoding.state(x, positions)
+    q_side = Tokens(q, positions, state, axes)
+    k_side = Tokens(k, positions, state, axes)
+    new_q, new_k = encoding.transform(q_side, k_side)
     if not (_same(new_q, q) and _same(new_k, k)) or len(encoding.passes(positions, positions)) > 1:
         found.add(2)
-    state = encoding.token_state(x, positions)
-    mod = encoding.score_mod(q, k, positions, positions, state, state)
-    index = torch.arange(length)
-    rows = Rows(
-        q, k, positions, positions, torch.zeros(1, 1, 1, 1, dtype=torch.int64),
-        torch.arange(shape.num_heads)[:, None, None], index[:, None], index,
-    )  # fmt: skip
-    scores = q @ k.mT
-    if not _same(encoding.score_rows(scores.clone(), mod, None, rows), scores):
+    term = encoding.term(q_side, k_side)
+    if term is None:
+        return found
+    term, everything, scores = term.ready(length, False), slice(0, length), q @ k.mT
+    if not _same(term.add(scores.clone(), everything, everything, None), scores):
         found.add(3)
     weights = scores.softmax(-1)
-    if not _same(encoding.combine_values(weights, k, positions, positions), weights @ k):
+    if term.combine is not None and not _same(
+        term.combine(weights, k, everything, everything), weights @ k
+    ):
         found.add(4)
     return found
 
@@ -58,11 +62,12 @@ def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, fl
     encoding = copy.deepcopy(encoding).double().for_layer(0)
     length = room(encoding, 64)
     q = _heads(hidden(length, shape), shape)
-    offsets = [0] if encoding.max_positions is not None else [0, shape.train_length]
+    offsets = [0] if encoding.claims.max_positions is not None else [0, shape.train_length]
     ratios = []
     for offset in offsets:
         positions = tokens(encoding, length, offset)
-        pair = encoding.transform_qk(q, q, positions, positions)
+        side = Tokens(q, positions, num_axes=encoding.claims.num_axes)
+        pair = encoding.transform(side, side)
         if all(_same(t, q) for t in pair):
             continue
         ratios += [t.norm(dim=-1) / q.norm(dim=-1) for t in pair]
@@ -101,7 +106,7 @@ def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
     """ "yes", or why torch.export does not make a program for any length."""
     layer = _Causal(Layer(copy.deepcopy(encoding), shape, impl="reference")).eval()
     length = room(encoding, 12)
-    most = 4096 if encoding.num_axes > 1 else room(encoding, 4096)
+    most = 4096 if encoding.claims.num_axes > 1 else room(encoding, 4096)
 
     def run() -> bool:
         torch._dynamo.reset()

@@ -41,21 +41,23 @@ def measure(encoding: PositionEncoding, shape: ModelShape) -> dict[str, float]:
 
 def shift(layer: Layer, shape: ModelShape) -> float:
     """All positions moved by one number."""
-    encoding = layer.attention.encoding
-    limit = encoding.max_positions
+    encoding = layer.encoding
+    limit = encoding.claims.max_positions
     length = 41 if limit is None else max(1, min(41, limit // 2))
     by = FAR if limit is None else max(1, min(FAR, limit - length))
     x, positions = hidden(length, shape), tokens(encoding, length)
-    if limit is None and encoding.num_axes == 1:  # beyond the training length: maps act there
+    if (
+        limit is None and encoding.claims.num_axes == 1
+    ):  # beyond the training length: maps act there
         positions = positions * -(-2 * shape.train_length // length)
-    if limit is not None and encoding.num_axes > 1:
+    if limit is not None and encoding.claims.num_axes > 1:
         positions, by = positions % max(1, limit // 2), limit // 2
     return _gap(layer(x, positions), layer(x, positions + by))
 
 
 def padding(layer: Layer, shape: ModelShape) -> float:
     """Sequences on their own, and beside longer ones with padding on either side."""
-    encoding = layer.attention.encoding
+    encoding = layer.encoding
     lengths = [room(encoding, 13), 5, 1]
     worst = 0.0
     for left in (True, False):
@@ -78,7 +80,7 @@ def padding(layer: Layer, shape: ModelShape) -> float:
 
 def packing(layer: Layer, shape: ModelShape) -> float:
     """Documents on their own, and packed into one sequence."""
-    encoding = layer.attention.encoding
+    encoding = layer.encoding
     lengths = [6, 1, room(encoding, 10)]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
     positions = torch.cat([tokens(encoding, length) for length in lengths])
@@ -92,10 +94,10 @@ def packing(layer: Layer, shape: ModelShape) -> float:
 
 def batch(layer: Layer, shape: ModelShape) -> float:
     """A row on its own, and beside rows with other content at far positions."""
-    encoding = layer.attention.encoding
+    encoding = layer.encoding
     length = room(encoding, 17)
     near = tokens(encoding, length)
-    far = near + 5000 if encoding.max_positions is None else near.flip(0)
+    far = near + 5000 if encoding.claims.max_positions is None else near.flip(0)
     x = hidden(length, shape, batch=2)
     x[1] *= 7
     return _gap(layer(x, torch.stack([near, far]))[:1], layer(x[:1], near[None]))
@@ -106,7 +108,7 @@ def cache(layer: Layer, shape: ModelShape) -> float:
 
     The length passes the training length on the way, for methods whose frequencies follow it.
     """
-    encoding = layer.attention.encoding
+    encoding = layer.encoding
     length = room(encoding, 41)
     x, positions = hidden(length, shape), tokens(encoding, length)
     kept, before = KVCache(), max(0, shape.train_length - length // 2)

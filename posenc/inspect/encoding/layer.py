@@ -10,6 +10,7 @@ from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache
 from posenc.attend.multihead import Attention
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.per_layer import PerLayer
 from posenc.encoding.shape import ModelShape
 from posenc.masks import Mask
 
@@ -24,10 +25,10 @@ class Layer(nn.Module):
             shape.embed_dim,
             shape.num_heads,
             shape.num_kv_heads,
-            encoding.for_layer(0),
             head_dim=shape.head_dim,
             impl=impl,
         )
+        self.encoding = encoding
         with torch.no_grad():
             for module in self.attention.children():
                 if isinstance(module, nn.Linear):  # scores of a trained model's size, about +-2
@@ -41,9 +42,14 @@ class Layer(nn.Module):
         cache: KVCache | None = None,
         length: int | None = None,
     ) -> Tensor:
-        encoding = self.attention.encoding.prepare(positions, length)
+        encoding = self.encoding.prepare(positions, length)
         x = encoding.embed(x, positions)
-        return self.attention(x, positions, mask=mask, cache=cache, encoding=encoding)
+        return self.attention(x, positions, mask=mask, cache=cache, encoding=encoding.for_layer(0))
+
+
+def first_layer(encoding: PositionEncoding) -> PositionEncoding:
+    """What acts in the first layer and, unlike `for_layer`, at the embeddings."""
+    return encoding.members[0] if isinstance(encoding, PerLayer) else encoding
 
 
 def moved(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
@@ -57,26 +63,26 @@ def moved(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
 
 def room(encoding: PositionEncoding, want: int) -> int:
     """How many of `want` tokens in a row the encoding has positions for."""
-    limit = encoding.max_positions
-    return want if limit is None or encoding.num_axes > 1 else min(want, limit)
+    limit = encoding.claims.max_positions
+    return want if limit is None or encoding.claims.num_axes > 1 else min(want, limit)
 
 
 def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
     """Positions offset, offset + 1, ...; with several axes the cells of a grid, row by row."""
     steps = torch.arange(length)
-    if encoding.num_axes == 1:
+    if encoding.claims.num_axes == 1:
         return steps + offset
-    limit = encoding.max_positions
+    limit = encoding.claims.max_positions
     side = 5 if limit is None else max(1, min(5, limit - offset))
-    cells = [steps // side**axis % side for axis in reversed(range(encoding.num_axes))]
+    cells = [steps // side**axis % side for axis in reversed(range(encoding.claims.num_axes))]
     return torch.stack(cells, dim=-1) + offset
 
 
 def line(encoding: PositionEncoding, steps: Tensor) -> Tensor:
     """Positions `steps`; with several axes all components are equal, as for text among images."""
-    if encoding.num_axes == 1:
+    if encoding.claims.num_axes == 1:
         return steps
-    return steps[..., None].expand(*steps.shape, encoding.num_axes).contiguous()
+    return steps[..., None].expand(*steps.shape, encoding.claims.num_axes).contiguous()
 
 
 def hidden(length: int, shape: ModelShape, batch: int = 1, seed: int = 2) -> Tensor:
@@ -102,7 +108,7 @@ def pair_scores(
     one key.
     """
     heads, width = shape.num_heads, shape.head_dim
-    assert width is not None and encoding.permutation_invariant
+    assert width is not None and encoding.claims.permutation_invariant
     one_key = bool((kv_steps == kv_steps[:1]).all())
     if one_key:
         kv_steps = kv_steps[:1]
@@ -111,12 +117,13 @@ def pair_scores(
     def split(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         embedded = encoding.embed(x[:, None].repeat(1, len(positions), 1), positions)
         q_or_k = embedded.unflatten(-1, (heads, width)).transpose(1, 2)
-        return q_or_k, encoding.token_state(embedded, positions)
+        return q_or_k, encoding.state(embedded, positions)
 
     (q, q_state), (k, kv_state) = split(x_q, q_positions), split(x_k, kv_positions)
     _, scores = attention(
-        q, k, k, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
-        kv_state=kv_state, mask=None if one_key else _OWN_KEY, return_lse=True, impl="reference",
+        q, k, k, encoding.for_layer(0), q_positions=q_positions, kv_positions=kv_positions,
+        q_state=q_state, kv_state=kv_state, mask=None if one_key else _OWN_KEY, return_lse=True,
+        impl="reference",
     )  # fmt: skip
     return scores
 

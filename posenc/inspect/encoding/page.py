@@ -11,7 +11,7 @@ from posenc.embeddings.sinusoidal import Sinusoidal
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.distance_bias import DistanceBias
 from posenc.inspect.encoding import figures, precision
-from posenc.inspect.encoding.layer import line
+from posenc.inspect.encoding.layer import first_layer, line
 from posenc.inspect.encoding.sheet import SpecSheet
 from posenc.inspect.encoding.words import LEGEND, rows
 from posenc.registry import create
@@ -92,7 +92,7 @@ def _number(value: float | None) -> str:
 @torch.no_grad()
 def _own(sheet: SpecSheet) -> Iterator[Plot]:
     torch.manual_seed(0)
-    encoding = create(sheet.name, sheet.shape).for_layer(0)
+    encoding = first_layer(create(sheet.name, sheet.shape))
     if sheet.precision is not None:
         found = sheet.precision
         reach = {"as used": found.as_used} | {f"plain {n}": p for n, p in found.plain.items()}
@@ -123,7 +123,7 @@ def _last_apart(found: precision.Precision, name: str) -> str:
 
 
 def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
-    limit = encoding.max_positions
+    limit = encoding.claims.max_positions
     count = SHOWN if limit is None else min(SHOWN, limit)
     x = torch.zeros(1, count, sheet.shape.embed_dim)
     table = encoding.embed(x, line(encoding, torch.arange(count)))[0].numpy()

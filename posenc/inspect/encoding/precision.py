@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding
+from posenc.inspect.encoding.layer import first_layer
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import PRECISION, TWO_PI
 
@@ -40,7 +41,7 @@ class Precision:
 
 def angles_of(encoding: PositionEncoding) -> Angles | None:
     """The angles that an encoding turns by, if it has one set of them."""
-    for module in encoding.for_layer(0).modules():
+    for module in first_layer(encoding).modules():
         found = getattr(module, "angles", None)
         if isinstance(found, Angles):
             return found
@@ -52,7 +53,7 @@ def measure(encoding: PositionEncoding) -> Precision | None:
     angles = angles_of(encoding)
     if angles is None:
         return None
-    limit = LIMIT if encoding.max_positions is None else encoding.max_positions - 1
+    limit = LIMIT if encoding.claims.max_positions is None else encoding.claims.max_positions - 1
     positions = test_positions(limit)
     exact = exact_angles(angles.inv_freq, positions)
     cos, sin = _cos_sin(angles, positions)

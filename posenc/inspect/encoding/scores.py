@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.attend.problem import Call
+from posenc.attend.problem import Problem
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.inspect.encoding.layer import hidden, line, pair_scores
+from posenc.terms.tokens import Tokens
 
 FARTHEST = 2**16
 """The largest distance that resolution is tested at, in tokens."""
@@ -36,12 +37,16 @@ class Decay:
 def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Decay:
     """Scores by distance within the training length, in float64."""
     exact = copy.deepcopy(encoding).double()
-    reach = shape.train_length if encoding.max_positions is None else encoding.max_positions
+    reach = (
+        shape.train_length
+        if encoding.claims.max_positions is None
+        else encoding.claims.max_positions
+    )
     last = min(reach, shape.train_length) - 1
     distances = sorted(
         {0, *(min(last, round(2 ** (i / 2))) for i in range(2, 64))} | {min(1, last)}
     )
-    if encoding.permutation_invariant:
+    if encoding.claims.permutation_invariant:
         x, y = hidden(2 * pairs, shape)[0].split(pairs)
         far = torch.full((len(distances),), last)
         near = last - torch.tensor(distances)
@@ -72,15 +77,18 @@ def _last_row(encoding: PositionEncoding, shape: ModelShape, x: Tensor) -> Tenso
     embedded = encoding.embed(x, positions)
     assert shape.head_dim is not None
     q = embedded.unflatten(-1, (shape.num_heads, shape.head_dim)).transpose(1, 2)
-    state = encoding.token_state(embedded, positions)
-    last = slice(-1, None)
-    new_q, new_k = encoding.transform_qk(q[:, :, last], q, positions[last], positions)
-    call = Call(
-        new_q, new_k, q, q[:, :, last], q, encoding, positions[last], positions,
-        None if state is None else state[:, :, last], state, None,
-        encoding.scale(shape.head_dim), 0.0, False,
+    state = encoding.state(embedded, positions)
+    encoding = encoding.for_layer(0)
+    last = len(positions) - 1
+    keys = Tokens(q, positions, state, encoding.claims.num_axes)
+    query = keys[last:]
+    new_q, new_k = encoding.transform(query, keys)
+    term = encoding.term(query, keys)
+    problem = Problem(
+        new_q, new_k, q, query, keys, term, encoding, None, encoding.scale(shape.head_dim), 0.0,
+        False,
     )  # fmt: skip
-    return call.scores(0, 1)[:, :, 0]
+    return problem.ready(1).scores(0, 1)[:, :, 0]
 
 
 @dataclass(frozen=True)
@@ -100,9 +108,9 @@ def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resol
     the best head. Every distance up to 160 is tested, then powers of two up to FARTHEST or the
     encoding's last position. None for methods that read the tokens between.
     """
-    if not encoding.permutation_invariant:
+    if not encoding.claims.permutation_invariant:
         return None
-    limit = FARTHEST if encoding.max_positions is None else encoding.max_positions - 2
+    limit = FARTHEST if encoding.claims.max_positions is None else encoding.claims.max_positions - 2
     grid = {*range(1, 161), *(2**i for i in range(8, limit.bit_length()))} if limit > 0 else set()
     distances = sorted(d for d in grid if d <= limit)
     if not distances:
@@ -136,9 +144,9 @@ def direction(encoding: PositionEncoding, shape: ModelShape) -> str:
     """ "symmetric" if exchanging the positions of query and key changes no score, "blind" if no
     position changes a score, else "directed"."""
     exact = copy.deepcopy(encoding).double()
-    if not encoding.permutation_invariant:
+    if not encoding.claims.permutation_invariant:
         return "directed"  # the tokens between are read only for the past
-    limit = 32 if encoding.max_positions is None else min(32, encoding.max_positions)
+    limit = 32 if encoding.claims.max_positions is None else min(32, encoding.claims.max_positions)
     steps = torch.arange(limit)
     origin = torch.zeros_like(steps)
     x, y = hidden(16, shape)[0].split(8)

@@ -15,7 +15,7 @@ from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
-from posenc.inspect.encoding.layer import moved
+from posenc.inspect.encoding.layer import first_layer, moved
 from posenc.inspect.encoding.precision import Precision
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.registry import create
@@ -82,7 +82,7 @@ def measure_encoding(
     tell: Callable[[str], None] = lambda step: None,
 ) -> SpecSheet:
     """Measure layer 0 of an encoding as it is."""
-    layer = encoding.for_layer(0)
+    layer = first_layer(encoding)
     tell("places and norms")
     away = moved(copy.deepcopy(layer))
     angles = precision.angles_of(layer)
@@ -110,8 +110,8 @@ def measure_encoding(
         name=name,
         shape=shape,
         parameters=sum(p.numel() for p in layer.parameters()),
-        per_layer=encoding.scope == "layer",
-        max_positions=encoding.max_positions,
+        per_layer=encoding.claims.scope == "layer",
+        max_positions=encoding.claims.max_positions,
         num_pairs=len(waves),
         unfinished_pairs=[t for t, wave in enumerate(waves) if wave > shape.train_length],
         wavelengths=[wave if wave < math.inf else None for wave in waves],

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_pair
+from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.precision import at_least_float32
+from posenc.positions import Remembered, same
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.rotate import rotate, rotate_together
+from posenc.terms.tokens import Tokens
 
 
 class Rotation(PositionEncoding):
@@ -21,14 +25,13 @@ class Rotation(PositionEncoding):
     `interleaved`: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2).
     """
 
-    places = (2,)
-    causal_only = False
+    claims = Claims(places=(2,), source="see the subclass")
 
     def __init__(self, head_dim: int, *, interleaved: bool) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.interleaved = interleaved
-        self._ready: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
+        self._ready: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
 
     def _rotate_by(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
         """Use these frequencies; pair t turns with component axes[t] of the positions."""
@@ -42,7 +45,7 @@ class Rotation(PositionEncoding):
         """cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
         attention_factor."""
         for ready, cos, sin in self._ready:
-            if positions is ready and dtype == cos.dtype:
+            if dtype == cos.dtype and ready.fits(positions):
                 return cos, sin
         return self._tables(positions, dtype)
 
@@ -51,26 +54,26 @@ class Rotation(PositionEncoding):
 
     def prepare(self, positions: Tensor, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
-        prepared._ready = ((positions, *self.cos_sin(positions)),)
+        prepared._ready = ((Remembered(positions), *self.cos_sin(positions)),)
         return prepared
 
-    def transform_qk(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        self._check(q)
-        self._check(k)
-        dtype = at_least_float32(q.dtype)
-        cos, sin = self.cos_sin(q_positions, dtype)
-        if kv_positions is q_positions:
-            q, k = rotate_together((q, k), cos, sin, interleaved=self.interleaved)
-            return q, k
-        q = rotate(q, cos, sin, interleaved=self.interleaved)
-        cos, sin = self.cos_sin(kv_positions, dtype)
-        return q, rotate(k, cos, sin, interleaved=self.interleaved)
+    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+        assert q.x is not None and k.x is not None
+        self._check(q.x)
+        self._check(k.x)
+        dtype = at_least_float32(q.x.dtype)
+        cos, sin = self.cos_sin(q.positions, dtype)
+        if same(q.positions, k.positions):
+            new_q, new_k = rotate_together((q.x, k.x), cos, sin, interleaved=self.interleaved)
+            return new_q, new_k
+        new_q = rotate(q.x, cos, sin, interleaved=self.interleaved)
+        cos, sin = self.cos_sin(k.positions, dtype)
+        return new_q, rotate(k.x, cos, sin, interleaved=self.interleaved)
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate q and k of the same tokens."""
-        return self.transform_qk(q, k, positions, positions)
+        pair = check_pair(type(self).__name__, q, k, positions, self.claims.num_axes)
+        return self.transform(*pair)
 
     def _check(self, x: Tensor) -> None:
         if x.shape[-1] != self.head_dim:

@@ -1,0 +1,182 @@
+"""What one attention is asked for, checked, and the ordinary attentions that it comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.attend.cache import KVCache
+from posenc.attend.problem import Problem
+from posenc.encoding.base import Pass, PositionEncoding
+from posenc.encoding.boundary import check_encoding, check_positions, check_vectors
+from posenc.masks import Mask, check_mask
+from posenc.numbers.heads import for_every_head
+from posenc.numbers.precision import without_autocast
+from posenc.terms.tokens import Tokens
+
+_OWNER = "attention"
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `attention`, checked. `new` are the tokens of k and v before the cache's
+    are put in front of them."""
+
+    queries: Tokens
+    new: Tokens
+    v: Tensor
+    encoding: PositionEncoding
+    mask: Mask | None
+    cache: KVCache | None
+    dropout_p: float
+    return_lse: bool
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        encoding: Any,
+        *,
+        q_positions: Tensor,
+        kv_positions: Tensor,
+        q_state: Tensor | None,
+        kv_state: Tensor | None,
+        mask: Any,
+        cache: Any,
+        dropout_p: float,
+        return_lse: bool,
+    ) -> Request:
+        """Raises: TypeError for things of the wrong kind, ValueError for sizes that do not fit."""
+        encoding = check_encoding(_OWNER, encoding)
+        check_vectors(_OWNER, q=q, k=k, v=v)
+        _check_sizes(q, k, v)
+        axes = encoding.claims.num_axes
+        at_q = check_positions(_OWNER, "q_positions", q_positions, q, axes)
+        same_tensor = kv_positions is q_positions and k.shape[2] == q.shape[2]
+        at_k = (
+            at_q if same_tensor else check_positions(_OWNER, "kv_positions", kv_positions, k, axes)
+        )
+        _check_state("q_state", q_state, q)
+        _check_state("kv_state", kv_state, k)
+        if not 0 <= dropout_p < 1:
+            raise ValueError(
+                f"{_OWNER}: dropout_p must be at least 0 and below 1, got {dropout_p}."
+            )
+        if cache is not None and not isinstance(cache, KVCache):
+            raise TypeError(f"{_OWNER}: cache must be a KVCache, got {type(cache).__name__}.")
+        past = 0 if cache is None else cache.length
+        check_mask(_OWNER, mask, q.shape[0], q.shape[2], past + k.shape[2])
+        return cls(
+            Tokens(q, at_q, q_state, axes), Tokens(k, at_k, kv_state, axes), v, encoding, mask,
+            cache, dropout_p, return_lse,
+        )  # fmt: skip
+
+    def problems(self) -> list[Problem]:
+        """One ordinary attention for each pass of the encoding. Appends to the cache, if there is
+        one."""
+        encoding, queries, keys, v = self.encoding, self.queries, self.new, self.v
+        assert queries.x is not None and keys.x is not None
+        scale = encoding.scale(queries.x.shape[-1])
+        keep_raw = encoding.claims.needs_raw_k
+        turned: tuple[Tensor, Tensor] | None = None
+        if self.cache is not None:
+            if not keep_raw:
+                turned = encoding.transform(queries, keys)
+            keys, v = self._with_past(keys if turned is None else keys.given(turned[1]))
+        mask = self._bound(keys)
+        passes = encoding.passes(queries.positions, keys.positions)
+        problems = []
+        for part in passes:
+            seen_q, seen_k = _in_pass(queries, keys, part)
+            if turned is None:
+                q, k = encoding.transform(seen_q, seen_k)
+            else:
+                assert keys.x is not None
+                q, k = turned[0], keys.x
+            if part.q_factor is not None:
+                q = (q * part.q_factor[..., None, :, None]).to(q.dtype)
+            raw_k = None
+            if keep_raw and {3, 4} & set(encoding.claims.places):
+                assert seen_k.x is not None
+                raw_k = for_every_head(seen_k.x, queries.x.shape[1])
+            seen_k = seen_k.given(raw_k)
+            with without_autocast(q.device):
+                term = encoding.term(seen_q, seen_k)
+            visible = mask
+            if part.mask is not None:
+                own = part.mask
+                own = own.bind(queries.positions, keys.positions) if mask is None else own & mask
+                visible = own
+            problems.append(
+                Problem(
+                    q, k, v, seen_q, seen_k, term, encoding, visible, scale, self.dropout_p,
+                    self.return_lse or len(passes) > 1,
+                )
+            )  # fmt: skip
+        return problems
+
+    def _with_past(self, new: Tokens) -> tuple[Tokens, Tensor]:
+        """All keys and values, those of the cache first."""
+        assert self.cache is not None and new.x is not None
+        only_last = self.encoding.claims.state_kept == "last"
+        k, v, positions, state = self.cache.append(
+            new.x,
+            self.v,
+            new.positions,
+            new.state,
+            position_axis=-1 if new.num_axes == 1 else -2,
+            keep_last_state=only_last,
+        )
+        return replace(new, x=k, positions=positions, state=None if only_last else state), v
+
+    def _bound(self, keys: Tokens) -> Mask | None:
+        if self.mask is None or self.mask.bound:
+            return self.mask
+        if self.encoding.claims.num_axes == 1:
+            return self.mask.bind(self.queries.positions, keys.positions)
+        # Where a position has several components, order is the order in memory.
+        order = torch.arange(len(keys), device=keys.positions.device)
+        return self.mask.bind(order[len(keys) - len(self.queries) :], order)
+
+
+def _in_pass(queries: Tokens, keys: Tokens, part: Pass) -> tuple[Tokens, Tokens]:
+    """The tokens at the positions that the pass asks for."""
+    if part.q_positions is queries.positions and part.kv_positions is keys.positions:
+        return queries, keys
+    return (
+        replace(queries, positions=part.q_positions, true_positions=queries.positions),
+        replace(keys, positions=part.kv_positions, true_positions=keys.positions),
+    )
+
+
+def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+        raise ValueError(
+            f"attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit: "
+            "k and v share heads and length, q and k share head_dim, all share the batch."
+        )
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"attention: {k.shape[1]} key/value heads do not divide {q.shape[1]} query heads."
+        )
+
+
+def _check_state(name: str, state: Any, x: Tensor) -> None:
+    if state is None:
+        return
+    if not isinstance(state, Tensor) or state.ndim < 3:
+        got = tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__
+        raise ValueError(
+            f"attention: {name} must be what encoding.state(x, positions) gives, "
+            f"(batch, heads, len, ...), got {got}."
+        )
+    if state.shape[0] != x.shape[0] or state.shape[2] != x.shape[2]:
+        raise ValueError(
+            f"attention: {name} must be of {x.shape[0]} rows and {x.shape[2]} tokens, "
+            f"got {tuple(state.shape)}."
+        )

@@ -1,0 +1,29 @@
+"""Who watches a computation: autograd, forward mode, functorch, a compiler."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def transformed() -> bool:
+    """Whether a functorch transform (grad, jvp, vmap) is active."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def has_tangent(*tensors: Tensor) -> bool:
+    """Whether one of them carries a tangent of forward-mode differentiation."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def watched() -> bool:
+    """Whether anything may be watching, so that only plain operations out of place are right."""
+    return (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or forward_ad._current_level >= 0
+        or transformed()
+    )

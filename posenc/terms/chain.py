@@ -1,0 +1,61 @@
+"""The terms of several encodings, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from posenc.terms.term import ScoreMod, Term
+from posenc.terms.tokens import Tokens
+
+
+class Chain(Term):
+    """Apply terms in order; what all of them offer, their sum offers.
+
+    Raises: ValueError where two act on the values.
+    """
+
+    def __init__(self, q: Tokens, k: Tokens, terms: Sequence[Term]) -> None:
+        super().__init__(q, k)
+        self.terms = tuple(terms)
+        self.reads_mask = any(t.reads_mask for t in terms)
+        combining = [t.combine for t in terms if t.combine is not None]
+        if len(combining) > 1:
+            raise ValueError("Two encodings act on the values, and there is only one place 4.")
+        self.combine = combining[0] if combining else None
+        if all(t.by_distance is not None for t in terms):
+            self.by_distance = self._by_distance
+        if all(t.split is not None for t in terms):
+            self.split = self._split
+        if all(t.pair is not None for t in terms):
+            self.pair = self._pair
+
+    def ready(self, rows: int, causal: bool) -> Chain:
+        return Chain(self.q, self.k, [t.ready(rows, causal) for t in self.terms])
+
+    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+        for term in self.terms:
+            scores = term.add(scores, rows, keys, mask)
+        return scores
+
+    def _by_distance(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+        parts = [t.by_distance(q_positions, kv_positions) for t in self.terms]  # type: ignore[misc]
+        return sum(parts[1:], parts[0])
+
+    def _split(self) -> tuple[Tensor, Tensor]:
+        row, key = self.terms[0].split()  # type: ignore[misc]
+        for term in self.terms[1:]:
+            more_row, more_key = term.split()  # type: ignore[misc]
+            row, key = row + more_row, key + more_key
+        return row, key
+
+    def _pair(self) -> ScoreMod:
+        mods = [t.pair() for t in self.terms]  # type: ignore[misc]
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            for each in mods:
+                score = each(score, batch, head, q_idx, kv_idx)
+            return score
+
+        return mod

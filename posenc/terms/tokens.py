@@ -1,0 +1,63 @@
+"""One side of an attention: vectors, positions, and what the encoding keeps of each token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from posenc.positions import part
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The queries or the keys of one attention; sliceable along the tokens.
+
+    Args:
+        x: (batch, heads, len, width). For place 2 what is to be transformed; in a term what came
+            before place 2, keys with as many heads as queries, and None unless the encoding claims
+            needs_raw_k.
+        positions: (len) or (batch, len), with a last axis of components where num_axes > 1.
+        state: what `state` gave for these tokens, (batch, heads, len, ...), or None.
+        num_axes: number of components of a position.
+        true_positions: where the tokens stand, if `positions` are what a position map makes of
+            that; None: `positions` are true.
+
+    >>> import torch
+    >>> keys = Tokens(torch.randn(1, 4, 10, 16), torch.arange(10))
+    >>> keys[2:5].positions
+    tensor([2, 3, 4])
+    """
+
+    x: Tensor | None
+    positions: Tensor
+    state: Tensor | None = None
+    num_axes: int = 1
+    true_positions: Tensor | None = None
+
+    def __getitem__(self, span: slice) -> Tokens:
+        true = self.true_positions
+        return replace(
+            self,
+            x=None if self.x is None else self.x[:, :, span],
+            positions=self._part(self.positions, span),
+            state=None if self.state is None else self.state[:, :, span],
+            true_positions=None if true is None else self._part(true, span),
+        )
+
+    def __len__(self) -> int:
+        return self.positions.shape[-1 if self.num_axes == 1 else -2]
+
+    def _part(self, positions: Tensor, span: slice) -> Tensor:
+        if self.num_axes > 1:
+            return positions[..., span, :]
+        return part(positions, span.start or 0, len(self) if span.stop is None else span.stop)
+
+    def given(self, x: Tensor | None) -> Tokens:
+        """The same tokens with other vectors."""
+        return replace(self, x=x)
+
+    def in_double(self) -> Tokens:
+        """The same tokens with positions in float64, in which float64 scores are computed."""
+        return replace(self, positions=self.positions.to(torch.float64))
