@@ -26,13 +26,14 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to what __ge
     from posenc.embeddings.learned_2d import Learned2D as Learned2D
     from posenc.embeddings.sincos_2d import SinCos2D as SinCos2D
     from posenc.embeddings.sinusoidal import Sinusoidal as Sinusoidal
+    from posenc.encoding import Claims as Claims
     from posenc.encoding import DistanceBias as DistanceBias
     from posenc.encoding import ModelShape as ModelShape
     from posenc.encoding import Pass as Pass
     from posenc.encoding import PositionEncoding as PositionEncoding
     from posenc.encoding.compose import Compose as Compose
-    from posenc.encoding.within import Within as Within
     from posenc.encoding.per_layer import PerLayer as PerLayer
+    from posenc.encoding.within import Within as Within
     from posenc.masks import Mask as Mask
     from posenc.models.config import DecoderConfig as DecoderConfig
     from posenc.models.decoder import Decoder as Decoder
@@ -67,6 +68,8 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to what __ge
     from posenc.scores.sandwich import Sandwich as Sandwich
     from posenc.scores.t5 import T5Bias as T5Bias
     from posenc.scores.transformer_xl import TransformerXL as TransformerXL
+    from posenc.terms.term import Term as Term
+    from posenc.terms.tokens import Tokens as Tokens
     from posenc.values.shaw import Shaw as Shaw
 
 _PUBLIC = {
