@@ -22,28 +22,30 @@ def run(out: Path) -> None:
     """Measure the most important parts first and save after each, so that it may be stopped."""
     torch.set_num_threads(1)
     parts = (
-        lambda: bias.run(DISTANCE, (1024,), 21, backward=False),
-        lambda: bias.run(DISTANCE, (2048, 4096), 7, backward=False),
-        lambda: bias.run(CONTENT, (4096,), 5, backward=False),
-        lambda: bias.run(("t5",), (4096,), 5, backward=True),
-        lambda: bias.run(DISTANCE, (8192,), 5, backward=False),
-        lambda: bias.memory(DISTANCE + CONTENT, (1024, 2048, 4096, 8192, 16384)),
-        lambda: bias.run(DISTANCE, (16384,), 3, backward=False),
-        lambda: bias.run(("alibi", "t5", "deberta"), (4096,), 1, backward=False, peers=True),
-        lambda: bias.run(CONTENT, (4096,), 1, backward=True),
-        lambda: bias.run(("alibi", "t5"), (4096,), 3, backward=False, flex=True),
+        lambda: bias.measure_bias(DISTANCE, (1024,), 21, backward=False),
+        lambda: bias.measure_bias(DISTANCE, (2048, 4096), 7, backward=False),
+        lambda: bias.measure_bias(CONTENT, (4096,), 5, backward=False),
+        lambda: bias.measure_bias(("t5",), (4096,), 5, backward=True),
+        lambda: bias.measure_bias(DISTANCE, (8192,), 5, backward=False),
+        lambda: bias.measure_memory(DISTANCE + CONTENT, (1024, 2048, 4096, 8192, 16384)),
+        lambda: bias.measure_bias(DISTANCE, (16384,), 3, backward=False),
+        lambda: bias.measure_bias(
+            ("alibi", "t5", "deberta"), (4096,), 1, backward=False, peers=True
+        ),
+        lambda: bias.measure_bias(CONTENT, (4096,), 1, backward=True),
+        lambda: bias.measure_bias(("alibi", "t5"), (4096,), 3, backward=False, flex=True),
     )
     found = []
     for part in parts:
         found += (rows := part())
         if "p50_ms" not in rows[0]:
-            measure.show(rows)  # the others show themselves
-        measure.save(found, out)
+            measure.show_rows(rows)  # the others show themselves
+        measure.save_rows(found, out)
 
 
 def draw(table: Path, figure: Path) -> None:
     """Time over attention without a bias: by length, and at 4096 beside other libraries."""
-    with table.open() as file:
+    with table.open(encoding="utf-8") as file:
         rows = [r for r in csv.DictReader(file) if r["question"] == "bias" and r["pass"] == "fwd"]
     fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), width_ratios=(1, 1.4))
     for name in DISTANCE:

@@ -8,4 +8,4 @@ import torch
 from posenc.bench import decode, measure
 
 torch.set_num_threads(1)
-measure.save(decode.run((256, 1024), 3), Path(sys.argv[1]))
+measure.save_rows(decode.measure_decoding((256, 1024), 3), Path(sys.argv[1]))

@@ -17,5 +17,7 @@ passes = ((1024, False), (1024, True), (4096, False), (4096, True), (8192, False
 sizes = itertools.product(passes, (64, 128), (torch.float32, torch.bfloat16))
 for (n, backward), head_dim, dtype in sizes:
     compiled = (n, backward) == (4096, False)
-    found += rope.run((n,), (head_dim,), 5, backward, dtypes=(dtype,), compiled=compiled)
-    measure.save(found, Path(sys.argv[1]))
+    found += rope.measure_rotation(
+        (n,), (head_dim,), 5, backward, dtypes=(dtype,), compiled=compiled
+    )
+    measure.save_rows(found, Path(sys.argv[1]))

@@ -73,11 +73,11 @@ def run() -> list[dict]:
         }
         seconds = measure.interleaved(cases, REPEATS)
         shape = {"dtype": kind, "n": LENGTH, "pass": "step"}
-        found += measure.rows("training", shape, seconds, "transformers Llama, sdpa", {})
+        found += measure.timing_rows("training", shape, seconds, "transformers Llama, sdpa", {})
     return found
 
 
 if __name__ == "__main__":
     results = run()
-    measure.show(results)
-    measure.save(results, Path(sys.argv[1]))
+    measure.show_rows(results)
+    measure.save_rows(results, Path(sys.argv[1]))

@@ -38,12 +38,12 @@ def of_encodings() -> dict[str, Plot]:
 def of_checkpoint(name: str, folder: Path, text: str, words: tuple[str, str]) -> Plot:
     """The figure of a checkpoint that the last part of `name` names."""
     from posenc.inspect.checkpoint import page
-    from posenc.inspect.checkpoint.sheet import Request, measure
+    from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 
     part = name.rpartition("-")[2]
     if part not in PARTS:
         raise SystemExit(f"{name} must end with one of {', '.join(PARTS)}.")
-    sheet = measure(Request(folder, text, words))
+    sheet = measure_checkpoint(Request(folder, text, words))
     assert sheet.swap is not None
     drawn = [*page.attention_plots(sheet, [sheet.structure.layers - 1])]
     drawn += page.swap_plots(sheet.swap, sheet.sentence.labels)

@@ -6,16 +6,16 @@ its functions.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import cast
+from typing import Annotated, Any, cast
 
 import typer
 
-from posenc.report.failure import RunFailed
+from posenc import __version__
+from posenc.report.failure import RunFailed, Stopped, disk_is_full
 
 COMMANDS = {
     "list": "posenc.list:list_encodings",
@@ -27,22 +27,18 @@ COMMANDS = {
 }
 """name: "module:function"."""
 
+CTRL_C = 130
+"""Exit code after Ctrl-C, which is also what typer makes of it."""
+
 # typer brings its own click, or uses the real one: reach the class through what it exports.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _Abort = cast(type[Exception], typer.Abort)
 
 
 def app() -> typer.Typer:
     """The application with all commands."""
-    application = typer.Typer(
-        name="posenc",
-        help="Position encodings for Transformers: use, compare, extend, inspect.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-    )
-    application.callback()(_root)
+    application = typer.Typer(name="posenc", pretty_exceptions_enable=False)
+    application.callback(invoke_without_command=True)(_root)
     for name, path in COMMANDS.items():
         module, _, function = path.partition(":")
         application.command(name)(getattr(importlib.import_module(module), function))
@@ -50,12 +46,23 @@ def app() -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a problem is one line on stderr, and 2 (wrong input) or 1 (failed)."""
+    """Run the command line and exit.
+
+    A problem is one line on stderr; exit code 2 for wrong input, 1 where the run failed, 130 after
+    Ctrl-C. POSENC_TRACEBACK=1 prints the traceback as well.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # "±" in an ASCII locale, a file's name in no encoding
+            cast(Any, stream).reconfigure(errors="backslashreplace")
     try:
-        code = app()(args=list(arguments), standalone_mode=False)
+        _refuse_empty(arguments)
+        code = app()(args=list(arguments), standalone_mode=False, prog_name="posenc")
+        sys.stdout.flush()
+    except Stopped as error:
+        code = _complain(f"stopped; {error}.", CTRL_C)
     except (KeyboardInterrupt, _Abort):
-        code = 130  # what typer itself makes of Ctrl-C
+        code = _complain("stopped.", CTRL_C)
     except _UsageError as error:
         code = _complain(f"{error.format_message().rstrip('.')}; see posenc --help.", 2)  # type: ignore[attr-defined]
     except RunFailed as error:
@@ -64,18 +71,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except OSError as error:
-        code = _complain(str(error), 1 if error.errno in _DISK_FULL else 2, error)
+        if disk_is_full(error):
+            code = _complain(f"the disk is full: {error}", 1, error)
+        else:
+            code = _complain(str(error), 2, error)
     except (ValueError, TypeError) as error:
         code = _complain(str(error), 2, error)
     except Exception as error:
         code = _complain(f"{type(error).__name__}: {error}", 1, error)
-    if code == 130:
-        _complain("stopped; the same command goes on from here.", code)
+    else:
+        if code == CTRL_C:  # typer has caught it
+            _complain("stopped.", CTRL_C)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _root() -> None:
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
     """Position encodings for Transformers: use, compare, extend, inspect."""
+    if version:
+        print(f"posenc {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        sys.stdout.write(context.get_help())  # empty where rich has printed it
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Nothing that posenc takes may be empty; "" as a folder would mean the current one."""
+    option = ""
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not argument or (name.startswith("--") and equals and not value):
+            raise ValueError(f"{name or option or 'an argument'} is empty; it must name something.")
+        option = argument if argument.startswith("-") else ""
 
 
 def _complain(text: str, code: int, error: BaseException | None = None) -> int:

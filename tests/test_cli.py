@@ -3,16 +3,22 @@
 import csv
 import errno
 import json
+import os
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import posenc
 from posenc import cli, registry
 from posenc.compare import study as compare
 from posenc.compare import sweep
 from posenc.compare.results import Study, TrialResult
 from posenc.report.atomic import write_atomically
+from posenc.report.lock import locked
+from posenc.report.record import seal
 
 TINY = (
     "--train-length 16 --test-lengths 32 --seeds 1 --steps 6 --batch 2 --width 32 --layers 2 "
@@ -98,15 +104,15 @@ def test_compare_writes_report_table_and_results_and_then_skips(call, text, tmp_
     assert code == 0, told
     assert "learned" in shown and "cannot" in shown and "Take learned" in shown
     assert "cannot run at some lengths: it has 16 positions" in told
-    study = Study.from_json((out / "study.json").read_text())
+    study = Study.from_json((out / "study.json").read_text(encoding="utf-8"))
     (result,) = study.finished
     assert result.spec["max_positions"] == "16"
     assert study.corpus.name == text.name
-    rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((out / "results.csv").read_text(encoding="utf-8").splitlines()))
     scores = {int(r["at"]): r for r in rows if r["measure"] == "by_length"}
     assert float(scores[16]["bits_per_byte"]) == result.by_length[0].bits_per_byte
     assert scores[32]["bits_per_byte"] == "" and "16 positions" in scores[32]["note"]
-    page = (out / "report.html").read_text()
+    page = (out / "report.html").read_text(encoding="utf-8")
     assert "<script>alert" not in page and "<b>书" not in page and "书 &amp; book" in page
     before = (out / result.config.folder / "result.json").stat().st_mtime_ns
     code, again, told = call(*command)
@@ -117,21 +123,21 @@ def test_compare_writes_report_table_and_results_and_then_skips(call, text, tmp_
 
 def test_default_folder_is_below_runs_and_the_same_each_time(call, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "run", lambda *arguments: None)
+    monkeypatch.setattr(sweep, "run_trials", lambda *arguments: None)
     for seeds in ("1", "1", "2"):
         assert call("compare", "rope", "--text", text, *TINY, "--seeds", seeds)[0] == 0
     assert len(list((tmp_path / "runs").glob("*/report.html"))) == 2
 
 
 def test_report_of_a_half_finished_study_says_what_is_missing(call, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "run", lambda *arguments: None)
+    monkeypatch.setattr(sweep, "run_trials", lambda *arguments: None)
     out = tmp_path / "out"
     assert call("compare", "rope", "t5", "--text", text, "--out", out, *TINY)[0] == 0
     (out / "report.html").unlink()
     code, _, told = call("report", out)
     assert code == 0
     assert "missing 2 of 2 trials: rope seed 0, t5 seed 0" in told
-    assert "t5 seed 0" in (out / "report.html").read_text()
+    assert "t5 seed 0" in (out / "report.html").read_text(encoding="utf-8")
 
 
 def test_failed_trial_gives_code_1_and_its_reason(call, text, tmp_path, monkeypatch):
@@ -142,7 +148,7 @@ def test_failed_trial_gives_code_1_and_its_reason(call, text, tmp_path, monkeypa
             write_atomically(folder / trial.folder / "result.json", result.to_json())
             watcher.finished(trial, result)
 
-    monkeypatch.setattr(sweep, "run", fail)
+    monkeypatch.setattr(sweep, "run_trials", fail)
     code, _, told = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
     assert code == 1
     assert "rope seed 0 failed: out of [memory]" in told
@@ -154,7 +160,7 @@ def test_ctrl_c_keeps_the_report_and_says_how_to_go_on(call, text, tmp_path, mon
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "run", interrupt)
+    monkeypatch.setattr(sweep, "run_trials", interrupt)
     code, _, told = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
     assert code == 130
     assert told.splitlines()[-1] == "posenc: stopped; the same command goes on from here."
@@ -188,6 +194,14 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
         (["--lr", "nan"], "--lr must be a positive number"),
         (["--device", "tpu"], "--device must be auto, cpu or cuda"),
         (["--precision", "float16"], "--precision must be auto, float32 or bfloat16"),
+        (["rope", "{short}"], "is a file or folder where an encoding is expected"),
+        (["rope", "--text="], "--text is empty; it must name something"),
+        (["rope", "--out", ""], "--out is empty; it must name something"),
+        (["rope", ""], "an argument is empty"),
+        (["--seeds", "100000000"], "600,000,000 trials"),
+        (["--width", "1000000000000"], "of memory, and there are"),
+        (["learned", "--train-length", "1000000000"], "of memory, and there are"),
+        (["--text", "/dev/zero"], "/dev/zero is no ordinary file"),
         (["--steps", "0"], "Invalid value for '--steps'"),
         (["--stepz", "1"], "No such option: --stepz"),
     ],
@@ -197,11 +211,11 @@ def test_bad_input_to_compare_is_one_line_and_code_2(call, tmp_path, arguments, 
     (tmp_path / "short").write_bytes(b"x" * 50)
     (tmp_path / "enough").write_bytes(b"x" * 100_000)
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "thesis.tex").write_text("not ours")
+    (tmp_path / "folder" / "thesis.tex").write_text("not ours", encoding="utf-8")
     names = {p.name: p for p in tmp_path.iterdir()}
     answer = call("compare", *(a.format(**names) for a in arguments))
     assert message in complains(answer)
-    assert (tmp_path / "folder" / "thesis.tex").read_text() == "not ours"
+    assert (tmp_path / "folder" / "thesis.tex").read_text(encoding="utf-8") == "not ours"
 
 
 @pytest.mark.parametrize(
@@ -210,9 +224,159 @@ def test_bad_input_to_compare_is_one_line_and_code_2(call, tmp_path, arguments, 
 )
 def test_report_of_what_is_no_study_is_one_line_and_code_2(call, tmp_path, content, message):
     if content is not None:
-        (tmp_path / "study.json").write_text(content)
+        (tmp_path / "study.json").write_text(content, encoding="utf-8")
     assert message in complains(call("report", tmp_path))
 
 
 def test_unknown_command_is_one_line_and_code_2(call):
     assert "No such command 'compar'" in complains(call("compar"))
+
+
+def test_posenc_alone_prints_its_help(call):
+    code, out, err = call()
+    assert (code, err) == (0, "")
+    assert all(name in out for name in cli.COMMANDS)
+
+
+def test_version(call):
+    assert call("--version") == (0, f"posenc {posenc.__version__}\n", "")
+
+
+def test_python_m_posenc_is_the_command_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "posenc", "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"posenc {posenc.__version__}\n")
+
+
+def test_shell_completes_commands():
+    asked = {"_POSENC_COMPLETE": "complete_bash", "COMP_WORDS": "posenc ", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "posenc"], env={**os.environ, **asked}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.split()) == (0, list(cli.COMMANDS))
+
+
+def test_ctrl_c_promises_nothing_where_there_is_nothing_to_go_on_with(call, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry, "names", interrupt)
+    assert call("list") == (130, "", "posenc: stopped.\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_behind_stdout_is_code_1():
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "posenc", "--version"], stdout=full, stderr=subprocess.PIPE,
+            text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "the disk is full" in done.stderr
+
+
+def test_full_disk_while_the_text_is_copied_is_code_1_and_leaves_no_half_copy(call, text, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        answer = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "the disk is full" in complains(answer, 1)
+    assert not list((tmp_path / "out").glob("corpus-*"))
+
+
+@pytest.fixture
+def planned(call, text, tmp_path, monkeypatch):
+    """A study without results, and the command that made it."""
+    monkeypatch.setattr(sweep, "run_trials", lambda *arguments: None)
+    command = ["compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY]
+    assert call(*command)[0] == 0
+    return tmp_path / "out", command
+
+
+def trial_folder(out):
+    study = Study.from_json((out / "study.json").read_text(encoding="utf-8"))
+    home = out / study.trials[0].folder
+    home.mkdir()
+    return home, study.trials[0]
+
+
+def test_report_while_compare_runs_is_refused(call, planned):
+    out, _ = planned
+    (out / "report.html").unlink()
+    with locked(out, "posenc compare"):
+        assert "is running in" in complains(call("report", out))
+    assert not (out / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda text: text.replace("out of", "out if"), "it is not what was written"),
+        (lambda text: text.replace('"parameters": 0', '"parameters": NaN'), "it holds NaN"),
+    ],
+)
+def test_report_names_a_damaged_result(call, planned, change, reason):
+    out, _ = planned
+    home, trial = trial_folder(out)
+    result = change(TrialResult(trial, reason="out of memory").to_json())
+    (home / "result.json").write_text(result, encoding="utf-8")
+    code, _, told = call("report", out)
+    assert code == 0
+    assert f"{home / 'result.json'} is damaged ({reason}" in told
+    assert "the same posenc compare makes it again" in told
+    assert "missing 1 of 1 trials" in told
+
+
+def test_study_of_another_version_is_refused_and_kept(call, planned):
+    out, command = planned
+    path = out / "study.json"
+    content = seal({"format": "posenc study 99", "new": 1})
+    path.write_text(content, encoding="utf-8")
+    for arguments in (["report", out], command):
+        message = complains(call(*arguments))
+        assert "another version of posenc" in message and "'posenc study 99'" in message
+    assert path.read_text(encoding="utf-8") == content
+
+
+def test_damaged_study_is_refused_by_report_and_written_again_by_compare(call, planned):
+    out, command = planned
+    path = out / "study.json"
+    good = path.read_text(encoding="utf-8")
+    path.write_text(good.replace('"steps": 6', '"steps": 7'), encoding="utf-8")
+    assert "its hash differs" in complains(call("report", out))
+    code, _, told = call(*command)
+    assert code == 0 and f"{path} is damaged (" in told and "writing it again" in told
+    assert Study.from_json(path.read_text(encoding="utf-8")).trials[0].steps == 6
+
+
+def test_what_killed_runs_left_is_taken_for_ours_and_removed(call, planned):
+    out, command = planned
+    for name in ("study.json", "report.html", "results.csv", ".lock"):
+        (out / name).unlink()  # killed inside the very first write
+    below = out / "rope-seed0-0123456789ab" / "huggingface"
+    left = [out / ".study.json.17.partial", out / "corpus-0123.partial" / "train.u16"]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half")
+    assert call(*command)[0] == 0
+    below.mkdir(parents=True)
+    left.append(below / ".model.safetensors.18.partial")
+    left[-1].write_bytes(b"half")
+    assert call(*command)[0] == 0
+    assert not any(path.exists() for path in left)
+    assert not (out / "corpus-0123.partial").exists()
+
+
+def test_text_with_a_chinese_name_is_read_in_an_ascii_locale(planned):
+    out, _ = planned
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "posenc", "report", str(out)], env={**os.environ, **ascii_only},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "书 &amp; book" in (out / "report.html").read_text(encoding="utf-8")

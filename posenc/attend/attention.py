@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,7 @@ from posenc.attend.problem import Problem
 from posenc.attend.request import Request
 from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
+from posenc.numbers.precision import at_least_float32
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "reference": reference,
@@ -90,8 +92,9 @@ def attention(
     )  # fmt: skip
     with nullcontext() if cache is None else cache.unchanged_on_error():
         problems = request.problems()
-        results = [IMPLEMENTATIONS[_choose(p, impl).impl].run(p) for p in problems]
+        results = [_run(p, impl) for p in problems]
         out, lse = results[0] if len(results) == 1 else _merge(results)
+        out = out.to(q.dtype)  # torch's kernels return autocast's
     return (out, lse) if return_lse else out
 
 
@@ -118,6 +121,17 @@ def explain(
         kv_state=kv_state, mask=mask, cache=None, dropout_p=dropout_p, return_lse=return_lse,
     )  # fmt: skip
     return _choose(request.problems()[0], impl)
+
+
+def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:
+    kernel = IMPLEMENTATIONS[_choose(problem, impl).impl]
+    if problem.q.numel() and problem.kv_len:
+        return kernel.run(problem)
+    # Nothing to attend to, or nobody who attends: zeros, through which a gradient may flow.
+    none = 0 * (problem.q.sum() + problem.k.sum() + problem.v.sum())
+    out = problem.q.new_zeros(*problem.q.shape[:3], problem.v.shape[-1]) + none
+    lse = problem.q.new_full(problem.q.shape[:3], -torch.inf, dtype=at_least_float32(out.dtype))
+    return out, lse if problem.need_lse else None
 
 
 def _choose(problem: Problem, impl: str) -> Plan:
@@ -165,8 +179,8 @@ def _best(problem: Problem, rejected: dict[str, str]) -> tuple[str, str]:
         return "sdpa", "torch's kernel computes it"
     if not on_cpu and not dense and "flex" not in rejected:
         return "flex", "one fused kernel with the encoding's score_mod"
-    if dense:
-        return "reference", "the scores are small"
+    if dense or "blockwise" in rejected:
+        return "reference", "the scores are small" if dense else "nothing else can run here"
     return "blockwise", "the scores are too large to hold at once"
 
 

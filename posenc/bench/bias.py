@@ -21,7 +21,7 @@ HEADS, HEAD_DIM = 8, 64
 FLOOR = "sdpa causal, no bias"
 
 
-def run(
+def measure_bias(
     names: Sequence[str],
     lengths: Sequence[int],
     repeats: int,
@@ -51,7 +51,7 @@ def run(
                 cases |= _peers(name, q, k, v, encoding)
         peaks = {name: measure.peak_bytes(case) for name, case in cases.items()}
         seconds = measure.interleaved(cases, repeats)
-        ran = measure.rows(
+        ran = measure.timing_rows(
             "bias",
             {
                 "n": n,
@@ -63,12 +63,12 @@ def run(
             FLOOR,
             peaks,
         )
-        measure.show(ran)
+        measure.show_rows(ran)
         found += ran
     return found
 
 
-def memory(names: Sequence[str], lengths: Sequence[int]) -> list[dict[str, Any]]:
+def measure_memory(names: Sequence[str], lengths: Sequence[int]) -> list[dict[str, Any]]:
     """Rows for the memory that one forward pass takes beyond its output, at each length, and the
     exponent of length that fits it."""
     found = []
@@ -89,7 +89,7 @@ def memory(names: Sequence[str], lengths: Sequence[int]) -> list[dict[str, Any]]
                     "output_mib": _output_bytes(n) / 2**20,
                     "beyond_output_mib": f"{size / 2**20:.1f}",
                     "exponent": f"{exponent:.2f}",
-                    **measure.machine(),
+                    **measure.machine_columns(),
                 }
             )  # fmt: skip
     return found
@@ -123,9 +123,9 @@ def _peers(
             kv_positions=positions,
             mask=masks.causal,
         )
-        for attend in bias_peers.at_hand(name, encoding, 200).values():
+        for attend in bias_peers.attention_peers(name, encoding, 200).values():
             torch.testing.assert_close(attend(*few), want, rtol=1e-4, atol=1e-5)
-    for peer, attend in bias_peers.at_hand(name, encoding, q.shape[2]).items():
+    for peer, attend in bias_peers.attention_peers(name, encoding, q.shape[2]).items():
         found[peer] = torch.no_grad()(lambda attend=attend: attend(q, k, v))
     return found
 

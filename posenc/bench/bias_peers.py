@@ -14,7 +14,7 @@ from posenc.encoding.base import PositionEncoding
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def at_hand(name: str, encoding: PositionEncoding, n: int) -> dict[str, Attend]:
+def attention_peers(name: str, encoding: PositionEncoding, n: int) -> dict[str, Attend]:
     """Peers of the encoding `name` that can be imported here, for n causal tokens."""
     found: dict[str, Attend] = {}
     if importlib.util.find_spec("x_transformers") is not None:

@@ -29,25 +29,44 @@ def bench(
         Path | None, typer.Option(help="Write the rows to this CSV file as well.")
     ] = None,
 ) -> None:
-    """Measure position encodings on this machine, against a plain copy and against attention
-    without a bias. Rows go to stderr, and as CSV to a file."""
+    """Measure position encodings on this machine.
+
+    A rotation is compared with a plain copy, a bias with attention that has none.
+
+    Rows go to stderr, and as CSV to a file.
+    """
     import torch
 
-    from posenc.bench import bias, measure, rope
+    from posenc.bench import bias, cost, measure, rope
     from posenc.bench import decode as decoding
+    from posenc.report.atomic import check_writable
+    from posenc.report.machine import num_cores
 
     sizes = _numbers("--lengths", lengths, "1024,4096")
     dims = _numbers("--head-dim", head_dim, "64,128")
     if any(dim % 2 for dim in dims):
         raise ValueError(f"bench: --head-dim needs even numbers, got {head_dim!r}.")
+    if threads > (cores := num_cores()):
+        raise ValueError(
+            f"bench: --threads must be at most {cores}, the cores here, got {threads}."
+        )
+    if decode:
+        cost.check_decoding(sizes, repeats)
+    else:
+        cost.check_rotation(sizes, dims, heads + kv_heads, repeats)
+        cost.check_bias(sizes, repeats)
+    if out is not None:
+        check_writable(out)
     torch.set_num_threads(threads)
     if decode:
-        found = decoding.run(sizes, repeats)
+        found = decoding.measure_decoding(sizes, repeats)
     else:
-        found = rope.run(sizes, dims, repeats, backward, heads=heads, kv_heads=kv_heads)
-        found += bias.run(("alibi", "t5"), sizes, repeats, backward)
+        found = rope.measure_rotation(
+            sizes, dims, repeats, backward, heads=heads, kv_heads=kv_heads
+        )
+        found += bias.measure_bias(("alibi", "t5"), sizes, repeats, backward)
     if out is not None:
-        measure.save(found, out)
+        measure.save_rows(found, out)
 
 
 def _numbers(option: str, text: str, example: str) -> list[int]:

@@ -18,7 +18,7 @@ KINDS = {"multi-head": 8, "grouped-query": 2, "multi-query": 1}
 FLOOR = "without cache"
 
 
-def run(
+def measure_decoding(
     lengths: Sequence[int], repeats: int, names: Sequence[str] = ("rope", "rerope")
 ) -> list[dict[str, Any]]:
     """Rows for one layer of 8 heads of 64 that writes 8 tokens after n; `rope` caches rotated keys,
@@ -64,11 +64,13 @@ def _one(n: int, name: str, kind: str, kv_heads: int, repeats: int) -> list[dict
     # The same sums in another order.
     torch.testing.assert_close(with_cache(), without(), rtol=1e-4, atol=1e-5)
     seconds = measure.interleaved({FLOOR: without, "with cache": with_cache}, repeats)
-    rows = measure.rows("decode", {"n": n, "encoding": name, "kind": kind}, seconds, FLOOR, {})
+    rows = measure.timing_rows(
+        "decode", {"n": n, "encoding": name, "kind": kind}, seconds, FLOOR, {}
+    )
     for row in rows:
         p50 = float(row["p50_ms"]) / 1e3
         row["tokens_per_second"] = f"{STEPS / p50:.1f}"
         row["cache_bytes"] = full.nbytes if row["case"] == "with cache" else 0
         row["keys"] = "raw" if layer.encoding.claims.needs_raw_k else "rotated"
-    measure.show(rows)
+    measure.show_rows(rows)
     return rows

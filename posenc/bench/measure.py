@@ -6,6 +6,7 @@ import csv
 import ctypes
 import datetime
 import gc
+import io
 import itertools
 import os
 import platform
@@ -17,6 +18,9 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from posenc.report.atomic import write_atomically
+from posenc.report.machine import processor
 
 Case = Callable[[], Any]
 
@@ -71,7 +75,7 @@ def peak_bytes(case: Case) -> int | None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-    reset.write_text("5")
+    reset.write_text("5", encoding="ascii")
     before = _status("VmRSS")
     case()
     return _status("VmHWM") - before
@@ -94,30 +98,25 @@ def live_bytes(case: Case) -> int:
 
 
 def _status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
     raise OSError(f"/proc/self/status has no {name}")
 
 
-def machine() -> dict[str, str]:
+def machine_columns() -> dict[str, str]:
     """The columns that every row carries."""
-    device = platform.processor() or platform.machine()
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
-    elif Path("/proc/cpuinfo").exists():
-        names = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x]
-        device = names[0].partition(":")[2].strip() if names else device
+    gpu = torch.cuda.is_available()
     return {
         "date": datetime.date.today().isoformat(),
-        "device": device,
+        "device": torch.cuda.get_device_name() if gpu else processor(),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
 
 
-def rows(
+def timing_rows(
     question: str,
     shape: Mapping[str, Any],
     seconds: Mapping[str, list[float]],
@@ -134,17 +133,18 @@ def rows(
             "p20_ms": f"{1e3 * quantile(values, 0.2):.3f}",
             "p50_ms": f"{1e3 * quantile(values, 0.5):.3f}",
             "p80_ms": f"{1e3 * quantile(values, 0.8):.3f}",
-            "ratio": f"{quantile(values, 0.5) / base:.3f}",
+            # A clock that ticks rarely shows 0 for the smallest sizes.
+            "ratio": f"{quantile(values, 0.5) / base:.3f}" if base else "",
             "floor": floor,
             "extra_mib": "" if peaks.get(name) is None else f"{peaks[name] / 2**20:.1f}",  # type: ignore[operator]
             "repeats": len(values),
-            **machine(),
+            **machine_columns(),
         }
         for name, values in seconds.items()
     ]
 
 
-def show(found: Iterable[Mapping[str, Any]]) -> None:
+def show_rows(found: Iterable[Mapping[str, Any]]) -> None:
     """One line per row, on stderr."""
     for row in found:
         shape = " ".join(str(row[name]) for name in ("n", "dtype", "pass") if name in row)
@@ -163,10 +163,12 @@ def show(found: Iterable[Mapping[str, Any]]) -> None:
         )
 
 
-def save(found: list[dict[str, Any]], path: Path) -> None:
+def save_rows(found: list[dict[str, Any]], path: Path) -> None:
+    """Write the rows as CSV, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = list(dict.fromkeys(name for row in found for name in row))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fields, restval="")
-        writer.writeheader()
-        writer.writerows(found)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fields, restval="")
+    writer.writeheader()
+    writer.writerows(found)
+    write_atomically(path, text.getvalue())

@@ -18,7 +18,7 @@ FLOOR = "clone"
 COMPILED = "torch.compile of the plain function"
 
 
-def run(
+def measure_rotation(
     lengths: Sequence[int],
     head_dims: Sequence[int],
     repeats: int,
@@ -62,7 +62,7 @@ def _one(
     if not backward:
         pairs["posenc half-split, no compiler"] = _plain(cos, sin, False)
         pairs["posenc interleaved, no compiler"] = _plain(cos, sin, True)
-    for name, peer in rope_peers.at_hand(n, head_dim, q.dtype).items():
+    for name, peer in rope_peers.rotation_peers(n, head_dim, q.dtype).items():
         if _agrees(name, peer.rotate(q, k)[0], ours(peer.interleaved)(q, k)[0]):
             pairs[name] = peer.rotate
     if compiled:
@@ -75,8 +75,8 @@ def _one(
         "n": n, "heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": head_dim,
         "dtype": str(q.dtype).removeprefix("torch."), "pass": "fwd+bwd" if backward else "fwd",
     }  # fmt: skip
-    ran = measure.rows("rope", shape, seconds, FLOOR, peaks)
-    measure.show(ran)
+    ran = measure.timing_rows("rope", shape, seconds, FLOOR, peaks)
+    measure.show_rows(ran)
     return ran
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ class Peer(NamedTuple):
     interleaved: bool
 
 
-def at_hand(n: int, head_dim: int, dtype: torch.dtype) -> dict[str, Peer]:
+def rotation_peers(n: int, head_dim: int, dtype: torch.dtype) -> dict[str, Peer]:
     """Peers that can be imported here, for positions 0..n-1, theta 10,000, tensors of
     (1, heads, n, head_dim)."""
     makers = {
@@ -42,6 +43,12 @@ def at_hand(n: int, head_dim: int, dtype: torch.dtype) -> dict[str, Peer]:
                 found[name] = Peer(make(n, head_dim, dtype), interleaved)
             except ImportError:
                 continue  # installed, but not for this torch
+            except Exception as error:  # somebody else's code: whatever it raises
+                print(
+                    f"rope       {name}: cannot take head_dim {head_dim} "
+                    f"({type(error).__name__}: {error}), so not timed",
+                    file=sys.stderr,
+                )
     return found
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from posenc.compare.results import Record, TrainingPoint
+from posenc.compare.results import TrainingPoint
 from posenc.report.atomic import write_atomically
+from posenc.report.record import Record
 
 STATE = "checkpoint.json"
 
@@ -26,11 +26,13 @@ class CorruptCheckpoint(Exception):
 class Cursor(Record):
     """Where training stands. The batches and the learning rate of a step follow from its number.
 
+    trial: hash of the trial's config.
     loss_sum and loss_count: nats since the last point of the training curve.
     rng: torch's generator state, base64.
-    tensors and sha256: the file that holds model and optimizer, and its hash.
+    tensors and tensors_sha256: the file that holds model and optimizer, and its hash.
     """
 
+    trial: str
     step: int
     loss_sum: float = 0.0
     loss_count: int = 0
@@ -38,30 +40,30 @@ class Cursor(Record):
     train_seconds: float = 0.0
     rng: str = ""
     tensors: str = ""
-    sha256: str = ""
+    tensors_sha256: str = ""
 
 
-def write(folder: Path, cursor: Cursor, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def write_checkpoint(
+    folder: Path, cursor: Cursor, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
     """Save; the JSON names the tensors' file and is replaced last, so that the pair is always
     whole."""
     content = save(_tensors(model, optimizer))
     name = f"checkpoint-{cursor.step}.safetensors"
     write_atomically(folder / name, content)
-    state = Cursor(
-        step=cursor.step,
-        loss_sum=cursor.loss_sum,
-        loss_count=cursor.loss_count,
-        training=cursor.training,
-        train_seconds=cursor.train_seconds,
+    state = replace(
+        cursor,
         rng=base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
         tensors=name,
-        sha256=hashlib.sha256(content).hexdigest(),
+        tensors_sha256=hashlib.sha256(content).hexdigest(),
     )
     write_atomically(folder / STATE, state.to_json())
-    clear(folder, keep=name)
+    clear_checkpoint(folder, keep=name)
 
 
-def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Cursor | None:
+def restore_checkpoint(
+    folder: Path, trial: str, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Cursor | None:
     """Load the checkpoint into model and optimizer; None where there is none.
 
     Raises: CorruptCheckpoint, with model and optimizer untouched.
@@ -69,15 +71,17 @@ def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     if not (folder / STATE).exists():
         return None
     try:
-        cursor = Cursor.from_json((folder / STATE).read_text())
+        cursor = Cursor.from_json((folder / STATE).read_text(encoding="utf-8"))
+        if cursor.trial != trial:
+            raise ValueError("it belongs to another trial")
         content = (folder / cursor.tensors).read_bytes()
-        if hashlib.sha256(content).hexdigest() != cursor.sha256:
+        if hashlib.sha256(content).hexdigest() != cursor.tensors_sha256:
             raise ValueError(f"{cursor.tensors} is not what was written")
         tensors = load(content)
         rng = torch.frombuffer(bytearray(base64.b64decode(cursor.rng)), dtype=torch.uint8)
         if {k: v.shape for k, v in tensors.items()} != _shapes(model):
             raise ValueError(f"{cursor.tensors} belongs to another model")
-    except (ValueError, OSError, json.JSONDecodeError) as error:
+    except (ValueError, OSError) as error:
         raise CorruptCheckpoint(str(error)) from error
     model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model/")})
     names = {id(p): name for name, p in model.named_parameters()}
@@ -91,7 +95,7 @@ def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return cursor
 
 
-def clear(folder: Path, keep: str | None = None) -> None:
+def clear_checkpoint(folder: Path, keep: str | None = None) -> None:
     """Delete the tensors of all checkpoints but `keep`; without it, the whole checkpoint."""
     if keep is None:
         (folder / STATE).unlink(missing_ok=True)

@@ -37,7 +37,7 @@ def cannot(encoding: PositionEncoding, length: int) -> str | None:
 
 
 @torch.no_grad()
-def evaluate(
+def evaluate_lengths(
     model: nn.Module, symbols: np.ndarray, config: TrialConfig
 ) -> tuple[tuple[LengthScore, ...], tuple[PositionScore, ...], tuple[LengthScore, ...]]:
     """Bits per byte by window length, by position inside the longest window, and by the length of

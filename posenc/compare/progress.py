@@ -1,19 +1,18 @@
-"""How a sweep tells what it does: live bars on a terminal, plain lines elsewhere."""
+"""How a comparison tells what it does: live bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from posenc.compare.results import TrialResult
 from posenc.compare.trial import TrialConfig
+from posenc.report.progress import Bars, Pace, clock, say
 
 LINES = 10
 """Plain lines per trial."""
+ALL = "all trials"
 
 
 def name_of(trial: TrialConfig) -> str:
@@ -21,11 +20,11 @@ def name_of(trial: TrialConfig) -> str:
 
 
 class PlainLines:
-    """Lines at every tenth of a trial."""
+    """A line at every tenth of a trial."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.began: dict[TrialConfig, tuple[float, int]] = {}
+        self.paces: dict[TrialConfig, Pace] = {}
         self.said: dict[TrialConfig, int] = {}
 
     def __enter__(self) -> PlainLines:
@@ -35,98 +34,75 @@ class PlainLines:
         pass
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
-        began, first = self.began.setdefault(trial, (time.monotonic(), step))
+        pace = self.paces.setdefault(trial, Pace(step))
         part = step * LINES // trial.steps
-        if part > self.said.setdefault(trial, first * LINES // trial.steps):
+        if part > self.said.setdefault(trial, pace.first * LINES // trial.steps):
             self.said[trial] = part
-            left = (time.monotonic() - began) / (step - first) * (trial.steps - step)
+            left = (pace.seconds_per_step(step) or 0.0) * (trial.steps - step)
             self._say(
-                f"{name_of(trial)}: step {step} of {trial.steps}, loss {loss:.3f} bits per byte, "
-                f"{clock(left)} left"
+                trial,
+                f"step {step} of {trial.steps}, loss {loss:.3f} bits per byte, {clock(left)} left",
             )
 
     def testing(self, trial: TrialConfig) -> None:
-        self._say(f"{name_of(trial)}: testing")
+        self._say(trial, "testing")
 
     def note(self, trial: TrialConfig, text: str) -> None:
-        self._say(f"{name_of(trial)}: {text}")
+        self._say(trial, text)
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
-        self._say(outcome(trial, result))
+        say(self.console, outcome(trial, result))
 
-    def _say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    def _say(self, trial: TrialConfig, text: str) -> None:
+        say(self.console, f"{name_of(trial)}: {text}")
 
 
 class LiveBars:
-    """One bar for the sweep and one for each running trial, with loss and time left."""
+    """One bar for all trials and one for each running trial, with loss and time left."""
 
     def __init__(self, console: Console, trials: Sequence[TrialConfig], workers: int) -> None:
+        self.bars = Bars(console)
         self.steps = dict.fromkeys(trials, 0)
+        self.total = sum(trial.steps for trial in trials)
         self.workers = workers
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[at]}"),
-            TextColumn("{task.fields[left]}"),
-            console=console,
-            expand=True,
-        )
-        total = sum(trial.steps for trial in trials)
-        self.all = self.progress.add_task("all trials", total=total, at="", left="")
-        self.bars: dict[TrialConfig, TaskID] = {}
-        self.began: dict[TrialConfig, tuple[float, int]] = {}
-        self.pace = 0.0
+        self.paces: dict[TrialConfig, Pace] = {}
+        self.seconds_per_step: float | None = None
+        self._show_all()
 
     def __enter__(self) -> LiveBars:
-        self.progress.start()
+        self.bars.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.progress.stop()
+        self.bars.__exit__(*exc)
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
-        now = time.monotonic()
-        began, first = self.began.setdefault(trial, (now, step))
-        left = ""
-        if step > first:
-            self.pace = (now - began) / (step - first)
-            left = f"{clock(self.pace * (trial.steps - step))} left"
+        seconds = self.paces.setdefault(trial, Pace(step)).seconds_per_step(step)
+        self.seconds_per_step = seconds or self.seconds_per_step
         self.steps[trial] = step
-        self.progress.update(
-            self._bar(trial), completed=step, at=f"loss {loss:.3f} bits/byte", left=left
-        )
-        self._update_all()
+        left = None if seconds is None else seconds * (trial.steps - step)
+        self.bars.show(name_of(trial), step, trial.steps, f"loss {loss:.3f} bits/byte", left)
+        self._show_all()
 
     def testing(self, trial: TrialConfig) -> None:
-        self.progress.update(self._bar(trial), completed=trial.steps, at="testing", left="")
+        self.bars.show(name_of(trial), trial.steps, trial.steps, "testing")
 
     def note(self, trial: TrialConfig, text: str) -> None:
-        self.progress.console.print(escape(f"{name_of(trial)}: {text}"), highlight=False)
+        self.bars.say(f"{name_of(trial)}: {text}")
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
-        if trial in self.bars:
-            self.progress.remove_task(self.bars.pop(trial))
+        self.bars.remove(name_of(trial))
         self.steps[trial] = trial.steps
-        self.progress.console.print(escape(outcome(trial, result)), highlight=False)
-        self._update_all()
+        self.bars.say(outcome(trial, result))
+        self._show_all()
 
-    def _bar(self, trial: TrialConfig) -> TaskID:
-        if trial not in self.bars:
-            self.bars[trial] = self.progress.add_task(
-                name_of(trial), total=trial.steps, at="", left=""
-            )
-        return self.bars[trial]
-
-    def _update_all(self) -> None:
+    def _show_all(self) -> None:
         done = sum(self.steps.values())
-        left = self.pace * (sum(t.steps for t in self.steps) - done) / self.workers
-        self.progress.update(
-            self.all,
-            completed=done,
-            at=f"{sum(s == t.steps for t, s in self.steps.items())} of {len(self.steps)}",
-            left=f"{clock(left)} left" if self.pace else "",
-        )
+        left = None
+        if self.seconds_per_step is not None:
+            left = self.seconds_per_step * (self.total - done) / self.workers
+        ended = sum(step == trial.steps for trial, step in self.steps.items())
+        self.bars.show(ALL, done, self.total, f"{ended} of {len(self.steps)}", left)
 
 
 def outcome(trial: TrialConfig, result: TrialResult) -> str:
@@ -138,11 +114,3 @@ def outcome(trial: TrialConfig, result: TrialResult) -> str:
         for s in result.by_length
     )
     return f"{name_of(trial)}: done; bits per byte at {scores}"
-
-
-def clock(seconds: float) -> str:
-    """Minutes and seconds, or hours and minutes."""
-    minutes, seconds = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}:{seconds:02}"
-    return f"{minutes // 60} h {minutes % 60:02} min"

@@ -1,6 +1,7 @@
 """What a study and its trials yield, as frozen dataclasses that go to JSON and back.
 
-{"format": "posenc study 1",
+{"sha256": "9c...",                             of everything below; every record on disk has it
+ "format": "posenc study 2",
  "command": "posenc compare rope learned --steps 500",
  "started": "2026-01-31T12:00:00+00:00",
  "versions": {"posenc": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
@@ -26,28 +27,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from posenc.compare.trial import TrialConfig
+from posenc.report.record import Record, parse_object
 
-FORMAT = "posenc study 1"
-
-
-class Record:
-    """A frozen dataclass that goes to JSON and back; a field that is missing, unknown or of the
-    wrong type raises ValueError."""
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)  # type: ignore[call-overload]
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        return _read(cls, json.loads(text), cls.__name__)
+FORMAT = "posenc study 2"
 
 
 @dataclass(frozen=True)
@@ -150,6 +136,10 @@ class EncodingSummary(Record):
     tokens_per_second: float | None
 
 
+class OtherFormat(ValueError):
+    """The study was written by another version of posenc."""
+
+
 @dataclass(frozen=True)
 class Study(Record):
     """All of a comparison, finished or not."""
@@ -164,6 +154,14 @@ class Study(Record):
     results: tuple[TrialResult, ...] = ()
     summary: tuple[EncodingSummary, ...] = ()
     recommendation: str = ""
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises: OtherFormat; ValueError where the text is damaged."""
+        found = parse_object(text).get("format")
+        if isinstance(found, str) and found != FORMAT:
+            raise OtherFormat(f"its format is {found!r}, and this posenc reads {FORMAT!r}")
+        return super().from_json(text)
 
     @property
     def encodings(self) -> tuple[str, ...]:
@@ -183,28 +181,3 @@ class Study(Record):
         """Trials that were planned and have no result yet."""
         known = {r.config for r in self.results}
         return tuple(t for t in self.trials if t not in known)
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """`value` from JSON as the type `kind`."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        if value is None and type(None) in inner:
-            return None
-        return _read(next(t for t in inner if t is not type(None)), value, where)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_read(inner[0], v, f"{where}[{i}]") for i, v in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {k: _read(inner[1], v, f"{where}[{k!r}]") for k, v in value.items()}
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        hints = typing.get_type_hints(kind)
-        needed = {f.name for f in dataclasses.fields(kind)}
-        if set(value) != needed:
-            wrong = ", ".join(sorted(needed ^ set(value)))
-            raise ValueError(f"{where}: missing or unknown fields: {wrong}.")
-        return kind(**{k: _read(hints[k], v, f"{where}.{k}") for k, v in value.items()})
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(kind, type) and isinstance(value, kind) and not dataclasses.is_dataclass(kind):
-        return value
-    raise ValueError(f"{where}: expected {kind}, got {type(value).__name__}.")

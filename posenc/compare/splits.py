@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from posenc.compare.results import CorpusInfo
-from posenc.text.sources import Source as Source
-from posenc.text.sources import embedded as embedded
-from posenc.text.sources import find as find
+from posenc.report.bounds import check_disk
+from posenc.text.sources import Source
 
 SEPARATOR = 256
 """The symbol after each file."""
@@ -24,6 +23,10 @@ HELD_OUT = 0.05
 """Share of the bytes in validation, and again in test."""
 
 _CHUNK = 1 << 24
+ADVICE = "Give less text, or choose an --out on another disk."
+
+PARTIAL = ".partial"
+"""What the folder of a corpus ends in while it is being written."""
 
 Stretch = tuple[str, int, int]
 """A file's name, and the bytes start .. stop - 1 of it."""
@@ -65,57 +68,101 @@ class Need:
 
 @dataclass(frozen=True)
 class Cut:
-    """A text and where it is cut."""
+    """A text and where it is cut.
+
+    written: when each file was last written, in nanoseconds, at the time of cutting.
+    """
 
     source: Source
     stretches: dict[str, list[Stretch]]
     info: CorpusInfo
+    written: dict[str, int]
 
-    def write(self, folder: Path) -> None:
-        """Write the splits into a folder below `folder` that the hash names, if they are not
-        there."""
+    def write(self, folder: Path) -> str | None:
+        """Write the splits into a folder below `folder` that the hash names, if they do not stand
+        there already, byte for byte.
+
+        Returns: what was wrong with splits that stood there; None where nothing was.
+        Raises: ValueError where the text has changed since it was cut, or where the disk has no
+        room for its copy.
+        """
         target = path_of(folder, self.info.hash)
-        files = dict(self.source.files)
-        symbols = {s: sum(b - a + 1 for _, a, b in self.stretches[s]) for s in SPLITS}
-        written = {s: target / f"{s}.u16" for s in SPLITS}
-        if all(p.exists() and p.stat().st_size == 2 * symbols[s] for s, p in written.items()):
-            return
-        partial = target.with_name(target.name + ".partial")
+        wrong = self._difference(target) if target.exists() else None
+        if target.exists() and wrong is None:
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        check_disk("The text's copy", self._size(), shutil.disk_usage(folder).free, ADVICE)
+        partial = target.with_name(target.name + PARTIAL)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
+        try:
+            for split in SPLITS:
+                with (partial / f"{split}.u16").open("wb") as out:
+                    for symbols in self._symbols(split):
+                        out.write(symbols)
+            self._check_unchanged()
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return wrong
+
+    def _symbols(self, split: str) -> Iterator[bytes]:
+        """The content of a split's file, in pieces."""
+        files = dict(self.source.files)
+        for name, start, stop in self.stretches[split]:
+            for chunk in _chunks(files[name], start, stop):
+                yield np.frombuffer(chunk, np.uint8).astype("<u2").tobytes()
+            yield np.array([SEPARATOR], "<u2").tobytes()
+
+    def _difference(self, target: Path) -> str | None:
+        """How the splits in `target` differ from the text; None where they do not."""
         for split in SPLITS:
-            with (partial / f"{split}.u16").open("wb") as out:
-                for name, start, stop in self.stretches[split]:
-                    for chunk in _chunks(files[name], start, stop):
-                        np.frombuffer(chunk, np.uint8).astype("<u2").tofile(out)
-                    np.array([SEPARATOR], "<u2").tofile(out)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
+            path = target / f"{split}.u16"
+            if not path.is_file():
+                return f"{path} is missing"
+            with path.open("rb") as file:
+                same = all(file.read(len(part)) == part for part in self._symbols(split))
+                if not same or file.read(1):
+                    return f"{path} is damaged"
+        self._check_unchanged()
+        return None
+
+    def _check_unchanged(self) -> None:
+        for name, path in self.source.files:
+            if path.stat().st_mtime_ns != self.written[name]:
+                raise ValueError(f"{path} changed while it was read. Start again.")
+
+    def _size(self) -> int:
+        """Bytes on disk."""
+        return 2 * sum(b - a + 1 for split in SPLITS for _, a, b in self.stretches[split])
 
 
-def cut(source: Source, need: Need) -> Cut:
+def cut_text(source: Source, need: Need, folder: Path) -> Cut:
     """Cut a text into training, validation and test.
 
     With three files or more each file belongs to one split, chosen by a hash of its name, the
     largest to training; with fewer, each file is cut into three contiguous stretches. The same
     text is cut alike on every machine.
 
-    Raises: ValueError where a split comes out shorter than `need`.
+    Raises: ValueError where a split comes out shorter than `need`, or where the text is larger than
+    the disk that `folder` is on; both before the text is read.
     """
-    digest = hashlib.sha256()
-    sizes: dict[str, int] = {}
-    for name, path in source.files:
-        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
-        sizes[name] = 0
-        for chunk in _chunks(path, 0, None):
-            digest.update(chunk)
-            sizes[name] += len(chunk)
+    stats = {name: path.stat() for name, path in source.files}
+    sizes = {name: stat.st_size for name, stat in stats.items()}
     by_file = len(source.files) >= 3
     stretches = _by_file(sizes, need) if by_file else _by_stretch(sizes, need)
     totals = {split: sum(b - a for _, a, b in stretches[split]) for split in SPLITS}
     if any(totals[split] < need.bytes[split] for split in SPLITS):
         raise need.complain(totals, source)
-    digest.update(repr(sorted(stretches.items())).encode())
+    here = next(f for f in (folder.absolute(), *folder.absolute().parents) if f.exists())
+    check_disk("The text's copy", 2 * sum(sizes.values()), shutil.disk_usage(here).total, ADVICE)
+    digest = hashlib.sha256()
+    for name, path in source.files:
+        digest.update(f"{name}\0{sizes[name]}\0".encode(errors="surrogateescape"))
+        for chunk in _chunks(path, 0, sizes[name]):
+            digest.update(chunk)
+    digest.update(repr(sorted(stretches.items())).encode(errors="surrogateescape"))
     info = CorpusInfo(
         name=source.name,
         hash=digest.hexdigest()[:16],
@@ -125,10 +172,10 @@ def cut(source: Source, need: Need) -> Cut:
         test_bytes=totals["test"],
         split="by file" if by_file else "by contiguous stretches",
     )
-    return Cut(source, stretches, info)
+    return Cut(source, stretches, info, {name: stat.st_mtime_ns for name, stat in stats.items()})
 
 
-def read(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
+def read_split(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
     """The symbols of one split, mapped from disk."""
     return np.memmap(path_of(folder, corpus_hash) / f"{split}.u16", dtype="<u2", mode="r")
 
@@ -139,7 +186,9 @@ def path_of(folder: Path, corpus_hash: str) -> Path:
 
 
 def _by_file(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
-    order = sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest())
+    order = sorted(
+        sizes, key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest()
+    )
     largest = max(order, key=lambda name: sizes[name])
     order.remove(largest)
     stretches: dict[str, list[Stretch]] = {split: [] for split in SPLITS}
@@ -169,13 +218,16 @@ def _by_stretch(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
     return stretches
 
 
-def _chunks(path: Path, start: int, stop: int | None) -> Iterator[bytes]:
+def _chunks(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    """The bytes start .. stop - 1 of a file, in pieces. Raises: ValueError where it has fewer."""
     with path.open("rb") as file:
         file.seek(start)
-        left = None if stop is None else stop - start
-        while left is None or left > 0:
-            chunk = file.read(_CHUNK if left is None else min(_CHUNK, left))
+        while start < stop:
+            chunk = file.read(min(_CHUNK, stop - start))
             if not chunk:
-                return
+                raise ValueError(
+                    f"{path} ends after {start:,} bytes and should have {stop:,} or more. Is it "
+                    "being written, or no ordinary file?"
+                )
             yield chunk
-            left = None if left is None else left - len(chunk)
+            start += len(chunk)

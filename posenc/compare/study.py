@@ -7,94 +7,83 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from posenc.compare import splits as corpus
-from posenc.compare import sweep, tables
-from posenc.compare.progress import LiveBars, PlainLines, clock
-from posenc.compare.results import FORMAT, Study, TrialResult
-from posenc.compare.summary import recommend, summarise
-from posenc.compare.train import shape_of
+from posenc.compare import splits, sweep, tables
+from posenc.compare.cost import check_cost, opening
+from posenc.compare.options import DEFAULT_ENCODINGS, Options
+from posenc.compare.progress import LiveBars, PlainLines
+from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
+from posenc.compare.summary import recommend_encoding, summarise
 from posenc.compare.trial import TrialConfig
-from posenc.models import DecoderConfig
-from posenc.registry import create, entry
-from posenc.report import machine as hardware
-from posenc.report.atomic import write_atomically
-from posenc.report.failure import RunFailed
+from posenc.registry import entry, names
+from posenc.report import machine
+from posenc.report.atomic import is_partial, write_atomically
+from posenc.report.failure import RunFailed, Stopped
+from posenc.report.lock import LOCK, locked
+from posenc.report.progress import say
+from posenc.text.sources import embedded, find_text
 
-DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
-FLOPS_PER_SECOND = {"bfloat16": 195e9, "float32": 75e9}
-"""What one core was seen to do on this kind of model; for the estimate before the start."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asks for, see `posenc compare --help`."""
-
-    encodings: tuple[str, ...]
-    text: tuple[str, ...]
-    train_length: int
-    test_lengths: str | None
-    seeds: int
-    steps: int
-    batch: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int | None
-    lr: float
-    device: str
-    precision: str
-    workers: int | None
-    checkpoint_steps: int
-    out: Path | None
+STUDY = "study.json"
+RUNS = Path("runs")
 
 
-def compare(options: Options) -> None:
-    """Run every trial that has no result yet, write the report, print the table."""
+def run_study(options: Options) -> None:
+    """Run every trial that has no result yet, write the report, print the table.
+
+    Raises: ValueError for wrong input, before anything is written; RunFailed where a trial failed;
+    Stopped after Ctrl-C.
+    """
     console = Console(stderr=True)
-    trial = _first_trial(options)  # checks all but the text
+    encodings = tuple(dict.fromkeys(options.encodings or DEFAULT_ENCODINGS))
+    trial = _first_trial(options, encodings)  # checks all but the text
+    workers = options.workers or (1 if trial.device == "cuda" else machine.num_cores())
+    workers = min(workers, options.seeds * len(encodings))
+    check_cost(trial, encodings, options.seeds, workers, options.yes)
     if options.out is not None:
         _check_ours(options.out)
-    source = corpus.find(options.text) if options.text else corpus.embedded()
-    need = corpus.Need(options.train_length, max(trial.test_lengths), options.batch)
-    cut = corpus.cut(source, need)
+    source = find_text(options.text) if options.text else embedded()
+    need = splits.Need(options.train_length, max(trial.test_lengths), options.batch)
+    cut = splits.cut_text(source, need, options.out or RUNS)
     trials = tuple(
         replace(trial, encoding=name, seed=seed, corpus=cut.info.hash)
         for seed in range(options.seeds)
-        for name in dict.fromkeys(options.encodings)
+        for name in encodings
     )
-    folder = options.out or Path("runs") / f"compare-{_name(trials)}"
-    _check_ours(folder)
+    folder = options.out or RUNS / f"compare-{_name(trials)}"
+    damaged = _check_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with sweep.locked(folder):
-        workers = options.workers or (1 if trial.device == "cuda" else hardware.num_cores())
-        workers = min(workers, len(trials))
+    with locked(folder, "posenc compare"):
+        sweep.remove_leftovers(folder)
         study = Study(
             format=FORMAT,
             command=shlex.join(["posenc", *sys.argv[1:]]),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions=hardware.versions(),
-            hardware=hardware.describe(trial.device, trial.precision, workers),
+            versions=machine.versions(),
+            hardware=machine.describe(trial.device, trial.precision, workers),
             corpus=cut.info,
             trials=trials,
         )
         _save(study, folder)
-        cut.write(folder)
-        console.print(_opening(study, workers, folder), soft_wrap=True, markup=False)
+        for wrong in (damaged, cut.write(folder)):
+            if wrong:
+                say(console, f"{wrong}; writing it again")
+        say(console, opening(study, workers, folder))
         live = console.is_terminal
         watcher = LiveBars(console, trials, workers) if live else PlainLines(console)
         try:
             with watcher:
-                sweep.run(folder, trials, workers, watcher, options.checkpoint_steps)
+                sweep.run_trials(folder, trials, workers, watcher, options.checkpoint_steps)
+        except KeyboardInterrupt:
+            raise Stopped("the same command goes on from here") from None
         finally:
             # Stopped or not, what is done is in the report.
-            study = _write_report(study, folder)
+            study, _ = _write_report(study, folder)
         _show(study, folder, console)
     if study.failed:
         raise RunFailed(
@@ -103,47 +92,61 @@ def compare(options: Options) -> None:
         )
 
 
-def report(folder: Path) -> None:
-    """Rebuild the report of a study that may be half finished."""
-    path = folder / "study.json"
+def rebuild_report(folder: Path) -> None:
+    """Rebuild the report of a study that may be half finished.
+
+    Raises: ValueError where there is none that can be read, or where it is running.
+    """
+    path = folder / STUDY
     if not path.is_file():
-        raise ValueError(f"{folder} holds no study.json: give a folder that posenc compare wrote.")
+        raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
     try:
-        study = Study.from_json(path.read_text())
+        study = Study.from_json(path.read_text(encoding="utf-8"))
+    except OtherFormat as error:
+        raise ValueError(f"{path} was written by another version of posenc: {error}.") from None
     except ValueError as error:
         raise ValueError(
             f"{path} cannot be read ({error}); the same posenc compare writes it again."
         ) from None
-    _show(_write_report(study, folder), folder, Console(stderr=True))
+    console = Console(stderr=True)
+    with locked(folder, "posenc compare, which writes the report when it ends,"):
+        study, damaged = _write_report(study, folder)
+    for line in damaged:
+        say(console, line)
+    _show(study, folder, console)
 
 
-def collect(study: Study, folder: Path) -> Study:
-    """The study with the results that are on disk now; an unreadable one counts as missing."""
+def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
+    """The study with the results that are on disk now, and a line for every result that is damaged
+    and so counts as missing."""
     results: list[TrialResult] = []
+    damaged: list[str] = []
     for trial in study.trials:
         try:
             result = sweep.load_result(folder, trial)
-        except sweep.CorruptResult:
-            result = None
+        except sweep.CorruptResult as error:
+            path = folder / trial.folder / "result.json"
+            damaged.append(f"{path} is damaged ({error}); the same posenc compare makes it again")
+            continue
         if result is not None:
             results.append(result)
     study = replace(study, results=tuple(results))
     study = replace(study, summary=summarise(study))
-    return replace(study, recommendation=recommend(study, study.summary))
+    return replace(study, recommendation=recommend_encoding(study, study.summary)), damaged
 
 
-def _write_report(study: Study, folder: Path) -> Study:
+def _write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
     from posenc.compare.page import write_report
 
-    study = collect(study, folder)
+    study, damaged = collect(study, folder)
     _save(study, folder)
     write_atomically(folder / "results.csv", tables.csv_text(study))
     write_report(study, folder / "report.html")
-    return study
+    return study, damaged
 
 
 def _save(study: Study, folder: Path) -> None:
-    write_atomically(folder / "study.json", study.to_json())
+    write_atomically(folder / STUDY, study.to_json())
 
 
 def _show(study: Study, folder: Path, console: Console) -> None:
@@ -153,47 +156,43 @@ def _show(study: Study, folder: Path, console: Console) -> None:
     out.print(tables.summary_table(study))
     out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)
     for line in tables.notes(study):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(
-        f"Report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True
-    )
+        say(console, line)
+    say(console, f"Report: {folder / 'report.html'}")
 
 
-def _first_trial(options: Options) -> TrialConfig:
+def _first_trial(options: Options, encodings: Sequence[str]) -> TrialConfig:
     """The options as a trial without a text. Raises ValueError where they do not fit together."""
-    for name in options.encodings:
+    for name in encodings:
+        if name not in names() and Path(name).exists():
+            raise ValueError(
+                f"{name!r} is a file or folder where an encoding is expected. Every text has its "
+                f"own --text: --text FIRST --text {shlex.quote(name)}."
+            )
         entry(name)
-    device = hardware.default_device() if options.device == "auto" else options.device
+    device = machine.default_device() if options.device == "auto" else options.device
     if device not in ("cpu", "cuda"):
         raise ValueError(f"--device must be auto, cpu or cuda, got {options.device!r}.")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no CUDA device here. Use --device cpu.")
     precision = options.precision
-    precision = hardware.default_precision(device) if precision == "auto" else precision
+    precision = machine.default_precision(device) if precision == "auto" else precision
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"--precision must be auto, float32 or bfloat16, got {precision!r}.")
     if not 0 < options.lr < math.inf:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
-    trial = TrialConfig(
-        encoding=options.encodings[0],
-        seed=0,
-        corpus="",
-        train_length=options.train_length,
-        test_lengths=_lengths(options.test_lengths, options.train_length),
-        steps=options.steps,
-        batch=options.batch,
-        width=options.width,
-        layers=options.layers,
-        heads=options.heads,
-        kv_heads=options.heads if options.kv_heads is None else options.kv_heads,
-        lr=options.lr,
-        device=device,
-        precision=precision,
-        torch=torch.__version__,
-    )
-    for name in options.encodings:
-        create(name, shape_of(trial))
-    return trial
+    shared = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
+    asked = {name: getattr(options, name) for name in shared}
+    resolved = {
+        "encoding": encodings[0],
+        "seed": 0,
+        "corpus": "",
+        "test_lengths": _lengths(options.test_lengths, options.train_length),
+        "kv_heads": options.heads if options.kv_heads is None else options.kv_heads,
+        "device": device,
+        "precision": precision,
+        "torch": torch.__version__,
+    }
+    return TrialConfig(**asked | resolved)
 
 
 def _lengths(given: str | None, train_length: int) -> tuple[int, ...]:
@@ -213,43 +212,39 @@ def _lengths(given: str | None, train_length: int) -> tuple[int, ...]:
     return tuple(sorted(lengths | {train_length}))
 
 
-def _check_ours(folder: Path) -> None:
+def _check_ours(folder: Path) -> str | None:
+    """Refuse to write where something else lies, or what another version wrote.
+
+    Returns: what is wrong with the study.json that stands there; None where nothing is.
+    """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is not a folder.")
-    if not folder.exists() or (folder / "study.json").exists():
-        return
-    others = [p.name for p in folder.iterdir() if p.name != ".lock" and "corpus-" not in p.name]
+    if not folder.exists():
+        return None
+    if (folder / STUDY).is_file():
+        try:
+            Study.from_json((folder / STUDY).read_text(encoding="utf-8"))
+        except OtherFormat as error:
+            raise ValueError(
+                f"--out: {folder} was written by another version of posenc ({error}). Choose "
+                "another folder."
+            ) from None
+        except ValueError as error:
+            return f"{folder / STUDY} is damaged ({error})"
+        return None
+    others = [p.name for p in folder.iterdir() if not _is_ours(p)]
     if others:
         raise ValueError(
             f"--out: {folder} is not empty and was not written by posenc compare (it holds "
             f"{others[0]}). Choose another folder."
         )
+    return None
+
+
+def _is_ours(path: Path) -> bool:
+    """What a run that was killed before it had written study.json leaves."""
+    return path.name == LOCK or path.name.startswith("corpus-") or is_partial(path)
 
 
 def _name(trials: Sequence[TrialConfig]) -> str:
     return hashlib.sha256(" ".join(t.hash for t in trials).encode()).hexdigest()[:8]
-
-
-def _opening(study: Study, workers: int, folder: Path) -> str:
-    trial, text = study.trials[0], study.corpus
-    sizes = DecoderConfig(corpus.VOCABULARY, trial.width, trial.layers, trial.heads, trial.kv_heads)
-    matrices = trial.layers * trial.width * (4 * trial.width + 3 * (sizes.ffn_dim or 0))
-    matrices += corpus.VOCABULARY * trial.width
-
-    def flops(length: int) -> int:
-        return 2 * matrices + 4 * trial.layers * trial.width * length
-
-    train = 3 * flops(trial.train_length) * trial.steps * trial.batch * trial.train_length
-    test = 2 * (1 << 16) * sum(map(flops, trial.test_lengths))
-    names = len(study.encodings)
-    parts = [
-        f"{len(study.trials)} trials (encodings: {names}, seeds: {len(study.trials) // names}) of "
-        f"{trial.steps} steps on {text.name}: {text.train_bytes:,} bytes to train on, "
-        f"{text.test_bytes:,} to test, split {text.split}"
-    ]
-    if trial.device == "cpu":
-        seconds = (train + test) * len(study.trials) / workers
-        seconds /= FLOPS_PER_SECOND[trial.precision]
-        where = f"{workers} {'worker' if workers == 1 else 'workers'} in {trial.precision}"
-        parts.append(f"about {clock(seconds)} on {where} if the cores are free")
-    return "; ".join([*parts, f"results in {folder}"]) + "."

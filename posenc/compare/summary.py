@@ -38,10 +38,10 @@ def summarise(study: Study) -> tuple[EncodingSummary, ...]:
     return tuple(rows)
 
 
-def recommend(study: Study, rows: Sequence[EncodingSummary]) -> str:
+def recommend_encoding(study: Study, rows: Sequence[EncodingSummary]) -> str:
     """Which encoding to use, by the numbers, and what the numbers do not show."""
     if not rows:
-        return "No trial has finished, so there is nothing to recommend."
+        return "No trial has finished, so there is nothing to recommend_encoding."
     train_length, longest = study.trials[0].train_length, max(study.trials[0].test_lengths)
     at_train = {row.encoding: _mean(row.by_length, train_length) for row in rows}
     near = min(rows, key=lambda row: at_train[row.encoding])

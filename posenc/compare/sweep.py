@@ -6,17 +6,19 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from posenc.compare import splits, worker
+from posenc.compare.checkpoint import clear_checkpoint
 from posenc.compare.results import Timing, TrialResult
-from posenc.compare.trial import TrialConfig, write_config
-from posenc.report.atomic import write_atomically
+from posenc.compare.trial import TrialConfig, write_trial
+from posenc.report.atomic import remove_partials, write_atomically
 
 
 class Watcher(Protocol):
@@ -39,11 +41,11 @@ def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
     """
     path = folder / trial.folder / "result.json"
     try:
-        result = TrialResult.from_json(path.read_text())
+        result = TrialResult.from_json(path.read_text(encoding="utf-8"))
         if result.config != trial:
             raise ValueError("it belongs to another trial")
         if result.reason is None:
-            timing = Timing.from_json(path.with_name("timing.json").read_text())
+            timing = Timing.from_json(path.with_name("timing.json").read_text(encoding="utf-8"))
             result = TrialResult(**{**vars(result), "timing": timing})
     except FileNotFoundError as error:
         if path.exists():
@@ -54,7 +56,7 @@ def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
     return result
 
 
-def run(
+def run_trials(
     folder: Path,
     trials: Sequence[TrialConfig],
     workers: int,
@@ -74,6 +76,7 @@ def run(
             (folder / trial.folder / "result.json").unlink(missing_ok=True)
             result = None
         if result is not None and result.reason is None:
+            clear_checkpoint(folder / trial.folder)  # a kill after the result leaves it there
             watcher.finished(trial, result)
         else:
             waiting.append(trial)
@@ -83,36 +86,24 @@ def run(
         while waiting or running:
             while waiting and len(running) < workers:
                 running.append(_Worker(folder, waiting.pop(0), checkpoint_steps, events))
-            worker, event = events.get()
+            source, event = events.get()
             if event is None:
-                running.remove(worker)
-                watcher.finished(worker.trial, worker.result())
+                running.remove(source)
+                watcher.finished(source.trial, source.result())
             else:
-                _tell(watcher, worker.trial, event)
+                _tell(watcher, source.trial, event)
     finally:
-        for worker in running:
-            worker.process.kill()
-        for worker in running:
-            worker.listener.join()
+        for started in running:
+            started.process.kill()
+        for started in running:
+            started.listener.join()
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other sweeps out of `folder`; the lock ends with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # no such lock on Windows
-        yield
-        return
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"Another posenc compare is running in {folder}. Wait for it or choose another "
-                "--out."
-            ) from None
-        yield
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed runs left half written in a study's folder. Hold its lock."""
+    for path in folder.glob(f"corpus-*{splits.PARTIAL}"):
+        shutil.rmtree(path, ignore_errors=True)
+    remove_partials(folder)
 
 
 class _Worker:
@@ -125,15 +116,15 @@ class _Worker:
         self.home = folder / trial.folder
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "result.json").unlink(missing_ok=True)
-        write_config(self.home, trial)
-        arguments = [str(folder), str(self.home), str(checkpoint_steps)]
-        with (self.home / "log.txt").open("a") as log:
+        write_trial(self.home, trial)
+        with (self.home / "log.txt").open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "posenc.compare.worker", *arguments],
+                worker.command(folder, self.home, checkpoint_steps),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                encoding="utf-8",
                 env=_environment(trial),
                 start_new_session=True,  # Ctrl-C is for the sweep, which then ends its workers
             )
@@ -189,5 +180,9 @@ def _cause_of_death(code: int, log: Path) -> str:
         name = signal.Signals(-code).name
         hint = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
         return f"its process was ended by {name}{hint}"
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    lines = (
+        log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if log.exists()
+        else []
+    )
     return f"its process ended with code {code}" + (f": {lines[-1][:300]}" if lines else "")

@@ -54,7 +54,7 @@ def shape_of(config: TrialConfig) -> ModelShape:
     )
 
 
-def build(config: TrialConfig) -> Decoder:
+def build_decoder(config: TrialConfig) -> Decoder:
     """The model with its initial weights, which are the same for all encodings of a seed."""
     torch.manual_seed(config.seed)
     encoding = create(config.encoding, shape_of(config))
@@ -119,7 +119,7 @@ def autocast(config: TrialConfig) -> contextlib.AbstractContextManager:
     return torch.autocast(config.device, dtype=torch.bfloat16)
 
 
-def train(
+def train_decoder(
     config: TrialConfig,
     train_symbols: np.ndarray,
     valid_symbols: np.ndarray,
@@ -131,14 +131,15 @@ def train(
 
     A checkpoint is written every `checkpoint_steps` steps; how often changes no number.
     """
-    model = build(config)
+    model = build_decoder(config)
     optimizer = optimizer_for(model, config)
     try:
-        cursor = checkpoint.restore(folder, model, optimizer) or Cursor(0)
+        cursor = checkpoint.restore_checkpoint(folder, config.hash, model, optimizer)
     except checkpoint.CorruptCheckpoint as error:
         event("note", text=f"the checkpoint is corrupt ({error}); starting this trial again")
-        checkpoint.clear(folder)
-        cursor = Cursor(0)
+        checkpoint.clear_checkpoint(folder)
+        cursor = None
+    cursor = cursor or Cursor(config.hash, 0)
     every = max(1, config.steps // 20)
     model.train()
     while cursor.step < config.steps:
@@ -155,14 +156,16 @@ def train(
         )
         event("step", step=step, loss=loss / math.log(2))
         if step % every == 0 or step == config.steps:
-            point = TrainingPoint(
-                step=step,
-                train=cursor.loss_sum / cursor.loss_count / math.log(2),
-                valid=_validate(model, config, valid_symbols),
-            )
+            valid = _validate(model, config, valid_symbols)
+            if not math.isfinite(valid):
+                raise TrialFailed(
+                    f"the validation loss became {valid} at step {step}; try a lower --lr"
+                )
+            train = cursor.loss_sum / cursor.loss_count / math.log(2)
+            point = TrainingPoint(step, train, valid)
             cursor = replace(cursor, loss_sum=0.0, loss_count=0, training=(*cursor.training, point))
         if step % checkpoint_steps == 0 or step == config.steps:
-            checkpoint.write(folder, cursor, model, optimizer)
+            checkpoint.write_checkpoint(folder, cursor, model, optimizer)
     return model, cursor
 
 

@@ -64,12 +64,16 @@ class TrialConfig:
         return f"{self.encoding}-seed{self.seed}-{self.hash}"
 
 
-def write_config(folder: Path, config: TrialConfig) -> None:
+def write_trial(folder: Path, config: TrialConfig) -> None:
     """Write config.json into the trial's folder, for its worker."""
     write_atomically(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1))
 
 
-def read_config(folder: Path) -> TrialConfig:
-    """What `write_config` wrote."""
-    fields = json.loads((folder / "config.json").read_text())
-    return TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})
+def read_trial(folder: Path) -> TrialConfig:
+    """What `write_trial` wrote. Raises: ValueError where the folder's name says that it is another
+    trial's."""
+    fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})
+    if config.folder != folder.name:
+        raise ValueError(f"{folder}/config.json is the config of {config.folder}")
+    return config

@@ -1,114 +1,83 @@
-"""One trial in a process of its own: python -m posenc.compare.worker STUDY_FOLDER TRIAL_FOLDER
-CHECKPOINT_STEPS.
+"""The process of one trial.
 
-Reads config.json in the trial's folder; writes result.json (which depends on the config alone) and
-timing.json; says how it goes in lines of JSON on stdout. Ends when stdin closes, so that it never
-outlives the process that started it.
+Reads config.json in the trial's folder, and leaves there what `run_trial` writes, or a result.json
+with the reason why it failed. Says how it goes in lines of JSON on stdout. Ends with the process
+that started it: this module imports nothing that takes time before it has seen to that.
 """
 
 from __future__ import annotations
 
-import errno
+import ctypes
 import json
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-import torch
-from safetensors.torch import save
+import posenc
 
-from posenc.compare import checkpoint, evaluate, train
-from posenc.compare import splits as corpus
-from posenc.compare.as_built import effective_spec
-from posenc.compare.results import Timing, TrialResult
-from posenc.compare.trial import TrialConfig, read_config
-from posenc.hf.llama import export_llama, expressible
-from posenc.registry import create
-from posenc.report.atomic import write_atomically
+# The starting process's own posenc, wherever it lies, and no module from the current folder, which
+# is the user's: -P keeps that folder out, and the package's is in the path for one import only.
+_START = """\
+import importlib, sys, typing
+sys.path.insert(0, sys.argv[1])
+import posenc
+del sys.path[0]
+from posenc.compare import worker
+sys.exit(worker.main(*sys.argv[2:]))
+"""
+_PR_SET_PDEATHSIG = 1
+ORPHANED = 3
+"""Exit code of a worker whose starting process is gone."""
 
 
-def main(study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
+def command(study_folder: Path, trial_folder: Path, checkpoint_steps: int) -> list[str]:
+    """What starts a worker; its stdin must stay open as long as it is wanted."""
+    package = Path(posenc.__file__).resolve().parent.parent
+    arguments = [package, os.getpid(), study_folder, trial_folder, checkpoint_steps]
+    return [sys.executable, "-P", "-c", _START, *map(str, arguments)]
+
+
+def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
+    end_with_parent(int(parent))
     # What libraries print must not come between the events.
-    events = os.fdopen(os.dup(1), "w", buffering=1)
+    events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
-    event = _Events(events)
+    from posenc.compare.results import TrialResult
+    from posenc.compare.run_trial import reason_of, run_trial
+    from posenc.compare.trial import read_trial
+    from posenc.report.atomic import write_atomically
+
     folder = Path(trial_folder)
-    config = read_config(folder)
+    config = read_trial(folder)
     try:
-        run(config, Path(study_folder), folder, event, int(checkpoint_steps))
+        run_trial(config, Path(study_folder), folder, _Events(events), int(checkpoint_steps))
     except Exception as error:
         traceback.print_exc()
-        event("failed", reason=reason_of(error))
-        write_atomically(
-            folder / "result.json", TrialResult(config, reason=reason_of(error)).to_json()
-        )
+        failed = TrialResult(config, reason=reason_of(error))
+        write_atomically(folder / "result.json", failed.to_json())
         return 1
     return 0
 
 
-def run(
-    config: TrialConfig, study_folder: Path, folder: Path, event: Any, checkpoint_steps: int
-) -> None:
-    """Train, test, write."""
-    if config.device == "cpu":
-        torch.set_num_threads(1)  # how a sum is shared between threads decides its last bits
-    else:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    symbols = {s: corpus.read(study_folder, s, config.corpus) for s in corpus.SPLITS}
-    model, cursor = train.train(
-        config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps
-    )
-    event("testing")
-    began = time.perf_counter()
-    by_length, by_position, by_context = evaluate.evaluate(model, symbols["test"], config)
-    shape = train.shape_of(config)
-    encoding = create(config.encoding, shape)  # one layer's, where each has its own
-    result = TrialResult(
-        config=config,
-        parameters=sum(p.numel() for p in model.parameters()),
-        encoding_parameters=sum(p.numel() for p in model.encoding.parameters()),
-        spec=effective_spec(config.encoding, encoding, shape),
-        training=cursor.training,
-        by_length=by_length,
-        by_position=by_position,
-        by_context=by_context,
-    )
-    timing = Timing(
-        tokens_per_second=config.steps * config.batch * config.train_length / cursor.train_seconds,
-        train_seconds=cursor.train_seconds,
-        test_seconds=time.perf_counter() - began,
-    )
-    weights = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
-    write_atomically(folder / "model.safetensors", save(weights))
-    if expressible(model):
-        export_llama(model, folder / "huggingface", max_positions=config.train_length)
-    write_atomically(folder / "timing.json", timing.to_json())
-    write_atomically(folder / "result.json", result.to_json())
-    checkpoint.clear(folder)
-
-
-def reason_of(error: Exception) -> str:
-    """One line for the user; the traceback is in the trial's log."""
-    text = " ".join(str(error).split())[:300]
-    if isinstance(error, train.TrialFailed | FloatingPointError):
-        return text
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"the disk is full: {text}"
-    allocation = "can't allocate memory" in text
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or allocation:
-        return f"out of memory; try a smaller --batch or shorter lengths ({text})"
-    return f"{type(error).__name__}: {text}"
+def end_with_parent(parent: int) -> None:
+    """End this process when `parent` does. Linux's kernel sees to that at once, whatever this
+    process is doing; elsewhere it ends when stdin closes and Python next runs."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # gone before the kernel was asked
+            os._exit(ORPHANED)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
 
 
 class _Events:
     """Lines of JSON; of steps no more than five a second."""
 
-    def __init__(self, stream) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self.stream, self.last = stream, 0.0
 
     def __call__(self, kind: str, **values: Any) -> None:
@@ -120,15 +89,11 @@ class _Events:
         try:
             self.stream.write(json.dumps({"kind": kind, **values}) + "\n")
         except BrokenPipeError:  # the sweep is gone: stop as if killed, which fails nothing
-            os._exit(3)
+            os._exit(ORPHANED)
 
 
 def _end_with_stdin() -> None:
     # Not sys.stdin, whose lock a thread must not hold when the interpreter ends.
     while os.read(0, 1):
         pass
-    os._exit(3)
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    os._exit(ORPHANED)

@@ -34,7 +34,9 @@ class Sinusoidal(PositionEncoding):
         embed_dim: width of the embeddings; even, but for the order "fairseq".
         base: timescale (period / 2 pi) of the slowest pair, or just beyond it.
         order: one of the three.
-        min_timescale: timescale of the fastest pair.
+        min_timescale: timescale of the fastest pair. tensor2tensor's min_timescale multiplies
+            frequencies where this divides them: its (min_timescale=m, max_timescale=M) is
+            (min_timescale=1/m, base=M/m^2) here.
         padding_idx: a position that gets zeros; fairseq's positions begin at padding_idx + 1, see
             posenc.positions.positions_from_mask.
 

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from posenc.extend.extension import evaluate as evaluate
     from posenc.extend.extension import extend as extend
     from posenc.extend.options import Options as Options
-    from posenc.extend.tune.tuning import TuneConfig as TuneConfig
+    from posenc.extend.tune.config import TuneConfig as TuneConfig
 
 _PUBLIC = {
     "Options": "posenc.extend.options",
-    "TuneConfig": "posenc.extend.tune.tuning",
+    "TuneConfig": "posenc.extend.tune.config",
     "evaluate": "posenc.extend.extension",
     "extend": "posenc.extend.extension",
 }

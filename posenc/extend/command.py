@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from posenc.extend.options import Options, record_of, with_options_of
+from posenc.extend.tune.config import TuneConfig
 
+
+@with_options_of(TuneConfig, Options)
 def extend(
     model: Annotated[Path, typer.Argument(help="Hugging Face folder with safetensors.")],
     to: Annotated[int, typer.Option(help="New length, in tokens; beyond the trained one.")],
@@ -36,41 +41,6 @@ def extend(
             show_default="the source of Python's standard library",
         ),
     ] = None,
-    tune: Annotated[int, typer.Option(min=0, help="Steps of fine-tuning before the export.")] = 0,
-    lora: Annotated[
-        int, typer.Option(min=0, help="Rank of LoRA adapters; 0 tunes all weights.")
-    ] = 0,
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            help="Learning rate of the tuning.",
-            show_default="2e-5, more for models below 1e9 parameters",
-        ),
-    ] = None,
-    batch: Annotated[
-        int, typer.Option(min=1, help="Windows of the new length per tuning step.")
-    ] = 4,
-    distill: Annotated[
-        bool,
-        typer.Option(
-            help="Within the trained length, tune on what the model as it was predicts, so that "
-            "short texts lose nothing; takes a copy of the weights."
-        ),
-    ] = True,
-    windows: Annotated[
-        int, typer.Option(min=1, help="Windows of the new length to measure on.")
-    ] = 32,
-    search_minutes: Annotated[
-        float,
-        typer.Option(min=0, help="Minutes to search for frequencies; 0 leaves the search out."),
-    ] = 3.0,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder where search and tuning keep what a restart needs.",
-            show_default="beside --out",
-        ),
-    ] = None,
     as_bytes: Annotated[
         bool, typer.Option("--bytes", help="Read text as bytes, without a tokenizer.")
     ] = False,
@@ -78,24 +48,18 @@ def extend(
         bool,
         typer.Option("--ids", help="Text files hold token ids between spaces; no tokenizer."),
     ] = False,
-    allow_cache_unsafe: Annotated[
-        bool, typer.Option(help="Also write methods whose frequencies change with the length.")
-    ] = False,
     report: Annotated[
         Path | None, typer.Option(help="Where to write the page.", show_default="OUT/extend.html")
     ] = None,
+    **given: Any,
 ) -> None:
     """Give a trained checkpoint a longer context: try, measure, recommend, tune, export, prove."""
-    from posenc.extend.options import Options
-    from posenc.extend.terminal import run
-    from posenc.extend.tune.tuning import TuneConfig
+    from posenc.extend.terminal import extend_and_show
 
-    options = Options(
-        windows=windows,
-        search_minutes=search_minutes,
-        allow_cache_unsafe=allow_cache_unsafe,
-        tune=TuneConfig(tune, batch, lr, lora_rank=lora or None, distill=distill) if tune else None,
-        state=state,
-    )
+    tuning = record_of(TuneConfig, given)
+    options = replace(record_of(Options, given), tune=tuning if tuning.steps else None)
     command = shlex.join(["posenc", *sys.argv[1:]])
-    run(model, to, method, out, text or [], options, as_bytes, as_ids, report, command)
+    extend_and_show(
+        model, to, text or [], command, report,
+        method=method, out=out, options=options, as_bytes=as_bytes, as_ids=as_ids,
+    )  # fmt: skip

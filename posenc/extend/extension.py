@@ -6,40 +6,53 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from posenc.extend.candidates import SEARCH_WINDOWS, candidates, measure_variant, needs_search
-from posenc.extend.export import folder as export
+from posenc.extend.export.folder import export_checkpoint
+from posenc.extend.export.prover import Proof, Prover
 from posenc.extend.measure.evaluation import Evaluation
-from posenc.extend.measure.samples import halves, sample
+from posenc.extend.measure.losses import NotFinite
+from posenc.extend.measure.samples import halves, sample_windows
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import recommend
 from posenc.extend.refusals import check_folders, check_request
+from posenc.extend.restart import locked
 from posenc.extend.tune.tuning import tune
-from posenc.extend.variants import Variant, rope_variant, table_variant
-from posenc.hf import rope_config, tables
-from posenc.hf.loading import Checkpoint, load
-from posenc.hf.text import Windows, encoder, mask_token
+from posenc.extend.variants.candidates import (
+    SEARCH_WINDOWS,
+    Builders,
+    candidates,
+    measure_variant,
+    needs_search,
+)
+from posenc.extend.variants.variant import Variant, as_is
+from posenc.hf.loading import Checkpoint, load_checkpoint
+from posenc.hf.text import Windows, mask_token, text_encoder
+from posenc.report.failure import RunFailed
 
 
 @dataclass
 class Outcome:
-    """All variants measured, the recommendation, and what was exported."""
+    """All variants measured, the recommendation, and what was exported.
+
+    failed: why a variant could not be measured on this checkpoint, by its name.
+    """
 
     checkpoint: Checkpoint
     target: int
     measured: dict[str, tuple[Variant, Evaluation]]
     recommended: str
     reason: str
+    failed: dict[str, str] = field(default_factory=dict)
     tuned: Evaluation | None = None
     tuning_losses: list[float] = field(default_factory=list)
     config_diff: list[str] = field(default_factory=list)
-    proof: export.Proof | None = None
+    proof: Proof | None = None
 
     def evaluations(self) -> dict[str, Evaluation]:
         """All that was measured, by name, the tuned checkpoint last."""
@@ -70,40 +83,36 @@ def extend(
         out: a new folder for the extended checkpoint; None writes nothing.
         as_bytes, as_ids: documents are bytes, or token ids in words, and no tokenizer is asked.
 
-    Raises: ValueError for anything that cannot be extended, with the reason.
+    Raises: ValueError for anything that cannot be extended, with the reason; RunFailed where
+    `method` cannot be measured on this checkpoint, or the export not be proved.
     """
     out = None if out is None else Path(out)
     check_folders(Path(folder), out, options)
-    checkpoint = load(folder)
-    trained = checkpoint.trained_length
+    checkpoint = load_checkpoint(folder)
     check_request(checkpoint, to, method, writes=out is not None, options=options)
     vocabulary = checkpoint.config.vocab_size
-    encode = encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
+    encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     to_fit, to_measure = halves(documents, to)
-    windows = sample(encode, to_measure, to, options.windows)
-    fitting = None
-    if needs_search(method, options) or options.tune is not None:
+    windows = sample_windows(encode, to_measure, to, options.windows)
+    fitting, searches = None, bool(checkpoint.rotary) and needs_search(method, options)
+    if searches or options.tune is not None:
         read = options.tune.steps * options.tune.batch if options.tune else 0
-        fitting = sample(encode, to_fit, to, max(SEARCH_WINDOWS, read))
+        fitting = sample_windows(encode, to_fit, to, max(SEARCH_WINDOWS, read))
     if options.state is None and out is not None:
         options = replace(options, state=_own_state(out))
-    with export.Prover() as prover:
+    with ExitStack() as held:
+        if fitting is not None and options.state is not None:
+            held.enter_context(locked(options.state))
+        prover = held.enter_context(Prover())
         if out is not None and options.tune is None:
             prover.start()  # its imports run beside the measurement; tuning would keep it waiting
-        variants = candidates(checkpoint, to, method, fitting, options, progress)
-        measured = {}
-        for i, variant in enumerate(variants):
-
-            def report(what: str, share: float, done: int = i, name: str = variant.name) -> None:
-                progress(f"{name}: {what}", (done + share) / len(variants))
-
-            evaluation = measure_variant(checkpoint, variant, windows, trained, options, report)
-            measured[variant.name] = (variant, evaluation)
-        recommended, reason = recommend(measured, trained, options)
-        outcome = Outcome(checkpoint, to, measured, recommended, reason)
+        builders = candidates(checkpoint, to, method, fitting, options, progress)
+        measured, failed = _measure_all(checkpoint, builders, method, windows, options, progress)
+        recommended, reason = recommend(measured, checkpoint.trained_length, options)
+        outcome = Outcome(checkpoint, to, measured, recommended, reason, failed)
         if out is not None:
             chosen = measured[method or recommended][0]
-            _export(outcome, chosen, trained, out, prover, fitting, windows, options, progress)
+            _export(outcome, chosen, out, prover, fitting, windows, options, progress)
             shutil.rmtree(_own_state(out), ignore_errors=True)
     return outcome
 
@@ -123,19 +132,46 @@ def evaluate(
 
     Raises: ValueError for a folder that cannot be loaded, or too little text.
     """
-    checkpoint = load(folder)
+    checkpoint = load_checkpoint(folder)
     vocabulary = checkpoint.config.vocab_size
-    encode = encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
-    windows = sample(encode, documents, length, options.windows)
-    trained = checkpoint.trained_length
-    return measure_variant(checkpoint, _as_is(checkpoint), windows, trained, options, progress)
+    encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
+    windows = sample_windows(encode, documents, length, options.windows)
+    return measure_variant(checkpoint, as_is(checkpoint), windows, options, progress)
+
+
+def _measure_all(
+    checkpoint: Checkpoint, builders: Builders, method: str | None, windows: Windows,
+    options: Options, progress: Progress,
+) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:  # fmt: skip
+    """Every variant measured, and why some could not be: hours of measuring are not lost to a
+    method that this model's code does not take."""
+    measured, failed = {}, {}
+    for done, (name, build) in enumerate(builders.items()):
+
+        def report(what: str, share: float, done: int = done, name: str = name) -> None:
+            progress(f"{name}: {what}", (done + share) / len(builders))
+
+        try:
+            variant = build()
+            evaluation = measure_variant(checkpoint, variant, windows, options, report)
+        except Exception as error:
+            said = " ".join(str(error).split())
+            reason = said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
+            if name == "none" and isinstance(error, NotFinite):
+                raise ValueError(f"{checkpoint.folder}: as it is, {reason}.") from error
+            if name in ("none", method):
+                raise RunFailed(f"{name} cannot be measured on this model: {reason}") from error
+            failed[name] = reason
+        else:
+            measured[name] = (variant, evaluation)
+    return measured, failed
 
 
 def _export(
-    outcome: Outcome, chosen: Variant, trained: int, out: Path, prover: export.Prover,
-    fitting: Windows | None, windows: Windows, options: Options, progress: Progress,
+    outcome: Outcome, chosen: Variant, out: Path, prover: Prover, fitting: Windows | None,
+    windows: Windows, options: Options, progress: Progress,
 ) -> None:  # fmt: skip
-    checkpoint = outcome.checkpoint
+    checkpoint, trained = outcome.checkpoint, outcome.checkpoint.trained_length
     teacher = None
     if options.tune is not None and options.tune.distill and not checkpoint.masked:
         teacher = copy.deepcopy(checkpoint.model)  # before it is stretched
@@ -149,25 +185,16 @@ def _export(
                 masked, teacher,
             )  # fmt: skip
             same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
-            outcome.tuned = measure_variant(checkpoint, same, windows, trained, options, progress)
+            outcome.tuned = measure_variant(checkpoint, same, windows, options, progress)
         tokens = _proof_tokens(windows, trained)
-        outcome.config_diff, outcome.proof = export.write(
-            checkpoint, out, prover, tokens, cache_safe=chosen.cache_safe
+        outcome.config_diff, outcome.proof = export_checkpoint(
+            checkpoint, out, prover, tokens, outcome.target, cache_safe=chosen.cache_safe
         )
 
 
 def _own_state(out: Path) -> Path:
     """Where a restart of a command without --state finds what is done; gone after the export."""
     return out.parent / f".{out.name}.state"
-
-
-def _as_is(checkpoint: Checkpoint) -> Variant:
-    """The checkpoint unchanged; a table of positions ends what it can read."""
-    if rope_config.read(checkpoint.config):
-        return rope_variant(checkpoint, "none", checkpoint.trained_length)
-    if tables.find(checkpoint.model) is not None:
-        return table_variant(checkpoint, "none", checkpoint.trained_length)
-    return Variant("none", "as trained", lambda: nullcontext(checkpoint.model))
 
 
 def _proof_tokens(windows: Windows, trained: int) -> Tensor:

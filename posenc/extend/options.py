@@ -1,12 +1,16 @@
-"""What to try and how much of it to measure."""
+"""What to try and how much of it to measure; annotated fields are options of the command."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
-from posenc.extend.tune.tuning import TuneConfig
+import typer
+
+from posenc.extend.tune.config import TuneConfig
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the share of it that is done."""
@@ -14,20 +18,70 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure and how much of it.
+    """What to try and measure, and how much of it.
 
-    windows: windows of the target length to read. search_minutes: budget of the search, 0 for none.
-    targets: tokens at the end of a window whose loss is read with growing context.
+    windows: windows of the target length to read. search_tries: sets of frequencies that the search
+    tries, 0 for no search. allow_cache_unsafe: also export methods whose frequencies change with
+    the length. state: where search and tuning keep what a restart needs; None: beside the new
+    folder, or nowhere. tune: fine-tuning before the export. targets: tokens at the end of a window
+    whose loss is read with growing context. passkey_trials: keys per length and depth.
     """
 
-    windows: int = 32
-    search_minutes: float = 3.0
+    windows: Annotated[
+        int, typer.Option(min=1, help="Windows of the new length to measure on.")
+    ] = 32
+    search_tries: Annotated[
+        int,
+        typer.Option(min=0, help="Sets of frequencies that the search tries; 0 leaves it out."),
+    ] = 64
+    allow_cache_unsafe: Annotated[
+        bool, typer.Option(help="Also write methods whose frequencies change with the length.")
+    ] = False
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder where search and tuning keep what a restart needs.",
+            show_default="beside --out",
+        ),
+    ] = None
+    tune: TuneConfig | None = None
     targets: int = 64
     passkey_trials: int = 2
-    allow_cache_unsafe: bool = False
-    tune: TuneConfig | None = None
-    state: Path | None = None
-    """Where search and tuning keep what a restart needs; None: nowhere."""
 
 
 DEFAULTS = Options()
+
+
+def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a typer command the annotated fields of dataclasses as options, which it receives as
+    keywords: each option is named, bounded and explained once, where its value lives."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        for name, hint, default in (each for record in records for each in _options(record)):
+            parameters.append(
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+                )
+            )
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+def record_of(record: type, given: dict[str, Any]) -> Any:
+    """The dataclass with what the command received."""
+    return record(**{name: given[name] for name, _, _ in _options(record)})
+
+
+def _options(record: type) -> list[tuple[str, Any, Any]]:
+    """Name, annotation and default of each annotated field."""
+    hints = get_type_hints(record, include_extras=True)
+    return [
+        (field.name, hints[field.name], field.default)
+        for field in fields(record)
+        if hasattr(hints[field.name], "__metadata__") and field.default is not MISSING
+    ]

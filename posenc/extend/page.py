@@ -9,7 +9,7 @@ from pathlib import Path
 from posenc.extend import figures
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Estimate
-from posenc.extend.variants import Variant
+from posenc.extend.variants.variant import Variant
 from posenc.report.page import Caution, Cell, Code, Facts, Headline, Page, Table
 
 NO_EXTENSION = "no extension"
@@ -17,7 +17,7 @@ OUR_RUNTIME = "needs our runtime"
 INEXACT = "yes, but its cache is inexact"
 
 
-def write_page(outcome: Outcome, path: Path, command: str, caution: str | None) -> None:
+def write_extension_page(outcome: Outcome, path: Path, command: str, caution: str | None) -> None:
     """Write extend.html. `caution` says what the reader must know about the text that was
     measured."""
     checkpoint = outcome.checkpoint
@@ -29,6 +29,8 @@ def write_page(outcome: Outcome, path: Path, command: str, caution: str | None) 
     page.section("Perplexity by position", by_position_table(outcome))
     tried = {name: variant.summary for name, (variant, _) in outcome.measured.items()}
     page.section("What was tried", Facts({k: v for k, v in tried.items() if v}))
+    if outcome.failed:
+        page.section("What could not be measured on this model", Facts(outcome.failed))
     page.section("Curves", *figures.curves(outcome))
     if outcome.measured["none"][0].settings:
         page.section("Frequencies", *figures.frequencies(outcome))

@@ -6,7 +6,7 @@ import math
 
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.extend.options import Options
-from posenc.extend.variants import WINDOW, Variant
+from posenc.extend.variants.variant import WINDOW, Variant
 
 
 def recommend(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from posenc.extend.methods import METHODS
 from posenc.extend.options import Options
-from posenc.hf import rope_config, tables
-from posenc.hf.loading import Checkpoint, read_config
+from posenc.extend.variants.methods import METHODS
+from posenc.hf import tables
+from posenc.hf.folder import read_config, tokenizer_files
+from posenc.hf.loading import Checkpoint
 
 NO_EXTENSION = {
     "t5": "T5's bias saturates at a distance, so that any length has a bias; it needs no extension",
@@ -29,14 +31,15 @@ def check_folders(folder: Path, out: Path | None, options: Options) -> None:
         raise ValueError(f"{out} exists already; give a new folder.")
     if options.tune is not None and out is None:
         raise ValueError("Tuning changes the weights: say with --out where to write them.")
-    rope_config.check(raw)
+    if out is not None:
+        tokenizer_files(folder)
 
 
 def check_request(
     checkpoint: Checkpoint, to: int, method: str | None, *, writes: bool, options: Options
 ) -> None:
     """What needs the loaded model to know. Raises: ValueError with the reason."""
-    rotary, table = rope_config.read(checkpoint.config), tables.find(checkpoint.model)
+    rotary, table = checkpoint.rotary, tables.find_table(checkpoint.model)
     if not rotary and table is None:
         raise ValueError(
             f"{checkpoint.folder}: a {checkpoint.config.model_type} model has neither rotary "
@@ -46,11 +49,13 @@ def check_request(
         raise ValueError(
             f"--to {to} is not beyond the trained length of {checkpoint.trained_length} tokens."
         )
+    if reason := _nothing_to_extend(checkpoint):
+        raise ValueError(f"{checkpoint.folder}: {reason}.")
     known: tuple[str, ...] = (*METHODS, "search") if rotary else ("none", *tables.METHODS)
     if method is not None and method not in known:
         raise ValueError(f"Unknown method {method!r}; known: {', '.join(known)}.")
-    if method == "search" and not options.search_minutes:
-        raise ValueError("--search-minutes 0 leaves no time to search; give more.")
+    if method == "search" and not options.search_tries:
+        raise ValueError("--search-tries 0 leaves nothing to search; give more.")
     if (
         writes
         and method in METHODS
@@ -62,3 +67,31 @@ def check_request(
             "rotation, and step-by-step decoding differs from a full pass. Give "
             "--allow-cache-unsafe to write it all the same."
         )
+
+
+def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
+    """What stands in the way in this model's own config, or None."""
+    config, raw = checkpoint.config, checkpoint.raw_config
+    if getattr(config, "alibi", False):
+        return "it has ALiBi instead of a rotation, whose bias is defined at any distance"
+    layers = set(getattr(config, "layer_types", None) or ())
+    looks_far = layers - {"sliding_attention"} if layers else not _window(config)
+    if checkpoint.rotary and not looks_far and _window(config):
+        return (
+            f"all its layers look through a window of {_window(config)} tokens, so that none ever "
+            "sees a distance that it was not trained on"
+        )
+    rotary_keys = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if rotary_keys.get("mscale_all_dim"):
+        return (
+            "its attention takes the scale of its scores from mscale_all_dim when it is built, so "
+            "that a method measured in memory would not be the one that is read back"
+        )
+    return None
+
+
+def _window(config: Any) -> int | None:
+    """The window of every layer that has one, where it is shorter than what was trained."""
+    window = getattr(config, "sliding_window", None)
+    on = getattr(config, "use_sliding_window", True)
+    return window if on and window and window < config.max_position_embeddings else None

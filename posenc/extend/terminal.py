@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from posenc.extend.extension import Outcome, extend
-from posenc.extend.options import Options
-from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, write_page
+from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, write_extension_page
 from posenc.hf.text import split_documents
 from posenc.report.atomic import write_atomically
+from posenc.report.progress import Narrator
 
 OUT_OF_DOMAIN = (
     "Measured on the source of Python's standard library. Losses on a text unlike the model's "
@@ -28,30 +27,22 @@ COLUMN = 9
 """Characters that a bucket takes in the table, its borders included."""
 
 
-def run(
-    folder: Path, to: int, method: str | None, out: Path | None, texts: list[Path],
-    options: Options, as_bytes: bool, as_ids: bool, report: Path | None, command: str,
+def extend_and_show(
+    folder: Path, to: int, texts: list[Path], command: str, report: Path | None, *,
+    out: Path | None, method: str | None, **asked: Any,
 ) -> None:  # fmt: skip
-    """Extend, and show what came of it. Raises: ValueError for wrong input, before anything is
-    written."""
+    """Extend as asked, and show what came of it. Raises: ValueError for wrong input, before
+    anything is written."""
     console = Console(stderr=True)
     caution = None if texts else OUT_OF_DOMAIN
     documents = read_documents(texts)
-    with _Narrator(console) as narrate:
-        outcome = extend(
-            folder,
-            to,
-            documents,
-            method=method,
-            out=out,
-            options=options,
-            as_bytes=as_bytes,
-            as_ids=as_ids,
-            progress=narrate,
-        )
+    with Narrator(console) as narrate:
+        outcome = extend(folder, to, documents, method=method, out=out, progress=narrate, **asked)
     if caution:
         console.print(caution, markup=False)
     show_losses(outcome, console)
+    for name, why in outcome.failed.items():
+        console.print(f"{name}: not measured: {why}", markup=False, highlight=False)
     if "search" in outcome.measured:
         console.print(f"search: {outcome.measured['search'][0].summary}.", markup=False)
     console.print(outcome.reason, markup=False)
@@ -59,7 +50,7 @@ def run(
         console.print(line, markup=False, highlight=False)
     page = report or (out / "extend.html" if out is not None else None)
     if page is not None:
-        write_page(outcome, page, command, caution)
+        write_extension_page(outcome, page, command, caution)
         console.print(f"Page: {page}", markup=False)
         write_csv(outcome, page.with_suffix(".csv"))
     if out is not None:
@@ -133,29 +124,3 @@ def _tables(outcome: Outcome, width: int) -> Iterator[Table]:
 def _mark(outcome: Outcome, name: str) -> str:
     variant = outcome.measured[name][0] if name in outcome.measured else None
     return next((mark for mark, why in MARKS.items() if why == loads(variant)), "")
-
-
-class _Narrator:
-    """Progress as a live bar on a terminal, as a line whenever the task changes elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.last, self.said = console, "", 0.0
-        self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console,
-            transient=True,             disable=not console.is_terminal,
-        )  # fmt: skip
-        self.task = self.bar.add_task("", total=1.0)
-
-    def __enter__(self) -> _Narrator:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.bar.stop()
-
-    def __call__(self, what: str, share: float) -> None:
-        self.bar.update(self.task, description=what, completed=share)
-        now = time.monotonic()
-        if not self.console.is_terminal and what != self.last and now - self.said > 2:
-            self.console.print(f"{what} ({share:.0%})", markup=False, highlight=False)
-            self.last, self.said = what, now

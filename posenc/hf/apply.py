@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from posenc.hf import rope_config
 from posenc.hf.rope_config import RopeSetting
+from posenc.hf.rope_config_write import write_settings
 
 _FIELDS = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings")
 
@@ -56,9 +56,9 @@ def applied(
     before = {
         name: copy.deepcopy(getattr(config, name)) for name in _FIELDS if hasattr(config, name)
     }
-    rope_config.write(config, settings, max_positions)
-    rebuild_rotary(model)
     try:
+        write_settings(config, settings, max_positions)
+        rebuild_rotary(model)
         yield model
     finally:
         for name, value in before.items():

@@ -1,5 +1,5 @@
-"""Run a stock transformers model on posenc's attention: any encoding, memory that grows with length
-alone."""
+"""Run a stock transformers model on posenc's attention: any encoding, in memory that grows with the
+length only, not with its square."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posenc.masks import Mask, causal
 NAME = "posenc"
 
 
-def register(name: str = NAME) -> None:
+def register_attention(name: str = NAME) -> None:
     """Make `attn_implementation=name` known to transformers: attention and its masks.
 
     A module takes its encoding from `module.posenc_encoding`, which `attached` sets; without one it
@@ -147,25 +147,21 @@ def _mask(
 
 class Unrotated(nn.Module):
     """Stands in for a model's rotary module, so that q and k reach attention as they were
-    projected."""
+    projected: the module's own cosines and sines, in its own shape, become ones and zeros."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, rotation: nn.Module) -> None:
         super().__init__()
-        self.config = config
+        self.rotation = rotation
 
-    def forward(
-        self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        head_dim = getattr(self.config, "head_dim", None)
-        head_dim = head_dim or self.config.hidden_size // self.config.num_attention_heads
-        shape = (*position_ids.shape, head_dim)
-        return x.new_ones(shape), x.new_zeros(shape)
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        cos, sin = self.rotation(*args, **kwargs)
+        return torch.ones_like(cos), torch.zeros_like(sin)
 
 
 def exchangeable(model: Any) -> bool:
     """Whether the model's attention can become posenc's. Where its code does not go through the
     interface (Falcon), transformers ignores the wish and raises nothing."""
-    register()
+    register_attention()
     before = model.config._attn_implementation
     model.set_attn_implementation(NAME)
     taken = model.config._attn_implementation == NAME
@@ -196,11 +192,11 @@ def attached(model: Any, encoding: Callable[[int], PositionEncoding]) -> Iterato
             "outside its attention interface"
         )
     before = model.config._attn_implementation
-    for parent, name, child in rotary:
-        setattr(parent, name, Unrotated(child.config))
-    for layer in layers:
-        layer.posenc_encoding = encoding(layer.layer_idx)
     try:
+        for parent, name, child in rotary:
+            setattr(parent, name, Unrotated(child))
+        for layer in layers:
+            layer.posenc_encoding = encoding(layer.layer_idx)
         model.set_attn_implementation(NAME)
         yield model
     finally:
@@ -208,4 +204,5 @@ def attached(model: Any, encoding: Callable[[int], PositionEncoding]) -> Iterato
         for parent, name, child in rotary:
             setattr(parent, name, child)
         for layer in layers:
-            del layer.posenc_encoding
+            if hasattr(layer, "posenc_encoding"):
+                del layer.posenc_encoding

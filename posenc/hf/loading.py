@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posenc.hf import folder as files
+from posenc.hf.config_values import check_layers, check_values
+from posenc.hf.rope_config import RopeSetting, read_settings
+from posenc.hf.rope_config_check import check_rotary_keys
+
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model folder. `masked` says that it predicts masked tokens instead of the next
-    one."""
+    """A loaded model folder, and what its config said when it was loaded: a model that is being
+    extended has another.
+
+    masked: it predicts masked tokens instead of the next one. rotary: its rotation by kind of
+    layer, empty where it has none. max_positions: the longest sequence it is made for, in tokens;
+    None where its config names none.
+    """
 
     folder: Path
     model: Any
     raw_config: dict[str, Any]
     masked: bool
+    rotary: tuple[RopeSetting, ...]
+    max_positions: int | None
 
     @property
     def config(self) -> Any:
@@ -24,11 +35,18 @@ class Checkpoint:
 
     @property
     def trained_length(self) -> int:
-        """The longest sequence the checkpoint is made for, in tokens."""
-        return trained_length(self.config)
+        """The longest sequence the checkpoint is made for, in tokens.
+
+        Raises: ValueError where its config names none.
+        """
+        if self.max_positions is None:
+            raise ValueError(
+                f"{self.folder}: a {self.config.model_type} config names no maximum length."
+            )
+        return self.max_positions
 
 
-def load(
+def load_checkpoint(
     folder: str | Path, *, encoder_decoder: bool = False, attention: str | None = None
 ) -> Checkpoint:
     """Load a causal or masked language model in float32 for evaluation.
@@ -39,28 +57,22 @@ def load(
         attention: transformers' name of an implementation; its own choice without one. Some
             families (Falcon) take it only here, not later.
 
-    Raises: ValueError for a folder without a config, weights that are not safetensors, are missing
-    or do not fit, or a model that transformers does not know without running code from the folder.
+    Raises: ValueError for a folder without a config, a config that no model can have, weights that
+    are not safetensors, are missing, do not fit or are not finite, or a model that transformers
+    does not know without running code from the folder.
     """
     folder = Path(folder)
-    raw = read_config(folder)
-    if not list(folder.glob("*.safetensors")):
-        pickles = sorted(
-            p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern)
-        )
-        found = f"only {', '.join(pickles)}" if pickles else "none"
-        raise ValueError(
-            f"{folder}: weights must be safetensors, found {found}. "
-            "Convert them with the code that made them; pickle files can run code and are never "
-            "read."
-        )
+    raw = files.read_config(folder)
+    check_values(raw, folder / "config.json")
+    check_rotary_keys(raw, folder / "config.json")
+    check_layers(raw, _count_tensors(files.weight_files(folder)), folder / "config.json")
     transformers = quiet_transformers()
-    if raw.get("auto_map") and raw.get("model_type") not in transformers.CONFIG_MAPPING:
-        raise ValueError(
-            f"{folder}: model type {raw.get('model_type')!r} needs code from the folder, which "
-            "is never run."
-        )
-    config = transformers.AutoConfig.from_pretrained(folder)
+    files.refuse_code(folder, raw, transformers.CONFIG_MAPPING)
+    stock = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **stock)
+    except Exception as error:  # whatever its many classes make of values they do not expect
+        raise ValueError(f"{folder / 'config.json'}: {_said(error)}") from error
     masked = any("MaskedLM" in name for name in raw.get("architectures") or [])
     auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
     if encoder_decoder and config.is_encoder_decoder:
@@ -70,50 +82,24 @@ def load(
             f"{folder}: a {config.model_type} model is neither a causal nor a masked language "
             "model."
         )
-    from safetensors import SafetensorError
-
+    settings, longest = _positions(config, folder)
     try:
         model, told = auto.from_pretrained(
-            folder, dtype="float32", use_safetensors=True, trust_remote_code=False,
-            output_loading_info=True, attn_implementation=attention,
+            folder, dtype="float32", use_safetensors=True, output_loading_info=True,
+            attn_implementation=attention, **stock,
         )  # fmt: skip
-    except (SafetensorError, RuntimeError) as error:  # cut off, or of other shapes
-        raise ValueError(
-            f"{folder}: the weights in model.safetensors do not fit: {error}"
-        ) from error
+    except RuntimeError as error:  # other shapes
+        raise ValueError(f"{folder}: the weights in {files.WEIGHTS} do not fit: {error}") from error
+    except Exception as error:
+        raise ValueError(f"{folder}: no model can be built: {_said(error)}") from error
     if missing := sorted(told["missing_keys"]):
         # transformers would draw them at random and only warn.
         raise ValueError(
             f"{folder}: config.json asks for {len(missing)} weights that are not there, such as "
             f"{missing[0]}."
         )
-    return Checkpoint(folder, model.eval(), raw, masked)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json as it stands in the folder."""
-    path = Path(folder) / "config.json"
-    if not Path(folder).exists():
-        raise ValueError(f"{folder}: no such folder.")
-    if not Path(folder).is_dir():
-        raise ValueError(f"{folder}: not a folder.")
-    if not path.is_file():
-        raise ValueError(f"{folder}: not a model folder, it has no config.json.")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not valid JSON ({error}).") from error
-
-
-def trained_length(config: Any) -> int:
-    """max_position_embeddings, or what a family calls it."""
-    if config.model_type in ("roberta", "xlm-roberta"):
-        return config.max_position_embeddings - config.pad_token_id - 1  # rows for no position
-    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        value = getattr(config, name, None)
-        if isinstance(value, int):
-            return value
-    raise ValueError(f"A {config.model_type} config names no maximum length.")
+    _refuse_not_finite(model, folder)
+    return Checkpoint(folder, model.eval(), raw, masked, settings, longest)
 
 
 def quiet_transformers() -> Any:
@@ -123,3 +109,52 @@ def quiet_transformers() -> Any:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     return transformers
+
+
+def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int | None]:
+    """Rotary settings and the longest sequence."""
+    try:
+        return read_settings(config), _max_positions(config)
+    except (KeyError, AttributeError, TypeError, ArithmeticError) as error:
+        raise ValueError(
+            f"{folder / 'config.json'}: the positions of a {config.model_type} model are written "
+            f"in a way that posenc does not know ({_said(error)})."
+        ) from error
+
+
+def _max_positions(config: Any) -> int | None:
+    """max_position_embeddings, or what a family calls it."""
+    if config.model_type in ("roberta", "xlm-roberta"):
+        return config.max_position_embeddings - config.pad_token_id - 1  # rows for no position
+    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _count_tensors(weights: list[Path]) -> int:
+    from safetensors import SafetensorError, safe_open
+
+    count = 0
+    for path in weights:
+        try:
+            with safe_open(path, framework="pt") as opened:
+                count += len(list(opened.keys()))
+        except (SafetensorError, OSError) as error:  # cut off
+            raise ValueError(f"{path.parent}: {path.name} cannot be read: {error}") from error
+    return count
+
+
+def _refuse_not_finite(model: Any, folder: Path) -> None:
+    for name, weight in model.named_parameters():
+        finite = weight.isfinite()
+        if not finite.all():
+            raise ValueError(
+                f"{folder}: {int((~finite).sum())} of {weight.numel()} numbers of {name} are NaN "
+                "or infinite; nothing that is measured with them means anything."
+            )
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"

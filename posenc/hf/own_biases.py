@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.hf.attention import NAME, attend, register
+from posenc.hf.attention import NAME, attend, register_attention
 from posenc.scores.alibi import ALiBi
 from posenc.scores.t5 import T5Bias
 
@@ -26,7 +26,7 @@ def own_biases(model: Any) -> Iterator[nn.Module]:
 
     Raises: ValueError for a model that is neither.
     """
-    register()
+    register_attention()
     kind = model.config.model_type
     if kind == "t5":
         changes = _t5_changes(model)

@@ -47,7 +47,7 @@ class PositionTable:
         return self.module.weight.shape[0] - self.offset_rows
 
 
-def find(model: Any) -> PositionTable | None:
+def find_table(model: Any) -> PositionTable | None:
     """The table of a model of FAMILIES; None for the others.
 
     Raises: ValueError for a BERT whose config asks for relative positions as well.
@@ -70,7 +70,7 @@ def find(model: Any) -> PositionTable | None:
 @contextmanager
 def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
     """The model with a table for `length` positions inside the block, as it was after it."""
-    table = find(model)
+    table = find_table(model)
     assert table is not None
     module, config = table.module, model.config
     weight, rows, maximum = module.weight, module.num_embeddings, getattr(config, table.key)

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc.hf.folder import tokenizer_files
+
 SEPARATOR = "<|endoftext|>"
 
 
@@ -33,7 +35,7 @@ def split_documents(text: str) -> list[str]:
     return [part.strip() for part in text.split(SEPARATOR) if part.strip()]
 
 
-def encoder(
+def text_encoder(
     folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Callable[[str], list[int]]:
     """A function from a document to token ids, a start token first where the tokenizer has one.
@@ -42,7 +44,7 @@ def encoder(
     documents). as_ids: the text is token ids already, in words.
     Raises: ValueError where there is no tokenizer to be had.
     """
-    kind = reading(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
+    kind = text_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
     if kind == "ids":
         return lambda text: token_ids(text, vocab_size)
     if kind == "bytes":
@@ -53,10 +55,10 @@ def encoder(
     return lambda text: start + tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def reading(
+def text_kind(
     folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Literal["ids", "bytes", "tokenizer"]:
-    """How text becomes tokens, see `encoder`. Raises: ValueError where there is no way."""
+    """How text becomes tokens, see `text_encoder`. Raises: ValueError where there is no way."""
     if as_ids:
         return "ids"
     has_tokenizer = any(
@@ -78,10 +80,22 @@ def reading(
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer; code from the folder is never run."""
+    """The folder's tokenizer; code from the folder is never run.
+
+    Raises: ValueError for a tokenizer that cannot be read, or that needs code.
+    """
     from posenc.hf.loading import quiet_transformers
 
-    return quiet_transformers().AutoTokenizer.from_pretrained(folder)
+    tokenizer_files(folder)
+    try:
+        return quiet_transformers().AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # whatever its many classes make of a damaged file
+        said = " ".join(str(error).split())
+        raise ValueError(
+            f"{folder}: its tokenizer cannot be read ({type(error).__name__}: {said})."
+        ) from error
 
 
 def token_ids(text: str, vocab_size: int) -> list[int]:
@@ -100,7 +114,7 @@ def token_ids(text: str, vocab_size: int) -> list[int]:
 def encode_until(
     encode: Callable[[str], list[int]], documents: Sequence[str], tokens: int
 ) -> list[list[int]]:
-    """Documents as token ids, the first so many that they hold `tokens` tokens, or all."""
+    """Encode documents until they hold `tokens` tokens, or all of them."""
     encoded: list[list[int]] = []
     left = tokens
     for document in documents:
@@ -119,7 +133,7 @@ def mask_token(folder: Path) -> int:
     return token
 
 
-def pack(documents: list[list[int]], length: int, limit: int | None = None) -> Windows:
+def pack_windows(documents: list[list[int]], length: int, limit: int | None = None) -> Windows:
     """Documents end to end, cut into windows of `length` tokens; what is left over is dropped.
 
     Raises: ValueError where there are fewer tokens than one window needs.

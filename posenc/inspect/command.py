@@ -79,11 +79,11 @@ def inspect(
                 "posenc inspect FOLDER takes --text, --swap, --layer, --bytes, --ids, --json and "
                 "--out, and one folder."
             )
-        from posenc.inspect.checkpoint import command
+        from posenc.inspect.checkpoint.command import inspect_checkpoint
         from posenc.inspect.checkpoint.sheet import Request as ModelRequest
 
         asked = ModelRequest(Path(names[0]), text, swap, layers or (), as_bytes, as_ids)
-        command.run(asked, as_json, out, shlex.join(["posenc", *sys.argv[1:]]))
+        inspect_checkpoint(asked, as_json, out, shlex.join(["posenc", *sys.argv[1:]]))
         return
     if any(":" in name for name in names):
         if len(names) > 1 or compare or out or shape_given:

@@ -176,10 +176,12 @@ class Conditioned:
                 f"EncoderDecoder: the rows of tokens must be a multiple of the source's {rows}, "
                 f"got {batch}."
             )
-        hidden, valid = (
-            t if t is None or batch == rows else t.repeat_interleave(batch // rows, dim=0)
-            for t in (self.source, self.valid)
-        )
-        assert hidden is not None
-        mask = None if valid is None else masks.padding(valid)
-        return Context(hidden, self.positions, mask, self.model.cross_encoding)
+
+        def for_rows(t: Tensor) -> Tensor:
+            return t if batch == rows else t.repeat_interleave(batch // rows, dim=0)
+
+        axes = self.model.encoder.encoding.claims.num_axes
+        one_for_all = self.positions.ndim == (1 if axes == 1 else 2)
+        positions = self.positions if one_for_all else for_rows(self.positions)
+        mask = None if self.valid is None else masks.padding(for_rows(self.valid))
+        return Context(for_rows(self.source), positions, mask, self.model.cross_encoding)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int, Real, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc import masks
 from posenc.attend.cache import KVCache
@@ -53,7 +54,7 @@ def generate(
     """Continue a prompt, with a key/value cache; returns the prompt and what follows it.
 
     Args:
-        model: a Decoder, in eval mode.
+        model: a Decoder, or EncoderDecoder.given(...); put in eval mode meanwhile.
         tokens: the prompts, padded on the left where they differ in length.
         max_new_tokens: how many tokens to add at most.
         temperature: what logits are divided by before sampling; 0 takes the likeliest token.
@@ -75,9 +76,38 @@ def generate(
     torch.Size([1, 7])
     """
     _check(tokens, max_new_tokens, temperature, top_k, top_p, num_beams, valid)
-    writer = _Writer(model, tokens, valid, length)
-    if num_beams > 1:
-        return _beam_search(writer, max_new_tokens, num_beams, length_penalty, stop_token)
+    with evaluating(model):
+        writer = _Writer(model, tokens, valid, length)
+        if num_beams > 1:
+            return _beam_search(writer, max_new_tokens, num_beams, length_penalty, stop_token)
+        return _sample(writer, max_new_tokens, temperature, top_k, top_p, stop_token, generator)
+
+
+@contextmanager
+def evaluating(model: LanguageModel) -> Iterator[None]:
+    """The model in eval mode inside the block: dropout would draw other words."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    training = [m for m in module.modules() if m.training] if isinstance(module, nn.Module) else []
+    try:
+        for m in training:
+            m.training = False
+        yield
+    finally:
+        for m in training:
+            m.training = True
+
+
+def _sample(
+    writer: _Writer,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    stop_token: int | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """One token after the other, the likeliest where the temperature is 0."""
+    tokens = writer.tokens
     done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
     for _ in range(max_new_tokens):
         if temperature == 0:

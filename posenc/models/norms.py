@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from posenc.numbers.tracking import has_tangent, transformed
+
 
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) * weight, over the last axis.
@@ -20,8 +22,10 @@ class RMSNorm(nn.RMSNorm):
     """
 
     def forward(self, x: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch embed_dim"]:
-        fused = x.device.type == "cpu" and x.dtype == self.weight.dtype
-        if torch.compiler.is_compiling() or not fused or not torch.is_grad_enabled():
+        # In half types the sum of squares overflows or is coarse, and torch computes in float32.
+        lean = x.device.type == "cpu" and x.dtype == self.weight.dtype and x.dtype.itemsize >= 4
+        traced = torch.compiler.is_compiling() or transformed() or has_tangent(x, self.weight)
+        if traced or not lean or not torch.is_grad_enabled():
             return super().forward(x)
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
         return _RMSNorm.apply(x, self.weight, eps)  # type: ignore[return-value]

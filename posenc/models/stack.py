@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 from jaxtyping import Float, Int, Real, Shaped
@@ -58,16 +59,19 @@ class Stack(nn.Module):
         x = encoding.embed(x, positions)
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
-        for index, layer in enumerate(self.layers):
-            x = layer(
-                x,
-                positions,
-                encoding.for_layer(index),
-                mask,
-                None if caches is None else caches[index],
-                None if context is None else context.for_layer(index),
-                None if context_caches is None else context_caches[index],
-            )
+        with ExitStack() as unchanged:  # a layer that fails leaves the caches of all as they were
+            for cache in (*(caches or ()), *(context_caches or ())):
+                unchanged.enter_context(cache.unchanged_on_error())
+            for index, layer in enumerate(self.layers):
+                x = layer(
+                    x,
+                    positions,
+                    encoding.for_layer(index),
+                    mask,
+                    None if caches is None else caches[index],
+                    None if context is None else context.for_layer(index),
+                    None if context_caches is None else context_caches[index],
+                )
         return x if self.norm is None else self.norm(x)
 
 

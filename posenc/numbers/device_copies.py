@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from posenc.numbers.tracking import transformed
+
 
 class Constants:
     """Fixed numbers of an encoding: no cast of the module can round them, and no call waits for a
@@ -22,7 +24,11 @@ class Constants:
     def like(self, other: Tensor) -> Tensor:
         """The numbers, (len,), in the dtype and on the device of `other`."""
         key = (other.device, other.dtype)
-        if torch.compiler.is_compiling() or type(other) not in (Tensor, nn.Parameter):
+        if (
+            torch.compiler.is_compiling()
+            or transformed()
+            or type(other) not in (Tensor, nn.Parameter)
+        ):
             # A tensor made while tracing must not outlive the trace, nor meet a fake one.
             return torch.tensor(self.values, dtype=other.dtype, device=other.device)
         if key not in self._copies:

@@ -33,6 +33,7 @@ class RoPE(Rotation):
             rotary_dim/2), as in GPT-NeoX and Hugging Face's Llama. Checkpoints of one layout are
             wrong in the other, so there is no default.
         rotary_dim: rotate only the first channels, with the whole spectrum; None means all.
+        partial_rotary_factor: the same as a share of head_dim, rounded down to an even number.
         scaling: how frequencies change for longer contexts, see posenc.queries_keys.rope_scaling.
             Where it depends on the length, `prepare` takes it and the encoding is not cache_safe.
 
@@ -53,11 +54,16 @@ class RoPE(Rotation):
         *,
         interleaved: bool,
         rotary_dim: int | None = None,
+        partial_rotary_factor: float | None = None,
         scaling: Scaling | None = None,
     ) -> None:
         super().__init__(head_dim, interleaved=interleaved)
-        rotary_dim = head_dim if rotary_dim is None else rotary_dim
         name = type(self).__name__
+        if partial_rotary_factor is not None:
+            if rotary_dim is not None:
+                raise ValueError(f"{name}: give rotary_dim or partial_rotary_factor, not both.")
+            rotary_dim = partial_rotary_dim(head_dim, partial_rotary_factor)
+        rotary_dim = head_dim if rotary_dim is None else rotary_dim
         if rotary_dim % 2:
             argument = "head_dim" if rotary_dim == head_dim else "rotary_dim"
             even = rotary_dim - 1
@@ -108,9 +114,11 @@ class RoPE(Rotation):
             options["scaling"] = scaling
         if partial_rotary_factor is not None:
             if "rotary_dim" in options:
-                raise ValueError(f"{cls.__name__}: give rotary_dim or partial_rotary_factor.")
+                raise ValueError(
+                    f"{cls.__name__}: give rotary_dim or partial_rotary_factor, not both."
+                )
             assert shape.head_dim is not None
-            options["rotary_dim"] = max(2, int(shape.head_dim * partial_rotary_factor) // 2 * 2)
+            options["rotary_dim"] = partial_rotary_dim(shape.head_dim, partial_rotary_factor)
         return super().from_shape(shape, **options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -148,6 +156,11 @@ class RoPE(Rotation):
         first = (positions < self.scaling.exempt_tokens)[..., None]
         plain_cos, plain_sin = self._unscaled.cos_sin(positions, dtype)
         return torch.where(first, plain_cos, cos), torch.where(first, plain_sin, sin)
+
+
+def partial_rotary_dim(head_dim: int, share: float) -> int:
+    """An even number of channels, at least 2: this share of head_dim, rounded down."""
+    return max(2, int(head_dim * share) // 2 * 2)
 
 
 def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, Any]) -> Scaling:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
+
+_PARTIAL = re.compile(r"\..+\.\d+\.partial")
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
     """Write `path` so that a crash at any moment leaves the old content or the new.
 
-    Text becomes UTF-8; lone surrogates become question marks.
+    Text becomes UTF-8; lone surrogates become question marks. A kill in the middle leaves a partial
+    file beside `path`, which `remove_partials` takes away.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -22,3 +27,36 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def is_partial(path: Path) -> bool:
+    """Whether `path` is what a killed `write_atomically` leaves."""
+    return _PARTIAL.fullmatch(path.name) is not None
+
+
+def remove_partials(folder: Path) -> None:
+    """Delete what killed writes left in `folder` and below.
+
+    Call it where no other process writes there: while you hold the folder's lock.
+    """
+    for path in list(_files_below(folder)):
+        if is_partial(path):
+            path.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Make the folders above `path` and see that a file can be written there, before the work
+    whose result it is to hold. Raises: OSError."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file in it.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    probe = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        probe.touch()
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent, name) for name in names)

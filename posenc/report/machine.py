@@ -37,13 +37,31 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
+def memory_bytes() -> int | None:
+    """The memory that this process may use: the machine's, or less where a control group limits
+    it; None where the system does not say."""
+    try:
+        found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            found.append(int(Path(limit).read_text(encoding="ascii")))
+        except (OSError, ValueError):  # no control group, or "max"
+            continue
+    return min(found)
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells it."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
 def describe(device: str, precision: str, workers: int) -> dict[str, str]:
     """What a report says about the machine."""
-    processor = _cpuinfo("model name") or platform.processor() or platform.machine()
-    if device == "cuda":
-        processor = f"{torch.cuda.get_device_name()}; {processor}"
+    gpu = f"{torch.cuda.get_device_name()}; " if device == "cuda" else ""
     return {
-        "processor": processor,
+        "processor": gpu + processor(),
         "cores": str(num_cores()),
         "system": f"{platform.system()} {platform.machine()}",
         "device": device,
@@ -69,7 +87,7 @@ def versions() -> dict[str, str]:
 def _cpuinfo(field: str) -> str:
     """The first line of Linux's /proc/cpuinfo with this name; empty elsewhere."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
     return next((ln.partition(":")[2].strip() for ln in lines if ln.startswith(field)), "")

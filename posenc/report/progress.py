@@ -1,12 +1,125 @@
-"""What is being done, on one line of a terminal."""
+"""What a command is doing: live bars or one changing line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import time
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 
 def tell(text: str) -> None:
-    """Replace the line on stderr by `text`; nothing where nobody looks. "" clears it."""
+    """Replace the line on stderr by `text`, or clear it with ""; nothing without a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line exactly as it is, however long."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, or hours and minutes, or days.
+
+    >>> clock(61.4), clock(7260), clock(200_000)
+    ('1:01', '2 h 01 min', '2.3 days')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    return f"{minutes / 1440:,.1f} days"
+
+
+class Pace:
+    """Seconds per step, counted from the first step that was seen."""
+
+    def __init__(self, step: int) -> None:
+        self.began, self.first = time.monotonic(), step
+
+    def seconds_per_step(self, step: int) -> float | None:
+        """None until a second step has been seen."""
+        if step <= self.first:
+            return None
+        return (time.monotonic() - self.began) / (step - self.first)
+
+
+class Bars:
+    """Live bars on a terminal, each with a name, how far it is, a remark and the time left."""
+
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[remark]}"),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            expand=True,
+        )
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Bars:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.progress.stop()
+
+    def show(
+        self, name: str, done: int, total: int, remark: str = "", seconds_left: float | None = None
+    ) -> None:
+        """Move the bar `name`, which is made where there is none yet."""
+        if name not in self.tasks:
+            self.tasks[name] = self.progress.add_task(escape(name), total=total, remark="", left="")
+        left = "" if seconds_left is None else f"{clock(seconds_left)} left"
+        self.progress.update(self.tasks[name], completed=done, remark=remark, left=left)
+
+    def remove(self, name: str) -> None:
+        """Take the bar away; nothing happens where there is none."""
+        if name in self.tasks:
+            self.progress.remove_task(self.tasks.pop(name))
+
+    def say(self, text: str) -> None:
+        """Print a line above the bars."""
+        self.progress.console.print(escape(text), highlight=False)
+
+
+class Narrator:
+    """One job with changing tasks: a bar on a terminal; elsewhere a line whenever the task changes.
+
+    Call it with what is being done and the share of the whole job, 0 to 1, that is done.
+    """
+
+    PAUSE = 2.0
+    """Seconds between two plain lines."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.last, self.said = console, "", 0.0
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=1.0)
+
+    def __enter__(self) -> Narrator:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, what: str, share: float) -> None:
+        self.bar.update(self.task, description=escape(what), completed=share)
+        now = time.monotonic()
+        if not self.console.is_terminal and what != self.last and now - self.said > self.PAUSE:
+            say(self.console, f"{what} ({share:.0%})")
+            self.last, self.said = what, now

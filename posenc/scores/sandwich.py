@@ -13,6 +13,7 @@ from posenc.numbers.angles import Angles
 from posenc.numbers.device_copies import Constants
 from posenc.numbers.frequencies import geometric
 from posenc.numbers.precision import per_head, real
+from posenc.positions import check_flat
 
 CHUNK = 256
 """Distances whose dim/2 cosines are held at a time."""
@@ -60,6 +61,7 @@ class Sandwich(DistanceBias):
 
     def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
         """cos(a - b) = cos a cos b + sin a sin b: one product in place of a cosine per pair."""
+        check_flat(q_positions, kv_positions)
         q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
         values = self._shared(q @ k.mT, real(q_positions).dtype)

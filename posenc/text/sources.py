@@ -6,11 +6,12 @@ import glob
 import os
 import platform
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+MOST_FILES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -35,35 +36,64 @@ def embedded() -> Source:
     return Source(f"Python {platform.python_version()} standard library", tuple(sorted(files)))
 
 
-def find(texts: Sequence[str]) -> Source:
+def find_text(texts: Sequence[str]) -> Source:
     """The files that `texts` name: files, folders (with all that is in them but hidden files) and
     globs.
 
-    Raises: ValueError where one of them names no file.
+    Raises: ValueError where one of them names no file, or names what is no ordinary file (a pipe or
+    a device, which may have no end), or where there are more than `MOST_FILES`.
     """
     found: dict[Path, None] = {}
+    seen = 0
     for text in texts:
-        # glob.glob, since Path.glob takes no absolute pattern.
-        matches = [text] if Path(text).exists() else glob.glob(text, recursive=True)  # noqa: PTH207
-        files = [f for match in sorted(matches) for f in _files_below(Path(match))]
-        if not files:
+        before = seen
+        for file in _files_named(text):
+            seen += 1
+            if seen > MOST_FILES:
+                raise ValueError(
+                    f"--text: more than {MOST_FILES:,} files, the last in {text}. Join them into "
+                    "fewer."
+                )
+            found[file.resolve()] = None
+        if seen == before:
             what = "No file in the folder" if Path(text).is_dir() else "No such file"
             raise ValueError(f"{what}: {text}. --text takes files, folders and globs.")
-        found.update((f.resolve(), None) for f in files)
     root = Path(os.path.commonpath([path.parent for path in found]))
-    named = sorted((path.relative_to(root).as_posix(), path) for path in found)
-    name = ", ".join(Path(text).name or text for text in texts)
+    named = sorted((_utf8(path.relative_to(root).as_posix()), path) for path in found)
+    name = ", ".join(_utf8(Path(text).name or text) for text in texts)
     return Source(name, tuple(named))
 
 
-def _files_below(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    return [
-        file
-        for file in sorted(path.rglob("*"))
-        if file.is_file()
-        and not any(
-            part.startswith(".") or part == "__pycache__" for part in file.relative_to(path).parts
+def _files_named(text: str) -> Iterator[Path]:
+    """The ordinary files that one --text names."""
+    path = Path(text)
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        yield from _files_below(path)
+    elif path.exists():
+        raise ValueError(
+            f"{text} is no ordinary file but a pipe or a device. Copy the text into a file first."
         )
-    ]
+    else:
+        # glob.iglob, since Path.glob takes no absolute pattern.
+        for match in map(Path, glob.iglob(text, recursive=True)):  # noqa: PTH207
+            if match.is_dir():
+                yield from _files_below(match)
+            elif match.is_file():
+                yield match
+
+
+def _files_below(path: Path) -> Iterator[Path]:
+    """The ordinary files in a folder, hidden ones left out."""
+    for parent, folders, files in os.walk(path):
+        folders[:] = sorted(n for n in folders if not n.startswith(".") and n != "__pycache__")
+        for name in sorted(files):
+            file = Path(parent, name)
+            if not name.startswith(".") and name != "__pycache__" and file.is_file():
+                yield file
+
+
+def _utf8(name: str) -> str:
+    """A file's name as its bytes read in UTF-8, whatever the locale took them for."""
+    return os.fsencode(name).decode("utf-8", "surrogateescape")

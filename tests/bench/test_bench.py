@@ -16,7 +16,7 @@ def run(*arguments: str) -> int:
 
 
 def rows(path):
-    with path.open() as file:
+    with path.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -44,6 +44,40 @@ def test_bench_decode_shows_bytes_and_speed_of_the_cache(tmp_path):
     assert float(cached["rope", "multi-head"]["tokens_per_second"]) > 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--lengths", "1000000000000"), "1,000,000,000,000 tokens"),
+        (("--decode", "--lengths", "1000000000"), "1,000,000,000 tokens"),
+        (("--heads", "1000000000"), "of memory, and there are"),
+        (("--threads", "1000000"), "--threads must be at most"),
+        (("--repeats", "1000000000000"), "days"),
+        (("--out", "."), "is a folder; name a file in it"),
+        (("--out", "/dev/null/rows.csv"), "/dev/null"),
+    ],
+)
+def test_bench_refuses_what_cannot_be_before_it_measures(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr(measure, "interleaved", lambda *given: pytest.fail("measured"))
+    assert run(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_peer_that_cannot_take_a_size_is_left_out_with_a_line(tmp_path, capsys):
+    pytest.importorskip("rotary_embedding_torch")
+    path = tmp_path / "b.csv"
+    sizes = ("--lengths", "1", "--heads", "1", "--kv-heads", "1", "--head-dim", "2")
+    assert run(*sizes, "--repeats", "1", "--out", str(path)) == 0
+    assert "rotary-embedding-torch (cos, sin per call): cannot take head_dim 2" in (
+        capsys.readouterr().err
+    )
+    assert {"clone", "alibi"} <= {row["case"] for row in rows(path)}
+
+
+def test_clock_that_shows_no_time_gives_no_ratio():
+    (row,) = measure.timing_rows("q", {}, {"floor": [0.0]}, "floor", {})
+    assert row["ratio"] == ""
+
+
 @pytest.mark.parametrize(("option", "value"), [("--lengths", "1k"), ("--head-dim", "63")])
 def test_bench_refuses_sizes_that_cannot_be(option, value, capsys):
     assert run(option, value) == 2
@@ -67,7 +101,7 @@ def test_quantiles_are_measured_values():
 
 def test_peers_with_a_bias_agree_with_ours_before_they_are_timed():
     pytest.importorskip("x_transformers")
-    found = bias.run(("alibi", "t5"), (220,), 1, backward=False, peers=True)
+    found = bias.measure_bias(("alibi", "t5"), (220,), 1, backward=False, peers=True)
     assert {"x-transformers alibi, flash", "x-transformers t5"} <= {row["case"] for row in found}
 
 
@@ -85,6 +119,6 @@ def test_live_bytes_are_those_alive_together():
 def test_memory_is_fitted_by_an_exponent_of_length():
     assert bias._exponent((1024, 2048, 4096), (3, 6, 12)) == pytest.approx(1)
     assert bias._exponent((1024, 2048, 4096), (1, 4, 16)) == pytest.approx(2)
-    rows = bias.memory(("shaw",), (256, 512))
+    rows = bias.measure_memory(("shaw",), (256, 512))
     assert [row["n"] for row in rows] == [256, 512]
     assert all(float(row["beyond_output_mib"]) >= 0 for row in rows)

@@ -6,9 +6,9 @@ import io
 import pytest
 from rich.console import Console
 
-from posenc.compare.progress import LiveBars, PlainLines, clock
+from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import FORMAT, CorpusInfo, LengthScore, Study, Timing, TrialResult
-from posenc.compare.summary import recommend, summarise
+from posenc.compare.summary import recommend_encoding, summarise
 from posenc.compare.tables import notes
 from posenc.compare.trial import TrialConfig
 
@@ -41,7 +41,7 @@ def study(*results, missing=()):
 
 
 def advice(given):
-    return recommend(given, summarise(given))
+    return recommend_encoding(given, summarise(given))
 
 
 def test_reach_is_the_longest_length_within_5_percent_of_the_best_at_the_training_length():
@@ -107,7 +107,7 @@ def test_recommendation_admits_what_seeds_do_not_tell_apart():
 def test_without_finished_trials_there_is_no_advice_but_a_list_of_what_is_missing():
     failed = TrialResult(TRIAL, reason="nan")
     given = study(failed, missing=(dataclasses.replace(TRIAL, seed=1),))
-    assert "nothing to recommend" in advice(given)
+    assert "nothing to recommend_encoding" in advice(given)
     assert notes(given) == [
         "rope seed 0 failed: nan",
         "missing 1 of 2 trials: rope seed 1",
@@ -139,8 +139,3 @@ def test_live_bars_show_sweep_and_trial_with_loss_and_time_left():
     text = out.getvalue()
     assert "all trials" in text and "1 of 1" in text
     assert "rope seed 0: a [note]" in text and "512: 3.000" in text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (7260, "2 h 01 min")])
-def test_clock(seconds, text):
-    assert clock(seconds) == text

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from posenc.compare import checkpoint, evaluate, train
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig, read_config, write_config
+from posenc.compare.trial import TrialConfig, read_trial, write_trial
 from posenc.models import Decoder, DecoderConfig
 
 TINY = TrialConfig(
@@ -38,7 +39,7 @@ def stop_at(step):
 
 def run(config, folder, event=quiet, every=5):
     folder.mkdir(exist_ok=True)
-    return train.train(config, TEXT, TEXT, folder, event, every)
+    return train.train_decoder(config, TEXT, TEXT, folder, event, every)
 
 
 def other(value):
@@ -54,8 +55,13 @@ def test_hash_changes_with_every_field(field):
 
 
 def test_config_goes_to_its_folder_and_back(tmp_path):
-    write_config(tmp_path, TINY)
-    assert read_config(tmp_path) == TINY
+    home = tmp_path / TINY.folder
+    home.mkdir()
+    write_trial(home, TINY)
+    assert read_trial(home) == TINY
+    home.rename(tmp_path / "other")
+    with pytest.raises(ValueError, match=f"is the config of {TINY.folder}"):
+        read_trial(tmp_path / "other")
 
 
 def test_result_goes_to_json_and_back():
@@ -89,14 +95,14 @@ def test_interrupted_training_gives_the_same_bits(tmp_path, step):
     assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "json", "missing", "other"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "json", "digit", "missing", "other", "trial"])
 def test_corrupt_checkpoint_starts_again_and_says_so(tmp_path, damage):
     whole, _ = run(TINY, tmp_path / "whole")
     home = tmp_path / "damaged"
     with pytest.raises(Stop):
         run(TINY, home, stop_at(7))
     state = home / "checkpoint.json"
-    tensors = home / json.loads(state.read_text())["tensors"]
+    tensors = home / json.loads(state.read_text(encoding="utf-8"))["tensors"]
     if damage == "cut":
         tensors.write_bytes(tensors.read_bytes()[:-100])
     elif damage == "flip":
@@ -104,16 +110,24 @@ def test_corrupt_checkpoint_starts_again_and_says_so(tmp_path, damage):
         content[-9] ^= 1
         tensors.write_bytes(content)
     elif damage == "json":
-        state.write_text(state.read_text()[:40])
+        state.write_text(state.read_text(encoding="utf-8")[:40], encoding="utf-8")
+    elif damage == "digit":
+        text = state.read_text(encoding="utf-8")
+        assert '"loss_count": 0' in text
+        state.write_text(text.replace('"loss_count": 0', '"loss_count": 1'), encoding="utf-8")
+    elif damage == "trial":
+        shutil.rmtree(home)
+        with pytest.raises(Stop):
+            run(dataclasses.replace(TINY, seed=1), home, stop_at(7))
     elif damage == "missing":
         tensors.unlink()
     else:
         bigger = dataclasses.replace(TINY, width=64)
-        model = train.build(bigger)
+        model = train.build_decoder(bigger)
         optimizer = train.optimizer_for(model, bigger)
         train.token_losses(model, train.batch_of(TEXT, bigger, 0), bigger).mean().backward()
         optimizer.step()
-        checkpoint.write(home, checkpoint.Cursor(5), model, optimizer)
+        checkpoint.write_checkpoint(home, checkpoint.Cursor(TINY.hash, 5), model, optimizer)
     said = []
     again, _ = run(TINY, home, lambda kind, **v: said.append(v["text"]) if kind == "note" else None)
     assert len(said) == 1 and "corrupt" in said[0]
@@ -127,7 +141,10 @@ def test_no_pickle_is_written(tmp_path):
 
 
 def test_batches_and_model_weights_are_the_same_for_all_encodings():
-    models = [train.build(dataclasses.replace(TINY, encoding=e)) for e in ("nope", "learned", "t5")]
+    models = [
+        train.build_decoder(dataclasses.replace(TINY, encoding=e))
+        for e in ("nope", "learned", "t5")
+    ]
     weights = [
         {k: v for k, v in m.state_dict().items() if not k.startswith("encoding.")} for m in models
     ]
@@ -149,7 +166,7 @@ def test_seeds_and_steps_give_other_batches():
 def test_tables_of_all_encodings_have_the_same_faster_rate_and_no_decay():
     for name in ("learned", "t5"):
         config = dataclasses.replace(TINY, encoding=name)
-        model = train.build(config)
+        model = train.build_decoder(config)
         own = {id(p) for p in model.encoding.parameters()}
         assert own
         for group in train.optimizer_for(model, config).param_groups:
@@ -161,6 +178,12 @@ def test_tables_of_all_encodings_have_the_same_faster_rate_and_no_decay():
 def test_nan_loss_fails_with_the_step(tmp_path):
     with pytest.raises(train.TrialFailed, match="nan at step"):
         run(dataclasses.replace(TINY, lr=1e30), tmp_path)
+
+
+def test_nan_on_the_validation_text_fails_with_the_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "_validate", lambda *arguments: float("nan"))
+    with pytest.raises(train.TrialFailed, match="the validation loss became nan at step 1"):
+        run(TINY, tmp_path)
 
 
 class Counting(Decoder):
@@ -177,7 +200,7 @@ class Counting(Decoder):
 def test_evaluation_gives_the_bits_of_a_known_model():
     model = Counting(DecoderConfig(257, 32, 1, 2))
     symbols = np.full(4000, ord("a"), np.uint8)
-    by_length, by_position, by_context = evaluate.evaluate(model, symbols, TINY)
+    by_length, by_position, by_context = evaluate.evaluate_lengths(model, symbols, TINY)
     # 24 = 16 at one bit and 8 at two; each window of 40 holds one of 24 and, left over, one of 16.
     expected = {16: 1.0, 24: (32 * 1 + 8 * 2) / 40, 40: (16 * 1 + 24 * 2) / 40}
     assert {s.length: s.bits_per_byte for s in by_length} == pytest.approx(expected, rel=1e-6)
@@ -189,7 +212,9 @@ def test_evaluation_gives_the_bits_of_a_known_model():
 
 def test_learned_table_cannot_run_beyond_itself_and_says_why():
     config = dataclasses.replace(TINY, encoding="learned")
-    by_length, by_position, by_context = evaluate.evaluate(train.build(config), TEXT, config)
+    by_length, by_position, by_context = evaluate.evaluate_lengths(
+        train.build_decoder(config), TEXT, config
+    )
     assert [s.cannot for s in by_length] == [None, "it has 16 positions", "it has 16 positions"]
     assert [s.bits_per_byte is None for s in by_length] == [False, True, True]
     assert by_position[-1].stop == 16
@@ -198,7 +223,7 @@ def test_learned_table_cannot_run_beyond_itself_and_says_why():
 
 def test_linear_layers_of_an_encoding_keep_the_model_rate_without_decay():
     config = dataclasses.replace(TINY, encoding="fox")
-    model = train.build(config)
+    model = train.build_decoder(config)
     own = {id(p) for p in model.encoding.parameters()}
     groups = train.optimizer_for(model, config).param_groups
     found = [g for g in groups for p in g["params"] if id(p) in own]

@@ -15,29 +15,31 @@ import pytest
 import torch
 
 from posenc import extend as hf
+from posenc.extend.export.prover import Proof
 from posenc.extend.measure.entropy import attention_entropy
-from posenc.extend.measure.evaluation import Estimate, Evaluation, estimate
-from posenc.extend.measure.evaluation import evaluate as measure
+from posenc.extend.measure.evaluation import Estimate, Evaluation, estimate, measure_reader
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.passkey import PasskeyGrid
 from posenc.extend.options import Options
 from posenc.extend.recommendation import recommend
 from posenc.extend.search.evolution import Search
 from posenc.extend.tune import tuning as tune
-from posenc.extend.tune.tuning import TuneConfig
-from posenc.extend.variants import Variant, position_maps
+from posenc.extend.tune.config import TuneConfig
+from posenc.extend.tune.objective import next_token_loss
+from posenc.extend.variants.position_maps import position_maps
+from posenc.extend.variants.variant import Variant
 from posenc.hf import tables
 from posenc.hf.apply import applied
-from posenc.hf.loading import load
-from posenc.hf.rope_config import read
+from posenc.hf.loading import load_checkpoint
 from posenc.hf.text import Windows
+from posenc.report.failure import RunFailed
 from tests.hf_models import LENGTH, save, transformers
 
 TARGET = 3 * LENGTH
 LLAMA = Path(__file__).parents[2].parent / "shared" / "checkpoints" / "llama2xs"
 STORIES = LLAMA.parents[1] / "data" / "tinystories_sample.txt"
 DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
-QUICK = Options(windows=2, search_minutes=0, passkey_trials=1)
+QUICK = Options(windows=2, search_tries=0, passkey_trials=1)
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +99,20 @@ def test_a_family_without_need_says_why(family, reason, tmp_path):
         hf.extend(tmp_path, TARGET, DOCUMENTS)
 
 
-def test_a_failed_proof_leaves_nothing(llama, tmp_path, monkeypatch):
+PROVED = {"inv_freq_error": 0.0, "logits_error": 0.0, "decode_error": 0.0, "generated": 8}
+
+
+@pytest.mark.parametrize("error", [1.0, math.nan])
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [("inv_freq_error", "frequencies are"), ("logits_error", "logits are"),
+     ("decode_error", "decoding with the cache is")],
+)  # fmt: skip
+def test_a_failed_proof_leaves_nothing(found, said, error, llama, tmp_path, monkeypatch):
     from posenc.extend.export import folder as export
 
-    wrong = export.Proof(0.0, 1.0, 0.0, 8)
-    monkeypatch.setattr(export, "prove", lambda *args: wrong)
-    with pytest.raises(RuntimeError, match="logits are off"):
+    monkeypatch.setattr(export, "prove", lambda *args: Proof(**{**PROVED, found: error}))
+    with pytest.raises(RunFailed, match=f"{said} off by"):
         hf.extend(llama, TARGET, DOCUMENTS, method="ntk", out=tmp_path / "out", options=QUICK)
     assert list(tmp_path.iterdir()) == []
 
@@ -113,7 +123,7 @@ def test_tuning_restarts_bit_for_bit(rank, llama, windows, tmp_path, monkeypatch
     config = TuneConfig(5, batch=2, lr=1e-2, lora_rank=rank)
 
     def run(folder: Path, stop: int | None = None):
-        model = load(llama).model
+        model = load_checkpoint(llama).model
 
         def progress(what: str, share: float) -> None:
             if stop is not None and round(share * config.steps) == stop:
@@ -127,25 +137,20 @@ def test_tuning_restarts_bit_for_bit(rank, llama, windows, tmp_path, monkeypatch
         run(tmp_path / "cut", stop=3)  # after the step, before the next save
     resumed, weights = run(tmp_path / "cut")
     assert resumed == whole
-    assert weights.keys() == load(llama).model.state_dict().keys()
+    assert weights.keys() == load_checkpoint(llama).model.state_dict().keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert not torch.equal(
         weights["model.layers.0.self_attn.q_proj.weight"],
-        load(llama).model.model.layers[0].self_attn.q_proj.weight,
+        load_checkpoint(llama).model.model.layers[0].self_attn.q_proj.weight,
     )
-    with pytest.raises(ValueError, match="other settings"):
-        tune.tune(
-            load(llama).model, windows, LENGTH, dataclasses.replace(config, lr=1e-3),
-            tmp_path / "cut", lambda what, share: None,
-        )  # fmt: skip
 
 
 def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
-    model, teacher = load(llama).model, load(llama).model
+    model, teacher = load_checkpoint(llama).model, load_checkpoint(llama).model
 
     def largest_gradient(tokens, teacher) -> float:
         model.zero_grad()
-        tune._loss(model, tokens, LENGTH, teacher).backward()
+        next_token_loss(model, tokens, LENGTH, teacher).backward()
         return max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
 
     short = windows.tokens[:, :LENGTH]
@@ -156,24 +161,34 @@ def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
         near = -(logs.exp() * logs)[:, :LENGTH].sum()
         taken = logs[:, :-1].gather(-1, windows.tokens[:, 1:, None])
         want = (near - taken[:, LENGTH:].sum()) / windows.tokens[:, 1:].numel()
-    got = tune._loss(model, windows.tokens, LENGTH, teacher)
+    got = next_token_loss(model, windows.tokens, LENGTH, teacher)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=0)
 
 
 def test_a_search_goes_on_where_it_stopped(llama, windows, tmp_path):
-    checkpoint, state = load(llama), tmp_path / "search.json"
-    settings = read(checkpoint.config)
+    checkpoint, state = load_checkpoint(llama), tmp_path / "search.json"
 
-    def search() -> Search:
-        return Search(Reader(checkpoint.model), settings, windows.take(1), LENGTH, state)
+    def search(state: Path | None) -> Search:
+        reader = Reader(checkpoint.model)
+        return Search(reader, checkpoint.rotary, windows.take(2), LENGTH, state)
 
-    first = search().run(0.5, lambda what, share: None)
-    again = search()
-    assert len(again.tried) == first.tried
-    found = again.run(0.0, lambda what, share: None)
-    with pytest.raises(ValueError, match="another model, text or length"):
-        Search(Reader(checkpoint.model), settings, windows.take(2), LENGTH, state)
-    assert (found.genome, found.tried) == (first.genome, first.tried)
+    whole = search(None).evolve(40, lambda what, share: None)
+
+    def stop(what: str, share: float) -> None:
+        if share >= 0.75:  # among the children of the seeds
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(state).evolve(40, stop)
+    again = search(state)
+    assert len(again.known) == 30
+    scored = []
+    plain = again.probe.score
+    again.probe.score = lambda *args: scored.append(args) or plain(*args)  # type: ignore[method-assign]
+    found = again.evolve(40, lambda what, share: None)
+    assert len(scored) == 10
+    assert found == whole
+    assert found.tried == 40
     assert list(found.genome.factors) == sorted(found.genome.factors)
 
 
@@ -214,8 +229,8 @@ def test_means_weigh_tokens_and_intervals_resample_documents():
 
 
 def test_losses_by_position_equal_a_plain_loop(llama, windows):
-    model = load(llama).model
-    measured = measure(Reader(model), windows, LENGTH, entropy=False)
+    model = load_checkpoint(llama).model
+    measured = measure_reader(Reader(model), windows, LENGTH, entropy=False)
     sums = dict.fromkeys(measured.edges[1:], 0.0)
     with torch.inference_mode():
         for row in windows.tokens:
@@ -234,7 +249,7 @@ def test_losses_by_position_equal_a_plain_loop(llama, windows):
 def test_long_windows_in_pieces_give_the_same_losses(llama, windows, monkeypatch):
     from posenc.extend.measure import losses
 
-    model = load(llama).model
+    model = load_checkpoint(llama).model
     whole = losses.next_token_losses(model, windows.tokens, whole=True)
     monkeypatch.setattr(losses, "LOGITS_BUDGET", 1)
     pieces = losses.next_token_losses(model, windows.tokens)
@@ -257,7 +272,7 @@ def test_a_passkey_stands_at_its_depth_and_is_asked_for_at_the_end():
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
 def test_entropy_equals_that_of_the_weights_that_eager_attention_shows(family, tmp_path, windows):
-    checkpoint = load(save(family, tmp_path / family))
+    checkpoint = load_checkpoint(save(family, tmp_path / family))
     tokens = windows.tokens[:1]
     got = attention_entropy(checkpoint.model, tokens)
     assert got is not None
@@ -272,7 +287,7 @@ def test_entropy_equals_that_of_the_weights_that_eager_attention_shows(family, t
 
 
 def test_position_maps_equal_the_plain_model_below_their_window(llama, windows):
-    checkpoint = load(llama)
+    checkpoint = load_checkpoint(llama)
     tokens = windows.tokens[:1, :LENGTH]
     with torch.inference_mode():
         plain = checkpoint.model(tokens).logits
@@ -297,7 +312,7 @@ TABLES = {
 @pytest.mark.parametrize(("family", "method"), [("gpt2", "hierarchical"), ("opt", "interpolate")])
 def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path):
     folder = save(family, tmp_path / family, vocab_size=257, **TABLES[family])
-    old = tables.find(load(folder).model)
+    old = tables.find_table(load_checkpoint(folder).model)
     assert old is not None
     assert old.length == LENGTH
     outcome = hf.extend(
@@ -305,7 +320,7 @@ def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path
     )
     assert outcome.proof is not None
     assert outcome.proof.logits_error < 1e-5
-    new = tables.find(load(tmp_path / "out").model)
+    new = tables.find_table(load_checkpoint(tmp_path / "out").model)
     assert new is not None
     assert new.length == TARGET
     kept = old.offset_rows + (LENGTH if method != "interpolate" else 1)
@@ -332,7 +347,7 @@ def test_quick_path_from_the_shell(tmp_path):
 @pytest.mark.parametrize("family", TABLES)
 @pytest.mark.parametrize("method", tables.METHODS)
 def test_a_grown_table_is_read_and_put_back(family, method, tmp_path, windows):
-    model = load(save(family, tmp_path / family, vocab_size=257, **TABLES[family])).model
+    model = load_checkpoint(save(family, tmp_path / family, vocab_size=257, **TABLES[family])).model
     with torch.inference_mode():
         before = model(windows.tokens[:1, :LENGTH]).logits
         with tables.grown(model, method, TARGET):
@@ -375,7 +390,7 @@ def test_masked_models_are_scored_by_hidden_tokens_and_exported(family, tmp_path
     assert outcome.proof.logits_error < 1e-5
     tokens = sum(e.tokens for e in outcome.measured["tile"][1].by_position)
     assert tokens == pytest.approx(0.15 * TARGET, rel=0.4)  # one window
-    assert load(out).trained_length == TARGET
+    assert load_checkpoint(out).trained_length == TARGET
     tuned = dataclasses.replace(QUICK, tune=TuneConfig(3, batch=2))
     again = hf.extend(
         folder, TARGET, DOCUMENTS, method="hierarchical", out=tmp_path / "tuned", options=tuned
@@ -402,7 +417,7 @@ def test_evaluate_measures_a_folder_as_it_is(llama):
 
 
 def test_applied_settings_are_undone_after_an_error(llama):
-    checkpoint = load(llama)
-    with pytest.raises(KeyError), applied(checkpoint.model, read(checkpoint.config), TARGET):
+    checkpoint = load_checkpoint(llama)
+    with pytest.raises(KeyError), applied(checkpoint.model, checkpoint.rotary, TARGET):
         raise KeyError
     assert checkpoint.trained_length == LENGTH

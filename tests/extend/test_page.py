@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from posenc.extend.export.folder import Proof
+from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
-from posenc.extend.measure.evaluation import Estimate, Evaluation, bucket_edges
-from posenc.extend.methods import METHODS, stretch
-from posenc.extend.page import write_page
+from posenc.extend.measure.evaluation import Estimate, Evaluation, position_edges
+from posenc.extend.page import write_extension_page
 from posenc.extend.terminal import show_losses, write_csv
-from posenc.extend.variants import Variant
+from posenc.extend.variants.methods import METHODS, stretch
+from posenc.extend.variants.variant import Variant
 from posenc.hf.rope_config import RopeSetting
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 
@@ -26,7 +26,7 @@ NASTY = "<script>alert(1)</script>"
 
 
 def evaluation(beyond: float, limit: int = TARGET) -> Evaluation:
-    edges = bucket_edges(TRAINED, TARGET)
+    edges = position_edges(TRAINED, TARGET)
 
     def bucket(edge: int) -> Estimate:
         mean = 2.2 if edge <= TRAINED else beyond
@@ -66,7 +66,7 @@ def browser(tmp_path_factory):
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
 def test_page_is_well_shown(browser, tmp_path, width):
     page = tmp_path / "extend.html"
-    write_page(outcome(), page, f"posenc extend '{NASTY}'", "Mind the text.")
+    write_extension_page(outcome(), page, f"posenc extend '{NASTY}'", "Mind the text.")
     seen = browser.open(page, width)
     seen.assert_well_shown(5)
     assert seen.scripts == 0
@@ -82,7 +82,7 @@ def test_page_is_well_shown(browser, tmp_path, width):
 
 def test_a_table_that_ends_says_so(tmp_path):
     page = tmp_path / "extend.html"
-    write_page(outcome(TRAINED, rotary=False), page, "posenc extend", None)
+    write_extension_page(outcome(TRAINED, rotary=False), page, "posenc extend", None)
     text = page.read_text(encoding="utf-8")
     assert "cannot" in text
     assert "no rows there" in text
@@ -109,6 +109,6 @@ def test_a_narrow_terminal_cuts_no_number(width):
     assert "…" not in shown and "* " not in shown
     assert shown.count("self-extend†") == shown.count("Perplexity by position")
     assert " ".join(shown.split()).endswith("† needs our runtime. 95 % intervals are on the page.")
-    for end in bucket_edges(TRAINED, TARGET)[1:]:
+    for end in position_edges(TRAINED, TARGET)[1:]:
         assert f" {end:,} " in shown
     assert shown.count(f"{math.exp(2.4):.3g} ") == 4  # beyond the trained length

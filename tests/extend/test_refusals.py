@@ -55,7 +55,7 @@ FOLDERS: dict[str, tuple[str, Change]] = {
     "not valid JSON": ("llama", lambda folder: (folder / "config.json").write_text("{")),
     "safetensors, found only pytorch_model.bin": ("llama", only_pickles),
     "safetensors, found none": ("llama", lambda folder: (folder / "model.safetensors").unlink()),
-    "model.safetensors do not fit": ("llama", cut_weights),
+    "model.safetensors cannot be read": ("llama", cut_weights),
     "asks for 9 weights that are not there": ("llama", config(num_hidden_layers=3)),
     "model.safetensors do not fit: You": ("llama", config(hidden_size=16)),
     "neither rotary settings in its config nor a table": ("xglm", lambda folder: None),
@@ -92,7 +92,7 @@ OPTIONS: dict[str, list[str]] = {
     "exists already": ["--out", "{there}"],
     "Token ids must lie in 0 .. 256": ["--ids", "--text", "{ids}"],
     "whole numbers between spaces": ["--ids", "--text", "{short}"],
-    "leaves no time to search": ["--method", "search", "--search-minutes", "0"],
+    "leaves nothing to search": ["--method", "search", "--search-tries", "0"],
     "Invalid value for '--to'": ["--to", "far"],
 }
 

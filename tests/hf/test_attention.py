@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc.encoding.base import PositionEncoding
-from posenc.extend.variants import position_maps
-from posenc.hf.attention import attached, register
-from posenc.hf.loading import load
+from posenc.extend.variants.position_maps import position_maps
+from posenc.hf.attention import attached, register_attention
+from posenc.hf.loading import load_checkpoint
 from posenc.hf.own_biases import own_biases
 from tests.hf_models import save, transformers
 
@@ -34,7 +34,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])  # gemma3 has layers with a window
 def test_a_stock_model_gives_its_answers_with_padding(family, side, tmp_path):
-    model = load(save(family, tmp_path / family)).model
+    model = load_checkpoint(save(family, tmp_path / family)).model
     tokens = torch.randint(3, 250, (2, 41), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(tokens)
     mask[0, :9] = 0
@@ -42,7 +42,7 @@ def test_a_stock_model_gives_its_answers_with_padding(family, side, tmp_path):
     model.set_attn_implementation("eager")
     expected = model(tokens, attention_mask=mask).logits
     alone = model(tokens).logits
-    register()
+    register_attention()
     model.set_attn_implementation("posenc")
     got = model(tokens, attention_mask=mask).logits
     seen = mask.bool()
@@ -54,7 +54,7 @@ def test_a_stock_model_gives_its_answers_with_padding(family, side, tmp_path):
 
 @torch.no_grad()
 def test_attention_that_cannot_be_exchanged_is_refused(tmp_path):
-    checkpoint = load(save("falcon", tmp_path))
+    checkpoint = load_checkpoint(save("falcon", tmp_path))
     tokens = torch.arange(41)[None]
     before = checkpoint.model(tokens).logits
     with (
@@ -69,7 +69,7 @@ def test_attention_that_cannot_be_exchanged_is_refused(tmp_path):
 @contextmanager
 def rotated(model):
     """A model that needs no encoding of ours, on our attention; outside the block on eager's."""
-    register()
+    register_attention()
     model.set_attn_implementation("posenc")
     yield
     model.set_attn_implementation("eager")

@@ -8,10 +8,11 @@ import re
 import pytest
 import torch
 
-from posenc.extend.methods import METHODS, stretch
+from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf import rope_config
 from posenc.hf.apply import applied, rotary_frequencies
-from posenc.hf.loading import load
+from posenc.hf.loading import load_checkpoint
+from posenc.hf.rope_config_check import check_rotary_keys
 from posenc.queries_keys import rope_scaling as rs
 from tests.hf_models import LENGTH, ROPE, save
 
@@ -21,12 +22,12 @@ TARGET = 4 * LENGTH
 @pytest.fixture(scope="module", params=ROPE)
 def checkpoint(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hf") / request.param
-    return load(save(request.param, folder))
+    return load_checkpoint(save(request.param, folder))
 
 
 def test_own_frequencies_are_read_as_transformers_computes_them(checkpoint):
     held = rotary_frequencies(checkpoint.model)
-    for setting in rope_config.read(checkpoint.config):
+    for setting in rope_config.read_settings(checkpoint.config):
         inv_freq, factor = held[setting.layer_type] if setting.layer_type in held else held[None]
         ours = setting.frequencies()
         torch.testing.assert_close(inv_freq, floats(ours.inv_freq), rtol=1e-6, atol=0)
@@ -36,7 +37,7 @@ def test_own_frequencies_are_read_as_transformers_computes_them(checkpoint):
 @pytest.mark.parametrize("name", [n for n in METHODS if n != "none"])
 def test_every_method_reaches_stock_transformers_exactly(checkpoint, name):
     method = METHODS[name]
-    plain = rope_config.read(checkpoint.config)
+    plain = rope_config.read_settings(checkpoint.config)
     if plain[0].rotary_dim < 4 and name.startswith(("ntk", "dynamic", "longrope")):
         pytest.skip("NTK needs two pairs of channels")
     settings = stretch(plain, method, TARGET)
@@ -54,14 +55,14 @@ def test_every_method_reaches_stock_transformers_exactly(checkpoint, name):
 
 
 def test_a_sliding_layer_keeps_its_frequencies(tmp_path):
-    gemma = load(save("gemma3_text", tmp_path / "gemma"))
-    for setting in stretch(rope_config.read(gemma.config), METHODS["yarn"], TARGET):
+    gemma = load_checkpoint(save("gemma3_text", tmp_path / "gemma"))
+    for setting in stretch(rope_config.read_settings(gemma.config), METHODS["yarn"], TARGET):
         assert (setting.scaling is None) == (setting.layer_type == "sliding_attention")
 
 
 def test_yarn_on_yarn_is_edited_and_never_stacked(tmp_path):
-    oss = load(save("gpt_oss", tmp_path / "oss"))
-    (setting,) = stretch(rope_config.read(oss.config), METHODS["yarn"], TARGET)
+    oss = load_checkpoint(save("gpt_oss", tmp_path / "oss"))
+    (setting,) = stretch(rope_config.read_settings(oss.config), METHODS["yarn"], TARGET)
     assert isinstance(setting.scaling, rs.YaRN)
     assert setting.scaling.factor == TARGET / (LENGTH // 2)
     assert setting.scaling.truncate is False
@@ -69,8 +70,8 @@ def test_yarn_on_yarn_is_edited_and_never_stacked(tmp_path):
 
 
 def test_the_carrier_holds_any_frequencies(tmp_path):
-    llama = load(save("llama", tmp_path / "llama"))
-    (plain,) = rope_config.read(llama.config)
+    llama = load_checkpoint(save("llama", tmp_path / "llama"))
+    (plain,) = rope_config.read_settings(llama.config)
     odd = rs.LongRoPE(4.0, LENGTH, (1.0, 1.3, 2.9, 17.0), (1.0, 1.3, 2.9, 17.0), 1.07)
     settings = (rope_config.RopeSetting(None, plain.rope_theta, plain.rotary_dim, odd, LENGTH),)
     with applied(llama.model, settings, TARGET):
@@ -101,32 +102,32 @@ CONTRADICTIONS = {
 @pytest.mark.parametrize("message", CONTRADICTIONS)
 def test_a_contradictory_config_is_refused(message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        rope_config.check(CONTRADICTIONS[message])
+        check_rotary_keys(CONTRADICTIONS[message])
 
 
 def test_legacy_and_flat_configs_are_accepted():
-    rope_config.check({"rope_theta": 10000.0})
-    rope_config.check({})
-    rope_config.check({"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    check_rotary_keys({"rope_theta": 10000.0})
+    check_rotary_keys({})
+    check_rotary_keys({"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 2.0}})
 
 
 def test_an_unknown_rope_type_is_never_assumed_to_be_another(tmp_path):
-    llama = load(save("llama", tmp_path / "llama"))
+    llama = load_checkpoint(save("llama", tmp_path / "llama"))
     llama.config.rope_parameters = {"rope_type": "spiral", "rope_theta": 10000.0}
     with pytest.raises(ValueError, match="spiral"):
-        rope_config.read(llama.config)
+        rope_config.read_settings(llama.config)
 
 
 def test_pickled_weights_are_refused(tmp_path):
     folder = save("llama", tmp_path / "llama")
     next(folder.glob("*.safetensors")).rename(folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"safetensors, found only pytorch_model\.bin"):
-        load(folder)
+        load_checkpoint(folder)
 
 
 def test_a_folder_without_config_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no config\.json"):
-        load(tmp_path)
+        load_checkpoint(tmp_path)
 
 
 def test_code_from_the_folder_is_never_run(tmp_path):
@@ -136,7 +137,7 @@ def test_code_from_the_folder_is_never_run(tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "modeling.py").write_text("raise SystemExit('ran')")
     with pytest.raises(ValueError, match="never run"):
-        load(folder)
+        load_checkpoint(folder)
 
 
 def floats(decimals) -> torch.Tensor:

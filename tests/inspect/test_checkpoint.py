@@ -17,15 +17,15 @@ import torch
 pytest.importorskip("transformers")
 
 from posenc.cli import main
-from posenc.hf.loading import load
+from posenc.hf.loading import load_checkpoint
 from posenc.inspect.checkpoint import figures
-from posenc.inspect.checkpoint.page import write_page
+from posenc.inspect.checkpoint.page import write_checkpoint_page
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
-from posenc.inspect.checkpoint.reading import by_group, mean_distance, run
+from posenc.inspect.checkpoint.reading import by_group, mean_distance, read_sentence
 from posenc.inspect.checkpoint.removal import without_positions
-from posenc.inspect.checkpoint.sentence import read
-from posenc.inspect.checkpoint.sheet import Request, measure
-from posenc.inspect.checkpoint.swap import exchange
+from posenc.inspect.checkpoint.sentence import tokenize_sentence
+from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
+from posenc.inspect.checkpoint.swap import exchanged_order
 from posenc.report.drawing import to_svg
 from posenc.scores.alibi import ALiBi
 from posenc.scores.t5 import T5Bias
@@ -49,7 +49,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sheets(folders):
     return {
-        family: measure(Request(folder, TEXT, WORDS, as_bytes=True))
+        family: measure_checkpoint(Request(folder, TEXT, WORDS, as_bytes=True))
         for family, folder in folders.items()
     }
 
@@ -57,7 +57,7 @@ def sheets(folders):
 @pytest.mark.parametrize("family", KINDS)
 def test_structure_and_positions_of_each_family(sheets, folders, family):
     sheet = sheets[family]
-    model = load(folders[family], encoder_decoder=True).model
+    model = load_checkpoint(folders[family], encoder_decoder=True).model
     assert sheet.structure.parameters == model.num_parameters()
     assert sheet.structure.layers == 2 and sheet.structure.parts["other"] == 0
     assert sheet.structure.parts["attention"] and sheet.structure.parts["feed-forward"]
@@ -87,18 +87,18 @@ def test_without_positions_the_order_of_words_is_lost_as_far_as_the_mask_allows(
 
 @pytest.mark.parametrize("family", KINDS)
 def test_positions_come_back_after_the_removal(folders, family):
-    model = load(folders[family], encoder_decoder=True, attention="eager").model
+    model = load_checkpoint(folders[family], encoder_decoder=True, attention="eager").model
     ids = list(range(5, 17))
-    before = run(model, ids).hidden
+    before = read_sentence(model, ids).hidden
     with without_positions(model):
-        assert (run(model, ids).hidden - before).abs().max() > 1e-3
-    assert torch.equal(run(model, ids).hidden, before)
+        assert (read_sentence(model, ids).hidden - before).abs().max() > 1e-3
+    assert torch.equal(read_sentence(model, ids).hidden, before)
 
 
 def test_a_window_of_attention_is_not_blamed_on_positions(tmp_path):
     save("gemma3_text", tmp_path, spread=0.3)
     long = "The dog was seen by nobody but its cat."
-    found = measure(Request(tmp_path, long, WORDS, as_bytes=True)).swap
+    found = measure_checkpoint(Request(tmp_path, long, WORDS, as_bytes=True)).swap
     assert "attention in a window" in found.verdicts[0]
 
 
@@ -107,8 +107,12 @@ def test_unfinished_pairs_are_those_of_the_models_own_frequencies(tmp_path, fami
     """With theta 200 one pair takes 88.9 tokens for a turn, a little more than the 64 trained."""
     share = {"partial_rotary_factor": 0.25} if family == "gpt_neox" else {}
     save(family, tmp_path, rope_parameters={"rope_type": "default", "rope_theta": theta, **share})
-    (kind,) = measure(Request(tmp_path, TEXT, as_bytes=True)).positions
-    (rotary,) = (m for m in load(tmp_path).model.modules() if "RotaryEmbedding" in type(m).__name__)
+    (kind,) = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).positions
+    (rotary,) = (
+        m
+        for m in load_checkpoint(tmp_path).model.modules()
+        if "RotaryEmbedding" in type(m).__name__
+    )
     turns = rotary.inv_freq * LENGTH / (2 * math.pi)
     assert kind.unfinished == (turns < 1).nonzero().flatten().tolist()
     assert kind.rotary_dim == 2 * len(turns)
@@ -121,7 +125,7 @@ def test_an_extended_checkpoint_meets_new_angles_only_where_its_frequencies_stay
     for kind in ("linear", "yarn"):
         folder = tmp_path / kind
         save("llama", folder, rope_parameters={"rope_type": kind, **parameters}, **longer)
-        sheets.append(measure(Request(folder, TEXT, as_bytes=True)).positions[0])
+        sheets.append(measure_checkpoint(Request(folder, TEXT, as_bytes=True)).positions[0])
     assert [s.scaling for s in sheets] == ["Linear", "YaRN"]
     assert sheets[0].new_angles == [] and sheets[0].unfinished == [2, 3]
     assert sheets[1].trained == LENGTH and sheets[1].beyond == 4 * LENGTH
@@ -129,7 +133,7 @@ def test_an_extended_checkpoint_meets_new_angles_only_where_its_frequencies_stay
 
 def test_the_own_bias_of_t5_bloom_and_mpt(folders, sheets):
     encoder, decoder = sheets["t5"].positions
-    model = load(folders["t5"], encoder_decoder=True).model
+    model = load_checkpoint(folders["t5"], encoder_decoder=True).model
     for kind, stack, both in ((encoder, model.encoder, True), (decoder, model.decoder, False)):
         own = T5Bias(4, bidirectional=both)
         table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
@@ -144,7 +148,9 @@ def test_the_own_bias_of_t5_bloom_and_mpt(folders, sheets):
 
 def test_the_rotation_that_gptj_keeps_in_a_table(folders, sheets):
     (kind,) = sheets["gptj"].positions
-    table = load(folders["gptj"]).model.transformer.h[0].attn.embed_positions  # sines, cosines
+    table = (
+        load_checkpoint(folders["gptj"]).model.transformer.h[0].attn.embed_positions
+    )  # sines, cosines
     angles = torch.atan2(table[1, :2], table[1, 2:]).tolist()
     assert kind.rotary_dim == 4 and kind.head_dim == 8 and kind.trained == LENGTH
     assert kind.wavelengths == pytest.approx([2 * math.pi / angle for angle in angles])
@@ -153,10 +159,12 @@ def test_the_rotation_that_gptj_keeps_in_a_table(folders, sheets):
 def test_falcon_with_alibi_is_refused_because_transformers_counts_it_twice(tmp_path):
     save("falcon", tmp_path, spread=0.3, alibi=True)
     ids = torch.arange(5, 17)[None]
-    shown, fused = (load(tmp_path, attention=name).model(ids).logits for name in ("eager", "sdpa"))
+    shown, fused = (
+        load_checkpoint(tmp_path, attention=name).model(ids).logits for name in ("eager", "sdpa")
+    )
     assert (shown - fused).abs().max() > 1e-2  # once this fails, transformers is mended
     with pytest.raises(ValueError, match=r"Falcon with ALiBi: .* counts its bias twice"):
-        measure(Request(tmp_path, TEXT, as_bytes=True))
+        measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True))
 
 
 def test_key_value_heads_of_falcon(sheets):
@@ -165,7 +173,7 @@ def test_key_value_heads_of_falcon(sheets):
 
 def test_similarity_of_a_table(folders, sheets):
     (kind,) = sheets["opt"].positions
-    rows = load(folders["opt"]).model.model.decoder.embed_positions.weight.detach()[2:]
+    rows = load_checkpoint(folders["opt"]).model.model.decoder.embed_positions.weight.detach()[2:]
     want = torch.nn.functional.cosine_similarity(rows[1:], rows[:-1]).mean().item()
     assert kind.rows == LENGTH and kind.reserved == 2
     assert kind.neighbours == pytest.approx(want, abs=1e-6)
@@ -180,26 +188,26 @@ def test_mean_distance_and_groups_of_tokens():
 
 
 def test_bytes_of_a_chinese_character_are_one_label(tmp_path):
-    sentence = read(tmp_path, 257, "公司a", as_bytes=True)
+    sentence = tokenize_sentence(tmp_path, 257, "公司a", as_bytes=True)
     assert sentence.labels == ("[start]", "公", "司", "a")
     assert sentence.groups == ((0, 1), (1, 4), (4, 7), (7, 8))
     assert sentence.tokens_of("司") == (4, 7)
 
 
 def test_token_ids_are_their_own_labels(tmp_path):
-    sentence = read(tmp_path, 100, "7 42 7", as_ids=True)
+    sentence = tokenize_sentence(tmp_path, 100, "7 42 7", as_ids=True)
     assert sentence.ids == (7, 42, 7) and sentence.labels == ("7", "42", "7")
     assert sentence.tokens_of("42") == (1, 2)
 
 
 def test_exchanging_words_of_unlike_length_keeps_every_token():
-    assert exchange(7, (1, 2), (4, 6)) == [0, 4, 5, 2, 3, 1, 6]
-    assert exchange(7, (4, 6), (1, 2)) == [0, 4, 5, 2, 3, 1, 6]
+    assert exchanged_order(7, (1, 2), (4, 6)) == [0, 4, 5, 2, 3, 1, 6]
+    assert exchanged_order(7, (4, 6), (1, 2)) == [0, 4, 5, 2, 3, 1, 6]
 
 
 @pytest.mark.skipif(not LLAMA2XS.exists(), reason="the shared checkpoint is not here")
 def test_a_trained_checkpoint_with_its_tokenizer():
-    sheet = measure(Request(LLAMA2XS, "公司收购了对手。", ("公司", "对手")))
+    sheet = measure_checkpoint(Request(LLAMA2XS, "公司收购了对手。", ("公司", "对手")))
     assert sheet.sentence.labels == ("<s>", *"公司收购了对手。")
     assert sheet.structure.parameters == 312_000 and sheet.structure.kv_heads == 4
     assert sheet.positions[0].unfinished == [2, 3]
@@ -284,7 +292,7 @@ def test_unknown_names_end_with_one_line_in_the_shell(name):
 
 @pytest.mark.parametrize("family", ["opt", "bloom", "deberta-v2"])
 def test_pages_of_other_families(sheets, tmp_path, family):
-    write_page(sheets[family], tmp_path / "inspect.html", (1,), "posenc inspect")
+    write_checkpoint_page(sheets[family], tmp_path / "inspect.html", (1,), "posenc inspect")
     page = (tmp_path / "inspect.html").read_text()
     assert page.count("<svg") == (6 if family == "bloom" else 5)
     assert "1 of 2 layers are drawn" in page
@@ -299,7 +307,9 @@ def test_tokens_of_any_script_name_both_axes_of_attention():
 @pytest.mark.parametrize(("width", "dark"), [(PHONE, True), (DESKTOP, False)])
 def test_the_page_is_well_shown(folders, tmp_path, width, dark):
     request = Request(folders["t5"], "公司收购了对手。", ("公司", "对手"), as_bytes=True)
-    write_page(measure(request), tmp_path / "inspect.html", (), "posenc inspect")
+    write_checkpoint_page(
+        measure_checkpoint(request), tmp_path / "inspect.html", (), "posenc inspect"
+    )
     with Browser(tmp_path / "profile") as browser:
         seen = browser.open(tmp_path / "inspect.html", width, dark=dark)
     seen.assert_well_shown(num_figures=10)

@@ -173,6 +173,7 @@ def test_figures_take_their_colours_from_the_page():
 
 
 @pytest.mark.parametrize("names", [["rope", "t5"], ["a_long_name_of_an_encoding"] * 9, ["公" * 30]])
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from")  # no Chinese font here
 def test_legend_fits_the_figure(names):
     names = [f"{name}{i}" for i, name in enumerate(names)]
     drawn = curves(names)

@@ -13,6 +13,7 @@ from posenc.attend.kernels import reference
 from posenc.attend.kernels.cost import Cost
 from posenc.attend.problem import Problem
 from posenc.numbers.precision import at_least_float32
+from posenc.numbers.tracking import transformed
 
 BLOCK_BYTES = 8 * 2**20
 """What one block of scores may take. Larger blocks leave the cache, smaller ones pay more for
@@ -20,7 +21,7 @@ their overhead."""
 
 
 def refuse(problem: Problem) -> str | None:
-    return None
+    return "torch.func's transforms do not go with recomputation" if transformed() else None
 
 
 def cost(problem: Problem) -> Cost:

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from posenc.attend.kernels.cost import negligible
 from posenc.attend.kernels.toeplitz_forward import forward
-from posenc.attend.kernels.toeplitz_gradients import Block, kernel_gradients, table_gradients
+from posenc.attend.kernels.toeplitz_gradients import (
+    Block,
+    differentiable_gradients,
+    kernel_gradients,
+    rows_in_memory,
+    table_gradients,
+)
 from posenc.attend.problem import Problem
 from posenc.encoding.base import check_heads
 from posenc.numbers.precision import at_least_float32
@@ -153,13 +159,9 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float, blocks: list[Block]
     ) -> tuple[Tensor, Tensor]:
-        table = table.contiguous()
         lse = table.new_empty(q.shape[:3])
-        out, wide_q, wide_k, wide_v = forward(q, k, v, table, scale, blocks, lse)
-        width, v_dim = q.shape[-1], v.shape[-1]
-        ctx.save_for_backward(
-            wide_q[..., :width], wide_k[..., :width], wide_v[..., :v_dim], table, out, lse
-        )
+        out, *_ = forward(q, k, v, table, scale, blocks, lse)
+        ctx.save_for_backward(q, k, v, table, out, lse)
         ctx.scale, ctx.blocks = scale, blocks
         ctx.set_materialize_grads(False)
         return out, lse
@@ -168,13 +170,13 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_out, grad_lse = grads
         q, k, v, table, out, lse = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a gradient of this gradient is asked for
+            return *differentiable_gradients(q, k, v, table, ctx.scale, grads), None, None
         if grad_out is None:
             grad_out = torch.zeros_like(out)
+        q, k, v, table = (rows_in_memory(t) for t in (q, k, v, table))
         plain = not ctx.needs_input_grad[3] and grad_lse is None and q.shape[-1] == v.shape[-1]
         if plain and q.shape[1] == k.shape[1]:
             return *kernel_gradients(q, k, v, table, out, lse, grad_out, ctx), None, None, None
-        delta = (grad_out * out).sum(-1, dtype=lse.dtype)
-        if grad_lse is not None:
-            delta = delta - grad_lse
-        d_q, d_k, d_v, d_table = table_gradients(q, k, v, table, lse, grad_out, delta, ctx)
+        d_q, d_k, d_v, d_table = table_gradients(q, k, v, table, lse, grad_out, grad_lse, ctx)
         return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_table, None, None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from posenc.numbers.heads import grouped_matmul
 from posenc.numbers.precision import at_least_float32
 
 ROWS, BYTES = 128, 16 * 2**20
@@ -50,7 +51,7 @@ def kernel_gradients(q, k, v, table, out, lse, grad_out, ctx) -> tuple[Tensor, T
 
 
 def table_gradients(
-    q, k, v, table, lse, grad_out, delta, ctx
+    q, k, v, table, lse, grad_out, grad_lse, ctx
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """All four gradients by plain matmuls per block, dS summed along its diagonals in a fixed
     order: bit-identical from run to run."""
@@ -74,7 +75,12 @@ def table_gradients(
         weights.view(full).add_(hankel(table, q_len, block))
         weights.sub_(block_rows(lse[..., None])).exp_()
         d_v[:, first:last].baddbmm_(weights.mT, grad_rows)
-        d_scores = torch.bmm(grad_rows, v_keys.mT).sub_(block_rows(delta[..., None])).mul_(weights)
+        d_weights = torch.bmm(grad_rows, v_keys.mT)
+        # From the weights themselves: out is rounded, and what all keys share would not cancel.
+        delta = (weights * d_weights).sum(-1, keepdim=True)
+        if grad_lse is not None:
+            delta = delta - block_rows(grad_lse[..., None])
+        d_scores = d_weights.sub_(delta).mul_(weights)
         # Row i of the buffer holds row i of dS shifted right by i, so that columns are diagonals.
         buffer = torch.zeros(heads, rows, rows + keys, dtype=wide)
         skewed = (rows * (rows + keys), rows + keys + 1, 1)
@@ -85,6 +91,34 @@ def table_gradients(
         d_k[:, first:last].baddbmm_(d_scores.mT, q_rows)
     d_k = d_k.mul_(ctx.scale).view(batch, groups, *d_k.shape[1:])
     return d_q.mul_(ctx.scale), d_k, d_v.view(batch, groups, *d_v.shape[1:]), d_table
+
+
+def differentiable_gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    scale: float,
+    grads: tuple[Tensor | None, ...],
+) -> list[Tensor | None]:
+    """The gradients of q, k, v and the table as functions that have gradients themselves: by plain
+    operations, with all scores at once."""
+    q_len, kv_len = q.shape[2], k.shape[2]
+    entry = torch.arange(q_len - 1, -1, -1)[:, None] + torch.arange(kv_len)
+    bias = table[:, entry]
+    hidden = bias == -torch.inf
+    scores = grouped_matmul(q.to(table.dtype) * scale, k.to(table.dtype).mT)
+    scores = (scores + bias.masked_fill(hidden, 0)).masked_fill(hidden, torch.finfo(bias.dtype).min)
+    weights = scores.softmax(-1).masked_fill(hidden, 0)
+    outputs = grouped_matmul(weights, v.to(table.dtype)).to(q.dtype), scores.logsumexp(-1)
+    given = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
+    inputs = [t for t in (q, k, v, table) if t.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [out for out, _ in given], inputs, [grad for _, grad in given], create_graph=True
+        )
+    )
+    return [next(found) if t.requires_grad else None for t in (q, k, v, table)]
 
 
 def _finer(blocks: Sequence[Block], row_bytes: int) -> list[Block]:

@@ -1,12 +1,22 @@
 """Run by path in a process of its own: does stock transformers see in a folder what was meant?
 
-python proof.py  <  ["FOLDER", "EXPECTED.safetensors", "causal" or "masked"]
-    ->  one line of JSON with the largest errors.
+python proof.py PARENT  <  ["FOLDER", "EXPECTED.safetensors", "causal" or "masked"]
+    ->  one line of JSON with the largest errors. It ends with the process PARENT.
 """
 
+import ctypes
 import json
+import os
+import signal
 import sys
 from typing import Any
+
+if __name__ == "__main__" and sys.platform == "linux":
+    # Before the imports, which take seconds: nobody would stop them if the parent were killed.
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if str(os.getppid()) != sys.argv[1]:
+        sys.exit(1)
 
 import torch
 import transformers
@@ -45,7 +55,9 @@ def main(folder: str, reference: str, kind: str) -> None:
     auto = (
         transformers.AutoModelForMaskedLM if kind == "masked" else transformers.AutoModelForCausalLM
     )
-    model: Any = auto.from_pretrained(folder, dtype="float32").eval()
+    model: Any = auto.from_pretrained(
+        folder, dtype="float32", trust_remote_code=False, local_files_only=True
+    ).eval()
     expected = load_file(reference)
     buffers = rotary_buffers(model)
     errors = [
@@ -55,7 +67,7 @@ def main(folder: str, reference: str, kind: str) -> None:
     ]
     tokens, wanted = expected["tokens"], expected["logits"]
     result = {
-        "inv_freq_error": max(errors, default=0.0),
+        "inv_freq_error": float(torch.tensor([0.0, *errors]).max()),  # max() would drop a NaN
         "logits_error": float((model(tokens).logits - wanted).abs().max()),
         "decode_error": 0.0,
         "generated": 0,

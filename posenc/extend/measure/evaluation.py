@@ -74,7 +74,7 @@ def _pooled(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
     return sum(e.mean * e.tokens for e in kept) / tokens
 
 
-def bucket_edges(trained: int, target: int) -> tuple[int, ...]:
+def position_edges(trained: int, target: int) -> tuple[int, ...]:
     """Quarter, half and whole of the trained length, then 1.5, 2, 3, 4, 6, 8 ... times it, up to
     the target."""
     edges = [0, trained // 4, trained // 2, trained]
@@ -85,7 +85,7 @@ def bucket_edges(trained: int, target: int) -> tuple[int, ...]:
     return tuple(sorted({e for e in edges if e < target} | {target}))
 
 
-def evaluate(
+def measure_reader(
     reader: Reader,
     windows: Windows,
     trained: int,
@@ -110,7 +110,7 @@ def evaluate(
     """
     began = time.perf_counter()
     length = windows.tokens.shape[1]
-    edges = bucket_edges(trained, length)
+    edges = position_edges(trained, length)
     losses = []
     for part in windows.tokens.split(max(1, len(windows) // 8)):
         losses.append(reader.all_losses(part).numpy())
@@ -131,7 +131,7 @@ def evaluate(
         )
         by_context[context] = estimate(read[:, -targets:], documents[half, -targets:])
         progress("loss by context", (i + 1) / len(contexts))
-    grid = passkey.measure(reader, windows, progress) if passkey is not None else {}
+    grid = passkey.shares(reader, windows, progress) if passkey is not None else {}
     shown = windows.tokens[:1, : reader.limit]
     whole = reader.whole or reader.mask_token is not None
     curve = attention_entropy(reader.model, shown, whole=whole) if entropy else None

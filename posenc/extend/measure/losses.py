@@ -17,13 +17,17 @@ ROWS_BUDGET = 4096
 """Tokens read in one batch, or one window where it is longer."""
 
 
+class NotFinite(ValueError):
+    """The model gave a loss that is no number: nothing that follows would mean anything."""
+
+
 @dataclass(frozen=True)
 class Reader:
     """How a model's losses are read: next tokens, or masked ones.
 
-    whole: never in pieces through the cache. limit: the model cannot read more tokens than these.
-    window: every token beyond these many is read with only the last of them before it, from
-    three quarters to all.
+    whole: never in pieces through the cache. limit: the most tokens the model can read. window:
+    further on, each token is read with only the last tokens before it, from three quarters of
+    `window` to all of it.
     """
 
     model: Any
@@ -33,7 +37,7 @@ class Reader:
     window: int | None = None
 
     def losses(self, tokens: Tensor) -> Tensor:
-        """(batch, length), NaN where a token is not predicted."""
+        """(batch, length), NaN where a token is not predicted. Raises: NotFinite."""
         length = tokens.shape[1]
         if self.limit is not None and length > self.limit:
             read = self._losses(tokens[:, : self.limit])
@@ -59,7 +63,7 @@ class Reader:
     def _losses(self, tokens: Tensor) -> Tensor:
         if self.mask_token is not None:
             return masked_token_losses(self.model, tokens, self.mask_token)
-        losses = next_token_losses(self.model, tokens, whole=self.whole)
+        losses = _finite(next_token_losses(self.model, tokens, whole=self.whole))
         return torch.cat([torch.full_like(losses[:, :1], torch.nan), losses], dim=1)
 
 
@@ -95,8 +99,15 @@ def masked_token_losses(
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.rand(tokens.shape, generator=generator) < share
     logits = model(tokens.masked_fill(hidden, mask_token)).logits
-    losses = F.cross_entropy(logits.float().mT, tokens, reduction="none")
+    losses = _finite(F.cross_entropy(logits.float().mT, tokens, reduction="none"))
     return losses.masked_fill(~hidden, torch.nan)
+
+
+def _finite(losses: Tensor) -> Tensor:
+    wrong = int((~losses.isfinite()).sum())
+    if wrong:
+        raise NotFinite(f"{wrong} of {losses.numel()} losses are NaN or infinite")
+    return losses
 
 
 @torch.inference_mode()

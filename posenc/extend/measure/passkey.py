@@ -27,7 +27,7 @@ class PasskeyGrid:
     key_tokens: int = 6
     marker_tokens: int = 4
 
-    def measure(
+    def shares(
         self, reader: Reader, windows: Windows, progress: Callable[[str, float], None]
     ) -> dict[tuple[int, float], float]:
         """Share of key tokens right, by (length, depth)."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from posenc.hf.text import Windows, encode_until, pack
+from posenc.hf.text import Windows, encode_until, pack_windows
 
 STRETCHES = 16
 """Fewer documents than these are cut: both halves need some, and intervals resample them."""
@@ -28,14 +28,14 @@ def halves(documents: Sequence[str], length: int) -> tuple[list[str], list[str]]
     return _mixed(parts[:middle]), _mixed(parts[middle:])
 
 
-def sample(
+def sample_windows(
     encode: Callable[[str], list[int]], documents: Sequence[str], length: int, count: int
 ) -> Windows:
     """Up to `count` windows of `length` tokens; no more documents are read than they need.
 
     Raises: ValueError where there is not enough text for one.
     """
-    return pack(encode_until(encode, documents, length * count), length, count)
+    return pack_windows(encode_until(encode, documents, length * count), length, count)
 
 
 def _mixed(documents: list[str]) -> list[str]:

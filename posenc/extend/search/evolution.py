@@ -3,11 +3,8 @@ temperature."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from posenc.extend.measure.losses import Reader
-from posenc.extend.methods import METHODS, stretch
+from posenc.extend.restart import identity, read_sealed, write_sealed
 from posenc.extend.search.genome import Genome, monotone
 from posenc.extend.search.probe import SHORT_WEIGHT, Probe, Tried
+from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.rope_config import EXTENDED_LAYERS, RopeSetting
 from posenc.hf.text import Windows
 from posenc.queries_keys import rope_scaling as rs
-from posenc.report.atomic import write_atomically
 
 PARENTS = 6
 CHILDREN = 8
@@ -48,7 +45,7 @@ class Found:
 
 
 class Search:
-    """Evolve frequency factors for one checkpoint; resumes from `state` where the file exists.
+    """Evolve frequency factors for one checkpoint; goes on from `state` where the file exists.
 
     Children lie between or a little beyond two parents, with a band of neighbouring pairs and the
     temperature multiplied by log-normal noise, made monotone again. The best few are compared once
@@ -58,8 +55,9 @@ class Search:
         reader: the model; settings: its rotation before.
         windows: a third is held out for the last comparison.
         trained: the trained length in tokens.
-        state: file that keeps every genome tried; None: nothing is kept.
+        state: file that keeps the score of every genome; None: nothing is kept.
 
+    Raises: ValueError where the file belongs to a search for something else.
     Source: Ding et al. 2024, arXiv:2402.13753, section 3.2 (evolution, monotone factors, seeds from
     other methods).
     """
@@ -77,39 +75,33 @@ class Search:
         held = len(windows) // 3
         self.windows = windows.take(len(windows) - held)
         rest = Windows(windows.tokens[-held:], windows.documents[-held:]) if held else self.windows
+        self.known: dict[str, Tried] = {}
+        if state is not None:
+            self.identity = identity(
+                reader.model, windows, settings=settings, trained=trained,
+                mask_token=reader.mask_token, scoring=(SHORT_WEIGHT, MARGIN, SEEDS, BANDED),
+            )  # fmt: skip
+            self._recall(state)
         self.probe = Probe(reader, settings, self.windows, trained)
         self.check = Probe(reader, settings, rest, trained)
         self.tried: dict[str, Tried] = {}
-        self.spent = 0.0
-        if state is not None and state.exists():
-            kept = json.loads(state.read_text(encoding="utf-8"))
-            if kept["searched"] != self._fingerprint():
-                raise ValueError(
-                    f"{state} holds a search for another model, text or length; remove it or give "
-                    "another --state."
-                )
-            self.spent = kept["seconds"]
-            for factors, temperature, score, first in kept["tried"]:
-                genome = Genome(tuple(factors), temperature)
-                score = math.inf if score is None else score
-                self.tried[genome.key] = Tried(genome, score, first)
 
-    def run(self, seconds: float, progress: Callable[[str, float], None]) -> Found:
-        """Search for so many seconds, those before a restart included; every candidate tried is
-        kept in the state file."""
-        began = time.perf_counter() - self.spent
-        generation = 0
-        for genomes in itertools.chain([self._seeds()], map(self._children, itertools.count())):
-            for genome in genomes:
-                self.spent = time.perf_counter() - began
+    def evolve(self, tries: int, progress: Callable[[str, float], None]) -> Found:
+        """Try this many sets of frequencies, the seeds first, and at least those.
+
+        Each follows from the scores before it. A restart takes the same way with the scores that
+        are kept, and ends where an uninterrupted search does.
+        """
+        self.tried.clear()
+        for generation in itertools.count():
+            for genome in self._children(generation) if generation else self._seeds():
                 # The seeds are always tried: they are what a search has to beat.
-                if generation and self.spent > seconds:
+                if generation and len(self.tried) >= tries:
                     return self._choose()
-                self._score(genome)
+                self._try(genome)
                 best = self._best(1)[0].score
                 told = f"search, {len(self.tried)} tried, best {best:.3f}"
-                progress(told, min(1.0, self.spent / max(seconds, 1e-9)))
-            generation += 1
+                progress(told, min(1.0, len(self.tried) / max(1, tries)))
         raise AssertionError("generations never end")
 
     def _choose(self) -> Found:
@@ -145,6 +137,8 @@ class Search:
     def _children(self, generation: int) -> list[Genome]:
         rng = np.random.default_rng((len(self.tried), generation))
         parents = [tried.genome for tried in self._best(PARENTS) if tried.score < math.inf]
+        if not parents:
+            raise ValueError("no set of frequencies that was tried gives finite losses")
         children = []
         for _ in range(CHILDREN):
             mother, father = (parents[i] for i in rng.choice(len(parents), 2))
@@ -156,29 +150,36 @@ class Search:
             children.append(Genome(monotone(factors), float(temperature)))
         return children
 
-    def _score(self, genome: Genome) -> None:
+    def _try(self, genome: Genome) -> None:
         if genome.key in self.tried:
             return
         # All read the same windows, so that a part of them compares fairly.
         best = self._best(PARENTS)
         bar = max(tried.first for tried in best) + MARGIN if len(best) == PARENTS else math.inf
-        self.tried[genome.key] = self.probe.score(genome, bar)
+        if genome.key not in self.known:
+            self.known[genome.key] = self.probe.score(genome, bar)
+            self._remember()
+        self.tried[genome.key] = self.known[genome.key]
+
+    def _remember(self) -> None:
         if self.state is not None:
             rows = [
-                [list(t.genome.factors), t.genome.temperature,
-                 None if t.score == math.inf else t.score, t.first]
-                for t in self.tried.values()
-            ]  # fmt: skip
-            self.state.parent.mkdir(parents=True, exist_ok=True)
-            kept = {"searched": self._fingerprint(), "seconds": self.spent, "tried": rows}
-            write_atomically(self.state, json.dumps(kept))
+                [list(t.genome.factors), t.genome.temperature, _json(t.score), _json(t.first)]
+                for t in self.known.values()
+            ]
+            write_sealed(self.state, self.identity, {"tried": rows})
 
-    def _fingerprint(self) -> str:
-        """Scores hold for these frequencies, these tokens, and these losses before."""
-        digest = hashlib.sha256(self.windows.tokens.numpy().tobytes())
-        before = round(float(np.nanmean(self.probe.reference)), 4)
-        digest.update(repr((self.settings, self.probe.trained, SHORT_WEIGHT, before)).encode())
-        return digest.hexdigest()[:16]
+    def _recall(self, state: Path) -> None:
+        kept = read_sealed(state, self.identity) or {"tried": []}
+        for factors, temperature, *scores in kept["tried"]:
+            genome = Genome(tuple(factors), temperature)
+            score, first = (math.inf if s is None else s for s in scores)
+            self.known[genome.key] = Tried(genome, score, first)
+
+
+def _json(score: float) -> float | None:
+    """JSON has no infinity."""
+    return None if score == math.inf else score
 
 
 def _bands(turns: Sequence[float]) -> list[np.ndarray]:

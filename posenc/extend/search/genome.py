@@ -37,9 +37,10 @@ def monotone(factors: Sequence[float] | np.ndarray) -> tuple[float, ...]:
 def apply_genome(
     settings: tuple[RopeSetting, ...], genome: Genome, target: int
 ) -> tuple[RopeSetting, ...]:
-    """The settings with the searched frequencies in every layer that looks beyond a window."""
+    """The settings with the searched frequencies in every layer that looks beyond a window. A
+    genome's factors count from the frequencies of rope_theta, so they hold any compression."""
     return tuple(
-        replace(s, scaling=genome.scaling(s, target / s.original_length))
+        replace(s, scaling=genome.scaling(s, target / s.original_length), compression=1.0)
         if s.layer_type is None or s.layer_type in EXTENDED_LAYERS
         else s
         for s in settings

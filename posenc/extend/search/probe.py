@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from posenc.extend.measure.evaluation import bucket_edges
-from posenc.extend.measure.losses import Reader
+from posenc.extend.measure.evaluation import position_edges
+from posenc.extend.measure.losses import NotFinite, Reader
 from posenc.extend.search.genome import Genome, apply_genome
 from posenc.hf.apply import applied
 from posenc.hf.rope_config import RopeSetting
 from posenc.hf.text import Windows
 
 SHORT_WEIGHT = 1.75
-"""A nat lost where the model could read counts as so many of those it still lacks beyond."""
+"""What a nat lost within the trained length counts in nats beyond it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Probe:
         self, reader: Reader, settings: tuple[RopeSetting, ...], windows: Windows, trained: int
     ) -> None:
         self.reader, self.settings, self.windows = reader, settings, windows
-        self.edges = bucket_edges(trained, windows.tokens.shape[1])
+        self.edges = position_edges(trained, windows.tokens.shape[1])
         self.trained = trained
         # Masked tokens are not the same ones in windows of another length: there, plain losses.
         sliding = replace(reader, window=trained)
@@ -51,8 +51,15 @@ class Probe:
         """The larger of two: the worst bucket beyond the trained length, and what is lost within it
         times SHORT_WEIGHT; and a quarter of their sum, so that the smaller counts too. In nats.
 
-        A genome that a third of the windows puts above `bar` is given up.
+        A genome that the first third of the windows puts above `bar`, or whose losses are not
+        finite, is given up.
         """
+        try:
+            return self._score(genome, bar)
+        except NotFinite:
+            return Tried(genome, math.inf, math.inf)
+
+    def _score(self, genome: Genome, bar: float) -> Tried:
         tokens = self.windows.tokens
         first = -(-len(tokens) // 3)
         with applied(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def by_distance(model: Any, length: int) -> Tensor | None:
+def alibi_by_distance(model: Any, length: int) -> Tensor | None:
     """The bias in logits, (heads, length), against the key at the query's own position; None for
     a model without one.
 

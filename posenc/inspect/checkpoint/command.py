@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 from posenc.inspect.checkpoint import words as rows
-from posenc.inspect.checkpoint.sheet import Request, Sheet, measure
+from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
 from posenc.report.progress import tell
 
 
-def run(request: Request, as_json: bool, out: Path | None, command: str) -> None:
+def inspect_checkpoint(request: Request, as_json: bool, out: Path | None, command: str) -> None:
     """Print what was measured, and write the page."""
-    sheet = measure(request, tell)
+    sheet = measure_checkpoint(request, tell)
     tell("")
     if as_json:
         print(json.dumps(sheet.to_json(), indent=1, ensure_ascii=False))
@@ -21,10 +21,10 @@ def run(request: Request, as_json: bool, out: Path | None, command: str) -> None
         _print(sheet)
     path = out or (None if as_json else Path("runs/inspect.html"))
     if path is not None:
-        from posenc.inspect.checkpoint.page import write_page
+        from posenc.inspect.checkpoint.page import write_checkpoint_page
 
         tell("drawing")
-        write_page(sheet, path, request.layers, command)
+        write_checkpoint_page(sheet, path, request.layers, command)
         tell("")
         sys.stderr.write(f"{path}\n")
 
@@ -37,7 +37,7 @@ def _print(sheet: Sheet) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=140)
     facts = Table("", str(sheet.folder))
-    for lines in (rows.structure(sheet), rows.positions(sheet.positions)):
+    for lines in (rows.structure_lines(sheet), rows.positions_lines(sheet.positions)):
         for label, value in lines.items():
             facts.add_row(escape(label), escape(value))
     console.print(facts)
@@ -46,10 +46,10 @@ def _print(sheet: Sheet) -> None:
     console.print(
         f"{len(sheet.sentence)} tokens: {' | '.join(sheet.sentence.labels)}", markup=False
     )
-    tables = [("Mean distance of attention, tokens", *rows.distances(sheet))]
+    tables = [("Mean distance of attention, tokens", *rows.distances_lines(sheet))]
     if sheet.swap:
         words = " and ".join(sheet.swap.words)
-        tables.append((f"{words} exchanged: relative change", *rows.exchange(sheet.swap)))
+        tables.append((f"{words} exchanged: relative change", *rows.exchange_lines(sheet.swap)))
     for title, header, lines in tables:
         table = Table(*header, title=escape(title))
         for line in lines:

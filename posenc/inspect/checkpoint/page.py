@@ -21,7 +21,7 @@ MOST_CELLS = 2_000_000
 """Squares in all attention maps of a page, after which only some layers are drawn."""
 
 
-def write_page(sheet: Sheet, path: Path, layers: Sequence[int], command: str) -> None:
+def write_checkpoint_page(sheet: Sheet, path: Path, layers: Sequence[int], command: str) -> None:
     """Write the page; `layers` chooses whose attention is drawn, empty for all that fit."""
     built = sheet.structure
     page = Page(
@@ -29,16 +29,18 @@ def write_page(sheet: Sheet, path: Path, layers: Sequence[int], command: str) ->
         f"{sheet.folder.resolve().name}: {built.model_type}, {built.layers} layers of "
         f"{built.heads} heads. Everything here is measured.",
     )
-    page.section("Structure", Facts(rows.structure(sheet)))
+    page.section("Structure", Facts(rows.structure_lines(sheet)))
     page.section(
-        "Where its positions live", Facts(rows.positions(sheet.positions)), *position_plots(sheet)
+        "Where its positions live",
+        Facts(rows.positions_lines(sheet.positions)),
+        *position_plots(sheet),
     )
     page.section(
         "What it reads",
         *([sheet.reason] if sheet.reason else []),
         Facts({"text": sheet.sentence.text, "tokens": " | ".join(sheet.sentence.labels)}),
     )
-    header, lines = rows.distances(sheet)
+    header, lines = rows.distances_lines(sheet)
     page.section(
         "How far attention looks",
         Rows(header, lines, "Mean distance of attention in tokens, over all queries of the text."),
@@ -46,7 +48,7 @@ def write_page(sheet: Sheet, path: Path, layers: Sequence[int], command: str) ->
     )
     page.section("Attention", *attention_plots(sheet, layers))
     if sheet.swap:
-        header, lines = rows.exchange(sheet.swap)
+        header, lines = rows.exchange_lines(sheet.swap)
         page.section(
             f"{sheet.swap.words[0]} and {sheet.swap.words[1]} exchanged",
             "The tokens of two words change places; no other token is touched. States are compared "

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.hf import rope_config, tables
+from posenc.hf import tables
+from posenc.hf.loading import Checkpoint
+from posenc.hf.rope_config import RopeSetting, head_size
 from posenc.inspect.checkpoint import alibi
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")
@@ -121,9 +123,10 @@ Kind = Rotation | Table | Bias | Disentangled
 
 
 @torch.no_grad()
-def find(model: Any) -> list[Kind]:
+def find_positions(checkpoint: Checkpoint) -> list[Kind]:
     """All that the model knows position by, empty where nothing known was found."""
-    found: list[Kind] = [_rotation(setting, model) for setting in rope_config.read(model.config)]
+    model = checkpoint.model
+    found: list[Kind] = [_rotation(setting, model) for setting in checkpoint.rotary]
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in TABLE_NAMES and isinstance(module, nn.Embedding):
             found.append(_table(name, module, model))
@@ -132,7 +135,7 @@ def find(model: Any) -> list[Kind]:
     config = model.config
     if config.model_type in FIXED_ROTATIONS:
         found.append(_rotation(_fixed(config), model))
-    values = alibi.by_distance(model, SHOWN_DISTANCE + 1)
+    values = alibi.alibi_by_distance(model, SHOWN_DISTANCE + 1)
     if values is not None:
         found.append(_alibi(values))
     if getattr(config, "relative_attention", False):
@@ -145,24 +148,22 @@ def find(model: Any) -> list[Kind]:
     return found
 
 
-def _fixed(config: Any) -> rope_config.RopeSetting:
+def _fixed(config: Any) -> RopeSetting:
     """The rotation of the families whose config has no word for it."""
     rotary_dim = config.rotary_dim or config.hidden_size // config.num_attention_heads
-    return rope_config.RopeSetting(None, 10000.0, rotary_dim, None, config.max_position_embeddings)
+    return RopeSetting(None, 10000.0, rotary_dim, None, config.max_position_embeddings)
 
 
-def _rotation(setting: rope_config.RopeSetting, model: Any) -> Rotation:
+def _rotation(setting: RopeSetting, model: Any) -> Rotation:
     config = model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     longest = config.max_position_embeddings
     plain = replace(setting, scaling=None)
-    scaling = setting.scaling
     return Rotation(
         layers="all layers" if setting.layer_type is None else f"{setting.layer_type} layers",
         rope_theta=setting.rope_theta,
         rotary_dim=setting.rotary_dim,
-        head_dim=head_dim,
-        scaling="none" if scaling is None else type(scaling).__name__,
+        head_dim=head_size(config),
+        scaling=setting.scaling_name,
         trained=setting.original_length,
         longest=longest,
         wavelengths=_waves(setting.frequencies(longest).inv_freq),

@@ -44,7 +44,7 @@ def mean_distance(weights: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def run(model: Any, ids: Sequence[int]) -> Reading:
+def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
     """Read one sentence. Raises: ValueError where the model shows no attention."""
     tokens = torch.tensor([ids])
     inputs: dict[str, Any] = {"input_ids": tokens}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from posenc.hf.text import load_tokenizer, reading, token_ids
+from posenc.hf.text import load_tokenizer, text_kind, token_ids
 
 Span = tuple[int, int]
 """Characters from, up to; equal for a token that stands for no text."""
@@ -50,7 +50,7 @@ class Sentence:
         return held[0], held[-1] + 1
 
 
-def read(
+def tokenize_sentence(
     folder: Path, vocab_size: int, text: str, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Sentence:
     """The sentence in tokens, with the marks around it that the tokenizer adds.
@@ -59,7 +59,7 @@ def read(
     """
     if not text.strip():
         raise ValueError("--text is empty: give a sentence.")
-    kind = reading(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
+    kind = text_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
     if kind == "ids":
         ids = token_ids(text, vocab_size)
         return _sentence(text, ids, _word_spans(text), {})

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from posenc.hf.loading import Checkpoint, load, trained_length
-from posenc.hf.text import reading
+from posenc.hf.loading import Checkpoint, load_checkpoint
+from posenc.hf.text import text_kind
 from posenc.inspect.checkpoint import positions, structure
 from posenc.inspect.checkpoint import reading as readings
 from posenc.inspect.checkpoint.positions import Disentangled, Kind
 from posenc.inspect.checkpoint.reading import Reading
-from posenc.inspect.checkpoint.sentence import Sentence, read
+from posenc.inspect.checkpoint.sentence import Sentence, tokenize_sentence
 from posenc.inspect.checkpoint.structure import Structure
-from posenc.inspect.checkpoint.swap import Swap, swap
+from posenc.inspect.checkpoint.swap import Swap, swap_words
 
 DEFAULT_TEXT = "The company bought its rival."
 DEFAULT_WORDS = ("company", "rival")
@@ -79,36 +79,36 @@ class Sheet:
         }
 
 
-def measure(request: Request, tell: Callable[[str], None] = lambda step: None) -> Sheet:
+def measure_checkpoint(request: Request, tell: Callable[[str], None] = lambda step: None) -> Sheet:
     """Load the folder, read the sentence, exchange the words.
 
     Raises: ValueError for a folder that cannot be loaded, or a text that does not fit it.
     """
     tell(f"loading {request.folder}")
     # eager: the one that shows its weights
-    checkpoint = load(request.folder, encoder_decoder=True, attention="eager")
+    checkpoint = load_checkpoint(request.folder, encoder_decoder=True, attention="eager")
     model = checkpoint.model
     text, words, reason = _text(request, checkpoint)
     vocabulary = model.config.vocab_size
-    sentence = read(
+    sentence = tokenize_sentence(
         request.folder, vocabulary, text, as_bytes=request.as_bytes, as_ids=request.as_ids
     )
-    longest = _longest(checkpoint)
+    longest = checkpoint.max_positions
     _check_length(sentence, longest, request.folder)
     if words:
         _ = [sentence.tokens_of(word) for word in words]  # before the model runs
-    built = structure.of(model)
+    built = structure.measure_structure(model)
     _check_layers(request.layers, built)
     tell("reading the text")
-    kinds = positions.find(model)
+    kinds = positions.find_positions(checkpoint)
     with readings.listening(model) as heard:
-        result = readings.run(model, sentence.ids)
+        result = readings.read_sentence(model, sentence.ids)
     kinds = [k.seen(heard[0]) if isinstance(k, Disentangled) and heard else k for k in kinds]
     exchanged = None
     if words:
         tell("exchanging two words")
         with torch.inference_mode():
-            exchanged = swap(model, sentence, words, checkpoint.masked)
+            exchanged = swap_words(model, sentence, words, checkpoint.masked)
     return Sheet(
         request.folder,
         built,
@@ -126,20 +126,13 @@ def _text(request: Request, checkpoint: Checkpoint) -> tuple[str, tuple[str, str
     if request.text is not None:
         return request.text, request.words, ""
     vocabulary = checkpoint.config.vocab_size
-    kind = reading(request.folder, vocabulary, as_bytes=request.as_bytes, as_ids=request.as_ids)
+    kind = text_kind(request.folder, vocabulary, as_bytes=request.as_bytes, as_ids=request.as_ids)
     if kind == "ids":
         count = min(DEFAULT_IDS, vocabulary)
         ids = [str(i * vocabulary // count) for i in range(count)]
         words = request.words or (ids[count // 3], ids[2 * count // 3])
         return " ".join(ids), words, "No --text was given: token ids spread over the vocabulary."
     return DEFAULT_TEXT, request.words or DEFAULT_WORDS, DEFAULT_REASON
-
-
-def _longest(checkpoint: Checkpoint) -> int | None:
-    try:
-        return trained_length(checkpoint.config)
-    except ValueError:
-        return None
 
 
 def _check_length(sentence: Sentence, longest: int | None, folder: Path) -> None:

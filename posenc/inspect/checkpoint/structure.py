@@ -39,7 +39,7 @@ class Structure:
         return sum(self.parts.values())
 
 
-def of(model: Any) -> Structure:
+def measure_structure(model: Any) -> Structure:
     """The structure of a loaded transformers model."""
     config = model.config
     heads, width = config.num_attention_heads, config.hidden_size

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.inspect.checkpoint.reading import Reading, run
+from posenc.inspect.checkpoint.reading import Reading, read_sentence
 from posenc.inspect.checkpoint.removal import without_positions
 from posenc.inspect.checkpoint.sentence import Sentence, Span
 
@@ -92,7 +92,7 @@ class Swap:
         return said
 
 
-def exchange(length: int, a: Span, b: Span) -> list[int]:
+def exchanged_order(length: int, a: Span, b: Span) -> list[int]:
     """Places of the old tokens after two spans have changed places.
 
     Raises: ValueError where the spans overlap.
@@ -107,17 +107,19 @@ def exchange(length: int, a: Span, b: Span) -> list[int]:
     ]  # fmt: skip
 
 
-def swap(model: Any, sentence: Sentence, words: tuple[str, str], masked: bool) -> Swap:
+def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: bool) -> Swap:
     """Run the sentence with two words exchanged, token for token, so that nothing but the order
     changes. Raises: ValueError where the sentence has no such words."""
     spans = [sentence.tokens_of(word) for word in words]
-    order = exchange(len(sentence), *spans)
+    order = exchanged_order(len(sentence), *spans)
     ids = [sentence.ids[i] for i in order]
     first, last = min(a for a, _ in spans), max(b for _, b in spans)
 
     def change() -> tuple[Change, Reading]:
-        before = run(model, sentence.ids)
-        return _change(before, run(model, ids), order, (first, last), sentence, masked), before
+        before = read_sentence(model, sentence.ids)
+        return _change(
+            before, read_sentence(model, ids), order, (first, last), sentence, masked
+        ), before
 
     with_positions, before = change()
     with without_positions(model) as removed:

@@ -13,7 +13,7 @@ from posenc.inspect.encoding.words import ranges
 Lines = dict[str, str]
 
 
-def structure(sheet: Sheet) -> Lines:
+def structure_lines(sheet: Sheet) -> Lines:
     """Sizes, and parameters by part."""
     built = sheet.structure
     stacks = f"{built.layers}"
@@ -43,7 +43,7 @@ def parts(built: Structure) -> Lines:
     return shown
 
 
-def positions(kinds: Sequence[Kind]) -> Lines:
+def positions_lines(kinds: Sequence[Kind]) -> Lines:
     """Where positions live, with what settings."""
     if not kinds:
         return {"positions": "nothing that posenc knows; an exchange of words shows what they do"}
@@ -84,7 +84,7 @@ def _rotation(kind: Rotation) -> Lines:
     }
 
 
-def distances(sheet: Sheet) -> tuple[list[str], list[list[str]]]:
+def distances_lines(sheet: Sheet) -> tuple[list[str], list[list[str]]]:
     """Header and rows: by layer, the nearest and the farthest head."""
     header = ["layer", "mean", "nearest head", "farthest head"]
     found = []
@@ -98,7 +98,7 @@ def distances(sheet: Sheet) -> tuple[list[str], list[list[str]]]:
     return header, found
 
 
-def exchange(swap: Swap) -> tuple[list[str], list[list[str]]]:
+def exchange_lines(swap: Swap) -> tuple[list[str], list[list[str]]]:
     """Header and rows: what the exchange changes, with positions and without."""
     settings = {"with positions": swap.with_positions, "without": swap.without}
     changes = {name: change for name, change in settings.items() if change is not None}

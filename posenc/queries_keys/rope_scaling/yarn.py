@@ -35,6 +35,7 @@ class YaRN(Scaling):
     mscale, mscale_all_dim: DeepSeek's pair; its second half returns squared in the scale of all
     logits (`logit_scale`), rotated or not. Hugging Face's Llama leaves that square out, and ignores
     one of the two without the other: give attention_factor for its checkpoints.
+    extrapolation_factor: how much of the fast pairs' own frequency is kept, from 0 to 1.
     truncate: round the ends of the ramp to whole pairs (False: gpt-oss).
 
     Raises: ValueError where numbers make no ramp, or attention_factor meets mscale.
@@ -50,6 +51,7 @@ class YaRN(Scaling):
     attention_factor: float | None = None
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
+    extrapolation_factor: float = 1.0
     source: ClassVar[str] = "Peng et al. 2023, arXiv:2309.00071, section 3"
 
     def __post_init__(self) -> None:
@@ -59,6 +61,8 @@ class YaRN(Scaling):
         got = f"{self.beta_fast} and {self.beta_slow}"
         require(self, self.beta_fast >= self.beta_slow > 0, expected, got)
         require_temperature(self, self.attention_factor)
+        share = self.extrapolation_factor
+        require(self, 0 <= share <= 1, "extrapolation_factor must be between 0 and 1", share)
         require(
             self,
             self.attention_factor is None or (self.mscale, self.mscale_all_dim) == (1.0, 0.0),
@@ -77,7 +81,8 @@ class YaRN(Scaling):
             self.original_max_positions, self.truncate,
         )  # fmt: skip
         inv_freq = inverse_frequencies(rotary_dim, rope_theta)
-        kept = [1 - ramp for ramp in ramp(low, high, len(inv_freq))]
+        most = Decimal(self.extrapolation_factor)
+        kept = [(1 - share) * most for share in ramp(low, high, len(inv_freq))]
         temperature = self.attention_factor
         if temperature is None:
             temperature = yarn_temperature(self.factor, self.mscale)

@@ -24,6 +24,10 @@ TILE = 128
 _FUNCTIONS = {torch.float32: "rotate_f32", torch.bfloat16: "rotate_bf16"}
 
 
+def _library() -> Any:
+    return native.load("rope", tuple(_FUNCTIONS.values()))
+
+
 class _Shape(ctypes.Structure):
     """`Shape` of rope.c."""
 
@@ -42,7 +46,7 @@ def takes(xs: Sequence[Tensor], cos: Tensor) -> bool:
         sum(x.numel() for x in xs) >= PAYS_FROM
         and cos.dtype == torch.float32
         and all(x.device.type == "cpu" and x.dtype in _FUNCTIONS and x.stride(-1) == 1 for x in xs)
-        and native.load("rope") is not None
+        and _library() is not None
     )
 
 
@@ -53,7 +57,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     cos and sin are (1, len, pairs) or (batch, 1, len, pairs), float32. x is float32 or bfloat16,
     its channels side by side, its other strides free. Computed in float32, rounded once.
     """
-    library = native.load("rope")
+    library = _library()
     assert library is not None, "ask takes() first"
     cos, sin, out = cos.contiguous(), sin.contiguous(), torch.empty_like(x)
     if out.stride(-1) != 1:

@@ -8,19 +8,29 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_SYSTEM = (0, 65534)
+"""Owners of folders above ours: root, and "nobody" as containers show it."""
 
 
 @functools.cache
-def load(name: str) -> ctypes.CDLL | None:
-    """`name`.c as a loaded library; None where it cannot be built or the user set POSENC_NATIVE=0.
+def load(name: str, symbols: tuple[str, ...]) -> ctypes.CDLL | None:
+    """`name`.c as a loaded library with these functions; None where it cannot be had, or the user
+    set POSENC_NATIVE=0.
 
     The first call on a machine compiles for about half a second; later ones, in any process, load
-    what lies in the cache folder ($XDG_CACHE_HOME/posenc, else ~/.cache/posenc).
+    what lies in the cache folder ($XDG_CACHE_HOME/posenc, else ~/.cache/posenc). Only a library
+    that belongs to this user, that nobody else can write, and whose content is what the compiler
+    made is loaded. A damaged one is built again; in a folder that others can write in nothing is
+    loaded, and a warning says so.
     """
     compiler = next(
         filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None
@@ -29,23 +39,97 @@ def load(name: str) -> ctypes.CDLL | None:
         return None
     source = Path(__file__).with_name(f"{name}.c")
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "posenc"
-        library = folder / f"{name}-{_fingerprint(source, compiler)}.so"
-        if not library.exists():
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _compile(compiler, source, library)
-        return ctypes.CDLL(str(library))
+        folder = _cache_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if problem := _untrusted(folder):
+            warnings.warn(
+                f"posenc: the compiled kernel is not used: {problem}. Give the folder to yourself "
+                "alone (chmod 700), or name another with XDG_CACHE_HOME.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+        stem = f"{name}-{_fingerprint(source, compiler)}"
+        for library in _intact(folder, stem):
+            if loaded := _with_symbols(library, symbols):
+                return loaded
+        return _with_symbols(_compile(compiler, source, folder, stem), symbols)
     except (OSError, RuntimeError, subprocess.SubprocessError):
         return None  # no home, a full disk, a broken compiler: this costs speed, never a result
 
 
-def _compile(compiler: str, source: Path, library: Path) -> None:
-    """Written beside and moved, so that no other process loads half a file."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        made = Path(folder) / library.name
+def _cache_folder() -> Path:
+    """The XDG rules: a relative path is invalid and ignored."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / "posenc"
+
+
+def _untrusted(folder: Path) -> str | None:
+    """Why another user could have put something into the folder, or None. Who can rename a folder
+    above it can exchange it, so those count too."""
+    if not hasattr(os, "geteuid"):
+        return None  # Windows keeps a profile's folders to its user
+    folder = folder.absolute()
+    if _writable_by_others(folder.stat(), _OTHERS_WRITE) or folder.stat().st_uid != os.geteuid():
+        return f"{folder} belongs to another user, or others can write in it"
+    resolved = folder.resolve()
+    for place in dict.fromkeys((folder, *folder.parents, *resolved.parents)):
+        found = place.lstat()
+        if found.st_uid not in (os.geteuid(), *_SYSTEM):
+            return f"{place} belongs to another user"
+        # In a folder like /tmp only the owner of a file can exchange it.
+        sticky = found.st_mode & stat.S_ISVTX
+        if not sticky and _writable_by_others(found, stat.S_IWOTH):
+            return f"everybody can write in {place}"
+    return None
+
+
+def _writable_by_others(found: os.stat_result, bits: int) -> bool:
+    return not stat.S_ISLNK(found.st_mode) and bool(found.st_mode & bits)
+
+
+def _intact(folder: Path, stem: str) -> Iterator[Path]:
+    """Libraries whose content is what their name says and that only this user can write; others
+    of this stem are deleted."""
+    for library in sorted(folder.glob(f"{stem}-*.so")):
+        found = library.lstat()
+        mine = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
+        sole = mine and stat.S_ISREG(found.st_mode) and not found.st_mode & _OTHERS_WRITE
+        if sole and library.name == _name(stem, library.read_bytes()):
+            yield library
+        else:
+            library.unlink(missing_ok=True)
+
+
+def _with_symbols(library: Path, symbols: tuple[str, ...]) -> ctypes.CDLL | None:
+    """The library, loaded; deleted where it cannot be or lacks a function."""
+    try:
+        loaded = ctypes.CDLL(str(library))
+    except OSError:
+        loaded = None
+    if loaded is not None and all(hasattr(loaded, symbol) for symbol in symbols):
+        return loaded
+    library.unlink(missing_ok=True)
+    return None
+
+
+def _compile(compiler: str, source: Path, folder: Path, stem: str) -> Path:
+    """Build beside, write to disk, and move: no process and no crash leaves half a file there."""
+    with tempfile.TemporaryDirectory(dir=folder) as beside:
+        made = Path(beside) / f"{stem}.so"
         command = [compiler, *FLAGS, "-o", str(made), str(source)]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
+        made.chmod(0o700)
+        with made.open("rb+") as file:
+            content = file.read()
+            os.fsync(file.fileno())
+        library = folder / _name(stem, content)
         made.replace(library)
+    return library
+
+
+def _name(stem: str, content: bytes) -> str:
+    return f"{stem}-{hashlib.sha256(content).hexdigest()}.so"
 
 
 def _fingerprint(source: Path, compiler: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.numbers.precision import at_least_float32
+from posenc.numbers.tracking import has_tangent, transformed
 from posenc.queries_keys.rotation import kernel as rope
 
 CHUNK = 1 << 17
@@ -38,7 +39,8 @@ def rotate_together(
         torch.compiler.is_compiling()  # a compiler fuses plain operations by itself
         or (graded and (cos.requires_grad or sin.requires_grad))
         or any(type(x) is not Tensor for x in xs)
-        or torch._C._are_functorch_transforms_active()
+        or transformed()
+        or has_tangent(*xs, cos, sin)
     ):
         return [_plain(x, cos, sin, interleaved) for x in xs]
     if graded and any(x.requires_grad for x in xs):

@@ -77,14 +77,15 @@ def stretch(
 ) -> tuple[RopeSetting, ...]:
     """The settings with `method` applied to every layer that looks beyond a window.
 
-    A scaling that is already there is replaced, never stacked: the factor counts from the length
-    that the unscaled frequencies were trained at.
+    A scaling that names the length before it is replaced, never stacked: the factor counts from
+    that length. A linear scaling that the checkpoint was trained with stays underneath.
     """
     stretched = []
     for setting in settings:
         if setting.layer_type is None or setting.layer_type in EXTENDED_LAYERS:
-            setting = replace(
-                setting, scaling=method.scale(setting, target / setting.original_length)
-            )
+            # Without its compression, the same rotation was trained on a shorter text.
+            plain = replace(setting, original_length=setting.compressed_length, compression=1.0)
+            scaling = method.scale(plain, target / setting.original_length)
+            setting = replace(setting, scaling=scaling)
         stretched.append(setting)
     return tuple(stretched)

@@ -1,0 +1,109 @@
+"""What a comparison will take, and its refusal where the machine cannot give it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from posenc.compare.evaluate import HELD_OUT_BYTES
+from posenc.compare.results import Study
+from posenc.compare.splits import VOCABULARY
+from posenc.compare.train import shape_of
+from posenc.compare.trial import TrialConfig
+from posenc.models import DecoderConfig
+from posenc.registry import create
+from posenc.report import machine
+from posenc.report.bounds import check_memory, check_time
+from posenc.report.progress import clock
+
+FLOPS_PER_SECOND = {"bfloat16": 195_000_000_000, "float32": 75_000_000_000}
+"""What one core was seen to do on this kind of model."""
+START_SECONDS = 3
+"""What a trial's process takes to import torch."""
+BYTES_PER_PARAMETER = 16
+"""Weights, gradients and AdamW's two averages in float32."""
+BYTES_PER_TRIAL = 2000
+"""What a planned trial takes in this process."""
+
+
+def check_cost(
+    trial: TrialConfig, encodings: Sequence[str], seeds: int, workers: int, yes: bool
+) -> None:
+    """Refuse what certainly needs more memory than there is, and what is expected to take more
+    than a week where `yes` does not say that it is meant. Nothing is allocated.
+
+    Raises: ValueError, also where an encoding cannot be built for a model of these sizes.
+    """
+    count = seeds * len(encodings)
+    check_memory(
+        f"{count:,} trials", count * BYTES_PER_TRIAL, machine.memory_bytes(), "Take fewer --seeds."
+    )
+    # The model first: its sizes may be beyond what a tensor can have.
+    _check_model(trial, workers, 0)
+    _check_model(trial, workers, max(_own_parameters(trial, name) for name in encodings))
+    check_time(
+        f"{count:,} {'trial' if count == 1 else 'trials'} of {trial.steps:,} steps",
+        seconds_of(trial, count, workers),
+        yes,
+        "Take fewer --steps or --seeds or a smaller model, or add --yes to start all the same.",
+    )
+
+
+def seconds_of(trial: TrialConfig, count: int, workers: int) -> int:
+    """How long `count` trials like this one take on a CPU with free cores, about. Whole numbers
+    throughout, since a float cannot hold what a user can ask for."""
+
+    def flops(length: int) -> int:
+        attention = 4 * trial.layers * trial.width * length
+        return 2 * _parameters(trial) + attention
+
+    train = 3 * flops(trial.train_length) * trial.steps * trial.batch * trial.train_length
+    test = 2 * HELD_OUT_BYTES * sum(map(flops, trial.test_lengths))
+    seconds = (train + test) // FLOPS_PER_SECOND[trial.precision]
+    return (seconds + START_SECONDS) * count // workers
+
+
+def opening(study: Study, workers: int, folder: Path) -> str:
+    """What is about to run, on how much text, for how long, and where its results go."""
+    trial, text, names = study.trials[0], study.corpus, len(study.encodings)
+    parts = [
+        f"{len(study.trials)} trials (encodings: {names}, seeds: {len(study.trials) // names}) of "
+        f"{trial.steps} steps on {text.name}: {text.train_bytes:,} bytes to train on, "
+        f"{text.test_bytes:,} to test, split {text.split}"
+    ]
+    if trial.device == "cpu":
+        seconds = seconds_of(trial, len(study.trials), workers)
+        where = f"{workers} {'worker' if workers == 1 else 'workers'} in {trial.precision}"
+        parts.append(f"about {clock(seconds)} on {where} if the cores are free")
+    return "; ".join([*parts, f"results in {folder}"]) + "."
+
+
+def _parameters(trial: TrialConfig) -> int:
+    """Numbers in the model's matrices, without what the encoding learns."""
+    sizes = DecoderConfig(VOCABULARY, trial.width, trial.layers, trial.heads, trial.kv_heads)
+    layer = trial.width * (4 * trial.width + 3 * (sizes.ffn_dim or 0))
+    return trial.layers * layer + VOCABULARY * trial.width
+
+
+def _own_parameters(trial: TrialConfig, encoding: str) -> int:
+    """What one copy of the encoding learns."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in create(encoding, shape_of(trial)).parameters())
+
+
+def _check_model(trial: TrialConfig, workers: int, own: int) -> None:
+    parameters = _parameters(trial) + own
+    logits = 2 * 4 * VOCABULARY * trial.batch * trial.train_length  # float32, and gradients
+    each = BYTES_PER_PARAMETER * parameters + logits
+    available = machine.memory_bytes()
+    if trial.device == "cuda":
+        available = torch.cuda.mem_get_info()[1]
+    check_memory(
+        f"{workers} {'worker' if workers == 1 else 'workers'} at a model of {parameters:,} "
+        f"parameters and {trial.batch:,} windows of {trial.train_length:,} bytes a step",
+        workers * each,
+        available,
+        "Take a smaller --width, --layers, --train-length, --batch or --workers.",
+    )

@@ -1,0 +1,87 @@
+"""The options of `posenc compare`: name, type, range, default and help, each in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asks for. The command line is made from these fields, and a `TrialConfig` takes
+    over those of the same name."""
+
+    encodings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Names from `posenc list`.",
+            show_default=" ".join(DEFAULT_ENCODINGS),
+        ),
+    ] = None
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="File, folder or glob to train and test on, read as bytes; may be repeated.  ",
+            show_default="the source of Python's standard library",
+        ),
+    ] = None
+    train_length: Annotated[
+        int, typer.Option(min=2, help="Length of a training window, in bytes.")
+    ] = 128
+    test_lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Lengths of the test windows, in bytes, separated by commas; the training length "
+            "is always among them.",
+            show_default="1, 2, 4 and 8 times the training length",
+        ),
+    ] = None
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, each a trial.")] = 2
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each trial.")] = 400
+    batch: Annotated[int, typer.Option(min=1, help="Training windows per step.")] = 32
+    width: Annotated[int, typer.Option(min=1, help="Width of the decoder, in channels.")] = 128
+    layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4
+    heads: Annotated[int, typer.Option(min=1, help="Number of query heads.")] = 4
+    kv_heads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of key/value heads.",
+            show_default="as many as --heads",
+        ),
+    ] = None
+    lr: Annotated[float, typer.Option(help="Peak learning rate, per step of AdamW.")] = 2e-3
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="auto, float32 or bfloat16 (autocast). auto: bfloat16 where the hardware "
+            "multiplies it."
+        ),
+    ] = "auto"
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Trials at a time, one process each.",
+            show_default="one per core; 1 on cuda",
+        ),
+    ] = None
+    checkpoint_steps: Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")] = (
+        50
+    )
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for report.html, results.csv, study.json and the trials.  ",
+            show_default="a folder below runs/ that the options name",
+        ),
+    ] = None
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Start also what is expected to take over a week.")
+    ] = False

@@ -1,0 +1,77 @@
+"""One trial: train, test, write result.json (which depends on the config alone), timing.json and
+the model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from posenc.compare import checkpoint, evaluate, splits, train
+from posenc.compare.as_built import effective_spec
+from posenc.compare.results import Timing, TrialResult
+from posenc.compare.trial import TrialConfig
+from posenc.hf.llama import export_llama, expressible
+from posenc.registry import create
+from posenc.report.atomic import write_atomically
+from posenc.report.failure import disk_is_full
+
+
+def run_trial(
+    config: TrialConfig, study_folder: Path, folder: Path, event: Any, checkpoint_steps: int
+) -> None:
+    """Train the trial from its last checkpoint in `folder`, test it, and write what it gave.
+
+    event: called with what there is to tell, such as event("step", step=3, loss=2.5).
+    """
+    if config.device == "cpu":
+        torch.set_num_threads(1)  # how a sum is shared between threads decides its last bits
+    else:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    symbols = {s: splits.read_split(study_folder, s, config.corpus) for s in splits.SPLITS}
+    model, cursor = train.train_decoder(
+        config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps
+    )
+    event("testing")
+    began = time.perf_counter()
+    by_length, by_position, by_context = evaluate.evaluate_lengths(model, symbols["test"], config)
+    shape = train.shape_of(config)
+    encoding = create(config.encoding, shape)  # one layer's, where each has its own
+    result = TrialResult(
+        config=config,
+        parameters=sum(p.numel() for p in model.parameters()),
+        encoding_parameters=sum(p.numel() for p in model.encoding.parameters()),
+        spec=effective_spec(config.encoding, encoding, shape),
+        training=cursor.training,
+        by_length=by_length,
+        by_position=by_position,
+        by_context=by_context,
+    )
+    timing = Timing(
+        tokens_per_second=config.steps * config.batch * config.train_length / cursor.train_seconds,
+        train_seconds=cursor.train_seconds,
+        test_seconds=time.perf_counter() - began,
+    )
+    weights = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
+    write_atomically(folder / "model.safetensors", save(weights))
+    if expressible(model):
+        export_llama(model, folder / "huggingface", max_positions=config.train_length)
+    write_atomically(folder / "timing.json", timing.to_json())
+    write_atomically(folder / "result.json", result.to_json())
+    checkpoint.clear_checkpoint(folder)
+
+
+def reason_of(error: Exception) -> str:
+    """One line for the user; the traceback is in the trial's log."""
+    text = " ".join(str(error).split())[:300]
+    if isinstance(error, train.TrialFailed | FloatingPointError):
+        return text
+    if disk_is_full(error):
+        return f"the disk is full: {text}"
+    allocation = "can't allocate memory" in text
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or allocation:
+        return f"out of memory; try a smaller --batch or shorter lengths ({text})"
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,101 @@
+"""Have a fresh process with stock transformers, nothing of ours, compare a folder with what was
+meant."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from posenc.hf.apply import rotary_frequencies
+from posenc.hf.loading import Checkpoint
+from posenc.report.failure import RunFailed
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a fresh process with stock transformers found in the exported folder."""
+
+    inv_freq_error: float
+    """Largest relative error of an inverse frequency against the intended one."""
+    logits_error: float
+    """Largest difference from the logits of the model in memory."""
+    decode_error: float
+    """Largest difference between step-by-step decoding with the cache and one full pass."""
+    generated: int
+    """Tokens generated past the old length."""
+
+    def failures(self, *, cache_safe: bool) -> list[str]:
+        """What does not hold, in words; empty where the export is proved."""
+        checks = [
+            ("frequencies are", self.inv_freq_error, 1e-6),
+            ("logits are", self.logits_error, 1e-5),
+            ("decoding with the cache is", self.decode_error, 1e-3 if cache_safe else math.inf),
+        ]
+        return [
+            f"{what} off by {error:.1e}, expected at most {bound:.0e}"
+            for what, error, bound in checks
+            if not error <= bound  # NaN is none
+        ]
+
+
+class Prover:
+    """The process. It may start early, so that its imports run beside other work."""
+
+    def __init__(self) -> None:
+        self._scratch = tempfile.TemporaryDirectory()
+        self._running: subprocess.Popen[str] | None = None
+
+    def start(self) -> subprocess.Popen[str]:
+        """The process, waiting for a line that says what to compare."""
+        if self._running is None:
+            script = Path(__file__).with_name("proof.py")
+            # -P: the script imports no posenc, and its folder is not on the path.
+            self._running = subprocess.Popen(
+                [sys.executable, "-P", str(script), str(os.getpid())], cwd=self._scratch.name,
+                text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+        return self._running
+
+    def compare(self, folder: Path, expected: dict[str, Tensor], *, masked: bool) -> Proof:
+        """Raises: RunFailed where the folder does not load there."""
+        reference = Path(self._scratch.name) / "expected.safetensors"
+        save_file(expected, reference)
+        asked = [str(folder.resolve()), str(reference), "masked" if masked else "causal"]
+        running = self.start()
+        said, complained = running.communicate(json.dumps(asked))
+        if running.returncode:
+            last = complained.strip().splitlines()[-1:] or ["no message"]
+            raise RunFailed(f"the exported folder does not load in stock transformers: {last[0]}")
+        return Proof(**json.loads(said.splitlines()[-1]))
+
+    def __enter__(self) -> Prover:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._running is not None and self._running.poll() is None:
+            self._running.kill()
+            self._running.communicate()
+        self._scratch.cleanup()
+
+
+@torch.inference_mode()
+def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) -> Proof:
+    """Compare what a fresh process reads from the folder with the model in memory."""
+    model = checkpoint.model
+    # Before the model runs: some frequencies change with the length that was read last.
+    expected = {
+        f"inv_freq/{layer_type or ''}": inv_freq.clone()
+        for layer_type, (inv_freq, _) in rotary_frequencies(model).items()
+    }
+    expected |= {"tokens": tokens, "logits": model(tokens).logits.contiguous()}
+    return prover.compare(folder, expected, masked=checkpoint.masked)

@@ -1,0 +1,130 @@
+"""What a killed run leaves for the next: locked, and believed only where it is whole and fits."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.hf.text import Windows
+from posenc.report.atomic import write_atomically
+
+LOG = logging.getLogger("posenc.extend")
+"""Says on stderr what starts again and why; a library's user may send it elsewhere."""
+PARTIALS = (".search.json.*.partial", "tune/.tune*.partial")
+"""What a kill inside a write leaves of search and tuning."""
+Identity = dict[str, str]
+"""Hashes of all that a result depends on, by name."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other runs out of `folder`, which is made if need be, and gone afterwards if it is
+    empty. Files that a kill left half written in it are deleted. The lock ends with the process,
+    however it ends.
+
+    Raises: ValueError where another run holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as held:
+        try:
+            import fcntl
+        except ImportError:  # no such lock on Windows
+            pass
+        else:
+            # The folder itself is locked, so no lock file stays behind.
+            handle = os.open(folder, os.O_RDONLY)
+            held.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(
+                    f"Another posenc extend works in {folder}. Wait for it, or give another "
+                    "--state or --out."
+                ) from None
+        for partial in (path for pattern in PARTIALS for path in folder.glob(pattern)):
+            partial.unlink(missing_ok=True)
+        yield
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def identity(model: nn.Module, windows: Windows, **settings: Any) -> Identity:
+    """What a search or a tuning is one of: the weights and config of the model as it is now, the
+    text, and the settings."""
+    config: Any = model.config
+    plain = {k: v for k, v in config.to_dict().items() if k not in _OF_THE_FOLDER}
+    weights = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        weights.update(repr((name, tensor.dtype, tensor.shape)).encode())
+        weights.update(_bytes(tensor))
+    text = hashlib.sha256(_bytes(windows.tokens))
+    text.update(repr(windows.tokens.shape).encode())
+    text.update(_bytes(windows.documents))
+    return {
+        "weights": weights.hexdigest(),
+        "config": _hash(json.dumps(plain, sort_keys=True, default=str)),
+        "text": text.hexdigest(),
+        **{name: _hash(repr(value)) for name, value in settings.items()},
+    }
+
+
+_OF_THE_FOLDER = ("_name_or_path", "transformers_version")
+"""Keys of a config that say where it was found and by whom."""
+
+
+def write_sealed(path: Path, whose: Identity, content: dict[str, Any]) -> None:
+    """Write content with the identity of what it belongs to and a hash of it all."""
+    sealed = {"of": whose, "content": content}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps({**sealed, "sha256": _hash(json.dumps(sealed))}))
+
+
+def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
+    """What `write_sealed` wrote; None where there is nothing, or nothing whole, which is said.
+
+    Raises: ValueError where it belongs to something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        seal = found.pop("sha256")
+        if seal != _hash(json.dumps(found)):
+            raise ValueError("it is not what was written")
+        differs = [k for k in sorted({*whose, *found["of"]}) if found["of"].get(k) != whose.get(k)]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        start_again(path, error)
+        return None
+    if differs:
+        raise ValueError(
+            f"{path} was made with other {', '.join(differs)}. Delete it, or give another --state."
+        )
+    return found["content"]
+
+
+def start_again(path: Path, error: BaseException) -> None:
+    """Say that a file cannot be used, and delete it."""
+    LOG.warning("%s is damaged (%s): what it kept is done again.", path, error)
+    path.unlink(missing_ok=True)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode("utf-8"))
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """Its numbers as a buffer, without a copy."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,73 @@
+"""How to tune; light to import, because its annotated fields are options of the command."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """How to tune; the defaults are Position Interpolation's, fitted to the model's size.
+
+    Args:
+        steps: optimizer steps.
+        batch: windows per step.
+        lr: peak learning rate; None: 2e-5 for models of a billion parameters or more, as in the
+            papers, and growing with the inverse root of the size below, up to 1e-3.
+        lora_rank: rank of the adapters; None or 0 tunes all weights.
+        distill: within the trained length learn what the checkpoint predicted before it was
+            stretched, not the text; takes a copy of the weights. Causal models only.
+        warmup: steps of linear warm-up; from half of the steps on the rate falls to zero.
+        seed: of the order of windows.
+        short_share: share of batches cut to the trained length, so that short texts are not
+            forgotten.
+
+    Source: Chen et al. 2023, arXiv:2306.15595, section 3.1 (AdamW 0.9/0.95, no weight decay, 20
+    warm-up steps).
+    """
+
+    steps: Annotated[
+        int, typer.Option("--tune", min=0, help="Steps of fine-tuning before the export.")
+    ] = 0
+    batch: Annotated[
+        int, typer.Option(min=1, help="Windows of the new length per tuning step.")
+    ] = 4
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            help="Learning rate of the tuning.",
+            show_default="2e-5, more for models below 1e9 parameters",
+        ),
+    ] = None
+    lora_rank: Annotated[
+        int | None,
+        typer.Option("--lora", min=0, help="Rank of LoRA adapters.", show_default="all weights"),
+    ] = None
+    distill: Annotated[
+        bool,
+        typer.Option(
+            help="Within the trained length, tune on what the model predicted before, so that "
+            "short texts lose nothing; takes a copy of the weights."
+        ),
+    ] = True
+    warmup: int = 20
+    seed: int = 0
+    short_share: float = 0.4
+
+    def __post_init__(self) -> None:
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise ValueError(f"--lr must be a positive number, got {self.lr}.")
+
+    def schedule(self, step: int) -> float:
+        """The share of the peak rate at a step."""
+        return min(1.0, (step + 1) / self.warmup, (self.steps - step) / (0.5 * self.steps))
+
+    def rate(self, parameters: int) -> float:
+        """The peak rate for a model of this size."""
+        if self.lr is not None:
+            return self.lr
+        return min(1e-3, 2e-5 * math.sqrt(max(1.0, 1e9 / parameters)))

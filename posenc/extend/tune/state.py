@@ -1,0 +1,66 @@
+"""A half-done tuning on disk: tensors in safetensors, everything else in JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from posenc.extend.restart import Identity, read_sealed, sha256, start_again, write_sealed
+from posenc.report.atomic import write_atomically
+
+STATE, TENSORS = "tune.json", "tune-{step}.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+"""What AdamW keeps of each weight."""
+Trainable = dict[str, nn.Parameter]
+
+
+def save_tuning(
+    folder: Path,
+    whose: Identity,
+    trainable: Trainable,
+    optimizer: torch.optim.Optimizer,
+    losses: list[float],
+) -> None:
+    """Save weights and optimizer after the last of `losses`."""
+    tensors: dict[str, Tensor] = {f"weight/{name}": p for name, p in trainable.items()}
+    for name, p in trainable.items():
+        tensors |= {f"{key}/{name}": optimizer.state[p][key] for key in MOMENTS}
+    content = save({name: t.detach().contiguous().clone() for name, t in tensors.items()})
+    path = folder / TENSORS.format(step=len(losses))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)
+    # The JSON is replaced last, so that it never names tensors that are not there.
+    kept = {"losses": losses, "tensors": path.name, "tensors_sha256": sha256(content)}
+    write_sealed(folder / STATE, whose, kept)
+    for old in folder.glob(TENSORS.format(step="*")):
+        if old != path:
+            old.unlink()
+
+
+def restore_tuning(
+    folder: Path, whose: Identity, trainable: Trainable, optimizer: torch.optim.Optimizer
+) -> list[float]:
+    """Load what was saved; its losses, none where there is nothing whole to go on from.
+
+    Raises: ValueError where the folder holds another tuning.
+    """
+    kept = read_sealed(folder / STATE, whose)
+    if kept is None:
+        return []
+    try:
+        content = (folder / kept["tensors"]).read_bytes()
+        if sha256(content) != kept["tensors_sha256"]:
+            raise ValueError(f"{kept['tensors']} is not what was written")
+        tensors = load(content)
+    except (OSError, ValueError, SafetensorError) as error:
+        start_again(folder / STATE, error)
+        return []
+    with torch.no_grad():
+        for name, p in trainable.items():
+            p.copy_(tensors[f"weight/{name}"])
+            optimizer.state[p] = {key: tensors[f"{key}/{name}"] for key in MOMENTS}
+    return kept["losses"]

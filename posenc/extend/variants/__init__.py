@@ -1,0 +1,1 @@
+"""The ways to read further that are tried on a checkpoint."""

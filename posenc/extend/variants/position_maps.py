@@ -1,0 +1,98 @@
+"""Training-free maps of positions into the trained range, run by posenc's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.extend.variants.variant import Variant
+from posenc.hf.attention import attached, exchangeable
+from posenc.hf.loading import Checkpoint
+from posenc.hf.rope_config import head_size
+from posenc.queries_keys import rope_scaling as rs
+from posenc.queries_keys.position_maps import DualChunk, PositionMap, ReRoPE, SelfExtend
+
+COMPARED = 128
+"""Tokens on which a map is held to the model itself, at most."""
+TOLERANCE = 1e-3
+"""Largest difference of a logit there, relative to the largest logit: rounding stays far below,
+another rotation far above."""
+
+
+def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
+    """The maps of this checkpoint; empty where layers differ in their rotation or have sinks, or
+    attention cannot be exchanged (Falcon).
+
+    Whether a map rotates as the model does is not read from names: see `exact_inside`.
+    """
+    model = checkpoint.model
+    if (
+        len(checkpoint.rotary) != 1
+        or checkpoint.rotary[0].layer_type is not None
+        or getattr(checkpoint.config, "no_rope_layers", None)
+        or any(hasattr(module, "sinks") for module in model.modules())
+        or not exchangeable(model)
+    ):
+        return []
+    setting, head_dim = checkpoint.rotary[0], head_size(checkpoint.config)
+    trained = checkpoint.trained_length
+    window = trained // 2
+    group = max(2, -(-(target - window) // (trained - window)))
+    chunk = trained * 3 // 4
+    scaling = setting.scaling
+    if scaling is None and setting.compression != 1.0:
+        scaling = rs.Linear(setting.compression)
+
+    def build(kind: type[PositionMap], **options: Any) -> PositionMap:
+        return kind(
+            head_dim, setting.rope_theta, interleaved=False, rotary_dim=setting.rotary_dim,
+            scaling=scaling, **options,
+        )  # fmt: skip
+
+    maps = {
+        "self-extend": (
+            f"exact to {window} tokens, then groups of {group}",
+            build(SelfExtend, window=window, group_size=group),
+        ),
+        "rerope": (f"distances stop at {window} tokens", build(ReRoPE, window=window)),
+        "dual-chunk": (
+            f"chunks of {chunk} tokens",
+            build(DualChunk, chunk_size=chunk, local_window=trained // 16),
+        ),
+    }
+    return [
+        Variant(
+            name, summary, lambda e=encoding: exact_inside(checkpoint, e, window),
+            checkpoint.rotary, needs_runtime=True,
+        )
+        for name, (summary, encoding) in maps.items()
+    ]  # fmt: skip
+
+
+@contextmanager
+def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> Iterator[nn.Module]:
+    """The model with a map, inside the block, after it was held to the model itself: within its
+    window a map must change nothing, and does where the model pairs other channels.
+
+    Raises: ValueError with the difference, where there is one.
+    """
+    length, vocabulary = min(COMPARED, window), checkpoint.config.vocab_size
+    tokens = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
+    expected = _logits(checkpoint.model, tokens)
+    with attached(checkpoint.model, lambda layer: encoding) as model:
+        error = float((_logits(model, tokens) - expected).abs().max() / expected.abs().max())
+        if not error <= TOLERANCE:
+            raise ValueError(
+                f"within its window it must change nothing, and it changes logits by {error:.0%}: "
+                "this model rotates in another way than the map"
+            )
+        yield model
+
+
+@torch.inference_mode()
+def _logits(model: Any, tokens: Tensor) -> Tensor:
+    return model(tokens, use_cache=False).logits

@@ -1,0 +1,55 @@
+"""Values of config.json that no model can have, refused with the key before anything is built."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+"""Where a family has such a key, null is no value for it."""
+COUNTS = (
+    *REQUIRED, "num_key_value_heads", "num_kv_heads", "head_dim", "max_position_embeddings",
+    "original_max_position_embeddings", "n_positions", "n_ctx", "n_embd", "n_head", "n_heads",
+    "n_layer", "n_layers", "d_model", "num_heads", "num_layers", "max_seq_len", "rotary_dim",
+)  # fmt: skip
+POSITIVE = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "partial_rotary_factor",
+            "rotary_pct")  # fmt: skip
+LARGEST = 2**31 - 1
+
+
+def check_values(raw: dict[str, Any], path: Path) -> None:
+    """Raises: ValueError naming the file and the key."""
+    for key, value in raw.items():
+        if key in COUNTS and not (value is None and key not in REQUIRED) and not is_count(value):
+            raise ValueError(
+                f"{path}: {key} must be a whole number from 1 to {LARGEST}, got {value!r}."
+            )
+        if key in POSITIVE and value is not None and not is_positive(value):
+            raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
+    named = raw.get("architectures")
+    if named is not None and not (
+        isinstance(named, list) and all(isinstance(name, str) for name in named)
+    ):
+        raise ValueError(f"{path}: architectures must be a list of names, got {named!r}.")
+
+
+def check_layers(raw: dict[str, Any], tensors: int, path: Path) -> None:
+    """A model of a million layers would take hours to build before its weights turn out missing.
+    Layers may share weights, but not many."""
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+        layers = raw.get(key) or 0
+        if layers > max(128, tensors):
+            raise ValueError(
+                f"{path}: {key} is {layers}, but the weights hold {tensors} tensors only."
+            )
+
+
+def is_count(value: Any) -> bool:
+    """A whole number from 1 on; true is none."""
+    return type(value) is int and 1 <= value <= LARGEST
+
+
+def is_positive(value: Any) -> bool:
+    """A finite number above zero."""
+    return type(value) in (int, float) and 0 < value and math.isfinite(value)

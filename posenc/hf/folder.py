@@ -1,0 +1,128 @@
+"""The files of a model's folder: which are read, and what in them is refused unread.
+
+A folder may come from anybody. Its code is never run, its pickles are never read, and no file
+outside of it is touched because something in it says so.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "vocab.bpe", "merges.txt", "spiece.model",
+    "sentencepiece.bpe.model", "spm.model", "tekken.json", "chat_template.jinja",
+    "chat_template.json", "generation_config.json",
+)  # fmt: skip
+"""All that is copied beside exported weights: data, never code."""
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """config.json as it stands in the folder. Raises: ValueError where there is none to read."""
+    folder = Path(folder)
+    if not folder.exists():
+        raise ValueError(f"{folder}: no such folder.")
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: not a folder.")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder}: not a model folder, it has no config.json.")
+    return read_json(folder / "config.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object. Raises: ValueError naming the file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error}).") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not valid JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {_kind(found)}.")
+    return found
+
+
+def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> None:
+    """Raises: ValueError for a model that needs code from its folder, or from anywhere else."""
+    kind = raw_config.get("model_type")
+    if not isinstance(kind, str):
+        raise ValueError(f"{folder / 'config.json'}: model_type must be a name, got {kind!r}.")
+    if raw_config.get("auto_map") and kind not in known_types:
+        raise ValueError(
+            f"{folder}: model type {kind!r} needs code from the folder, which is never run."
+        )
+    for key, value in _nested(raw_config):
+        if key.strip("_").endswith("_implementation") and isinstance(value, str) and "/" in value:
+            raise ValueError(
+                f"{folder / 'config.json'}: {key} names the code {value!r}, which is never "
+                "fetched. Delete the key."
+            )
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(
+            f"{folder}: it has an adapter_config.json. Merge the adapter into the weights first."
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that transformers reads. Raises: ValueError where there are none, or an
+    index names a file that is not in the folder."""
+    if (folder / WEIGHTS).exists():
+        return [_inside(folder, WEIGHTS, "the weights")]
+    if (folder / INDEX).exists():
+        names = read_json(_inside(folder, INDEX, "the index")).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+            raise ValueError(f"{folder / INDEX}: weight_map must give a file for every weight.")
+        return [_inside(folder, name, INDEX) for name in sorted(set(names.values()))]
+    pickles = [p for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern)]
+    found = f"only {', '.join(sorted(p.name for p in pickles))}" if pickles else "none"
+    raise ValueError(
+        f"{folder}: weights must be safetensors, found {found}. "
+        "Convert them with the code that made them; pickle files can run code and are never read."
+    )
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """What belongs to the tokenizer. Raises: ValueError for a file that is a link out of the
+    folder, or a tokenizer that needs code from it."""
+    files = [_inside(folder, n, "its tokenizer") for n in TOKENIZER_FILES if (folder / n).exists()]
+    for name in ("tokenizer_config.json", "config.json"):
+        path = folder / name
+        asked = read_json(path).get("auto_map") if path.is_file() else None
+        if asked and (name != "config.json" or "AutoTokenizer" in asked):
+            raise ValueError(
+                f"{path}: auto_map asks for code from the folder for its tokenizer, which is never "
+                "run. Delete auto_map to use tokenizer.json as it is, or give --bytes or --ids and "
+                "remove the tokenizer."
+            )
+    return files
+
+
+def _inside(folder: Path, name: str, asked: str) -> Path:
+    """A file of the folder. The Hub's cache keeps a snapshot's files as links to its blobs, so
+    these count as inside."""
+    path = folder / name
+    if Path(name).name != name:
+        raise ValueError(f"{folder}: {asked} names {name!r}, which is not a file of the folder.")
+    if not path.is_file():
+        raise ValueError(f"{folder}: {asked} names {name}, which is not there.")
+    home, target = folder.resolve(), path.resolve()
+    blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
+    if target.parent not in (home, blobs):
+        raise ValueError(f"{path}: a link to {target}, outside of the folder, is not followed.")
+    return path
+
+
+def _nested(found: Any) -> list[tuple[str, Any]]:
+    """Every key of a JSON object and of the objects inside it, with its value."""
+    if isinstance(found, list):
+        return [pair for value in found for pair in _nested(value)]
+    if not isinstance(found, dict):
+        return []
+    return [*found.items(), *(pair for value in found.values() for pair in _nested(value))]
+
+
+def _kind(value: Any) -> str:
+    return {list: "a list", str: "a string", type(None): "null"}.get(type(value), repr(value))

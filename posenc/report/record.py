@@ -1,0 +1,99 @@
+"""What a later run reads again: dataclasses as JSON with a hash, so that damage is seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from typing import Any, NoReturn, Self
+
+SEAL = "sha256"
+"""The key under which the hash of all other keys stands."""
+
+
+def seal(content: dict[str, Any]) -> str:
+    """`content` as JSON with the hash of itself.
+
+    >>> unseal(seal({"loss": 0.5}))
+    {'loss': 0.5}
+
+    Lone surrogates, which no UTF-8 file can hold, become question marks.
+
+    Raises: ValueError where it holds NaN or an infinity, which JSON cannot.
+    """
+    assert SEAL not in content
+    plain = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    content = json.loads(plain.encode(errors="replace"))
+    return json.dumps({SEAL: _hash(content), **content}, indent=1, ensure_ascii=False)
+
+
+def unseal(text: str) -> dict[str, Any]:
+    """What `seal` was given. Raises: ValueError where it is anything else, by a single digit."""
+    content = parse_object(text)
+    found = content.pop(SEAL, None)
+    if found is None:
+        raise ValueError(f"it has no {SEAL}")
+    if found != _hash(content):
+        raise ValueError("it is not what was written: its hash differs")
+    return content
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """JSON that must be an object without NaN. Raises: ValueError."""
+    try:
+        content = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"expected an object, got {type(content).__name__}")
+    return content
+
+
+class Record:
+    """A frozen dataclass that goes to sealed JSON and back; a field that is missing, unknown or of
+    the wrong type raises ValueError, and so does a digit that was changed."""
+
+    def to_json(self) -> str:
+        return seal(dataclasses.asdict(self))  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return _typed(cls, unseal(text), cls.__name__)
+
+
+def _hash(content: dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"it holds {name}, which is no number")
+
+
+def _typed(kind: Any, value: Any, where: str) -> Any:
+    """`value` from JSON as the type `kind`."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        if value is None and type(None) in inner:
+            return None
+        return _typed(next(t for t in inner if t is not type(None)), value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_typed(inner[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {k: _typed(inner[1], v, f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = typing.get_type_hints(kind)
+        needed = {f.name for f in dataclasses.fields(kind)}
+        if set(value) != needed:
+            wrong = ", ".join(sorted(needed ^ set(value)))
+            raise ValueError(f"{where}: missing or unknown fields: {wrong}.")
+        return kind(**{k: _typed(hints[k], v, f"{where}.{k}") for k, v in value.items()})
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, bool):
+        raise ValueError(f"{where}: expected a number, got {value}.")
+    if isinstance(kind, type) and isinstance(value, kind) and not dataclasses.is_dataclass(kind):
+        return value
+    raise ValueError(f"{where}: expected {kind}, got {type(value).__name__}.")

@@ -1,0 +1,179 @@
+"""A method that a model's code does not take costs one row; a map that would be measured with the
+wrong rotation is not measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc import extend as hf
+from posenc.cli import main
+from posenc.extend.measure import losses
+from posenc.extend.options import Options
+from posenc.extend.variants import methods
+from posenc.extend.variants.methods import METHODS, Method
+from posenc.extend.variants.position_maps import position_maps
+from posenc.hf.apply import applied, rotary_frequencies
+from posenc.hf.loading import load_checkpoint
+from posenc.report.failure import RunFailed
+from tests.hf_models import COMMON, LENGTH, save
+
+TARGET = 3 * LENGTH
+DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
+QUICK = Options(windows=2, search_tries=0, passkey_trials=1)
+MAPS = ["self-extend", "rerope", "dual-chunk"]
+INTERLEAVED = ("cohere", "glm", "helium", "ernie4_5")
+"""Families that rotate neighbouring channels, where the maps rotate halves."""
+PARTIAL = ("phi", "stablelm", "persimmon")
+"""Families whose rotation is narrower than the head."""
+
+
+def sizes(family: str) -> dict[str, object]:
+    return COMMON | ({"head_dim": 8} if family in ("glm", "helium") else {})
+
+
+@pytest.mark.parametrize("family", INTERLEAVED)
+def test_a_map_with_another_rotation_than_the_models_is_not_measured(family, tmp_path):
+    checkpoint = load_checkpoint(save(family, tmp_path, spread=0.3, **sizes(family)))
+    tokens = torch.arange(3, 3 + LENGTH)[None]
+    with torch.no_grad():
+        before = checkpoint.model(tokens).logits
+        maps = position_maps(checkpoint, TARGET)
+        assert [variant.name for variant in maps] == MAPS
+        for variant in maps:
+            with (
+                pytest.raises(ValueError, match=r"within its window .* changes logits by"),
+                variant.active(),
+            ):
+                pass
+        assert torch.equal(checkpoint.model(tokens).logits, before)
+
+
+@pytest.mark.parametrize("family", PARTIAL)
+def test_a_map_on_part_of_the_channels_is_exact_inside_its_window(family, tmp_path):
+    checkpoint = load_checkpoint(save(family, tmp_path, spread=0.3, **sizes(family)))
+    tokens = torch.arange(3, 3 + LENGTH // 2)[None]
+    with torch.no_grad():
+        before = checkpoint.model(tokens).logits
+        maps = position_maps(checkpoint, TARGET)
+        assert [variant.name for variant in maps] == MAPS
+        for variant in maps:
+            with variant.active() as model:
+                torch.testing.assert_close(model(tokens).logits, before, rtol=0, atol=1e-4)
+
+
+def extend(folder: Path, **options):
+    return hf.extend(folder, TARGET, DOCUMENTS, options=QUICK, **options)
+
+
+def test_what_fails_is_a_row_with_its_reason(tmp_path, capsys):
+    """GLM's maps are left out; everything else is measured, recommended and shown."""
+    folder = save("glm", tmp_path / "glm", spread=0.3, **sizes("glm"))
+    text = tmp_path / "text.txt"
+    text.write_text("<|endoftext|>".join(DOCUMENTS))
+    page = tmp_path / "extend.html"
+    with pytest.raises(SystemExit) as stopped:
+        main(["extend", str(folder), "--to", str(TARGET), "--text", str(text), "--windows", "1",
+              "--search-tries", "0", "--report", str(page)])  # fmt: skip
+    assert stopped.value.code == 0
+    said = " ".join(capsys.readouterr().err.split())
+    for name in MAPS:
+        assert f"{name}: not measured: within its window it must change nothing" in said
+    assert all(f" {name}" in said for name in METHODS)
+    shown = page.read_text(encoding="utf-8")
+    assert "What could not be measured on this model" in shown
+
+
+def broken(name: str, error: Exception) -> Method:
+    def scale(setting, factor):
+        raise error
+
+    return Method(name, "a planted failure", scale)
+
+
+def test_a_method_that_raises_leaves_the_others_as_they_were(tmp_path, monkeypatch):
+    folder = save("llama", tmp_path / "llama")
+    expected = extend(folder)
+    assert not expected.failed
+    monkeypatch.setitem(METHODS, "linear", broken("linear", KeyError("partial_rotary_factor")))
+    found = extend(folder)
+    assert found.failed == {"linear": "KeyError: 'partial_rotary_factor'"}
+    assert "linear" not in found.measured
+    for name, (_, evaluation) in found.measured.items():
+        same = dataclasses.replace(evaluation, seconds=expected.measured[name][1].seconds)
+        assert same == expected.measured[name][1]
+
+
+def test_a_method_whose_code_breaks_half_way_leaves_the_model_as_it_was(tmp_path, monkeypatch):
+    """The new config is written and the rotary module refuses it."""
+    checkpoint = load_checkpoint(save("llama", tmp_path))
+    before = checkpoint.config.to_dict()
+    plain = type(checkpoint.model.model.rotary_emb)
+    monkeypatch.setattr(
+        plain, "__init__", lambda self, config, _init=plain.__init__: _refuse(config, self, _init)
+    )
+    from posenc.extend.variants.variant import rope_variant
+
+    with (
+        pytest.raises(RuntimeError, match="planted"),
+        rope_variant(checkpoint, "linear", TARGET).active(),
+    ):
+        pass
+    assert checkpoint.config.to_dict() == before
+
+
+def _refuse(config, module, init) -> None:
+    if config.max_position_embeddings != LENGTH:
+        raise RuntimeError("planted")
+    init(module, config)
+
+
+def test_the_method_that_was_asked_for_ends_the_run_with_its_reason(tmp_path, monkeypatch):
+    folder = save("llama", tmp_path / "llama")
+    monkeypatch.setitem(METHODS, "linear", broken("linear", KeyError("partial_rotary_factor")))
+    with pytest.raises(RunFailed, match="linear cannot be measured on this model: KeyError"):
+        extend(folder, method="linear", out=tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["llama"]
+
+
+def test_losses_that_are_no_numbers_are_no_row_of_dashes(tmp_path, monkeypatch):
+    folder = save("llama", tmp_path / "llama")
+    plain = losses.next_token_losses
+
+    def wrong(model, tokens, **options):
+        found = plain(model, tokens, **options).clone()
+        if model.config.rope_parameters["rope_type"] == "yarn":
+            found[0, 3] = torch.nan
+        return found
+
+    monkeypatch.setattr(losses, "next_token_losses", wrong)
+    assert extend(folder).failed == {"yarn": "1 of 191 losses are NaN or infinite"}
+
+
+def test_a_linear_scaling_of_the_training_is_kept_and_stretched_further(tmp_path):
+    """Trained with factor 4: twice its length is factor 8, in memory and in the export."""
+    linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    folder = save("llama", tmp_path / "llama", rope_parameters=linear)
+    checkpoint = load_checkpoint(folder)
+    (setting,) = methods.stretch(checkpoint.rotary, METHODS["linear"], 2 * LENGTH)
+    plain = [1e4 ** (-t / 4) for t in range(4)]
+    assert [float(f) for f in setting.frequencies().inv_freq] == pytest.approx(
+        [f / 8 for f in plain]
+    )
+    (ntk,) = methods.stretch(checkpoint.rotary, METHODS["ntk"], 2 * LENGTH)
+    fastest, *_, slowest = [float(f) for f in ntk.frequencies().inv_freq]
+    assert (fastest, slowest) == pytest.approx((plain[0] / 4, plain[3] / 8))
+    for method in ("linear", "ntk", "yarn", "llama3", "by-parts", "proportional"):
+        settings = methods.stretch(checkpoint.rotary, METHODS[method], 2 * LENGTH)
+        meant = [float(f) for f in settings[0].frequencies().inv_freq]
+        with applied(checkpoint.model, settings, 2 * LENGTH) as model:
+            assert rotary_frequencies(model)[None][0].tolist() == pytest.approx(meant)
+    out = tmp_path / "out"
+    hf.extend(folder, 2 * LENGTH, DOCUMENTS, method="linear", out=out, options=QUICK)
+    assert load_checkpoint(out).rotary[0].compression == 8.0
+    options = dataclasses.replace(QUICK, allow_cache_unsafe=True)
+    with pytest.raises(RunFailed, match="no config can say both"):
+        hf.extend(folder, 2 * LENGTH, DOCUMENTS, method="dynamic", options=options)

@@ -1,0 +1,232 @@
+"""What a killed search or tuning leaves: gone on with where it is whole and fits, else said."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc import extend as hf
+from posenc.extend.measure.losses import Reader
+from posenc.extend.options import Options
+from posenc.extend.restart import locked
+from posenc.extend.search.evolution import Search
+from posenc.extend.tune import tuning
+from posenc.extend.tune.config import TuneConfig
+from posenc.extend.tune.state import STATE
+from posenc.extend.variants.methods import METHODS, stretch
+from posenc.hf.apply import applied
+from posenc.hf.loading import load_checkpoint
+from posenc.hf.text import Windows
+from tests.hf_models import LENGTH, OTHERS, save
+
+TARGET = 3 * LENGTH
+CONFIG = TuneConfig(5, batch=2, lr=1e-2)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Path:
+    return save("llama", tmp_path_factory.mktemp("restart") / "llama")
+
+
+def windows(seed: int = 0, length: int = TARGET) -> Windows:
+    tokens = torch.randint(0, 256, (4, length), generator=torch.Generator().manual_seed(seed))
+    return Windows(tokens, torch.arange(4)[:, None].expand(4, length))
+
+
+class Tuning:
+    """A tuning of a checkpoint that may be stopped after a step, and what it did."""
+
+    def __init__(self, folder: Path, state: Path) -> None:
+        self.folder, self.state, self.steps = folder, state, 0
+
+    def run(
+        self, stop: int | None = None, *, text: Windows | None = None, config: TuneConfig = CONFIG,
+        method: str = "ntk", target: int = TARGET, **options,
+    ) -> tuple[list[float], dict[str, torch.Tensor]]:  # fmt: skip
+        checkpoint = load_checkpoint(self.folder)
+        model = checkpoint.model
+        self.steps = 0
+
+        def progress(what: str, share: float) -> None:
+            self.steps += 1
+            if stop is not None and round(share * config.steps) == stop:
+                raise KeyboardInterrupt
+
+        settings = stretch(checkpoint.rotary, METHODS[method], target)
+        with applied(model, settings, target) if checkpoint.rotary else torch.enable_grad():
+            text = windows() if text is None else text
+            losses = tuning.tune(model, text, LENGTH, config, self.state, progress, **options)
+            return losses, {name: p.detach().clone() for name, p in model.state_dict().items()}
+
+    def stop_after(self, step: int, **options) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            self.run(step, **options)
+
+
+@pytest.fixture
+def cut(llama, tmp_path, monkeypatch) -> Tuning:
+    """A tuning that was stopped after its third step, with the state of its second."""
+    monkeypatch.setattr(tuning, "SAVE_EVERY", 2)
+    found = Tuning(llama, tmp_path / "state")
+    found.stop_after(3)
+    return found
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_resumed_tuning_ends_bit_for_bit_where_a_whole_one_does(
+    family, rank, tmp_path, monkeypatch
+):
+    """GPT-2 drops out a tenth of everything."""
+    if family == "gpt2" and rank:
+        pytest.skip("its projections are no linear layers")
+    monkeypatch.setattr(tuning, "SAVE_EVERY", 2)
+    sizes = {"n_positions": TARGET} if family in OTHERS else {}
+    folder = save(family, tmp_path / family, **sizes)
+    config = dataclasses.replace(CONFIG, lora_rank=rank)
+    whole, expected = Tuning(folder, tmp_path / "whole").run(config=config)
+    resumed = Tuning(folder, tmp_path / "cut")
+    resumed.stop_after(3, config=config)
+    torch.rand(3)  # another place in torch's own random numbers
+    losses, weights = resumed.run(config=config)
+    assert resumed.steps == 3
+    assert losses == whole
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+OTHER = {
+    "text": {"text": windows(1)},
+    "config, text": {"target": 4 * LENGTH, "text": windows(0, 4 * LENGTH)},
+    "config": {"method": "linear"},
+    "tuning": {"config": dataclasses.replace(CONFIG, lr=1e-3)},
+    "mask_token": {"mask_token": 1},
+    "teacher": {"teacher": "the model"},
+}
+
+
+@pytest.mark.parametrize("what", ["weights", *OTHER])
+def test_a_tuning_of_something_else_is_never_gone_on_with(what, cut, llama, tmp_path):
+    before = {path: path.read_bytes() for path in cut.state.iterdir()}
+    if what == "weights":
+        cut.folder = save("llama", tmp_path / "other", spread=0.1)
+    options = OTHER.get(what, {})
+    if "teacher" in options:
+        options = {"teacher": load_checkpoint(llama).model}
+    with pytest.raises(ValueError, match=rf"tune\.json was made with other {what}\. Delete it"):
+        cut.run(**options)
+    assert {path: path.read_bytes() for path in cut.state.iterdir()} == before
+
+
+def flipped(path: Path, at: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(at * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGE = {
+    "a flipped bit": lambda path: flipped(path, 0.7),
+    "half of it": half,
+    "nothing in it": lambda path: path.write_bytes(b""),
+    "no UTF-8": lambda path: path.write_bytes(b"\xff\xfe"),
+    "a list": lambda path: path.write_text("[1]"),
+    "an empty object": lambda path: path.write_text("{}"),
+    "a digit changed": lambda path: path.write_text(path.read_text().replace("5", "6", 1)),
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "gone"])
+@pytest.mark.parametrize("name", [STATE, "tune-2.safetensors"])
+def test_a_damaged_tuning_starts_again_and_says_so(name, damage, cut, tmp_path, caplog):
+    if damage == "a digit changed" and name != STATE:
+        pytest.skip("no text")
+    path = cut.state / name
+    if damage == "gone":
+        path.unlink()
+    else:
+        DAMAGE[damage](path)
+    whole, expected = Tuning(cut.folder, tmp_path / "whole").run()
+    caplog.clear()
+    losses, weights = cut.run()
+    assert cut.steps == 5
+    assert losses == whole
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    said = [record.getMessage() for record in caplog.records if record.name == "posenc.extend"]
+    if not (damage == "gone" and name == STATE):  # then there is nothing to miss
+        (line,) = said
+        assert str(cut.state / STATE) in line
+        assert "is done again" in line
+
+
+def search(folder: Path, state: Path | None, text: Windows | None = None) -> Search:
+    checkpoint = load_checkpoint(folder)
+    text = windows().take(3) if text is None else text
+    return Search(Reader(checkpoint.model), checkpoint.rotary, text, LENGTH, state)
+
+
+@pytest.mark.parametrize("what", ["weights", "text", "settings"])
+def test_a_search_for_something_else_is_never_gone_on_with(what, llama, tmp_path):
+    state = tmp_path / "search.json"
+    search(llama, state).evolve(0, lambda what, share: None)
+    other = llama
+    if what == "weights":
+        other = save("llama", tmp_path / "other", spread=0.1)
+    if what == "settings":  # and with it the config
+        yarn = {"rope_type": "default", "rope_theta": 500.0}
+        other = save("llama", tmp_path / "other", rope_parameters=yarn)
+    text = windows().take(3)
+    if what == "text":  # the last window is held out: it chooses among the finalists
+        text = Windows(text.tokens.clone(), text.documents)
+        text.tokens[-1, -1] += 1
+    with pytest.raises(ValueError, match=rf"search\.json was made with other .*{what}"):
+        search(other, state, text)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_search_starts_again_and_says_so(damage, llama, tmp_path, caplog):
+    state = tmp_path / "search.json"
+    found = search(llama, state).evolve(0, lambda what, share: None)
+    DAMAGE[damage](state)
+    again = search(llama, state)
+    assert again.known == {}
+    assert "is done again" in caplog.text
+    assert again.evolve(0, lambda what, share: None) == found
+
+
+def test_two_runs_never_share_a_state(llama, tmp_path):
+    state = tmp_path / "state"
+    state.mkdir()
+    handle = os.open(state, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    documents = [f"{i} the fox and the dog " * 12 for i in range(8)]
+    options = Options(windows=1, state=state, search_tries=1)
+    with pytest.raises(ValueError, match="Another posenc extend works in"):
+        hf.extend(llama, TARGET, documents, method="search", options=options)
+    os.close(handle)
+    hf.extend(llama, TARGET, documents, method="search", options=options)
+    assert [path.name for path in state.iterdir()] == ["search.json"]
+
+
+def test_what_a_kill_left_half_written_is_cleared(tmp_path):
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / ".search.json.123.partial").write_text("half")
+    (state / "tune").mkdir()
+    (state / "tune" / ".tune-50.safetensors.123.partial").write_text("half")
+    (state / ".somebody.elses.partial").write_text("kept")
+    with locked(state):
+        assert sorted(path.name for path in state.rglob("*")) == [".somebody.elses.partial", "tune"]
+
+
+def test_a_folder_that_was_made_for_nothing_is_gone(tmp_path):
+    with locked(tmp_path / "state"):
+        pass
+    assert list(tmp_path.iterdir()) == []

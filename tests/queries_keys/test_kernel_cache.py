@@ -1,0 +1,138 @@
+"""The compiled kernel's cache: only what this user's compiler made is ever loaded."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc.queries_keys.rotation import cpu, native
+
+COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler here")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    native.load.cache_clear()
+    yield tmp_path / "posenc"
+    native.load.cache_clear()
+
+
+def rotates() -> bool:
+    """Whether the kernel is there, and right."""
+    native.load.cache_clear()
+    x, cos, sin = torch.ones(1, 1, 4, 2), torch.zeros(1, 4, 1), torch.ones(1, 4, 1)
+    if cpu._library() is None:
+        return False
+    return torch.equal(cpu.rotate(x, cos, sin, False), torch.tensor([-1.0, 1.0]).expand(1, 1, 4, 2))
+
+
+def built(cache: Path) -> Path:
+    assert rotates()
+    (library,) = cache.iterdir()
+    return library
+
+
+def foreign(folder: Path) -> tuple[bytes, Path]:
+    """A library that leaves a file behind when it is loaded, and that file."""
+    mark = folder / "ran"
+    code = (
+        f"#include <stdio.h>\nvoid rotate_f32() {{}}\nvoid rotate_bf16() {{}}\n"
+        f'__attribute__((constructor)) void run() {{ fclose(fopen("{mark}", "w")); }}\n'
+    )
+    (folder / "foreign.c").write_text(code)
+    made = folder / "foreign.so"
+    assert COMPILER
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", made, folder / "foreign.c"], check=True)
+    return made.read_bytes(), mark
+
+
+def plant(library: Path, content: bytes) -> Path:
+    """In the library's place, under the name that such content would have."""
+    stem = "-".join(library.name.split("-")[:2])
+    planted = library.with_name(native._name(stem, content))
+    library.unlink(missing_ok=True)
+    planted.write_bytes(content)
+    planted.chmod(0o700)
+    return planted
+
+
+def test_the_planted_library_of_these_tests_would_run(cache, tmp_path):
+    content, mark = foreign(tmp_path)
+    plant(built(cache), content)
+    native.load.cache_clear()
+    assert cpu._library() is not None
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("what", ["folder", "folder above", "owner of the folder"])
+def test_nothing_is_loaded_from_a_folder_that_others_can_change(what, cache, tmp_path):
+    content, mark = foreign(tmp_path)
+    plant(built(cache), content)
+    if what == "owner of the folder":
+        if os.geteuid():
+            pytest.skip("only root can give a folder away")
+        os.chown(cache, 4242, -1)
+    else:
+        (cache if what == "folder" else tmp_path).chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="kernel is not used: .*(belongs to|can write in)"):
+        assert not rotates()
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("what", ["mode", "owner", "link", "content"])
+def test_a_library_that_is_not_this_users_is_built_again(what, cache, tmp_path):
+    content, mark = foreign(tmp_path)
+    library = built(cache)
+    planted = plant(library, content)
+    if what == "mode":
+        planted.chmod(0o777)
+    elif what == "owner":
+        if os.geteuid():
+            pytest.skip("only root can give a file away")
+        os.chown(planted, 4242, -1)
+    elif what == "link":
+        planted.unlink()
+        planted.symlink_to(tmp_path / "foreign.so")
+    else:  # under the name of another content
+        planted.rename(library)
+    assert rotates()
+    assert not mark.exists()
+    assert [p.name for p in cache.iterdir()] == [library.name]
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "a flipped bit"])
+def test_a_damaged_library_is_built_again(damage, cache):
+    library = built(cache)
+    whole = library.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    library.unlink()  # this process has the old one in memory
+    library.write_bytes({"empty": b"", "truncated": whole[:middle]}.get(damage, flipped))
+    library.chmod(0o700)
+    assert rotates()
+    assert library.read_bytes() == whole
+
+
+def test_a_library_without_the_functions_is_built_again(cache, tmp_path):
+    assert COMPILER
+    (tmp_path / "other.c").write_text("int other;\n")
+    subprocess.run([COMPILER, "-shared", "-o", tmp_path / "other.so", tmp_path / "other.c"])
+    library = built(cache)
+    planted = plant(library, (tmp_path / "other.so").read_bytes())
+    assert rotates()
+    assert not planted.exists()
+
+
+def test_a_relative_cache_folder_is_ignored(cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert rotates()
+    assert not (tmp_path / "relative").exists()
+    assert list((tmp_path / "home" / ".cache" / "posenc").glob("rope-*.so"))

@@ -1,0 +1,150 @@
+"""Files that a later run reads: whole or not there, sealed, and in one process's hands."""
+
+import ast
+import math
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from posenc.report.atomic import check_writable, is_partial, remove_partials, write_atomically
+from posenc.report.lock import locked
+from posenc.report.record import Record, seal, unseal
+
+
+@dataclass(frozen=True)
+class Score(Record):
+    name: str
+    bits: float
+    seeds: int = 1
+
+
+def test_what_was_sealed_comes_back():
+    score = Score("名 <b>", 0.1 + 0.2)
+    assert Score.from_json(score.to_json()) == score
+    assert "名" in score.to_json()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("1.25", "1.26"), ("rope", "alibi"), ('"seeds": 1', '"seeds": 2'), ('"bits"', '"bats"')],
+)
+def test_a_changed_digit_name_or_key_is_seen(old, new):
+    text = Score("rope", 1.25).to_json()
+    assert old in text
+    with pytest.raises(ValueError, match="its hash differs"):
+        Score.from_json(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"name": "rope", "bits": 1.0, "seeds": 1}', "has no sha256"),
+        ('{"name": "rope", "bits": NaN, "seeds": 1}', "NaN"),
+        ('{"bits": -Infinity}', "-Infinity"),
+        ("[1]", "expected an object, got list"),
+        ("[" * 100_000, "nested too deeply"),
+        ("", "Expecting value"),
+        ("{", "Expecting"),
+    ],
+)
+def test_what_is_no_sealed_record_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        Score.from_json(text)
+
+
+def test_sealed_record_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match="missing or unknown fields: bits, loss"):
+        Score.from_json(seal({"name": "rope", "loss": 1.0, "seeds": 1}))
+    with pytest.raises(ValueError, match=r"Score\.seeds: expected a number, got True"):
+        Score.from_json(seal({"name": "rope", "bits": 1.0, "seeds": True}))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_is_not_written(value):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Score("rope", value).to_json()
+
+
+def test_lone_surrogates_do_not_break_the_seal(tmp_path):
+    path = tmp_path / "record.json"
+    write_atomically(path, seal({"name": "caf\udce9"}))
+    assert unseal(path.read_text(encoding="utf-8")) == {"name": "caf?"}
+
+
+def test_partial_files_are_removed_wherever_they_lie_and_nothing_else(tmp_path):
+    below = tmp_path / "trial" / "huggingface"
+    below.mkdir(parents=True)
+    partial = [tmp_path / ".study.json.12.partial", below / ".model.safetensors.7.partial"]
+    kept = [tmp_path / "notes.partial", below / ".hidden", below / ".x.partial"]
+    for path in partial + kept:
+        path.write_bytes(b"x")
+    assert all(map(is_partial, partial)) and not any(map(is_partial, kept))
+    remove_partials(tmp_path)
+    assert [p.exists() for p in partial + kept] == [False, False, True, True, True]
+
+
+def test_what_a_killed_write_leaves_is_a_partial_file(tmp_path):
+    code = (
+        "import os, sys\n"
+        "from posenc.report.atomic import write_atomically\n"
+        "os.fsync = lambda descriptor: os.kill(os.getpid(), 9)\n"
+        "write_atomically(sys.argv[1], 'new')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "study.json")], check=False)
+    assert done.returncode == -9
+    (left,) = tmp_path.iterdir()
+    assert is_partial(left)
+
+
+def test_writable_is_checked_without_leaving_a_file(tmp_path):
+    check_writable(tmp_path / "new" / "rows.csv")
+    assert list((tmp_path / "new").iterdir()) == []
+    with pytest.raises(OSError, match="is a folder; name a file in it"):
+        check_writable(tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError):
+        check_writable(tmp_path / "file" / "below.csv")
+
+
+def test_folder_is_locked_for_one_process(tmp_path):
+    with locked(tmp_path, "posenc compare"):
+        with pytest.raises(ValueError, match="Another posenc compare is running"):
+            with locked(tmp_path, "posenc compare"):
+                pass
+    with locked(tmp_path, "posenc compare"):
+        pass
+
+
+def text_without_encoding(source: str) -> list[int]:
+    """Lines that open a text file and leave its encoding to the locale."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name not in ("open", "fdopen", "read_text", "write_text"):
+            continue
+        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "os":
+            if name == "open":  # gives a descriptor
+                continue
+        literals = [a.value for a in node.args if isinstance(a, ast.Constant)]
+        binary = any(isinstance(mode, str) and "b" in mode and len(mode) < 4 for mode in literals)
+        if not binary and not any(k.arg == "encoding" for k in node.keywords):
+            lines.append(node.lineno)
+    return lines
+
+
+def test_every_text_file_names_its_encoding():
+    planted = "p.read_text()\np.open('w')\nos.fdopen(3, 'w')\np.open('rb')\nos.open(a, b)\n"
+    assert text_without_encoding(planted + "p.write_text(t, encoding='utf-8')") == [1, 2, 3]
+    root = Path(__file__).parent.parent.parent
+    found = [
+        f"{path.relative_to(root)}:{line}"
+        for folder in ("posenc", "benchmarks", "experiments", "docs")
+        for path in sorted((root / folder).rglob("*.py"))
+        for line in text_without_encoding(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []

@@ -1,0 +1,72 @@
+"""Progress is live on a terminal and plain elsewhere."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from posenc.report.progress import Bars, Narrator, Pace, clock
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (61.4, "1:01"), (7260, "2 h 01 min"), (86400 * 400, "400.0 days")],
+)
+def test_clock(seconds, text):
+    assert clock(seconds) == text
+
+
+def test_pace_needs_two_steps(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    pace = Pace(4)
+    now[0] += 6
+    assert pace.seconds_per_step(4) is None
+    assert pace.seconds_per_step(7) == 2.0
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+
+
+def test_bars_show_name_remark_and_time_left_and_print_lines_as_they_are():
+    console = terminal()
+    with Bars(console) as bars:
+        bars.show("[b]name[/b]", 3, 4, "a remark", 61)
+        bars.say("a [bold]line[/bold]")
+    text = console.file.getvalue()
+    assert "[b]name[/b]" in text and "a remark" in text and "1:01 left" in text
+    assert "a [bold]line[/bold]" in text
+
+
+def test_removed_bar_is_gone():
+    console = terminal()
+    bars = Bars(console)
+    bars.show("gone", 1, 2)
+    bars.show("here", 1, 2)
+    bars.remove("gone")
+    bars.remove("never there")
+    with bars:
+        pass
+    assert "here" in console.file.getvalue() and "gone" not in console.file.getvalue()
+
+
+def test_narrator_says_a_task_once_and_waits_between_lines(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    with Narrator(Console(file=out, width=80)) as narrate:
+        narrate("first [task]", 0.1)
+        now[0] += 1
+        narrate("too soon", 0.2)
+        now[0] += 5
+        narrate("first [task]", 0.3)
+        narrate("second", 0.5)
+    assert out.getvalue().splitlines() == ["first [task] (10%)", "second (50%)"]
+
+
+def test_narrator_leaves_nothing_but_the_bar_on_a_terminal():
+    console = terminal()
+    with Narrator(console) as narrate:
+        narrate("measuring", 0.5)
+    assert "measuring" in console.file.getvalue() and "(50%)" not in console.file.getvalue()
