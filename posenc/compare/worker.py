@@ -18,8 +18,6 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-import posenc
-
 # The starting process's own posenc, wherever it lies, and no module from the current folder, which
 # is the user's: -P keeps that folder out, and the package's is in the path for one import only.
 _START = """\
@@ -37,7 +35,7 @@ ORPHANED = 3
 
 def command(study_folder: Path, trial_folder: Path, checkpoint_steps: int) -> list[str]:
     """What starts a worker; its stdin must stay open as long as it is wanted."""
-    package = Path(posenc.__file__).resolve().parent.parent
+    package = Path(__file__).resolve().parents[2]
     arguments = [package, os.getpid(), study_folder, trial_folder, checkpoint_steps]
     return [sys.executable, "-P", "-c", _START, *map(str, arguments)]
 

@@ -168,7 +168,7 @@ def child(asked: dict[str, Any]) -> None:
     from posenc.extend.search.evolution import Search
     from posenc.extend.tune import tuning
 
-    log = Path(asked["log"]).open("a", buffering=1)
+    log = Path(asked["log"]).open("a", encoding="utf-8", buffering=1)
     writes = itertools.count()
 
     def tell(kind: str, value: Any) -> None:

@@ -40,7 +40,9 @@ def folder(words, tmp_path) -> Path:
 
 
 def change(path: Path, **keys: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | keys), encoding="utf-8")
+    path.write_text(
+        json.dumps(json.loads(path.read_text(encoding="utf-8")) | keys), encoding="utf-8"
+    )
 
 
 def command(folder: Path, kind: str) -> list[str]:

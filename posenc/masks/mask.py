@@ -1,13 +1,4 @@
-"""Who may look at whom: masks in FlexAttention's signature that compose and know their own
-structure.
-
->>> mask = posenc.masks.causal & posenc.masks.sliding_window(2)
->>> mask.rows(1, 1, 0, 4, 4, torch.device("cpu"))[0, 0].int()
-tensor([[1, 0, 0, 0],
-        [1, 1, 0, 0],
-        [0, 1, 1, 0],
-        [0, 0, 1, 1]], dtype=torch.int32)
-"""
+"""What a mask is: a predicate over pairs of tokens that composes and knows its own structure."""
 
 from __future__ import annotations
 
@@ -20,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.positions import one_row, same, version
+from posenc.positions import same, version
 
 Predicate = Callable[["Sight"], Tensor]
 
@@ -78,8 +69,8 @@ class Mask:
     _last: dict[tuple, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        q_position = _take(self.q_positions, batch, q_idx)
-        kv_position = _take(self.kv_positions, batch, kv_idx)
+        q_position = take(self.q_positions, batch, q_idx)
+        kv_position = take(self.kv_positions, batch, kv_idx)
         return self.predicate(Sight(batch, head, q_idx, kv_idx, q_position, kv_position))
 
     def __and__(self, other: Mask) -> Mask:
@@ -218,7 +209,12 @@ def _either(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
     return a(sight) | b(sight)
 
 
-def _take(positions: Tensor | None, batch: Tensor, index: Tensor) -> Tensor:
+def take(
+    positions: Shaped[Tensor, "..."] | None,
+    batch: Int[Tensor, "..."],
+    index: Int[Tensor, "..."],
+) -> Shaped[Tensor, "..."]:
+    """The positions at these indices; without positions, a token's index is its position."""
     if positions is None:
         return index
     if positions.ndim == 2 and positions.shape[0] == 1:
@@ -229,139 +225,3 @@ def _take(positions: Tensor | None, batch: Tensor, index: Tensor) -> Tensor:
 def _require_mask(other: object, operator: str) -> None:
     if not isinstance(other, Mask):
         raise TypeError(f"Mask {operator} needs another Mask, got {type(other).__name__}.")
-
-
-def _everyone(sight: Sight) -> Tensor:
-    return torch.ones_like(sight.q_position >= sight.kv_position)
-
-
-def _not_later(sight: Sight) -> Tensor:
-    return sight.q_position >= sight.kv_position
-
-
-full = Mask(_everyone, exact=True)
-"""Everyone may look at everyone."""
-
-causal = Mask(_not_later, causal=True, exact=True)
-"""A query sees keys at its own and earlier positions, in any order in memory."""
-
-
-def sliding_window(window_size: int) -> Mask:
-    """Keys less than `window_size` positions away, on either side.
-
-    `causal & sliding_window(w)` shows w keys counting the query itself, as Hugging Face and Gemma
-    do. Without causal, Gemma shows 2w - 1 keys like this function, Hugging Face 2w + 1: w + 1 here.
-    """
-    if window_size < 1:
-        raise ValueError(f"sliding_window: window_size must be at least 1, got {window_size}.")
-    return Mask(partial(_near, window_size), window=window_size, exact=True)
-
-
-def _near(window_size: int, sight: Sight) -> Tensor:
-    return (sight.q_position - sight.kv_position).abs() < window_size
-
-
-def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
-    """Only keys where `valid` (batch, kv_len) is True or nonzero: left, right or any padding."""
-    if valid.ndim != 2:
-        raise ValueError(
-            f"padding: valid must have shape (batch, kv_len), got {tuple(valid.shape)}."
-        )
-    valid = valid.bool()
-    return Mask(partial(_valid, valid), reads=(Read("padding", valid, ("batch", "kv_len")),))
-
-
-def _valid(valid: Tensor, sight: Sight) -> Tensor:
-    return valid[sight.batch, sight.kv_idx]
-
-
-def document(
-    q_documents: Shaped[Tensor, "*batch q_len"],
-    kv_documents: Shaped[Tensor, "*kv_batch kv_len"] | None = None,
-) -> Mask:
-    """Only keys of the query's own document; ids (len) or (batch, len), kv ids default to the
-    query's."""
-    q_ids, kv_ids = (
-        one_row(ids) if ids.ndim == 2 and ids.shape[0] == 1 else ids
-        for ids in (q_documents, q_documents if kv_documents is None else kv_documents)
-    )
-    return Mask(
-        partial(_same_document, q_ids, kv_ids),
-        reads=(
-            Read("documents of queries", q_ids, ("batch", "q_len")[-q_ids.ndim :]),
-            Read("documents of keys", kv_ids, ("batch", "kv_len")[-kv_ids.ndim :]),
-        ),
-    )
-
-
-def _same_document(q_ids: Tensor, kv_ids: Tensor, sight: Sight) -> Tensor:
-    mine, other = _take(q_ids, sight.batch, sight.q_idx), _take(kv_ids, sight.batch, sight.kv_idx)
-    return mine == other
-
-
-def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
-    """Keys at positions below `length`, an integer or one for each batch row.
-
-    `causal | prefix(n)` is the prefix language model: the first n tokens see one another.
-    """
-    if isinstance(length, int):
-        if length < 0:
-            raise ValueError(f"prefix: length must not be negative, got {length}.")
-        return Mask(partial(_below, length))
-    if length.ndim != 1:
-        raise ValueError(f"prefix: length must have shape (batch,), got {tuple(length.shape)}.")
-    return Mask(partial(_below_own, length), reads=(Read("prefix", length, ("batch",)),))
-
-
-def _below(length: int, sight: Sight) -> Tensor:
-    return sight.kv_position < length
-
-
-def _below_own(length: Tensor, sight: Sight) -> Tensor:
-    return sight.kv_position < length[sight.batch]
-
-
-def attention_sinks(num_sinks: int, window_size: int) -> Mask:
-    """The past within a window, and always the first `num_sinks` positions (StreamingLLM).
-
-    Source: Xiao et al. 2023, arXiv:2309.17453.
-    """
-    return causal & (sliding_window(window_size) | prefix(num_sinks))
-
-
-def chunked(chunk_size: int) -> Mask:
-    """Only keys of the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
-    if chunk_size < 1:
-        raise ValueError(f"chunked: chunk_size must be at least 1, got {chunk_size}.")
-    return Mask(partial(_own_chunk, chunk_size), window=chunk_size)
-
-
-def _own_chunk(chunk_size: int, sight: Sight) -> Tensor:
-    return sight.q_position // chunk_size == sight.kv_position // chunk_size
-
-
-def permutation(order: Int[Tensor, "*batch len"], *, stream: str) -> Mask:
-    """Keys that come earlier in a factorisation order (XLNet).
-
-    Args:
-        order: each token's place in the order, (len) or (batch, len). A negative place is context
-            that is given and not predicted: every query sees it.
-        stream: "content": a token also sees itself; "query": it does not, so that it can be
-            predicted.
-
-    Source: Yang et al. 2019, arXiv:1906.08237, section 2.3.
-    """
-    if stream not in ("content", "query"):
-        raise ValueError(f'permutation: stream must be "content" or "query", got {stream!r}.')
-
-    return Mask(
-        partial(_earlier, order, stream == "content"),
-        reads=(Read("order", order, ("batch", "kv_len")[-order.ndim :]),),
-    )
-
-
-def _earlier(order: Tensor, and_itself: bool, sight: Sight) -> Tensor:
-    own = _take(order, sight.batch, sight.q_idx)
-    other = _take(order, sight.batch, sight.kv_idx)
-    earlier = (other < own) | (other < 0)
-    return earlier | (sight.q_idx == sight.kv_idx) if and_itself else earlier

@@ -1,0 +1,39 @@
+"""Who may look at whom: masks in FlexAttention's signature that compose and know their own
+structure.
+
+>>> mask = posenc.masks.causal & posenc.masks.sliding_window(2)
+>>> mask.rows(1, 1, 0, 4, 4, torch.device("cpu"))[0, 0].int()
+tensor([[1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [0, 1, 1, 0],
+        [0, 0, 1, 1]], dtype=torch.int32)
+"""
+
+from posenc.masks.kinds import (
+    attention_sinks,
+    causal,
+    chunked,
+    document,
+    full,
+    padding,
+    permutation,
+    prefix,
+    sliding_window,
+)
+from posenc.masks.mask import Mask, Read, Sight, check_mask
+
+__all__ = [
+    "Mask",
+    "Read",
+    "Sight",
+    "attention_sinks",
+    "causal",
+    "check_mask",
+    "chunked",
+    "document",
+    "full",
+    "padding",
+    "permutation",
+    "prefix",
+    "sliding_window",
+]

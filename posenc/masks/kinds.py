@@ -1,0 +1,148 @@
+"""The masks: causal, windows, padding, documents, prefixes, sinks, chunks, permutations."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from posenc.masks.mask import Mask, Read, Sight, take
+from posenc.positions import one_row
+
+
+def _everyone(sight: Sight) -> Tensor:
+    return torch.ones_like(sight.q_position >= sight.kv_position)
+
+
+def _not_later(sight: Sight) -> Tensor:
+    return sight.q_position >= sight.kv_position
+
+
+full = Mask(_everyone, exact=True)
+"""Everyone may look at everyone."""
+
+causal = Mask(_not_later, causal=True, exact=True)
+"""A query sees keys at its own and earlier positions, in any order in memory."""
+
+
+def sliding_window(window_size: int) -> Mask:
+    """Keys less than `window_size` positions away, on either side.
+
+    `causal & sliding_window(w)` shows w keys counting the query itself, as Hugging Face and Gemma
+    do. Without causal, Gemma shows 2w - 1 keys like this function, Hugging Face 2w + 1: w + 1 here.
+    """
+    if window_size < 1:
+        raise ValueError(f"sliding_window: window_size must be at least 1, got {window_size}.")
+    return Mask(partial(_near, window_size), window=window_size, exact=True)
+
+
+def _near(window_size: int, sight: Sight) -> Tensor:
+    return (sight.q_position - sight.kv_position).abs() < window_size
+
+
+def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
+    """Only keys where `valid` (batch, kv_len) is True or nonzero: left, right or any padding."""
+    if valid.ndim != 2:
+        raise ValueError(
+            f"padding: valid must have shape (batch, kv_len), got {tuple(valid.shape)}."
+        )
+    valid = valid.bool()
+    return Mask(partial(_valid, valid), reads=(Read("padding", valid, ("batch", "kv_len")),))
+
+
+def _valid(valid: Tensor, sight: Sight) -> Tensor:
+    return valid[sight.batch, sight.kv_idx]
+
+
+def document(
+    q_documents: Shaped[Tensor, "*batch q_len"],
+    kv_documents: Shaped[Tensor, "*kv_batch kv_len"] | None = None,
+) -> Mask:
+    """Only keys of the query's own document; ids (len) or (batch, len), kv ids default to the
+    query's."""
+    q_ids, kv_ids = (
+        one_row(ids) if ids.ndim == 2 and ids.shape[0] == 1 else ids
+        for ids in (q_documents, q_documents if kv_documents is None else kv_documents)
+    )
+    return Mask(
+        partial(_same_document, q_ids, kv_ids),
+        reads=(
+            Read("documents of queries", q_ids, ("batch", "q_len")[-q_ids.ndim :]),
+            Read("documents of keys", kv_ids, ("batch", "kv_len")[-kv_ids.ndim :]),
+        ),
+    )
+
+
+def _same_document(q_ids: Tensor, kv_ids: Tensor, sight: Sight) -> Tensor:
+    mine, other = take(q_ids, sight.batch, sight.q_idx), take(kv_ids, sight.batch, sight.kv_idx)
+    return mine == other
+
+
+def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
+    """Keys at positions below `length`, an integer or one for each batch row.
+
+    `causal | prefix(n)` is the prefix language model: the first n tokens see one another.
+    """
+    if isinstance(length, int):
+        if length < 0:
+            raise ValueError(f"prefix: length must not be negative, got {length}.")
+        return Mask(partial(_below, length))
+    if length.ndim != 1:
+        raise ValueError(f"prefix: length must have shape (batch,), got {tuple(length.shape)}.")
+    return Mask(partial(_below_own, length), reads=(Read("prefix", length, ("batch",)),))
+
+
+def _below(length: int, sight: Sight) -> Tensor:
+    return sight.kv_position < length
+
+
+def _below_own(length: Tensor, sight: Sight) -> Tensor:
+    return sight.kv_position < length[sight.batch]
+
+
+def attention_sinks(num_sinks: int, window_size: int) -> Mask:
+    """The past within a window, and always the first `num_sinks` positions (StreamingLLM).
+
+    Source: Xiao et al. 2023, arXiv:2309.17453.
+    """
+    return causal & (sliding_window(window_size) | prefix(num_sinks))
+
+
+def chunked(chunk_size: int) -> Mask:
+    """Only keys of the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
+    if chunk_size < 1:
+        raise ValueError(f"chunked: chunk_size must be at least 1, got {chunk_size}.")
+    return Mask(partial(_own_chunk, chunk_size), window=chunk_size)
+
+
+def _own_chunk(chunk_size: int, sight: Sight) -> Tensor:
+    return sight.q_position // chunk_size == sight.kv_position // chunk_size
+
+
+def permutation(order: Int[Tensor, "*batch len"], *, stream: str) -> Mask:
+    """Keys that come earlier in a factorisation order (XLNet).
+
+    Args:
+        order: each token's place in the order, (len) or (batch, len). A negative place is context
+            that is given and not predicted: every query sees it.
+        stream: "content": a token also sees itself; "query": it does not, so that it can be
+            predicted.
+
+    Source: Yang et al. 2019, arXiv:1906.08237, section 2.3.
+    """
+    if stream not in ("content", "query"):
+        raise ValueError(f'permutation: stream must be "content" or "query", got {stream!r}.')
+
+    return Mask(
+        partial(_earlier, order, stream == "content"),
+        reads=(Read("order", order, ("batch", "kv_len")[-order.ndim :]),),
+    )
+
+
+def _earlier(order: Tensor, and_itself: bool, sight: Sight) -> Tensor:
+    own = take(order, sight.batch, sight.q_idx)
+    other = take(order, sight.batch, sight.kv_idx)
+    earlier = (other < own) | (other < 0)
+    return earlier | (sight.q_idx == sight.kv_idx) if and_itself else earlier
