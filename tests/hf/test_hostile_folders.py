@@ -40,9 +40,8 @@ def folder(words, tmp_path) -> Path:
 
 
 def change(path: Path, **keys: object) -> None:
-    path.write_text(
-        json.dumps(json.loads(path.read_text(encoding="utf-8")) | keys), encoding="utf-8"
-    )
+    config = json.loads(path.read_text(encoding="utf-8")) | keys
+    path.write_text(json.dumps(config), encoding="utf-8")
 
 
 def command(folder: Path, kind: str) -> list[str]:
