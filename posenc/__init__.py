@@ -160,7 +160,7 @@ def _hint(name: str) -> str:
     near = [known for known in public if known.startswith(name.lower())]
     near = near or difflib.get_close_matches(name.lower(), public, n=1)
     if name.lower() not in public:
-        folder, pattern = Path(__file__).parent, rf"^(?:class|def) ({re.escape(name)})\b"
+        folder, pattern = Path(__file__).parent, rf"^class ({re.escape(name)})\b"
         defined = [
             (".".join(path.relative_to(folder).with_suffix("").parts), found[1])
             for path in folder.rglob("*.py")

@@ -24,6 +24,7 @@ COMMANDS = {
     "bench": "posenc.bench.command:bench",
     "inspect": "posenc.inspect.command:inspect",
     "extend": "posenc.extend.command:extend",
+    "doctor": "posenc.doctor.command:doctor",
 }
 """name: "module:function"."""
 

@@ -1,5 +1,4 @@
-"""Who may look at whom: masks in FlexAttention's signature that compose and know their own
-structure.
+"""Who may look at whom: masks that compose and know their own structure.
 
 >>> mask = posenc.masks.causal & posenc.masks.sliding_window(2)
 >>> mask.rows(1, 1, 0, 4, 4, torch.device("cpu"))[0, 0].int()
@@ -9,7 +8,8 @@ tensor([[1, 0, 0, 0],
         [0, 0, 1, 1]], dtype=torch.int32)
 """
 
-from posenc.masks.kinds import (
+from posenc.masks.mask import Mask, Read, Sight, check_mask
+from posenc.masks.rules import (
     attention_sinks,
     causal,
     chunked,
@@ -20,7 +20,6 @@ from posenc.masks.kinds import (
     prefix,
     sliding_window,
 )
-from posenc.masks.mask import Mask, Read, Sight, check_mask
 
 __all__ = [
     "Mask",

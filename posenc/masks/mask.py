@@ -1,4 +1,4 @@
-"""What a mask is: a predicate over pairs of tokens that composes and knows its own structure."""
+"""A mask in FlexAttention's signature, and what it knows of itself."""
 
 from __future__ import annotations
 
@@ -214,7 +214,6 @@ def take(
     batch: Int[Tensor, "..."],
     index: Int[Tensor, "..."],
 ) -> Shaped[Tensor, "..."]:
-    """The positions at these indices; without positions, a token's index is its position."""
     if positions is None:
         return index
     if positions.ndim == 2 and positions.shape[0] == 1:

@@ -13,7 +13,15 @@ from torch import Tensor
 import posenc
 from posenc import masks
 from posenc.attend.attention import IMPLEMENTATIONS
-from posenc.attend.kernels import blockwise, toeplitz, toeplitz_forward, toeplitz_gradients
+from posenc.attend.kernels import (
+    blockwise,
+    reference,
+    sdpa,
+    split,
+    toeplitz,
+    toeplitz_forward,
+    toeplitz_gradients,
+)
 
 HEADS, KV_HEADS, HEAD_DIM, EMBED = 4, 2, 16, 64
 IMPLS = [name for name in IMPLEMENTATIONS if name not in ("reference", "flex")]
@@ -90,23 +98,44 @@ def setup(
     )  # fmt: skip
 
 
-def assert_same(case: Setup, impl: str, *, gradients: bool = True) -> None:
-    """Output, log-sum-exp and gradients of `impl` equal the reference's, or it says why it cannot
-    run."""
+MAPS = {"rerope", "leaky_rerope", "self_extend", "dual_chunk"}
+"""Several passes, joined by their log-sum-exp, under masks that are more than causality."""
+SEEN = {"fire", "dape", "inkling", "shaw", "transformer_xl", "deberta", "cope"}
+"""Terms that torch's kernels would have to show the scores to."""
+BIASES = {"alibi", "t5", "kerple", "kerple_power", "sandwich"}
+EXACT = {"causal", "everything", "decoding", "window"}
+"""Situations whose mask is causality and a window over runs of positions, and nothing else."""
+
+
+def taken(name: str, impl: str, situation: str) -> tuple[bool, bool]:
+    """Whether `impl` gives the output, and the log-sum-exp with it. What it does not give, it must
+    refuse."""
+    exact = situation in EXACT and name != "irope"  # which sees its own chunk only
+    if impl == "blockwise":
+        return True, True
+    both_ways = name == "fox" and situation == "everything"  # gates of its own for the future
+    if name in MAPS | SEEN or both_ways:
+        return False, False
+    if name in BIASES:
+        return exact or name == "alibi", exact
+    return True, exact and name != "fox"
+
+
+def assert_same(case: Setup, impl: str, takes: tuple[bool, bool], *, gradients: bool = True):
+    """Output, log-sum-exp and gradients of `impl` equal the reference's where it is to take the
+    call; elsewhere it refuses it."""
     want, want_lse = case.run("reference", return_lse=True)
-    try:
-        got, got_lse = case.run(impl, return_lse=True)
+    if takes[1]:
+        _, got_lse = case.run(impl, return_lse=True)
         torch.testing.assert_close(got_lse, want_lse, rtol=1e-9, atol=1e-9)
-    except ValueError as error:
-        assert impl != "blockwise", "blockwise runs everything"
-        if "log-sum-exp" not in str(error):
-            skip_unless_refused(error)
-        try:
-            got = case.run(impl)
-        except ValueError as why:
-            skip_unless_refused(why)
-            raise
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    else:
+        with pytest.raises(ValueError, match=f"impl='{impl}' cannot run"):
+            case.run(impl, return_lse=True)
+    if not takes[0]:
+        with pytest.raises(ValueError, match=f"impl='{impl}' cannot run"):
+            case.run(impl)
+        return
+    torch.testing.assert_close(case.run(impl), want, rtol=1e-9, atol=1e-9)
     with torch.no_grad():  # implementations are leaner there
         torch.testing.assert_close(case.run(impl), want, rtol=1e-9, atol=1e-9)
     if not gradients:
@@ -120,10 +149,17 @@ def assert_same(case: Setup, impl: str, *, gradients: bool = True) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
-def skip_unless_refused(error: ValueError) -> None:
-    if "cannot run" not in str(error):
-        raise error
-    pytest.skip(str(error))
+def test_a_kernel_that_refuses_what_it_should_run_fails_the_contract(monkeypatch):
+    monkeypatch.setattr(sdpa, "refuse", lambda problem: "it is Sunday")
+    with pytest.raises(ValueError, match="Sunday"):
+        assert_same(setup("alibi", torch.arange(9), masks.causal), "sdpa", (True, True))
+
+
+def test_a_kernel_that_runs_what_it_should_refuse_fails_the_contract(monkeypatch):
+    monkeypatch.setattr(sdpa, "refuse", lambda problem: None)
+    monkeypatch.setattr(sdpa, "run", reference.run)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        assert_same(setup("cope", torch.arange(9), masks.causal), "sdpa", (False, False))
 
 
 @pytest.fixture(autouse=True)
@@ -136,12 +172,14 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(toeplitz_forward, "HEADS", 3)
     monkeypatch.setattr(toeplitz_forward, "SHORT", 0)
     monkeypatch.setattr(toeplitz_gradients, "ROWS", 7)
+    monkeypatch.setattr(split, "ROWS", 16)
+    monkeypatch.setattr(split, "STEEP_ROWS", 8)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("name", posenc.names())
 def test_every_implementation_equals_the_reference_at_odd_lengths(name, impl):
-    assert_same(setup(name, torch.arange(41), masks.causal), impl)
+    assert_same(setup(name, torch.arange(41), masks.causal), impl, taken(name, impl, "causal"))
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -150,7 +188,7 @@ def test_every_implementation_equals_the_reference_without_a_mask(name, impl):
     case = setup(name, torch.arange(41), None, causal=False)
     if case.encoding.claims.causal_only:
         pytest.skip("needs a causal mask")
-    assert_same(case, impl)
+    assert_same(case, impl, taken(name, impl, "everything"))
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -158,7 +196,7 @@ def test_every_implementation_equals_the_reference_without_a_mask(name, impl):
 def test_every_implementation_equals_the_reference_when_decoding(name, impl):
     for queries in (1, 5):
         case = setup(name, torch.arange(423), masks.causal, queries=queries, grad=False)
-        assert_same(case, impl, gradients=False)
+        assert_same(case, impl, taken(name, impl, "decoding"), gradients=False)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -167,7 +205,8 @@ def test_every_implementation_equals_the_reference_under_padding(name, impl):
     valid = torch.ones(2, 41, dtype=torch.bool)
     valid[0, :7] = False
     valid[1, 30:] = False
-    assert_same(setup(name, torch.arange(41), masks.causal & masks.padding(valid)), impl)
+    case = setup(name, torch.arange(41), masks.causal & masks.padding(valid))
+    assert_same(case, impl, taken(name, impl, "padding"))
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -175,13 +214,15 @@ def test_every_implementation_equals_the_reference_under_padding(name, impl):
 def test_every_implementation_equals_the_reference_on_packed_documents(name, impl):
     positions = torch.cat([torch.arange(19), torch.arange(22)])
     ids = torch.cat([torch.zeros(19), torch.ones(22)])
-    assert_same(setup(name, positions, masks.causal & masks.document(ids)), impl)
+    case = setup(name, positions, masks.causal & masks.document(ids))
+    assert_same(case, impl, taken(name, impl, "documents"))
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("name", posenc.names())
 def test_every_implementation_equals_the_reference_in_a_window(name, impl):
-    assert_same(setup(name, torch.arange(41), masks.causal & masks.sliding_window(9)), impl)
+    case = setup(name, torch.arange(41), masks.causal & masks.sliding_window(9))
+    assert_same(case, impl, taken(name, impl, "window"))
 
 
 @pytest.mark.parametrize("name", posenc.names())

@@ -1,4 +1,4 @@
-"""The masks: causal, windows, padding, documents, prefixes, sinks, chunks, permutations."""
+"""Ready masks: causal, windows, padding, documents, prefixes, chunks, orders."""
 
 from __future__ import annotations
 

@@ -1,0 +1,127 @@
+"""What one runtime computes from a file, or why it refuses it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Switch = Literal["static", "length", "batch", "start"]
+"""When the frequencies change: never, with the current length, with the longest sequence of a
+batch, or with the length that the server was started for."""
+
+LOOKED_AT = 1025
+"""A switch counts where it happens within the largest length, or within this many tokens."""
+STANDSTILL = 1e-20
+"""Radians per position below which no text sees a pair turn."""
+
+
+ARITHMETIC = (ArithmeticError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+"""What calculating with nonsense raises."""
+
+
+def first_switch(switches: Iterable[Switch]) -> Switch:
+    """The first kind of layer's that is not static."""
+    for switch in switches:
+        if switch != "static":
+            return switch
+    return "static"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The rotation of one kind of layer: radians per position of each rotated pair (0: the pair
+    stands still), and what multiplies cos and sin."""
+
+    inv_freq: tuple[float, ...]
+    multiplier: float = 1.0
+
+    def __post_init__(self) -> None:
+        still = tuple(0.0 if abs(f) < STANDSTILL else float(f) for f in self.inv_freq)
+        if not all(math.isfinite(f) for f in (*still, self.multiplier)):
+            raise RefusedError("the frequencies or the multiplier are not finite")
+        object.__setattr__(self, "inv_freq", still)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """One runtime's reading of a file.
+
+    layers: kind of layer -> its rotation. softmax_scale: what multiplies q.k. max_length: the
+    longest sequence that it admits, None for no limit. without_rotation: layers that do not rotate.
+    knows: False where the runtime has no model of this architecture, or reads no such file.
+    """
+
+    runtime: str
+    version: str
+    error: str | None = None
+    layers: Mapping[str, Layer] = field(default_factory=dict)
+    softmax_scale: float | None = None
+    switch: Switch = "static"
+    max_length: int | None = None
+    without_rotation: tuple[int, ...] = ()
+    knows: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `posenc doctor --json` prints for a runtime."""
+        return {
+            "version": self.version,
+            "error": self.error,
+            "layers": {
+                name: {"inv_freq": list(layer.inv_freq), "multiplier": layer.multiplier}
+                for name, layer in self.layers.items()
+            },
+            "softmax_scale": self.softmax_scale,
+            "switch": self.switch,
+            "max_length": self.max_length,
+        }
+
+
+class RefusedError(Exception):
+    """The runtime itself would stop here, with this message.
+
+    max_length: the length it admits by then, where it already knows.
+    """
+
+    def __init__(self, message: str, max_length: int | None = None) -> None:
+        super().__init__(message)
+        self.max_length = max_length
+
+
+class UnknownModelError(RefusedError):
+    """The runtime has no model of this architecture."""
+
+
+def number(value: Any, name: str) -> float:
+    """The value, where a runtime calculates with it.
+
+    Raises: RefusedError where it is no number, as the runtime's own arithmetic does.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        kind = "NoneType" if value is None else type(value).__name__
+        raise RefusedError(f"TypeError: {name} is {value!r}, a {kind} where a number is needed")
+    return value
+
+
+def required(parameters: Mapping[str, Any], name: str) -> Any:
+    """parameters[name]. Raises: RefusedError as a dict in Python does."""
+    if name not in parameters:
+        raise RefusedError(f"KeyError: {name!r}")
+    return parameters[name]
+
+
+def factors(parameters: Mapping[str, Any], name: str, pairs: int) -> tuple[float, ...]:
+    """A list of longrope, one factor per pair.
+
+    Raises: RefusedError where it is missing, holds no numbers, or has another length.
+    """
+    values = required(parameters, name)
+    if not isinstance(values, list | tuple):
+        raise RefusedError(f"TypeError: {name} is {values!r}, expected a list of {pairs} numbers")
+    if len(values) != pairs:
+        raise RefusedError(
+            f"RuntimeError: The size of tensor a ({len(values)}) must match the size of tensor b "
+            f"({pairs}): {name} has {len(values)} factors for {pairs} pairs"
+        )
+    return tuple(number(v, name) for v in values)

@@ -1,0 +1,31 @@
+"""What each runtime knows about a family of models, read from the runtimes' own sources.
+
+families.json holds one line per `model_type` of a causal language model with rotary positions in
+transformers 5.23: class defaults, the layout of pairs, and, for transformers 4.57.3, vLLM 0.33.0,
+SGLang 0.5.23, mlx-lm 0.32.2 and llama.cpp 0c1e57098, whether they have the model and from where
+they take theta and the scaling.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+
+@lru_cache(maxsize=1)
+def all_families() -> dict[str, dict[str, Any]]:
+    """model_type -> its facts."""
+    text = resources.files("posenc.dialects").joinpath("families.json").read_text("utf-8")
+    return json.loads(text)
+
+
+def family(model_type: str) -> dict[str, Any] | None:
+    """The facts of one model_type, None for one that is not known."""
+    return all_families().get(model_type)
+
+
+def by_architecture(name: str) -> str | None:
+    """The model_type of a class such as LlamaForCausalLM."""
+    return next((m for m, f in all_families().items() if f["architecture"] == name), None)

@@ -1,0 +1,108 @@
+"""The frequencies of the RoPE variants as plain floats, one formula each.
+
+Frequencies are in radians per position, fastest pair first. A runtime works in float32, so float64
+here is exact enough for the 1e-6 that the emulators are held to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+LARGEST_DIM = 1 << 14
+"""Dims of a head; the largest in use has 512."""
+
+
+def plain(dim: int, theta: float) -> tuple[float, ...]:
+    """theta^(-2i/dim) for i = 0 .. dim/2 - 1.
+
+    Raises: ValueError for more dims than a head can have.
+
+    >>> plain(4, 10000.0)
+    (1.0, 0.01)
+    """
+    if not 0 <= dim <= LARGEST_DIM:
+        raise ValueError(f"{dim} rotated dims, expected at most {LARGEST_DIM}")
+    return tuple(theta ** (-2 * i / dim) for i in range(dim // 2))
+
+
+def divided(inv_freq: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
+    """Each frequency divided by its own factor."""
+    return tuple(f / factor for f, factor in zip(inv_freq, factors, strict=True))
+
+
+def ntk_theta(theta: float, factor: float, dim: int) -> float:
+    """The base that divides the slowest frequency by `factor`: theta factor^(dim/(dim-2))."""
+    return theta * factor ** (dim / (dim - 2))
+
+
+def dynamic_theta(theta: float, factor: float, length: float, trained: float, dim: int) -> float:
+    """The base of dynamic NTK at a length: unchanged up to the trained one."""
+    longer = max(length, trained)
+    return ntk_theta(theta, factor * longer / trained - (factor - 1), dim)
+
+
+def yarn_scale(factor: float, mscale: float = 1.0) -> float:
+    """0.1 mscale ln(factor) + 1, and 1 where nothing is stretched."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def yarn(
+    dim: int,
+    theta: float,
+    factor: float,
+    original: float,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+) -> tuple[float, ...]:
+    """YaRN's frequencies: kept where a pair turns more than beta_fast times within the original
+    length, divided by `factor` where it turns less than beta_slow times, and a ramp between.
+
+    truncate: round the ends of the ramp outward to whole pairs.
+    """
+
+    def pair(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair(beta_fast), pair(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low or 0.001
+    shares = [min(max((i - low) / width, 0.0), 1.0) for i in range(dim // 2)]
+    return tuple(
+        f * (1 - r) + f / factor * r for f, r in zip(plain(dim, theta), shares, strict=True)
+    )
+
+
+def longrope_scale(ratio: float, original: float) -> float:
+    """sqrt(1 + ln(ratio) / ln(original)), and 1 where nothing is stretched."""
+    return math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
+
+
+def llama3_factors(
+    dim: int, theta: float, factor: float, low: float, high: float, original: float
+) -> tuple[float, ...]:
+    """What Llama 3.1 divides each frequency by: 1 for wavelengths below original/high, `factor`
+    above original/low, smooth between."""
+
+    def one(f: float) -> float:
+        wavelength = 2 * math.pi / f
+        if wavelength > original / low:
+            return factor
+        if wavelength < original / high:
+            return 1.0
+        smooth = (original / wavelength - low) / (high - low)
+        return 1 / ((1 - smooth) / factor + smooth)
+
+    return tuple(one(f) for f in plain(dim, theta))
+
+
+def proportional(
+    head_dim: int, theta: float, share: float, factor: float = 1.0
+) -> tuple[float, ...]:
+    """The first share of the whole head's frequencies; the other pairs stand still."""
+    rotated = int(share * head_dim // 2)
+    kept = plain(head_dim, theta)[:rotated]
+    return tuple(f / factor for f in kept) + (0.0,) * (head_dim // 2 - rotated)

@@ -1,0 +1,214 @@
+"""What a config means: its rotary keys read with goodwill, whoever of the runtimes follows.
+
+transformers 5's rules, and where keys are old, missing or in the wrong place, what their author
+can only have meant. Whatever had to be guessed or chosen is told in `doubts`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from posenc.dialects import formulas
+from posenc.dialects.computed import ARITHMETIC, Computed, Layer, RefusedError, first_switch
+from posenc.dialects.model import BadConfigError, Model, model_of
+from posenc.dialects.runtimes import transformers5
+
+OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
+NUMBERS = (
+    "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "attn_factor",
+    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor",
+    "partial_rotary_factor", "alpha",
+)  # fmt: skip
+YARN_KEYS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor")
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """computed: the frequencies meant at a length. parameters: the rope dict meant, by kind of
+    layer. max_length: the longest sequence meant. trained_length: the length of the unscaled
+    frequencies. doubts: what was guessed."""
+
+    model: Model
+    computed: Computed
+    parameters: Mapping[str, Mapping[str, Any]]
+    max_length: int
+    trained_length: int
+    doubts: tuple[str, ...]
+
+
+def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
+    """What a config.json's dict means at a length (default: the longest meant).
+
+    Raises: ValueError where that cannot be told.
+    """
+    doubts: list[str] = []
+    model = model_of(_canonical(config, doubts))
+    try:
+        resolved = transformers5.resolve(model)
+        layers, parameters = {}, {}
+        for kind, p in resolved.items():
+            parameters[kind] = _meant(p, model, kind, doubts)
+        longest = max(_longest(p, model) for p in parameters.values())
+        if length and any(p["rope_type"] == "dynamic" for p in parameters.values()):
+            longest = max(longest, length)
+        for kind, p in parameters.items():
+            layers[kind] = _rotation(p, model, length or longest)
+        scale = transformers5.softmax_scale(model, next(iter(parameters.values())))
+    except BadConfigError:
+        raise
+    except (RefusedError, *ARITHMETIC) as refused:
+        raise ValueError(f"cannot tell what the rotary keys mean: {refused}") from refused
+    computed = Computed(
+        "meant",
+        "",
+        None,
+        layers,
+        scale,
+        first_switch(transformers5.switch(p, longest) for p in parameters.values()),
+        longest,
+        model.without_rotation,
+    )
+    trained = min(_trained(p, model) for p in parameters.values())
+    return Meaning(model, computed, parameters, longest, trained, tuple(dict.fromkeys(doubts)))
+
+
+def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
+    """The config with one rope dict, settled types and real numbers."""
+    model = model_of(config)
+    result = dict(model.config)
+    for name in NUMBERS:
+        if name in result:
+            result[name] = _as_number(result[name], name, doubts)
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(result.get(name), Mapping):
+            result[name] = _settle_all(result[name], result, doubts)
+    old, new = result.get("rope_scaling"), result.get("rope_parameters")
+    if model.nested and new and not any(isinstance(v, Mapping) for v in new.values()):
+        doubts.append("rope_parameters is flat; it is taken for the layers with full attention")
+        result["rope_parameters"] = new = {"full_attention": new}
+    if old and new and differing_keys(old, new, result):
+        doubts.append("rope_scaling and rope_parameters differ; rope_scaling is taken")
+    return result
+
+
+def differing_keys(
+    old: Mapping[str, Any], new: Mapping[str, Any], config: Mapping[str, Any]
+) -> list[str]:
+    """The keys in which two rope dicts differ, after filling in types and the outer base."""
+    filled = []
+    if not any(isinstance(v, Mapping) for v in old.values()):
+        inner = new.get("full_attention")
+        new = inner if isinstance(inner, Mapping) else new
+    for given in (old, new):
+        p = dict(given)
+        kind = p.pop("type", None)
+        p.setdefault("rope_type", "default" if kind is None else kind)
+        if p.get("rope_theta") is None and config.get("rope_theta") is not None:
+            p["rope_theta"] = config["rope_theta"]
+        filled.append({k: v for k, v in p.items() if v is not None})
+    first, second = filled
+    return sorted(k for k in first.keys() | second.keys() if first.get(k) != second.get(k))
+
+
+def _settle_all(
+    given: Mapping[str, Any], config: Mapping[str, Any], doubts: list[str]
+) -> dict[str, Any]:
+    if any(isinstance(v, Mapping) for v in given.values()):
+        return {
+            k: _settle(v, config, doubts) if isinstance(v, Mapping) else v for k, v in given.items()
+        }
+    return _settle(given, config, doubts)
+
+
+def _settle(
+    given: Mapping[str, Any], config: Mapping[str, Any], doubts: list[str]
+) -> dict[str, Any]:
+    p = {k: _as_number(v, k, doubts) if k in NUMBERS else v for k, v in given.items()}
+    old, new = p.pop("type", None), p.get("rope_type")
+    kind = new if new is not None else old
+    if old is not None and new is not None and OLD_NAMES.get(old, old) != OLD_NAMES.get(new, new):
+        doubts.append(f"type is {old!r} and rope_type {new!r}; rope_type is taken")
+    if kind is None and p.get("factor") not in (None, 1, 1.0):
+        kind = _guess_type(p)
+        doubts.append(f"the rope dict has a factor and no type; {kind!r} is taken")
+    if kind is not None:
+        p["rope_type"] = OLD_NAMES.get(kind, kind)
+    outer = config.get("original_max_position_embeddings")
+    inner = p.get("original_max_position_embeddings")
+    if inner is not None and outer is not None and inner != outer:
+        doubts.append(f"the original length is {inner} inside and {outer} at the top level")
+    return p
+
+
+def _guess_type(p: Mapping[str, Any]) -> str:
+    if "long_factor" in p:
+        return "longrope"
+    if "low_freq_factor" in p:
+        return "llama3"
+    if any(key in p for key in YARN_KEYS) or "original_max_position_embeddings" in p:
+        return "yarn"
+    return "linear"
+
+
+def _as_number(value: Any, name: str, doubts: list[str]) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    if not math.isfinite(number):
+        return value
+    doubts.append(f"{name} is the string {value!r}; {number:g} is taken")
+    return number
+
+
+def _meant(p: Mapping[str, Any], model: Model, kind: str, doubts: list[str]) -> dict[str, Any]:
+    """The dict with what its spelling stood for: own NTK types and attn_factor translated."""
+    p = dict(p)
+    given = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
+    inner = given.get(kind) if isinstance(given, Mapping) and kind in given else given
+    if isinstance(inner, Mapping) and "truncate" in inner:
+        p["truncate"] = inner["truncate"]  # transformers drops it where dicts are nested
+    if p["rope_type"] == "ntk":
+        dim = int(model.head_dim * p.get("partial_rotary_factor", 1.0))
+        factor = float(p.pop("factor", 1.0))
+        p["rope_theta"] = formulas.ntk_theta(float(p["rope_theta"]), factor, dim)
+        p["rope_type"] = "default"
+        doubts.append(f"type 'ntk' is taken as a base of {p['rope_theta']:g}")
+    elif p["rope_type"] == "dynamic" and "alpha" in p:
+        dim = int(model.head_dim * p.get("partial_rotary_factor", 1.0))
+        p["rope_theta"] = formulas.ntk_theta(float(p["rope_theta"]), float(p["alpha"]), dim)
+        p["rope_type"] = "default"
+    elif p["rope_type"] == "yarn" and "attn_factor" in p and p.get("attention_factor") is None:
+        usual = transformers5.yarn_multiplier(p, float(p["factor"]))
+        copied = math.isclose(p["attn_factor"], usual, rel_tol=1e-3)
+        p["attention_factor"] = usual if copied else usual * p["attn_factor"]
+        doubts.append(
+            f"attn_factor {p['attn_factor']:g} is taken "
+            + ("as the temperature itself" if copied else "as a multiple of yarn's temperature")
+        )
+    return p
+
+
+def _rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
+    return transformers5.rotation(dict(p), model, length)
+
+
+def _trained(p: Mapping[str, Any], model: Model) -> int:
+    original = p.get("original_max_position_embeddings")
+    if p["rope_type"] in transformers5.STRETCHED and isinstance(original, int | float):
+        return int(original)
+    return model.max_positions
+
+
+def _longest(p: Mapping[str, Any], model: Model) -> int:
+    """max_position_embeddings, or what yarn stretches the original length to where that is
+    more."""
+    longest, factor = model.max_positions, p.get("factor")
+    if p["rope_type"] == "yarn" and isinstance(factor, int | float):
+        return max(longest, int(_trained(p, model) * factor))
+    return longest

@@ -1,0 +1,204 @@
+"""What a config says about the attention, whatever the dialect of its rotary keys: sizes, kinds of
+layers, the scale of the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from posenc.dialects.families import by_architecture, family
+
+INNER = ("text_config", "language_config", "llm_config")
+"""Where a config of several modalities keeps the language model's."""
+LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
+LARGEST = 1 << 40
+LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
+"""Bounds of sizes that lists are made of; the biggest models have a tenth of them."""
+LAYER_KINDS = (
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "linear_attention",
+    "indexed_attention",
+    "hybrid",
+    "hybrid_sliding",
+)
+"""Names by which rope_parameters may be nested."""
+SCALAR_SCALES = {"gemma3n_text": 1.0, "gemma4_text": 1.0, "gemma4_unified_text": 1.0}
+SLIDING_ROTATES_ALONE = ("cohere2", "cohere2_moe")
+"""Families whose full-attention layers have no rotation."""
+
+
+class BadConfigError(ValueError):
+    """A config that no runtime's arithmetic needs to see: sizes that are none."""
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The language model's keys on top, over those of the whole."""
+    merged = dict(config)
+    for name in INNER:
+        inner = config.get(name)
+        if isinstance(inner, Mapping):
+            merged.update(inner)
+    return merged
+
+
+@dataclass(frozen=True)
+class Model:
+    """The sizes that positions need."""
+
+    config: Mapping[str, Any]
+    """config.json with the language model's keys on top."""
+    model_type: str
+    facts: Mapping[str, Any]
+    """The family's line of families.json; empty for a family that is not known."""
+
+    @property
+    def known(self) -> bool:
+        return bool(self.facts)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A key of the config, or the family's default for it."""
+        value = self.config.get(name)
+        if value is None:
+            value = self.facts.get("defaults", {}).get(name)
+        return default if value is None else value
+
+    def size(self, *names: str, default: int | None = None) -> int:
+        """The first of these keys that is given: a whole number of at least 1.
+
+        Raises: BadConfigError where none is given or one is no such number.
+        """
+        found = next((n for n in names if self.config.get(n) is not None), None)
+        value = self.config[found] if found else self.get(names[0], default)
+        name, largest = found or names[0], LARGEST_OF.get(names[0], LARGEST)
+        if value is None:
+            raise BadConfigError(f"config.json: {' or '.join(names)} is missing.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+            raise BadConfigError(f"config.json: {name} must be an integer, got {value!r}.")
+        if not 1 <= value <= largest:
+            raise BadConfigError(
+                f"config.json: {name} must be between 1 and {largest}, got {value}."
+            )
+        return int(value)
+
+    @property
+    def mla(self) -> bool:
+        """Latent attention as in DeepSeek: the rotated dims stand beside the others."""
+        return "kv_lora_rank" in self.config or "qk_rope_head_dim" in self.facts.get("defaults", {})
+
+    @property
+    def num_layers(self) -> int:
+        return self.size("num_hidden_layers", "n_layer", "n_layers", "num_layers", default=1)
+
+    @property
+    def num_heads(self) -> int:
+        return self.size("num_attention_heads", "n_head", "n_heads")
+
+    @property
+    def head_dim(self) -> int:
+        """The dims that rotation may take: of a whole head, or of MLA's rotary part."""
+        if self.mla:
+            return self.size("qk_rope_head_dim", default=64)
+        if self.get("head_dim") is not None:
+            return self.size("head_dim")
+        hidden = self.size("hidden_size", "n_embd", "d_model")
+        if hidden < self.num_heads:
+            raise BadConfigError(
+                f"config.json: hidden_size {hidden} is smaller than num_attention_heads "
+                f"{self.num_heads}."
+            )
+        if hidden // self.num_heads > LARGEST_OF["head_dim"]:
+            raise BadConfigError(
+                f"config.json: a head of {hidden // self.num_heads} channels is too large."
+            )
+        return hidden // self.num_heads
+
+    @property
+    def max_positions(self) -> int:
+        return self.size(*LENGTHS, default=2048)
+
+    @property
+    def interleaved(self) -> bool:
+        """Pairs are (2i, 2i+1) in this family's checkpoints, not (i, i + d/2)."""
+        return bool(self.facts.get("interleaved", False))
+
+    @property
+    def owns_partial(self) -> bool:
+        """The family's code rotates only a share of each head."""
+        modern = self.facts.get("transformers5", {})
+        inner = [d for d in modern.get("nested", {}).values() if d and d["rope_type"] == "default"]
+        return any("partial_rotary_factor" in d for d in (modern, *inner))
+
+    @property
+    def nested(self) -> bool:
+        """The family's code keeps one set of rotary parameters per kind of layer."""
+        return "nested" in self.facts.get("transformers5", {})
+
+    @property
+    def scale(self) -> float:
+        """What multiplies q.k, before any temperature of the positions."""
+        if self.model_type in SCALAR_SCALES:
+            return SCALAR_SCALES[self.model_type]
+        if self.mla:
+            return (self.size("qk_nope_head_dim", default=128) + self.head_dim) ** -0.5
+        scalar = self.get("query_pre_attn_scalar")
+        if scalar is not None and self.model_type.startswith(("gemma", "vaultgemma", "t5gemma")):
+            return float(scalar) ** -0.5
+        multiplier = self.get("attention_multiplier")
+        if multiplier is not None and self.model_type.startswith("granite"):
+            return float(multiplier)
+        return self.head_dim**-0.5
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        """The kind of each layer, as transformers 5 derives it."""
+        given = self.config.get("layer_types")
+        if isinstance(given, list) and given:
+            return tuple(str(kind) for kind in given)
+        every = self.config.get("sliding_window_pattern", self.facts.get("full_every"))
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            every = self.facts.get("full_every")
+        if every is None or "full_every" not in self.facts:
+            return ("full_attention",) * self.num_layers
+        return tuple(
+            "sliding_attention" if (i + 1) % every else "full_attention"
+            for i in range(self.num_layers)
+        )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of layers that rotate differently: ("all",) where all rotate alike."""
+        if not self.nested:
+            return ("all",)
+        labels = tuple(self.facts["transformers5"]["nested"])
+        present = [kind for kind in labels if kind in self.layer_types]
+        return tuple(present) or labels
+
+    @property
+    def without_rotation(self) -> tuple[int, ...]:
+        """The layers that do not rotate, by the config's own keys."""
+        listed = self.config.get("no_rope_layers")
+        if isinstance(listed, list) and listed:
+            return tuple(i for i, rotates in enumerate(listed) if not rotates)
+        interval = 4 if self.model_type in ("smollm3", "llama4_text") else None
+        if self.config.get("no_rope_layer_interval") is not None:
+            interval = self.size("no_rope_layer_interval")
+        if interval is not None:
+            return tuple(i for i in range(self.num_layers) if (i + 1) % interval == 0)
+        if self.model_type in SLIDING_ROTATES_ALONE:
+            kinds = enumerate(self.layer_types)
+            return tuple(i for i, kind in kinds if kind == "full_attention")
+        return ()
+
+
+def model_of(config: Mapping[str, Any]) -> Model:
+    """The model that a config.json describes."""
+    flat = flatten(config)
+    name = flat.get("model_type")
+    architectures = flat.get("architectures")
+    if not isinstance(name, str):
+        first = architectures[0] if isinstance(architectures, list) and architectures else ""
+        name = by_architecture(str(first)) or "llama"
+    return Model(flat, name, family(name) or {})

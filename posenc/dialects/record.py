@@ -1,0 +1,132 @@
+"""One frozen record of a checkpoint's positions: what `doctor` judges and `extend` exports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from posenc.dialects.computed import Computed, Switch
+from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.meaning import Meaning, meaning_of
+from posenc.dialects.model import Model
+from posenc.dialects.runtimes.llama_cpp import from_metadata
+from posenc.dialects.source import Source
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """Layers that rotate alike.
+
+    layers: their indices. rotary_dim: rotated channels of each head. inv_freq: radians per
+    position of each pair, 0 where it stands still. multiplier: on cos and sin. window: how many
+    keys are visible counting the query itself, None for all.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    rotary_dim: int
+    inv_freq: tuple[float, ...]
+    multiplier: float
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the position settings of a checkpoint mean, at one length.
+
+    interleaved: pairs are (2i, 2i+1) by the family's code, None where the family is not known.
+    softmax_scale: multiplies q.k. switch: whether the frequencies change with the length.
+    trained_length: of the unscaled frequencies. max_length: the longest meant. without_rotation:
+    layers that do not rotate. doubts: what had to be guessed.
+    """
+
+    model_type: str
+    spelling: str
+    interleaved: bool | None
+    kinds: tuple[LayerKind, ...]
+    softmax_scale: float | None
+    switch: Switch
+    length: int
+    trained_length: int
+    max_length: int
+    without_rotation: tuple[int, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def record_of(source: Source, length: int | None = None) -> Record:
+    """The record of a file that was read, at a length (default: the longest meant).
+
+    Raises: ValueError where the keys' meaning cannot be told.
+    """
+    if source.metadata is not None:
+        return _of_gguf(source.metadata, length)
+    return of_meaning(meaning_of(source.config, length), source.spelling, length)
+
+
+def of_meaning(meaning: Meaning, spelling: str, length: int | None) -> Record:
+    """The record of a config's meaning."""
+    model, computed = meaning.model, meaning.computed
+    return Record(
+        model.model_type,
+        spelling,
+        model.interleaved if model.known else None,
+        _kinds(model, computed),
+        computed.softmax_scale,
+        computed.switch,
+        length or meaning.max_length,
+        meaning.trained_length,
+        meaning.max_length,
+        computed.without_rotation,
+        meaning.doubts,
+    )
+
+
+def _kinds(model: Model, computed: Computed) -> tuple[LayerKind, ...]:
+    types, window = model.layer_types, model.config.get("sliding_window")
+    window = window if isinstance(window, int) and window > 0 else None
+    if not _windows_used(model.config):
+        window = None
+    found = []
+    for name, layer in computed.layers.items():
+        indices = tuple(
+            i
+            for i in range(model.num_layers)
+            if i not in computed.without_rotation
+            and (name == "all" or (i < len(types) and types[i] == name))
+        )
+        seen = window if name == "sliding_attention" or (name == "all" and window) else None
+        found.append(
+            LayerKind(
+                name, indices, 2 * len(layer.inv_freq), layer.inv_freq, layer.multiplier, seen
+            )
+        )
+    return tuple(found)
+
+
+def _windows_used(config: Mapping[str, Any]) -> bool:
+    return config.get("use_sliding_window", True) is not False
+
+
+def _of_gguf(meta: Metadata, length: int | None) -> Record:
+    computed = from_metadata(meta, length)
+    layers = tuple(range(meta.num_layers))
+    kinds = tuple(
+        LayerKind(name, layers, 2 * len(layer.inv_freq), layer.inv_freq, layer.multiplier)
+        for name, layer in computed.layers.items()
+    )
+    return Record(
+        meta.architecture,
+        "gguf",
+        None,
+        kinds,
+        computed.softmax_scale,
+        computed.switch,
+        length or meta.context_length,
+        int(meta.original_length),
+        meta.context_length,
+        computed.without_rotation,
+    )

@@ -1,0 +1,39 @@
+"""One emulator per runtime: a config.json's dict and a length in, what it computes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from posenc.dialects.computed import Computed
+from posenc.dialects.runtimes import llama_cpp, mlx_lm, sglang, transformers4, transformers5, vllm
+from posenc.dialects.runtimes.running import VERSIONS, Emulator
+
+RUNTIMES: dict[str, Emulator] = {
+    "transformers-4": transformers4.emulate,
+    "transformers-5": transformers5.emulate,
+    "vllm": vllm.emulate,
+    "sglang": sglang.emulate,
+    "mlx-lm": mlx_lm.emulate,
+    "llama.cpp": llama_cpp.emulate,
+}
+"""Name -> emulate(config, length)."""
+
+
+def emulate(
+    config: Mapping[str, Any], length: int | None = None, names: Iterable[str] | None = None
+) -> dict[str, Computed]:
+    """What each of these runtimes (default: all six) computes from a config.json's dict.
+
+    Raises: ValueError for a name that is no runtime.
+    """
+    chosen = list(names) if names is not None else list(RUNTIMES)
+    unknown = [name for name in chosen if name not in RUNTIMES]
+    if unknown:
+        raise ValueError(
+            f"unknown runtime {', '.join(unknown)}; expected one of {', '.join(RUNTIMES)}."
+        )
+    return {name: RUNTIMES[name](config, length) for name in chosen}
+
+
+__all__ = ["RUNTIMES", "VERSIONS", "Emulator", "emulate"]

@@ -1,0 +1,160 @@
+"""llama.cpp's converter: which GGUF keys it writes for a config.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from posenc.dialects import formulas
+from posenc.dialects.computed import RefusedError, UnknownModelError, number
+from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.model import Model
+from posenc.dialects.runtimes import transformers5
+
+WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
+"""Architectures whose converter writes longrope's lists and their temperature."""
+
+
+def convert(model: Model) -> Metadata:
+    """The file that the converter writes, with transformers 5 installed beside it.
+
+    Raises: RefusedError where it stops; UnknownModelError where it has no such model.
+    """
+    if model.known and "gguf" not in model.facts:
+        raise UnknownModelError(f"llama.cpp has no model for {model.model_type!r}")
+    if model.nested and not set(model.kinds) <= {"full_attention", "sliding_attention"}:
+        raise UnknownModelError(f"posenc has not read how llama.cpp rotates {model.model_type!r}")
+    facts = model.facts.get("gguf", {"architecture": "llama", "llama3": True})
+    parameters, sliding = _parameters(model)
+    fields: dict[str, Any] = {"context_length": model.max_positions}
+    theta = parameters.get("rope_theta")
+    if theta is not None:
+        fields["freq_base"] = _float32(theta)
+    if sliding is not None:
+        fields["freq_base_swa"] = _float32(sliding)
+    kind = str(parameters.get("rope_type", "default"))
+    dims = _dimension_count(model, parameters)
+    if facts["architecture"] in WRITES_FACTORS:
+        fields.update(_own_factors(model, parameters, kind, dims))
+    else:
+        fields.update(_scaling(parameters, kind))
+        if kind == "llama3" and facts["llama3"]:
+            fields["rope_freqs"] = _llama3_freqs(parameters, dims)
+    if kind == "proportional" and facts["architecture"] == "gemma4":
+        still = formulas.proportional(dims, 2.0, float(parameters["partial_rotary_factor"]))
+        fields["rope_freqs"] = tuple(1.0 if f else 1e30 for f in still)
+    all_dim = parameters.get("mscale_all_dim")
+    if all_dim is not None and facts["architecture"] in ("deepseek2", "deepseek32", "mistral3"):
+        legacy = 1.0 if facts["architecture"] == "mistral3" else 0.1
+        fields["log_multiplier"] = legacy * number(all_dim, "mscale_all_dim")
+    return Metadata(
+        facts["architecture"],
+        dimension_count=dims,
+        head_dim=model.head_dim,
+        num_layers=model.num_layers,
+        given=frozenset(fields),
+        **fields,
+    )
+
+
+def _float32(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RefusedError("struct.error: required argument is not a float")
+    return value
+
+
+def _parameters(model: Model) -> tuple[Mapping[str, Any], Any]:
+    """The rope dict of the layers that are not windowed, and the windowed layers' theta.
+
+    The config goes through transformers 5 where that loads it, and is read raw where not. The
+    top-level original length counts only for families whose config class has the field.
+    """
+    try:
+        if model.nested:
+            resolved = transformers5.resolve(model)
+            full = resolved.get("full_attention") or next(iter(resolved.values()))
+            return full, resolved.get("sliding_attention", {}).get("rope_theta")
+        return _loaded(model), None
+    except RefusedError:
+        raw = model.config.get("rope_parameters", model.config.get("rope_scaling")) or {}
+        p = dict(raw) if isinstance(raw, Mapping) else {}
+        p.setdefault("rope_theta", model.config.get("rope_theta"))
+        p.setdefault("rope_type", p.get("type", "default"))
+        return p, None
+
+
+def _loaded(model: Model) -> Mapping[str, Any]:
+    if model.facts.get("original_field"):
+        return transformers5.resolve(model)["all"]
+    config = dict(model.config)
+    config.pop("original_max_position_embeddings", None)
+    return transformers5.resolve(Model(config, model.model_type, model.facts))["all"]
+
+
+def _dimension_count(model: Model, parameters: Mapping[str, Any]) -> int:
+    if not model.owns_partial or parameters.get("rope_type") == "proportional":
+        return model.head_dim
+    share = number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    return int(model.head_dim * share)
+
+
+def _scaling(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    factor = p.get("factor")
+    if kind == "linear" and factor is not None:
+        return {"scaling_type": "linear", "scaling_factor": _float32(factor)}
+    if kind == "yarn" and factor is not None:
+        fields: dict[str, Any] = {
+            "scaling_type": "yarn",
+            "scaling_factor": _float32(factor),
+            "original_length": number(p["original_max_position_embeddings"], "original length"),
+        }
+        given = {
+            "yarn_ext_factor": p.get("extrapolation_factor"),
+            "yarn_attn_factor": p.get("attention_factor", p.get("attn_factor")),
+            "beta_fast": p.get("beta_fast"),
+            "beta_slow": p.get("beta_slow"),
+        }
+        fields.update({k: _float32(v) for k, v in given.items() if v is not None})
+        return fields
+    if kind in ("su", "longrope"):
+        return {"scaling_type": "longrope"}
+    return {}
+
+
+def _own_factors(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> dict[str, Any]:
+    original = p.get("original_max_position_embeddings")
+    if original is None:
+        original = model.get("original_max_position_embeddings", model.max_positions)
+    original = number(original, "original length")
+    fields: dict[str, Any] = {"original_length": original}
+    long, short = p.get("long_factor"), p.get("short_factor")
+    if not long:
+        return fields
+    scale = model.max_positions / original
+    if kind in ("su", "longrope"):
+        fields["attn_factor"] = formulas.longrope_scale(scale, original)
+    elif kind == "yarn":
+        fields["attn_factor"] = formulas.yarn_scale(scale)
+    else:
+        raise RefusedError(
+            f"NotImplementedError: The rope scaling type {kind} is not supported yet"
+        )
+    if not short or len(long) != len(short) or len(long) != dims / 2:
+        raise RefusedError(
+            f"ValueError: The length of rope long and short factors must be {dims / 2}. "
+            f"long_factors = {len(long)}, short_factors = {len(short or ())}."
+        )
+    fields["factors_long"], fields["factors_short"] = tuple(long), tuple(short)
+    return fields
+
+
+def _llama3_freqs(p: Mapping[str, Any], dims: int) -> tuple[float, ...]:
+    factor = number(p.get("factor", 8.0), "factor")
+    low = number(p.get("low_freq_factor", 1.0), "low_freq_factor")
+    high = number(p.get("high_freq_factor", 4.0), "high_freq_factor")
+    original = number(p.get("original_max_position_embeddings", 8192), "original length")
+    theta = number(p.get("rope_theta", 10000.0), "rope_theta")
+    if math.isclose(low, high):
+        raise RefusedError("AssertionError: low_freq_wavelen != high_freq_wavelen")
+    return formulas.llama3_factors(dims, theta, factor, low, high, original)

@@ -1,0 +1,142 @@
+"""llama.cpp: a converter that writes GGUF keys, and a library that reads some of them."""
+
+from __future__ import annotations
+
+from posenc.dialects import formulas
+from posenc.dialects.computed import Computed, Layer, RefusedError, Switch
+from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.model import Model
+from posenc.dialects.runtimes.gguf_converter import convert
+from posenc.dialects.runtimes.running import emulator, version_of
+
+LOADS_FREQS = (
+    "llama", "llada", "llama4", "deci", "minicpm", "granite", "granitemoe", "granitehybrid",
+    "granite_swa", "exaone", "exaone4", "exaone-moe", "apertus", "arcee", "falcon-h1", "nanbeige",
+    "pangu-embedded", "refact", "gemma4", "step35", "mistral3", "cogvlm",
+)  # fmt: skip
+"""Architectures that load rope_freqs.weight; the others refuse a file that has it."""
+LOADS_FACTORS = (
+    "llama", "deci", "granite", "granitemoe", "granite_swa", "apertus", "minicpm", "minicpm3",
+    "mistral3", "pangu-embedded", "phi3", "phimoe", "refact", "step35",
+)  # fmt: skip
+"""Architectures that load rope_factors_long.weight and rope_factors_short.weight."""
+READS_BETAS = ("mistral3", "grok")
+READS_LOG_MULTIPLIER = ("deepseek2", "deepseek32", "mistral3")
+WHOLE_HEAD_ONLY = ("llama", "llada", "deci", "llama4")
+"""Architectures that refuse a rotated width other than the head's."""
+NO_ROPE_EVERY = {"smollm3": 4}
+
+
+@emulator("llama.cpp")
+def emulate(model: Model, length: int | None) -> Computed:
+    """What libllama computes from the file that its converter makes of a config.json, with a
+    context of `length` tokens."""
+    return from_metadata(convert(model), length, model)
+
+
+def from_metadata(meta: Metadata, length: int | None, model: Model | None = None) -> Computed:
+    """What libllama computes from a GGUF file's keys and factor tensors."""
+    check_tensors(meta)
+    full = rotation(meta, length or meta.context_length)
+    layers = {"all": full}
+    if model is not None and model.nested:
+        layers = _nested(meta, model, full)
+    elif model is None and meta.freq_base_swa is not None:
+        sliding = Layer(formulas.plain(meta.dimension_count, meta.freq_base_swa))
+        layers = {"full_attention": full, "sliding_attention": sliding}
+    every = NO_ROPE_EVERY.get(meta.architecture)
+    still = tuple(i for i in range(meta.num_layers) if every and (i + 1) % every == 0)
+    if every is None and model is not None:
+        still = model.without_rotation
+    return Computed(
+        "llama.cpp",
+        version_of("llama.cpp"),
+        None,
+        layers,
+        _softmax_scale(meta, model),
+        _switch(meta),
+        None,
+        still,
+    )
+
+
+def check_tensors(meta: Metadata) -> None:
+    """Raises: RefusedError where the architecture does not take a tensor of the file."""
+    if meta.rope_freqs is not None:
+        if meta.architecture not in LOADS_FREQS:
+            raise RefusedError(
+                f"llama.cpp: the architecture {meta.architecture} loads no rope_freqs.weight: "
+                "wrong number of tensors, the model fails to load"
+            )
+        if meta.scaling_type == "longrope" and meta.architecture in LOADS_FACTORS:
+            raise RefusedError(
+                "llama.cpp: with rope.scaling.type longrope it wants rope_factors_long.weight, "
+                "not rope_freqs.weight; the model fails to load"
+            )
+    if meta.architecture in WHOLE_HEAD_ONLY and meta.dimension_count != meta.head_dim:
+        raise RefusedError(
+            f"llama.cpp: invalid n_rot: {meta.dimension_count}, expected {meta.head_dim}"
+        )
+    for name in ("rope_freqs", "factors_long", "factors_short"):
+        values = getattr(meta, name)
+        if values is not None and len(values) != meta.dimension_count // 2:
+            raise RefusedError(
+                f"llama.cpp: {name} has {len(values)} values for {meta.dimension_count // 2} pairs"
+            )
+
+
+def rotation(meta: Metadata, length: int) -> Layer:
+    """The frequencies and multiplier of the layers that are not windowed."""
+    dim, theta = meta.dimension_count, meta.freq_base
+    divisors = _divisors(meta, length)
+    factor = 1.0 if meta.scaling_type == "none" else meta.scaling_factor
+    if meta.scaling_type != "yarn":
+        plain = formulas.divided(formulas.plain(dim, theta), divisors)
+        return Layer(tuple(f / factor for f in plain), meta.attn_factor)
+    fast, slow = 32.0, 1.0
+    if meta.architecture in READS_BETAS:
+        fast, slow = meta.beta_fast or fast, meta.beta_slow or slow
+    inv_freq = formulas.yarn(dim, theta, factor, meta.original_length, fast, slow)
+    return Layer(formulas.divided(inv_freq, divisors), _yarn_multiplier(meta, factor))
+
+
+def _divisors(meta: Metadata, length: int) -> tuple[float, ...]:
+    if meta.rope_freqs is not None:
+        return meta.rope_freqs
+    chosen = meta.factors_long if length > meta.original_length else meta.factors_short
+    return chosen if chosen is not None else (1.0,) * (meta.dimension_count // 2)
+
+
+def _log_multiplier(meta: Metadata) -> float:
+    value = meta.log_multiplier or 0.0
+    if meta.architecture not in READS_LOG_MULTIPLIER:
+        return 0.0
+    return value if meta.architecture == "mistral3" else value / 0.1
+
+
+def _yarn_multiplier(meta: Metadata, factor: float) -> float:
+    all_dim = _log_multiplier(meta)
+    mscale = all_dim if meta.architecture == "deepseek2" and all_dim else 1.0
+    upper = formulas.yarn_scale(factor, mscale)
+    return upper / formulas.yarn_scale(factor, all_dim) * meta.attn_factor
+
+
+def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
+    base = meta.head_dim**-0.5 if model is None else model.scale
+    if meta.architecture not in ("deepseek2", "deepseek32"):
+        return base
+    factor = meta.scaling_factor if meta.scaling_type == "yarn" else 1.0
+    rotation = _yarn_multiplier(meta, factor) if factor > 1 else meta.attn_factor
+    return base * (rotation * formulas.yarn_scale(factor, _log_multiplier(meta))) ** 2
+
+
+def _nested(meta: Metadata, model: Model, full: Layer) -> dict[str, Layer]:
+    theta = meta.freq_base_swa if meta.freq_base_swa is not None else meta.freq_base
+    sliding = Layer(formulas.plain(meta.dimension_count_swa or meta.dimension_count, theta))
+    return {kind: sliding if "sliding" in kind else full for kind in model.kinds}
+
+
+def _switch(meta: Metadata) -> Switch:
+    if meta.rope_freqs is not None or meta.factors_long is None:
+        return "static"
+    return "start" if meta.original_length < meta.context_length else "static"

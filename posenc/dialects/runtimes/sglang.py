@@ -1,0 +1,163 @@
+"""SGLang: transformers 5's loader, rotary classes of its own, and a limit on the length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from posenc.dialects import formulas
+from posenc.dialects.computed import (
+    Computed,
+    Layer,
+    RefusedError,
+    Switch,
+    UnknownModelError,
+    factors,
+    first_switch,
+    number,
+    required,
+)
+from posenc.dialects.model import Model
+from posenc.dialects.runtimes import transformers5
+from posenc.dialects.runtimes.running import emulator, version_of
+
+LENGTH_KEYS = (
+    "max_sequence_length", "seq_length", "max_seq_len", "model_max_length",
+    "max_position_embeddings",
+)  # fmt: skip
+"""The first of these that is given is the model's length."""
+DROPS_SCALING = ("gemma3_text",)
+"""Families whose model file sets every layer to plain RoPE."""
+
+
+@emulator("sglang")
+def emulate(model: Model, length: int | None) -> Computed:
+    """What SGLang 0.5 computes for a batch whose longest sequence is `length`."""
+    if model.known and not model.facts.get("sglang"):
+        raise UnknownModelError(f"SGLang has no model for {model.model_type!r}")
+    resolved = transformers5.resolve(model)
+    largest = largest_length(model, resolved)
+    if length is not None and length > largest:
+        raise RefusedError(
+            f"ValueError: User-specified context_length ({length}) is greater than the derived "
+            f"context_length ({largest}); SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 would allow "
+            "it",
+            largest,
+        )
+    first = next(iter(resolved.values()))
+    try:
+        layers = {
+            kind: rotation(p, model, length or model.max_positions) for kind, p in resolved.items()
+        }
+        scale = _softmax_scale(model, first)
+    except RefusedError as refused:
+        raise RefusedError(str(refused), largest) from refused
+    return Computed(
+        "sglang",
+        version_of("sglang"),
+        None,
+        layers,
+        scale,
+        first_switch(_switch(p, model) for p in resolved.values()),
+        largest,
+        model.without_rotation,
+    )
+
+
+def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
+    """The first length key times the factor, unless the dict has an original length or is
+    llama3's."""
+    given = [model.get(key) for key in LENGTH_KEYS]
+    length = next((number(v, "max_position_embeddings") for v in given if v is not None), 2048)
+    if model.nested:
+        return int(length)
+    p = resolved["all"]
+    if "original_max_position_embeddings" in p or p["rope_type"] == "llama3":
+        return int(length)
+    return int(length * number(p.get("factor", 1), "factor"))
+
+
+def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
+    """The frequencies and multiplier of SGLang's own rotary classes."""
+    kind, head_dim = p["rope_type"], model.head_dim
+    theta = number(p["rope_theta"], "rope_theta")
+    share = number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    shared = model.owns_partial or (model.nested and kind == "proportional")
+    dim = int(head_dim * share) if shared else head_dim
+    plain = formulas.plain(dim, theta)
+    if model.model_type in DROPS_SCALING or kind == "default":
+        return Layer(plain)
+    if model.mla:
+        kind = "deepseek_yarn"
+    if kind == "proportional":
+        return Layer(formulas.proportional(head_dim, theta, dim / head_dim))
+    if kind == "longrope":
+        return _longrope(p, model, plain, length)
+    if kind == "dynamic" and "alpha" in p:
+        base = formulas.ntk_theta(theta, number(p["alpha"], "alpha"), dim)
+        return Layer(formulas.plain(dim, base))
+    if kind not in ("linear", "dynamic", "llama3", "yarn", "deepseek_yarn"):
+        raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
+    factor = number(p.get("factor", 1.0), "factor")
+    trained = model.max_positions
+    if kind == "linear":
+        return Layer(tuple(f / factor for f in plain))
+    if kind == "dynamic":
+        base = formulas.dynamic_theta(theta, factor, trained * factor, trained, dim)
+        return Layer(formulas.plain(dim, base))
+    original = number(p.get("original_max_position_embeddings", trained), "original length")
+    if kind == "llama3":
+        low = number(p.get("low_freq_factor", 1.0), "low_freq_factor")
+        high = number(p.get("high_freq_factor", 4.0), "high_freq_factor")
+        divisors = formulas.llama3_factors(dim, theta, factor, low, high, original)
+        return Layer(formulas.divided(plain, divisors))
+    inv_freq = formulas.yarn(
+        dim, theta, factor, original,
+        number(p.get("beta_fast", 32), "beta_fast"), number(p.get("beta_slow", 1), "beta_slow"),
+        kind == "deepseek_yarn" or bool(p.get("truncate", True)),
+    )  # fmt: skip
+    return Layer(inv_freq, _multiplier(p, factor, latent=kind == "deepseek_yarn"))
+
+
+def _multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> float:
+    """The ratio of the mscale pair, else yarn's, times attn_factor; attention_factor means
+    nothing."""
+    mscale, all_dim = p.get("mscale"), p.get("mscale_all_dim")
+    if latent:
+        mscale, all_dim = p.get("mscale", 1), p.get("mscale_all_dim", 0)
+    times = number(p.get("attn_factor", 1), "attn_factor")
+    if mscale is None or all_dim is None:
+        return formulas.yarn_scale(factor) * times
+    upper = formulas.yarn_scale(factor, number(mscale, "mscale"))
+    return upper / formulas.yarn_scale(factor, number(all_dim, "mscale_all_dim")) * times
+
+
+def _longrope(p: Mapping[str, Any], model: Model, plain: tuple[float, ...], length: int) -> Layer:
+    if model.interleaved:
+        raise RefusedError(
+            "ValueError: `Phi3LongRoPEScaledRotaryEmbedding` only supports neox_style."
+        )
+    trained = model.max_positions
+    original = number(p.get("original_max_position_embeddings", trained), "original length")
+    short = factors(p, "short_factor", len(plain))
+    long = factors(p, "long_factor", len(plain))
+    scale = formulas.longrope_scale(trained / original, original)
+    use_long = length - 1 > original  # the largest position of the batch, not its length
+    given = p.get("long_mscale" if use_long else "short_mscale")
+    chosen = long if use_long else short
+    return Layer(formulas.divided(plain, chosen), scale if given is None else number(given, "it"))
+
+
+def _switch(p: Mapping[str, Any], model: Model) -> Switch:
+    if p["rope_type"] != "longrope":
+        return "static"
+    original = p.get("original_max_position_embeddings", model.max_positions)
+    return "batch" if original < model.max_positions else "static"
+
+
+def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
+    if not model.mla or p["rope_type"] == "default":
+        return model.scale
+    factor = number(required(p, "factor"), "factor")
+    all_dim = number(p.get("mscale_all_dim") or 0, "mscale_all_dim")
+    return model.scale * formulas.yarn_scale(factor, all_dim) ** 2

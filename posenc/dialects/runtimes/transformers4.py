@@ -1,0 +1,206 @@
+"""transformers 4: top-level rope_theta and rope_scaling; rope_parameters means nothing to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from posenc.dialects import formulas
+from posenc.dialects.computed import (
+    LOOKED_AT,
+    Computed,
+    Layer,
+    RefusedError,
+    Switch,
+    UnknownModelError,
+    factors,
+    number,
+    required,
+)
+from posenc.dialects.model import Model
+from posenc.dialects.runtimes import transformers5
+from posenc.dialects.runtimes.running import emulator, version_of
+
+NEEDED = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
+THREE_KEYS = ("phi3", "phi4_multimodal")
+"""Families whose config refuses a rope_scaling of more or less than three keys."""
+
+
+@emulator("transformers-4")
+def emulate(model: Model, length: int | None) -> Computed:
+    """What transformers 4.57 computes; it never refuses a length."""
+    if model.known and "transformers4" not in model.facts:
+        raise UnknownModelError(f"transformers 4 has no model for {model.model_type!r}")
+    length = length or model.max_positions
+    scaling = scaling_of(model)
+    full = rotation(model, scaling, theta_of(model), length)
+    layers = {"all": full}
+    if model.nested:
+        local = model.config.get("rope_local_base_freq")
+        if local is None:
+            local = model.facts["transformers4"].get("rope_local_base_freq")
+        theta = theta_of(model) if local is None else number(local, "rope_local_base_freq")
+        sliding = Layer(formulas.plain(int(model.head_dim * _share(model)), theta))
+        layers = {kind: sliding if "sliding" in kind else full for kind in model.kinds}
+    return Computed(
+        "transformers-4",
+        version_of("transformers-4"),
+        None,
+        layers,
+        softmax_scale(model, scaling),
+        _switch(model, scaling),
+        None,
+        model.without_rotation,
+    )
+
+
+def theta_of(model: Model) -> float:
+    """The top-level base, else the class's."""
+    classes = model.facts.get("transformers4", {})
+    for name in ("rotary_emb_base", "rope_theta"):
+        if name == "rope_theta" or name in classes:
+            value = model.config.get(name, classes.get(name))
+            if value is not None:
+                return number(value, name)
+    return 10000.0
+
+
+def scaling_of(model: Model) -> dict[str, Any] | None:
+    """rope_scaling with its type settled: in most families `type` wins over `rope_type`.
+
+    Raises: RefusedError for what the config's own validation refuses.
+    """
+    classes = model.facts.get("transformers4", {})
+    given = model.config.get("rope_scaling", classes.get("rope_scaling"))
+    if not isinstance(given, Mapping):
+        return None
+    scaling = dict(given)
+    if model.model_type in THREE_KEYS:
+        _check_three_keys(scaling, model)
+    if "type" in scaling and (classes.get("type_wins", True) or model.model_type in THREE_KEYS):
+        scaling["rope_type"] = scaling["type"]
+    if classes.get("validates", True):
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        missing = {key for key in ("rope_type", *NEEDED.get(kind, ())) if key not in scaling}
+        if missing and kind in NEEDED:
+            raise RefusedError(
+                f"KeyError: Missing required keys in `rope_scaling` for 'rope_type'='{kind}': "
+                f"{missing}"
+            )
+    scaling.setdefault("rope_type", scaling.get("type"))
+    if scaling["rope_type"] not in NEEDED:
+        raise RefusedError(f"KeyError: {scaling['rope_type']!r}")
+    for key in NEEDED[scaling["rope_type"]]:
+        required(scaling, key)
+    return scaling
+
+
+def _check_three_keys(scaling: dict[str, Any], model: Model) -> None:
+    if scaling.get("type") in ("su", "yarn"):
+        scaling["type"] = "longrope"
+    if len(scaling) != 3:
+        raise RefusedError(
+            "ValueError: `rope_scaling` must be a dictionary with three fields, `type`, "
+            f"`short_factor` and `long_factor`, got {len(scaling)}: {', '.join(scaling)}"
+        )
+    if scaling.get("type") != "longrope":
+        raise RefusedError(
+            "ValueError: `rope_scaling`'s type field must be one of ['longrope'], got "
+            f"{scaling.get('type')}"
+        )
+    for name in ("short_factor", "long_factor"):
+        factors(scaling, name, int(model.head_dim * _share(model)) // 2)
+
+
+def _share(model: Model) -> float:
+    classes = model.facts.get("transformers4", {})
+    for name in ("rotary_pct", "partial_rotary_factor"):
+        if name == "partial_rotary_factor" or name in classes:
+            value = model.config.get(name, classes.get(name))
+            if value is not None:
+                return number(value, name)
+    return 1.0
+
+
+def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length: int) -> Layer:
+    """The frequencies and multiplier at a length."""
+    dim = int(model.head_dim * _share(model))
+    plain = formulas.plain(dim, theta)
+    if scaling is None or scaling["rope_type"] == "default":
+        return Layer(plain)
+    kind, trained = scaling["rope_type"], model.max_positions
+    if kind == "longrope":
+        return _longrope(model, scaling, plain, length)
+    factor = number(scaling["factor"], "factor")
+    if kind == "linear":
+        return Layer(tuple(f / factor for f in plain))
+    if kind == "dynamic":
+        base = formulas.dynamic_theta(theta, factor, length, trained, dim)
+        return Layer(formulas.plain(dim, base))
+    if kind == "llama3":
+        low = number(scaling["low_freq_factor"], "low_freq_factor")
+        high = number(scaling["high_freq_factor"], "high_freq_factor")
+        original = number(scaling["original_max_position_embeddings"], "original length")
+        divisors = formulas.llama3_factors(dim, theta, factor, low, high, original)
+        return Layer(formulas.divided(plain, divisors))
+    inv_freq = formulas.yarn(
+        dim,
+        theta,
+        factor,
+        number(scaling.get("original_max_position_embeddings") or trained, "original length"),
+        number(scaling.get("beta_fast") or 32, "beta_fast"),
+        number(scaling.get("beta_slow") or 1, "beta_slow"),
+        bool(scaling.get("truncate", True)),
+    )
+    return Layer(inv_freq, transformers5.yarn_multiplier(scaling, factor))
+
+
+def _original(model: Model) -> tuple[float, bool]:
+    """longrope's original length: the top level's only, else the largest; and whether it was
+    given."""
+    outer = model.config.get("original_max_position_embeddings")
+    if outer is None and model.facts.get("original_field"):
+        outer = model.get("original_max_position_embeddings")
+    if outer is None:
+        return model.max_positions, False
+    return number(outer, "original_max_position_embeddings"), True
+
+
+def _longrope(
+    model: Model, scaling: dict[str, Any], plain: tuple[float, ...], length: int
+) -> Layer:
+    original, given = _original(model)
+    short = factors(scaling, "short_factor", len(plain))
+    long = factors(scaling, "long_factor", len(plain))
+    temperature = scaling.get("attention_factor")
+    if temperature is None:
+        ratio = model.max_positions / original if given else scaling.get("factor")
+        temperature = formulas.longrope_scale(number(ratio, "factor"), original)
+    chosen = long if length > original else short
+    return Layer(formulas.divided(plain, chosen), number(temperature, "attention_factor"))
+
+
+def _switch(model: Model, scaling: dict[str, Any] | None) -> Switch:
+    if scaling is None or scaling["rope_type"] not in ("dynamic", "longrope"):
+        return "static"
+    looked_at = max(model.max_positions, LOOKED_AT)
+    if scaling["rope_type"] == "dynamic":
+        return "length" if model.max_positions < looked_at else "static"
+    same = scaling["short_factor"] == scaling["long_factor"]
+    return "static" if same or _original(model)[0] >= looked_at else "length"
+
+
+def softmax_scale(model: Model, scaling: dict[str, Any] | None) -> float:
+    """MLA gives the square of mscale_all_dim's temperature to all logits."""
+    if not model.mla or scaling is None:
+        return model.scale
+    factor = number(required(scaling, "factor"), "factor")
+    all_dim = number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")
+    return model.scale * (formulas.yarn_scale(factor, all_dim) ** 2 if all_dim else 1.0)

@@ -1,0 +1,254 @@
+"""transformers 5: rope_parameters, with the older spelling folded in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from posenc.dialects import formulas
+from posenc.dialects.computed import (
+    LOOKED_AT,
+    Computed,
+    Layer,
+    RefusedError,
+    Switch,
+    factors,
+    first_switch,
+    number,
+    required,
+)
+from posenc.dialects.model import Model
+from posenc.dialects.runtimes.running import emulator, version_of
+
+NEEDED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""Keys without which loading the config stops; theta and the original length have defaults."""
+PHI3 = ("phi3", "phi4_multimodal")
+"""Families that know longrope only, by three names."""
+STRETCHED = ("llama3", "yarn", "longrope")
+Parameters = dict[str, Any]
+
+
+def resolve(model: Model) -> dict[str, Parameters]:
+    """rope_parameters as they stand after loading: kind of layer -> its flat dict.
+
+    Raises: RefusedError where loading stops.
+    """
+    if model.nested:
+        return _resolve_nested(model)
+    config = model.config
+    given = config.get("rope_scaling") or config.get("rope_parameters")
+    parameters = dict(given or _class_default(model))
+    _fill(parameters, model, _theta(model), _partial(model))
+    if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
+        parameters["rope_type"] = "longrope"
+        required_key = "original_max_position_embeddings"
+        if required_key not in parameters:  # filled in for types of the newer names only
+            raise RefusedError(
+                "KeyError: Missing required keys in `rope_parameters` for "
+                f"'rope_type'='longrope': {{{required_key!r}}}"
+            )
+    if parameters["rope_type"] in STRETCHED:
+        outer = config.get("original_max_position_embeddings")
+        if outer is None and model.facts.get("original_field"):
+            outer = model.get("original_max_position_embeddings")
+        if outer is not None:
+            parameters["original_max_position_embeddings"] = outer
+    if model.model_type in PHI3 and parameters["rope_type"] not in ("default", "longrope"):
+        raise RefusedError(
+            "ValueError: `rope_parameters`'s type field must be one of ['longrope'], got "
+            f"{parameters['rope_type']}"
+        )
+    check(parameters)
+    return {"all": parameters}
+
+
+def _class_default(model: Model) -> Parameters:
+    default = deepcopy(model.facts.get("transformers5", {}).get("rope", {}))
+    default.pop("rope_theta", None)  # the config's own base counts, where it has one
+    return default
+
+
+def _resolve_nested(model: Model) -> dict[str, Parameters]:
+    """One dict per kind of layer; a flat rope_scaling goes to the layers with full attention."""
+    config = model.config
+    given = config.get("rope_parameters")
+    inner: dict[str, Parameters] = {}
+    if isinstance(given, Mapping):
+        inner = {k: dict(v) for k, v in given.items() if isinstance(v, Mapping)}
+    old = config.get("rope_scaling")
+    if isinstance(old, Mapping) and any(isinstance(v, Mapping) for v in old.values()):
+        inner = {k: dict(v) for k, v in old.items() if isinstance(v, Mapping)}
+    elif isinstance(old, Mapping):
+        if given is not None and "full_attention" not in inner:
+            raise RefusedError("KeyError: 'full_attention'")
+        # The class's own rope_type stands here already: a `type` beside it means nothing.
+        inner["full_attention"] = {"rope_type": "default", **inner.get("full_attention", {}), **old}
+    resolved = {}
+    for kind, defaults in model.facts["transformers5"]["nested"].items():
+        theta = (defaults or {}).get("rope_theta", 10000.0)
+        if kind == "sliding_attention":
+            if isinstance(model.facts["transformers5"]["rope_theta"], Mapping):
+                theta = _first(config, "rope_local_base_freq", default=theta)
+        else:
+            theta = _first(config, "rope_theta", "global_rope_theta", default=theta)
+        parameters = inner.get(kind)
+        if parameters is None:
+            parameters = {k: v for k, v in (defaults or {}).items() if k != "rope_theta"}
+        _fill(parameters, model, theta, config.get("partial_rotary_factor"))
+        parameters.pop("truncate", None)  # transformers looks for it beside the nested dicts
+        check(parameters)
+        resolved[kind] = parameters
+    return {kind: resolved[kind] for kind in model.kinds}
+
+
+def _first(config: Mapping[str, Any], *names: str, default: Any) -> Any:
+    return next((config[n] for n in names if config.get(n) is not None), default)
+
+
+def _theta(model: Model) -> Any:
+    name = "rotary_emb_base" if model.model_type.startswith("gpt_neox") else "rope_theta"
+    default = model.facts.get("transformers5", {}).get("rope_theta", 10000.0)
+    return _first(model.config, name, default=default)
+
+
+def _partial(model: Model) -> Any:
+    name = "rotary_pct" if model.model_type.startswith("gpt_neox") else "partial_rotary_factor"
+    default = model.facts.get("transformers5", {}).get("partial_rotary_factor")
+    return _first(model.config, name, default=default)
+
+
+def _fill(parameters: Parameters, model: Model, theta: Any, partial: Any) -> None:
+    parameters.setdefault("rope_theta", theta)
+    if partial is not None:
+        parameters.setdefault("partial_rotary_factor", partial)
+    parameters.setdefault("rope_type", parameters.get("type", "default"))
+    if parameters["rope_type"] in STRETCHED:
+        parameters.setdefault("original_max_position_embeddings", model.max_positions)
+
+
+def check(parameters: Parameters) -> None:
+    """Raises: RefusedError where a key that its type needs is missing."""
+    kind = parameters["rope_type"]
+    missing = [key for key in NEEDED.get(kind, ()) if key not in parameters]
+    if missing:
+        raise RefusedError(
+            f"KeyError: Missing required keys in `rope_parameters` for 'rope_type'='{kind}': "
+            f"{set(missing)}"
+        )
+
+
+def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
+    """attention_factor, else the ratio of the mscale pair where both are given, else yarn's."""
+    given = parameters.get("attention_factor")
+    if given is not None:
+        return number(given, "attention_factor")
+    mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if mscale and all_dim:
+        return formulas.yarn_scale(factor, number(mscale, "mscale")) / formulas.yarn_scale(
+            factor, number(all_dim, "mscale_all_dim")
+        )
+    return formulas.yarn_scale(factor)
+
+
+def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
+    """The frequencies and multiplier of one kind of layer at a length."""
+    kind = parameters["rope_type"]
+    theta = number(parameters["rope_theta"], "rope_theta")
+    share = number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    head_dim, trained = model.head_dim, model.max_positions
+    if kind == "proportional":
+        factor = number(parameters.get("factor", 1.0), "factor")
+        return Layer(formulas.proportional(head_dim, theta, share, factor))
+    if kind == "default" and not model.owns_partial:
+        share = 1.0
+    dim = int(head_dim * share)
+    if kind == "default":
+        return Layer(formulas.plain(dim, theta))
+    if kind == "longrope":
+        return _longrope(parameters, theta, dim, trained, length)
+    if kind not in NEEDED:
+        raise RefusedError(f"KeyError: {kind!r}")
+    factor = parameters["factor"]
+    if factor is None and kind == "yarn":
+        factor = trained / number(parameters["original_max_position_embeddings"], "original length")
+    factor = number(factor, "factor")
+    if kind == "linear":
+        return Layer(tuple(f / factor for f in formulas.plain(dim, theta)))
+    if kind == "dynamic":
+        base = formulas.dynamic_theta(theta, factor, length, trained, dim)
+        return Layer(formulas.plain(dim, base))
+    original = number(
+        parameters["original_max_position_embeddings"], "original_max_position_embeddings"
+    )
+    if kind == "llama3":
+        low = number(parameters["low_freq_factor"], "low_freq_factor")
+        high = number(parameters["high_freq_factor"], "high_freq_factor")
+        divisors = formulas.llama3_factors(dim, theta, factor, low, high, original)
+        return Layer(formulas.divided(formulas.plain(dim, theta), divisors))
+    inv_freq = formulas.yarn(
+        dim,
+        theta,
+        factor,
+        original,
+        number(parameters.get("beta_fast") or 32, "beta_fast"),
+        number(parameters.get("beta_slow") or 1, "beta_slow"),
+        bool(parameters.get("truncate", True)),
+    )
+    return Layer(inv_freq, yarn_multiplier(parameters, factor))
+
+
+def _longrope(p: Parameters, theta: float, dim: int, trained: int, length: int) -> Layer:
+    original = number(required(p, "original_max_position_embeddings"), "original length")
+    short, long = factors(p, "short_factor", dim // 2), factors(p, "long_factor", dim // 2)
+    factor = p.get("factor")
+    ratio = trained / original if factor is None else number(factor, "factor")
+    given = p.get("attention_factor")
+    scale = formulas.longrope_scale(ratio, original) if given is None else number(given, "it")
+    chosen = long if length > original else short
+    return Layer(formulas.divided(formulas.plain(dim, theta), chosen), scale)
+
+
+def switch(parameters: Parameters, trained: int) -> Switch:
+    """Whether the frequencies change with the current length, within the lengths looked at."""
+    kind = parameters["rope_type"]
+    looked_at = max(trained, LOOKED_AT)
+    if kind == "dynamic":
+        return "length" if trained < looked_at else "static"
+    if kind != "longrope" or parameters["short_factor"] == parameters["long_factor"]:
+        return "static"
+    return "length" if parameters["original_max_position_embeddings"] < looked_at else "static"
+
+
+def softmax_scale(model: Model, parameters: Parameters) -> float:
+    """MLA gives the square of mscale_all_dim's temperature to all logits."""
+    all_dim = parameters.get("mscale_all_dim")
+    if not model.mla or parameters["rope_type"] == "default" or not all_dim:
+        return model.scale
+    factor = number(required(parameters, "factor"), "factor")
+    return model.scale * formulas.yarn_scale(factor, number(all_dim, "mscale_all_dim")) ** 2
+
+
+@emulator("transformers-5")
+def emulate(model: Model, length: int | None) -> Computed:
+    """What transformers 5.23 computes; it never refuses a length."""
+    resolved = resolve(model)
+    length = length or model.max_positions
+    layers = {kind: rotation(p, model, length) for kind, p in resolved.items()}
+    first = next(iter(resolved.values()))
+    return Computed(
+        "transformers-5",
+        version_of("transformers-5"),
+        None,
+        layers,
+        softmax_scale(model, first),
+        first_switch(switch(p, model.max_positions) for p in resolved.values()),
+        None,
+        model.without_rotation,
+    )

@@ -1,0 +1,226 @@
+"""vLLM: transformers 5's loader, patches of its own, rotary classes of its own, and a limit on the
+length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from posenc.dialects import formulas
+from posenc.dialects.computed import (
+    Computed,
+    Layer,
+    RefusedError,
+    Switch,
+    UnknownModelError,
+    factors,
+    first_switch,
+    number,
+    required,
+)
+from posenc.dialects.model import LAYER_KINDS, Model
+from posenc.dialects.runtimes import transformers5
+from posenc.dialects.runtimes.running import emulator, version_of
+
+LENGTH_KEYS = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
+    "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
+"""The smallest of these is the model's length."""
+ALREADY_STRETCHED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Types whose factor does not multiply the length."""
+SMALLEST_SERVER = 1024
+"""Tokens below which nobody starts a server: a switch under that length never shows."""
+
+
+@emulator("vllm")
+def emulate(model: Model, length: int | None) -> Computed:
+    """What vLLM 0.33 computes for a server started with max_model_len = length."""
+    if model.nested and not set(model.kinds) <= set(LAYER_KINDS):
+        raise UnknownModelError(f"posenc has not read how vLLM rotates {model.model_type!r}")
+    resolved = {kind: _patched(p, model) for kind, p in transformers5.resolve(model).items()}
+    largest = largest_length(model, resolved)
+    if length is not None and length > largest:
+        raise RefusedError(
+            f"ValueError: User-specified max_model_len ({length}) is greater than the derived "
+            f"max_model_len ({largest}); VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 would allow it",
+            largest,
+        )
+    try:
+        layers = {
+            kind: rotation(p, model, length or model.max_positions) for kind, p in resolved.items()
+        }
+        scale = _softmax_scale(model, next(iter(resolved.values())))
+    except RefusedError as refused:
+        raise RefusedError(str(refused), largest) from refused
+    return Computed(
+        "vllm",
+        version_of("vllm"),
+        None,
+        layers,
+        scale,
+        first_switch(_switch(p, model) for p in resolved.values()),
+        largest,
+        model.without_rotation,
+    )
+
+
+def _patched(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
+    """The dict after vLLM has renamed the older types."""
+    p = dict(parameters)
+    raw = _raw(model)
+    old, new = raw.get("type"), raw.get("rope_type")
+    allowed = (old, new) in (("su", "longrope"), ("mrope", "default"))
+    if old is not None and new is not None and old != new and not allowed:
+        raise RefusedError(
+            f"ValueError: Found conflicts between 'rope_type={new}' (modern field) and "
+            f"'type={old}' (legacy field). You should only specify one of them."
+        )
+    if p["rope_type"] == "su":
+        p["rope_type"] = "longrope"
+        p.setdefault("original_max_position_embeddings", model.max_positions)
+    elif p["rope_type"] == "mrope":
+        if "mrope_section" not in p:
+            raise RefusedError(
+                "ValueError: Legacy rope_type 'mrope' requires 'mrope_section' in rope_parameters"
+            )
+        p["rope_type"] = "default"
+    elif p["rope_type"] == "telechat3-yarn":
+        p["rope_type"] = "yarn"
+        p["attention_factor"] = 0.07 * math.log(number(required(p, "factor"), "factor")) + 1.0
+    if model.mla and p["rope_type"] != "default":
+        plain = p.get("attention_factor") == 1.0
+        p["rope_type"] = "deepseek_llama_scaling" if plain else "deepseek_yarn"
+    return p
+
+
+def _raw(model: Model) -> Mapping[str, Any]:
+    given = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
+    return given if isinstance(given, Mapping) else {}
+
+
+def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
+    """The largest max_model_len that vLLM admits.
+
+    Raises: RefusedError where scalars stand beside nested dicts.
+    """
+    raw = model.config.get("rope_parameters")
+    if model.nested and isinstance(raw, Mapping):
+        nested = [isinstance(v, Mapping) or v is None for v in raw.values()]
+        if any(nested) and not set(raw) <= set(LAYER_KINDS) and "rope_type" not in raw:
+            raise RefusedError("KeyError: 'rope_type'")
+    given = [model.get(key) for key in LENGTH_KEYS]
+    lengths = [number(v, "max_position_embeddings") for v in given if v is not None]
+    length = min(lengths, default=2048)
+    if "gemma3" in model.model_type:
+        return int(length)
+    factor: Any = 1.0
+    for p in resolved.values():
+        if p["rope_type"] not in ALREADY_STRETCHED:
+            factor = p.get("factor", factor)
+    return int(length * (1.0 if factor is None else number(factor, "factor")))
+
+
+def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
+    """The frequencies and multiplier of vLLM's own rotary classes."""
+    kind, head_dim = p["rope_type"], model.head_dim
+    share = number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    if not 0 < share <= 1:
+        raise RefusedError(f"ValueError: partial_rotary_factor={share} must be between 0.0 and 1.0")
+    theta = number(p["rope_theta"], "rope_theta")
+    dim = int(head_dim * share)
+    plain = formulas.plain(dim, theta)
+    if kind == "default":
+        return Layer(plain)
+    if kind == "proportional":
+        return Layer(formulas.proportional(head_dim, theta, dim / head_dim))
+    if kind == "longrope":
+        return _longrope(p, model, plain, length)
+    if kind == "dynamic":
+        return Layer(_dynamic(p, model, theta, dim))
+    if kind not in ("linear", "ntk", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"):
+        raise RefusedError(f"ValueError: Unknown RoPE scaling type {kind}")
+    factor = number(required(p, "factor"), "factor")
+    if kind == "linear":
+        return Layer(tuple(f / factor for f in plain))
+    if kind == "ntk":
+        return Layer(_ntk(theta, factor, dim, p.get("mixed_b")))
+    original = number(required(p, "original_max_position_embeddings"), "original length")
+    if kind == "llama3":
+        low = number(required(p, "low_freq_factor"), "low_freq_factor")
+        high = number(required(p, "high_freq_factor"), "high_freq_factor")
+        divisors = formulas.llama3_factors(dim, theta, factor, low, high, original)
+        return Layer(formulas.divided(plain, divisors))
+    return _yarn(p, model, theta, dim, factor, original)
+
+
+def _yarn(
+    p: Mapping[str, Any], model: Model, theta: float, dim: int, factor: float, original: float
+) -> Layer:
+    latent = p["rope_type"] != "yarn"
+    fast, slow = p.get("beta_fast", 32), p.get("beta_slow", 1)
+    if model.model_type == "gpt_oss":
+        fast, slow = required(p, "beta_fast"), required(p, "beta_slow")
+    inv_freq = formulas.yarn(
+        dim, theta, factor, original, number(fast, "beta_fast"), number(slow, "beta_slow"),
+        True if latent else bool(p.get("truncate", True)),
+    )  # fmt: skip
+    if latent:
+        upper = formulas.yarn_scale(factor, number(p.get("mscale", 1), "mscale"))
+        lower = formulas.yarn_scale(factor, number(p.get("mscale_all_dim", 0), "mscale_all_dim"))
+        return Layer(inv_freq, upper / lower)
+    if model.model_type == "gpt_oss":
+        return Layer(inv_freq, formulas.yarn_scale(factor))
+    return Layer(inv_freq, transformers5.yarn_multiplier(p, factor))
+
+
+def _dynamic(p: Mapping[str, Any], model: Model, theta: float, dim: int) -> tuple[float, ...]:
+    if "alpha" in p:
+        return formulas.plain(dim, formulas.ntk_theta(theta, number(p["alpha"], "alpha"), dim))
+    factor = number(p["factor"], "factor")
+    positions = model.max_positions
+    trained = number(p.get("max_trained_positions", positions), "max_trained_positions")
+    stretch = factor * positions / trained - (factor - 1)
+    return formulas.plain(dim, formulas.ntk_theta(theta, stretch, dim))
+
+
+def _ntk(theta: float, factor: float, dim: int, mixed_b: Any) -> tuple[float, ...]:
+    """vLLM's own NTK, which no other runtime has: base times factor, and all pairs slower by
+    factor^(2/dim)."""
+    if mixed_b is None:
+        return tuple(f / factor ** (2 / dim) for f in formulas.plain(dim, theta * factor))
+    power = number(mixed_b, "mixed_b")
+    rate = math.log(factor) / (dim / 2) ** power
+    plain = formulas.plain(dim, theta)
+    return tuple(f / math.exp(rate * (i + 1) ** power) for i, f in enumerate(plain))
+
+
+def _longrope(p: Mapping[str, Any], model: Model, plain: tuple[float, ...], length: int) -> Layer:
+    if model.interleaved:
+        raise RefusedError(
+            "ValueError: `Phi3LongRoPEScaledRotaryEmbedding` only supports neox_style."
+        )
+    original = number(required(p, "original_max_position_embeddings"), "original length")
+    short = factors(p, "short_factor", len(plain))
+    long = factors(p, "long_factor", len(plain))
+    scale = formulas.longrope_scale(model.max_positions / original, original)
+    use_long = length > original
+    given = p.get("long_mscale" if use_long else "short_mscale")
+    chosen = long if use_long else short
+    return Layer(formulas.divided(plain, chosen), scale if given is None else number(given, "it"))
+
+
+def _switch(p: Mapping[str, Any], model: Model) -> Switch:
+    if p["rope_type"] != "longrope":
+        return "static"
+    original = p["original_max_position_embeddings"]
+    return "start" if SMALLEST_SERVER <= original < model.max_positions else "static"
+
+
+def _softmax_scale(model: Model, p: Mapping[str, Any]) -> float:
+    if p["rope_type"] != "deepseek_yarn":
+        return model.scale
+    factor = number(p["factor"], "factor")
+    all_dim = number(p.get("mscale_all_dim", 0), "mscale_all_dim")
+    return model.scale * formulas.yarn_scale(factor, all_dim) ** 2

@@ -1,0 +1,28 @@
+"""In what two configs differ, in lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+LONGEST = 160
+
+
+def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """One line per key that is new (+), gone (-) or changed (old -> new)."""
+    lines = []
+    for key in sorted(before.keys() | after.keys()):
+        old, new = _short(before.get(key)), _short(after.get(key))
+        if key not in after:
+            lines.append(f"- {key}: {old}")
+        elif key not in before:
+            lines.append(f"+ {key}: {new}")
+        elif before[key] != after[key]:
+            lines.append(f"  {key}: {old} -> {new}")
+    return lines
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

@@ -1,0 +1,158 @@
+"""A config with the same rotary settings in both dialects of transformers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from posenc.dialects import formulas
+from posenc.dialects.computed import Layer
+from posenc.dialects.meaning import Meaning
+from posenc.dialects.model import INNER, Model
+from posenc.dialects.runtimes.transformers5 import PHI3
+
+STANDSTILL = 1e30
+"""A factor after which float32 sees no rotation at any position."""
+OURS = (
+    "rope_scaling", "rope_parameters", "rope_theta", "rope_local_base_freq",
+    "original_max_position_embeddings", "partial_rotary_factor", "rotary_emb_base", "rotary_pct",
+    "rotary_base", "rope_base", "rope_ratio",
+)  # fmt: skip
+"""Keys that a recipe writes anew."""
+Parameters = dict[str, Any]
+
+
+def holder_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The dict that the language model's keys stand in, inside of this config."""
+    for name in INNER:
+        inner = config.get(name)
+        if isinstance(inner, dict):
+            return inner
+    return config
+
+
+def write(
+    config: Mapping[str, Any], meaning: Meaning, parameters: Mapping[str, Parameters], largest: int
+) -> dict[str, Any]:
+    """A copy of the config with these rope dicts, one per kind of layer, in both dialects.
+
+    largest: the new max_position_embeddings.
+    """
+    result, holder = _cleared(config, largest)
+    model = meaning.model
+    if model.nested:
+        _write_nested(holder, model, parameters)
+    else:
+        _write_flat(holder, model, parameters["all"], largest)
+    return result
+
+
+def _cleared(config: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A copy without rotary keys, and the dict in it that holds the language model's."""
+    result = deepcopy(dict(config))
+    holder = holder_of(result)
+    for place in (result, holder):
+        for key in OURS:
+            place.pop(key, None)
+    holder["max_position_embeddings"] = largest
+    return result, holder
+
+
+def new_only(config: Mapping[str, Any], parameters: Parameters, largest: int) -> dict[str, Any]:
+    """A copy of the config with rope_parameters alone: for families whose older reader refuses
+    more keys."""
+    result, holder = _cleared(config, largest)
+    original = parameters["original_max_position_embeddings"]
+    holder["original_max_position_embeddings"] = original
+    holder["rope_parameters"] = dict(parameters)
+    return result
+
+
+def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest: int) -> None:
+    p = {k: v for k, v in given.items() if v is not None}
+    theta = float(p["rope_theta"])
+    p["rope_theta"] = theta
+    neox = model.model_type.startswith("gpt_neox")
+    holder["rotary_emb_base" if neox else "rope_theta"] = theta
+    if model.owns_partial:
+        share = p.get("partial_rotary_factor", 1.0)
+        holder["rotary_pct" if neox else "partial_rotary_factor"] = share
+        p["partial_rotary_factor"] = share
+    else:
+        p.pop("partial_rotary_factor", None)
+    if model.model_type in PHI3 and p["rope_type"] == "longrope":
+        _write_phi3(holder, p, theta, largest)
+        return
+    holder["rope_parameters"] = dict(p)
+    if p["rope_type"] != "default":
+        holder["rope_scaling"] = {**p, "type": p["rope_type"]}
+
+
+def _write_phi3(holder: dict[str, Any], p: Parameters, theta: float, largest: int) -> None:
+    """Phi-3's classes want three keys, and the original length at the top level."""
+    three = {"type": "longrope", "short_factor": p["short_factor"], "long_factor": p["long_factor"]}
+    holder["rope_scaling"] = three
+    holder["original_max_position_embeddings"] = p.get("original_max_position_embeddings", largest)
+    holder["rope_parameters"] = {**three, "rope_theta": theta}
+
+
+def _write_nested(
+    holder: dict[str, Any], model: Model, parameters: Mapping[str, Parameters]
+) -> None:
+    nested = {kind: {k: v for k, v in p.items() if v is not None} for kind, p in parameters.items()}
+    holder["rope_parameters"] = nested
+    full = nested.get("full_attention")
+    if full is not None:
+        holder["rope_theta"] = full["rope_theta"]
+        if full["rope_type"] != "default":
+            holder["rope_scaling"] = {k: v for k, v in full.items() if k != "rope_theta"}
+    sliding = nested.get("sliding_attention")
+    if sliding is not None and isinstance(model.facts["transformers5"]["rope_theta"], Mapping):
+        holder["rope_local_base_freq"] = sliding["rope_theta"]
+    every = _period(model.layer_types)
+    if "sliding_window_pattern" in model.facts.get("mlx", {}) and every is not None:
+        holder["sliding_window_pattern"] = every
+
+
+def _period(types: tuple[str, ...]) -> int | None:
+    """n where exactly every n-th layer has full attention."""
+    for every in range(1, len(types) + 1):
+        if all((t == "full_attention") == ((i + 1) % every == 0) for i, t in enumerate(types)):
+            return every
+    return None
+
+
+def pair_for(multiplier: float, factor: float) -> Parameters:
+    """yarn with any multiplier on cos and sin, for transformers, vLLM, SGLang and mlx-lm:
+    attention_factor for two of them, the mscale pair for the others.
+
+    Raises: ValueError where mscale would be 0, which transformers takes for missing.
+    """
+    log = 0.1 * math.log(factor)
+    mscale = (multiplier * (log + 1) - 1) / log
+    if mscale == 0:
+        raise ValueError(f"no mscale gives the multiplier {multiplier:g} at factor {factor:g}")
+    return {"attention_factor": multiplier, "mscale": mscale, "mscale_all_dim": 1.0}
+
+
+def universal(layer: Layer, theta: float, largest: int) -> Parameters:
+    """Any frequencies and any multiplier for transformers 4 and 5, vLLM and SGLang (mlx-lm: with
+    multiplier 1): longrope whose original length is the largest one, so that nothing switches.
+
+    A pair's factor is its plain frequency over the wanted one.
+    """
+    plain = formulas.plain(2 * len(layer.inv_freq), theta)
+    ratios = [p / f if f else STANDSTILL for p, f in zip(plain, layer.inv_freq, strict=True)]
+    return {
+        "rope_type": "longrope",
+        "rope_theta": theta,
+        "short_factor": ratios,
+        "long_factor": list(ratios),
+        "factor": 1.0,
+        "original_max_position_embeddings": largest,
+        "attention_factor": layer.multiplier,
+        "short_mscale": layer.multiplier,
+        "long_mscale": layer.multiplier,
+    }

@@ -1,0 +1,69 @@
+"""A temperature folded into the weights of q, so that no key needs to say it.
+
+logits = (q . k) and cos, sin times t give t^2 on the rotated channels: the same as their rows of
+q_proj (weight and bias) times t^2, or q_norm's weight where queries are normalised after it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from posenc.dialects.model import Model
+from posenc.dialects.writers.rows import Rows, find, require_all
+from posenc.dialects.writers.tensors import rewrite
+
+ONE_PLUS_WEIGHT = ("gemma", "vaultgemma", "t5gemma")
+"""Families whose norms multiply by 1 + weight."""
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def foldable(folder: Path, model: Model) -> str:
+    """Why a temperature cannot be folded into a folder's weights; empty where it can."""
+    try:
+        plan(folder, model)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def plan(folder: Path, model: Model) -> list[Rows]:
+    """What is to be scaled: q's rows, or its norm's where it has one.
+
+    Raises: ValueError where the rows are not to be found or cannot be scaled exactly.
+    """
+    rows = find(folder, model)
+    require_all(rows, model, "q")
+    normed = {r.layer for r in rows if r.norm and r.side == "q"}
+    wanted = [r for r in rows if "q" in r.side and r.norm == (r.layer in normed)]
+    for r in wanted:
+        if r.entry.dtype not in FLOATS:
+            raise ValueError(f"{r.entry.name} is {r.entry.dtype}: rows cannot be scaled")
+        if r.side == "qk" and not r.entry.name.endswith(("qkv_proj.weight", "qkv_proj.bias")):
+            raise ValueError(f"{r.entry.name}: folding into this packing is not known")
+    return wanted
+
+
+def fold(folder: Path, model: Model, multiplier: float) -> list[str]:
+    """Multiply q's rotated rows by multiplier^2 in the safetensors of a folder, in place.
+
+    Returns: the names of the tensors that changed.
+    Raises: ValueError as `plan` does; nothing is changed then.
+    """
+    square = multiplier**2
+    wanted = plan(folder, model)
+    for rows in wanted:
+        one_plus = rows.norm and model.model_type.startswith(ONE_PLUS_WEIGHT)
+        groups = rows.groups[: model.num_heads] if rows.side == "qk" else rows.groups
+
+        def change(
+            name: str, values: np.ndarray, groups: tuple[slice, ...] = groups, more: bool = one_plus
+        ) -> np.ndarray:
+            for group in groups:
+                part = values[group]
+                part[...] = square * (1 + part) - 1 if more else square * part
+            return values
+
+        rewrite(rows.path, [rows.entry.name], change)
+    return [rows.entry.name for rows in wanted]

@@ -1,0 +1,84 @@
+"""The command-line line that makes a server compute what was meant, files untouched."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from posenc.dialects.computed import Computed
+from posenc.dialects.meaning import Meaning
+from posenc.dialects.model import flatten
+from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.writers import dual
+from posenc.dialects.writers.proof import disagreement
+from posenc.dialects.writers.recipes import parameter_sets
+
+SERVERS = ("vllm", "sglang")
+
+
+def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
+    """The options for vLLM or SGLang, proved by its emulator.
+
+    Raises: ValueError for another runtime, or where no options do it.
+    """
+    if runtime not in SERVERS:
+        raise ValueError(
+            f"{runtime} takes no overrides of a config on its command line; expected "
+            f"{' or '.join(SERVERS)}. `posenc doctor --fix --out FOLDER` writes a copy."
+        )
+    reasons = []
+    for parameters, largest in parameter_sets(meaning):
+        given = _overrides(parameters, largest, meaning)
+        computed = RUNTIMES[runtime](overridden(config, given, runtime), None)
+        if computed.error is None and (computed.max_length or 0) < meaning.max_length:
+            computed = Computed(runtime, "", f"admits {computed.max_length} tokens only")
+        reason = disagreement(computed, meaning.computed)
+        if not reason:
+            return _line(runtime, given, meaning.max_length)
+        reasons.append(reason)
+    raise ValueError(f"{runtime} cannot: {reasons[0] if reasons else 'no recipe is known'}.")
+
+
+def _overrides(
+    parameters: Mapping[str, Mapping[str, Any]], largest: int, meaning: Meaning
+) -> dict[str, Any]:
+    flat = dict(parameters["all"]) if set(parameters) == {"all"} else dict(parameters)
+    given: dict[str, Any] = {"rope_parameters": flat}
+    if largest != meaning.model.max_positions:
+        given["max_position_embeddings"] = largest
+    return given
+
+
+def overridden(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str) -> dict[str, Any]:
+    """The config as the server sees it: vLLM replaces the rope dict, SGLang merges into it."""
+    result = flatten(config)
+    for name in ("rope_parameters", "rope_scaling"):
+        if name not in given:
+            continue
+        new = dict(given[name])
+        before = result.get("rope_scaling") or result.get("rope_parameters") or {}
+        nested = any(isinstance(v, Mapping) for v in (*before.values(), *new.values()))
+        if runtime == "sglang" and not nested:
+            outer = result.get("rope_theta")
+            merged = {"rope_theta": outer} if outer is not None else {}
+            merged.update({k: v for k, v in before.items() if k != "type"})
+            new = {**merged, **new}
+        elif not nested:
+            new.setdefault("rope_theta", None)
+        for key in (*dual.OURS,):
+            if key != "partial_rotary_factor":
+                result.pop(key, None)
+        result["rope_parameters"] = new
+    for key, value in given.items():
+        if key not in ("rope_parameters", "rope_scaling"):
+            result[key] = value
+    return result
+
+
+def _line(runtime: str, given: Mapping[str, Any], length: int) -> str:
+    text = shlex.quote(json.dumps(given))
+    if runtime == "vllm":
+        return f"--hf-overrides {text} --max-model-len {length}"
+    return f"--json-model-override-args {text} --context-length {length}"

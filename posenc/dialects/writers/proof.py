@@ -1,0 +1,58 @@
+"""Whether the named runtimes compute what is meant, by their emulators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from posenc.dialects.computed import Computed
+from posenc.dialects.runtimes import emulate
+
+TOLERANCE = 1e-6
+"""Relative, of frequencies, multipliers and softmax scales."""
+
+
+def failures(
+    config: Mapping[str, Any],
+    meant: Computed,
+    named: Iterable[str],
+    length: int | None = None,
+    folded: float = 1.0,
+) -> dict[str, str]:
+    """Runtime -> why it does not compute `meant` from this config; empty where all do.
+
+    Runtimes without a model of the architecture are left out. folded: the share of the multiplier
+    that went into the weights of q.
+    """
+    found = {}
+    for name, computed in emulate(config, length, named).items():
+        if computed.knows:
+            reason = disagreement(computed, meant, folded)
+            if reason:
+                found[name] = reason
+    return found
+
+
+def disagreement(computed: Computed, meant: Computed, folded: float = 1.0) -> str:
+    """Why a result is not the one meant; empty where it is."""
+    if computed.error is not None:
+        return f"refuses: {computed.error}"
+    for kind, layer in meant.layers.items():
+        same_kind = [v for name, v in computed.layers.items() if name.startswith(kind)]
+        if not same_kind:
+            return f"has no rotation for {kind}"
+        for got in same_kind:
+            if len(got.inv_freq) != len(layer.inv_freq):
+                return f"rotates {len(got.inv_freq)} pairs, {len(layer.inv_freq)} are meant"
+            for i, (a, b) in enumerate(zip(got.inv_freq, layer.inv_freq, strict=True)):
+                if not abs(a - b) <= TOLERANCE * abs(b):
+                    return f"pair {i} turns {a:.7g} radians per position, {b:.7g} are meant"
+            wanted = layer.multiplier / folded
+            if not abs(got.multiplier - wanted) <= TOLERANCE * wanted:
+                return f"the multiplier is {got.multiplier:.7g}, {wanted:.7g} is meant"
+    if set(computed.without_rotation) != set(meant.without_rotation):
+        return f"the layers {list(computed.without_rotation)} do not rotate"
+    ours, theirs = computed.softmax_scale, meant.softmax_scale
+    if ours is None or theirs is None or not abs(ours - theirs) <= TOLERANCE * theirs:
+        return f"the softmax scale is {ours}, {theirs} is meant"
+    return ""

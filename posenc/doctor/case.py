@@ -1,0 +1,217 @@
+"""What the rules look at: a file, its meaning, and what each runtime makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from posenc.dialects.computed import Computed, Layer, RefusedError
+from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.meaning import Meaning, meaning_of
+from posenc.dialects.model import BadConfigError, Model, model_of
+from posenc.dialects.record import Record, of_meaning, record_of
+from posenc.dialects.runtimes import RUNTIMES, VERSIONS, emulate
+from posenc.dialects.runtimes.llama_cpp import from_metadata
+from posenc.dialects.source import Source
+
+Aspect = Literal["error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers"]
+FREQUENCY_TOLERANCE = 1e-5
+"""Relative; a difference below it is float32's."""
+MULTIPLIER_TOLERANCE = 5e-4
+"""Relative; smaller temperatures change no measured loss."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file under judgement.
+
+    named: the runtimes that the user cares for. length: the length to judge at, None for the
+    longest meant. served: the config as a server sees it after overrides, None for the file's own.
+    """
+
+    source: Source
+    named: tuple[str, ...] = tuple(RUNTIMES)
+    length: int | None = None
+    served: Mapping[str, Any] | None = None
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The language model's keys, as the file gives them."""
+        return self.model.config
+
+    @cached_property
+    def model(self) -> Model:
+        return model_of(self.source.config)
+
+    @property
+    def metadata(self) -> Metadata | None:
+        return self.source.metadata
+
+    @cached_property
+    def _meaning(self) -> tuple[Meaning | None, str]:
+        if self.metadata is not None:
+            return None, ""
+        try:
+            return meaning_of(self.source.config, self.length), ""
+        except BadConfigError:
+            raise
+        except ValueError as error:
+            return None, str(error)
+
+    @property
+    def meaning(self) -> Meaning | None:
+        """None where it cannot be told, see `why_unclear`, and for GGUF."""
+        return self._meaning[0]
+
+    @property
+    def why_unclear(self) -> str:
+        return self._meaning[1]
+
+    @cached_property
+    def record(self) -> Record | None:
+        if self.metadata is not None:
+            try:
+                return record_of(self.source, self.length)
+            except RefusedError:
+                return None
+        if self.meaning is None:
+            return None
+        return of_meaning(self.meaning, self.source.spelling, self.length)
+
+    @cached_property
+    def computed(self) -> dict[str, Computed]:
+        """What each of the six runtimes makes of the file."""
+        if self.metadata is None:
+            served = self.source.config if self.served is None else self.served
+            return emulate(served, self.length)
+        name = "llama.cpp"
+        try:
+            own = from_metadata(self.metadata, self.length)
+        except RefusedError as refused:
+            own = Computed(name, VERSIONS[name], str(refused))
+        others = {
+            r: Computed(r, VERSIONS[r], f"{r} is not asked about GGUF files", knows=False)
+            for r in RUNTIMES
+        }
+        return {**others, name: own}
+
+    @cached_property
+    def differences(self) -> dict[str, frozenset[Aspect]]:
+        """Runtime -> in what it differs from the meaning; empty where it agrees or has no such
+        model."""
+        return {name: self._differs(computed) for name, computed in self.computed.items()}
+
+    def _differs(self, computed: Computed) -> frozenset[Aspect]:
+        if not computed.knows:
+            return frozenset()
+        if computed.error is not None:
+            return frozenset({"error" if _about_positions(computed.error) else "arguments"})
+        if self.meaning is None:
+            return frozenset()
+        return differences(computed, self.meaning.computed)
+
+    def affected(
+        self, among: Sequence[str], *aspects: Aspect, nothing_else: bool = False
+    ) -> tuple[str, ...]:
+        """Which of these runtimes, named or not, differ from the meaning.
+
+        aspects: count a difference in one of these; none given: any. nothing_else: and in no
+        other aspect, which another rule would explain.
+        """
+        found = []
+        for name in among:
+            seen = self.differences[name]
+            if not seen - {"arguments"} or (aspects and not seen & set(aspects)):
+                continue
+            if not (nothing_else and seen - set(aspects)):
+                found.append(name)
+        return tuple(found)
+
+    def only_named(self, runtimes: Sequence[str]) -> tuple[str, ...]:
+        """Those of these runtimes that the user cares for."""
+        return tuple(name for name in runtimes if name in self.named)
+
+    def concerned(self, among: Sequence[str], *aspects: Aspect) -> tuple[str, ...]:
+        """The named runtimes of these that differ from the meaning."""
+        return self.only_named(self.affected(among, *aspects))
+
+    @property
+    def old(self) -> Mapping[str, Any] | None:
+        """rope_scaling, None where it is missing, null or empty."""
+        value = self.config.get("rope_scaling")
+        return value if isinstance(value, Mapping) and value else None
+
+    @property
+    def new(self) -> Mapping[str, Any] | None:
+        """rope_parameters, None where it is missing, null or empty."""
+        value = self.config.get("rope_parameters")
+        return value if isinstance(value, Mapping) and value else None
+
+    @property
+    def effective(self) -> Mapping[str, Any]:
+        """The dict that most runtimes read: rope_scaling, else rope_parameters."""
+        return self.old or self.new or {}
+
+    def dicts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Every flat rope dict of the file with its name."""
+        for name, given in (("rope_scaling", self.old), ("rope_parameters", self.new)):
+            if given is None:
+                continue
+            inner = {k: v for k, v in given.items() if isinstance(v, Mapping)}
+            if not inner:
+                yield name, given
+            for kind, value in inner.items():
+                yield f"{name}.{kind}", value
+
+    def of_type(self, *kinds: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The flat dicts that most runtimes read, of these types."""
+        for name, p in self.dicts():
+            if self.old is not None and name.startswith("rope_parameters"):
+                continue
+            if type_of(p) in kinds:
+                yield name, p
+
+
+def _about_positions(error: str) -> bool:
+    """mlx-lm stops for any key that its dataclass wants; only some are about positions."""
+    words = ("rope", "rotary", "max_position")
+    return "positional argument" not in error or any(word in error for word in words)
+
+
+def type_of(p: Mapping[str, Any]) -> str:
+    """rope_type, else type, else default."""
+    kind = p.get("rope_type", p.get("type"))
+    return "default" if kind is None else str(kind)
+
+
+def differences(computed: Computed, meant: Computed) -> frozenset[Aspect]:
+    """In what one result differs from another."""
+    found: set[Aspect] = set()
+    for kind, layer in meant.layers.items():
+        same_kind = [v for name, v in computed.layers.items() if name.startswith(kind)]
+        if not same_kind:
+            found.add("layers")
+        for other in same_kind:
+            found |= layer_differences(other, layer)
+    if set(computed.without_rotation) != set(meant.without_rotation):
+        found.add("layers")
+    ours, theirs = computed.softmax_scale, meant.softmax_scale
+    if ours is None or theirs is None or not abs(ours - theirs) <= MULTIPLIER_TOLERANCE * theirs:
+        found.add("scale")
+    return frozenset(found)
+
+
+def layer_differences(layer: Layer, meant: Layer) -> set[Aspect]:
+    """In what one rotation differs from another."""
+    found: set[Aspect] = set()
+    if len(layer.inv_freq) != len(meant.inv_freq):
+        found.add("pairs")
+    else:
+        pairs = zip(layer.inv_freq, meant.inv_freq, strict=True)
+        if not all(abs(a - b) <= FREQUENCY_TOLERANCE * abs(b) for a, b in pairs):
+            found.add("frequencies")
+    if not abs(layer.multiplier - meant.multiplier) <= MULTIPLIER_TOLERANCE * meant.multiplier:
+        found.add("multiplier")
+    return found

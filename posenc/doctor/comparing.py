@@ -1,0 +1,62 @@
+"""Whether two checkpoints mean the same positions."""
+
+from __future__ import annotations
+
+from posenc.dialects.record import LayerKind, Record
+
+TOLERANCE = 1e-6
+
+
+def differences(first: Record, second: Record) -> list[str]:
+    """One line per thing that differs; empty where both mean the same.
+
+    A GGUF file does not say which layers are which kind, so kinds are compared by name, and a file
+    with one kind with all kinds of the other.
+    """
+    lines = []
+    ours = {kind.name: kind for kind in first.kinds}
+    theirs = {kind.name: kind for kind in second.kinds}
+    for name in ours.keys() | theirs.keys():
+        a, b = ours.get(name, ours.get("all")), theirs.get(name, theirs.get("all"))
+        if a is None or b is None:
+            lines.append(f"{name}: only one of them has such layers")
+        else:
+            lines += _kinds(name, a, b)
+    for name in ("softmax_scale", "max_length"):
+        x, y = getattr(first, name), getattr(second, name)
+        if x is not None and y is not None and not abs(x - y) <= TOLERANCE * abs(y):
+            lines.append(f"{name}: {x:g} and {y:g}")
+    if first.without_rotation != second.without_rotation:
+        lines.append(
+            f"layers without rotation: {list(first.without_rotation)} and "
+            f"{list(second.without_rotation)}"
+        )
+    if None not in (first.interleaved, second.interleaved) and (
+        first.interleaved != second.interleaved
+    ):
+        words = {True: "interleaved", False: "half-split"}
+        lines.append(
+            f"layout: {words[bool(first.interleaved)]} and {words[bool(second.interleaved)]}"
+        )
+    return sorted(lines)
+
+
+def _kinds(name: str, a: LayerKind, b: LayerKind) -> list[str]:
+    where = "" if name == "all" else f" in {name}"
+    lines = []
+    if a.rotary_dim != b.rotary_dim:
+        lines.append(f"rotated channels{where}: {a.rotary_dim} and {b.rotary_dim}")
+    else:
+        pairs = enumerate(zip(a.inv_freq, b.inv_freq, strict=True))
+        off = [(i, x, y) for i, (x, y) in pairs if not abs(x - y) <= TOLERANCE * abs(y)]
+        if off:
+            i, x, y = max(off, key=lambda o: abs(o[1] - o[2]) / max(abs(o[1]), abs(o[2])))
+            lines.append(
+                f"frequencies{where}: {len(off)} of {len(a.inv_freq)} pairs, most pair {i}: "
+                f"{x:.7g} and {y:.7g} radians per position"
+            )
+    if not abs(a.multiplier - b.multiplier) <= TOLERANCE * b.multiplier:
+        lines.append(f"multiplier{where}: {a.multiplier:.7g} and {b.multiplier:.7g}")
+    if a.window != b.window and a.window is not None and b.window is not None:
+        lines.append(f"window{where}: {a.window} and {b.window}")
+    return lines

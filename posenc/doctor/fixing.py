@@ -1,0 +1,91 @@
+"""`--fix --out`: a copy that the named runtimes read alike, proved by their emulators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from posenc.dialects.meaning import Meaning, meaning_of
+from posenc.dialects.source import Source, load, read_json
+from posenc.dialects.writers import gguf_edit
+from posenc.dialects.writers.changes import config_changes
+from posenc.dialects.writers.fold import fold, foldable
+from posenc.dialects.writers.folder import copy_files, new_folder, write_config
+from posenc.dialects.writers.proof import failures
+from posenc.dialects.writers.recipes import Recipe, best, require_static
+
+CONFIG = "config.json"
+
+
+def fix(
+    source: Source,
+    out: Path,
+    named: tuple[str, ...],
+    length: int | None = None,
+    like: Path | None = None,
+) -> tuple[str, int]:
+    """Write the copy; returns what to print, and 1 where a named runtime still differs.
+
+    Raises: ValueError where nothing better can be written; `out` is then not there.
+    """
+    if source.metadata is not None:
+        return _fix_gguf(source, out, like)
+    if like is not None:
+        raise ValueError("--like goes with --fix of a GGUF file.")
+    if source.spelling != "transformers":
+        raise ValueError(
+            f"{source.path} is in {source.spelling}'s words; --fix needs a config.json."
+        )
+    meaning = meaning_of(source.config, length)
+    require_static(meaning, length)
+    alone = source.path.name != CONFIG or not any(source.folder.glob("*.safetensors"))
+    why = "a config alone has no weights" if alone else foldable(source.folder, meaning.model)
+    recipe = best(source.raw, meaning, named, fold=not why)
+    lines = _write(source, out, recipe, meaning, named)
+    if why and recipe.cannot:
+        lines.append(f"a temperature cannot be folded into q: {why}")
+    return "\n".join(lines), int(bool(recipe.cannot))
+
+
+def _write(
+    source: Source, out: Path, recipe: Recipe, meaning: Meaning, named: tuple[str, ...]
+) -> list[str]:
+    lines = [f"{out}: {recipe.name}"]
+    with new_folder(out) as folder:
+        if source.path.name == CONFIG:
+            copy_files(source.folder, folder, leave=frozenset({CONFIG}))
+        write_config(folder / CONFIG, recipe.config)
+        lines += [f"  {line}" for line in config_changes(source.raw, recipe.config)]
+        if recipe.folded != 1:
+            changed = fold(folder, meaning.model, recipe.folded)
+            lines.append(f"  {len(changed)} tensors of q: rotated rows * {recipe.folded**2:.7g}")
+        written = read_json(folder / CONFIG)
+        wrong = failures(written, meaning.computed, named, folded=recipe.folded)
+        if set(wrong) != set(recipe.cannot):
+            raise RuntimeError(f"not written, the proof failed: {wrong}")
+    right = [name for name in named if name not in wrong]
+    lines.append(f"proved by their emulators: {', '.join(right) or 'none'}")
+    lines += [f"cannot: {name}: {why}" for name, why in recipe.cannot.items()]
+    return lines + [f"note: {note}" for note in recipe.notes]
+
+
+def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
+    meta = source.metadata
+    assert meta is not None
+    theta, largest = meta.freq_base, meta.context_length
+    if like is None:
+        wanted = gguf_edit.meant_by(meta)
+    else:
+        other = load(like)
+        if other.metadata is not None:
+            raise ValueError(f"--like: expected a config, {like} is a GGUF file.")
+        meaning = meaning_of(other.config)
+        require_static(meaning, None)
+        if len(meaning.computed.layers) != 1:
+            raise ValueError(f"--like: {like} has several kinds of layers; GGUF edits know one.")
+        (wanted,) = meaning.computed.layers.values()
+        (parameters,) = meaning.parameters.values()
+        theta, largest = float(parameters["rope_theta"]), meaning.max_length
+    edit = gguf_edit.plan(meta, wanted, theta, largest)
+    gguf_edit.write(source.path, out, edit, wanted)
+    lines = [f"{out}:", *(f"  {line}" for line in edit.lines or ("nothing to change",))]
+    return "\n".join([*lines, "proved by the emulator: llama.cpp"]), 0

@@ -1,0 +1,47 @@
+"""The rules, PD001 and on, one family of mistakes per file."""
+
+from __future__ import annotations
+
+from posenc.doctor.case import Case
+from posenc.doctor.rule import TABLE, Finding, Rule
+from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the table
+    dialect,
+    gguf,
+    layers,
+    lengths,
+    longrope,
+    rest,
+    temperature,
+    types,
+    weights,
+)
+
+RULES: dict[str, Rule] = dict(sorted(TABLE.rules.items()))
+ORDER = {"E": 0, "W": 1, "I": 2}
+REFUSALS = ("PD007", "PD015")
+"""Warnings that tell of a refusal already."""
+CATCH_ALL = ("PD038", "PD039")
+"""Rules for what no other explains; they look at the others' findings."""
+
+
+def findings(case: Case, ignore: frozenset[str] = frozenset()) -> list[Finding]:
+    """What the rules find in a case, gravest first.
+
+    ignore: codes that the user does not want to hear.
+    """
+    found: list[Finding] = []
+    for code, rule in RULES.items():
+        if code not in CATCH_ALL:
+            try:
+                found += rule.judge(case)
+            except (ArithmeticError, TypeError, KeyError, AttributeError, IndexError) as error:
+                raise ValueError(
+                    f"{case.source.path}: {code} cannot judge these values "
+                    f"({type(error).__name__}: {error})."
+                ) from error
+    explained = {
+        name for f in found if f.severity == "E" or f.code in REFUSALS for name in f.runtimes
+    }
+    found += rest.unexplained(case, explained)
+    kept = [f for f in found if f.code not in ignore]
+    return sorted(kept, key=lambda f: (ORDER[f.severity], f.code))

@@ -1,0 +1,72 @@
+"""Keys of a GGUF file that its architecture does not read, or that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from posenc.dialects import formulas
+from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.runtimes.llama_cpp import READS_BETAS, READS_LOG_MULTIPLIER
+from posenc.doctor.case import Case
+from posenc.doctor.rule import Hit, rule
+
+LLAMA_CPP = ("llama.cpp",)
+
+
+@rule(
+    "PD034",
+    "E",
+    "GGUF keys that libllama does not read, or misses",
+    cure="Temperature: {arch}.rope.scaling.attn_factor, every architecture multiplies by it. "
+    "Frequencies: a tensor rope_freqs.weight, f32, what each plain frequency is divided by, on "
+    "architectures that load it (llama, mistral3, granite, exaone and others), and no "
+    "rope.scaling.* but attn_factor. `posenc doctor model.gguf --fix --out new.gguf` writes it.",
+    evidence="ollama #2379, ik_llama #2003; yarn_attn_factor and the betas are read for Grok and "
+    "Mistral 3 only; longrope without its tensors is plain RoPE",
+)
+def keys(case: Case) -> Iterator[Hit]:
+    """The converter writes yarn_* keys for every architecture; libllama reads them for two."""
+    meta = case.metadata
+    if meta is None:
+        return
+    concerned = LLAMA_CPP if "llama.cpp" in case.named else ()
+    prefix = f"{meta.architecture}.rope"
+    for message in _messages(meta, prefix):
+        yield Hit(message, concerned, LLAMA_CPP)
+    error = case.computed["llama.cpp"].error
+    if error:
+        yield Hit(error, concerned, LLAMA_CPP)
+
+
+def _messages(meta: Metadata, prefix: str) -> Iterator[str]:
+    if "freq_base" not in meta.given:
+        yield f"{prefix}.freq_base is missing, libllama takes 10000"
+    lists = meta.factors_long is not None or meta.rope_freqs is not None
+    if meta.scaling_type == "longrope" and not lists:
+        yield (
+            f"{prefix}.scaling.type is longrope and the file has no rope_factors_long.weight: "
+            "plain RoPE"
+        )
+    if meta.architecture not in READS_BETAS:
+        usual = formulas.yarn_scale(meta.scaling_factor)
+        for name, value, default in (
+            ("yarn_beta_fast", meta.beta_fast, 32.0),
+            ("yarn_beta_slow", meta.beta_slow, 1.0),
+            ("yarn_attn_factor", meta.yarn_attn_factor, usual),
+        ):
+            if value is not None and not abs(value - default) <= 1e-4 * default:
+                yield (
+                    f"{prefix}.scaling.{name} is {value:g}, which the architecture "
+                    f"{meta.architecture} does not read: {default:g} holds"
+                )
+    if meta.yarn_ext_factor is not None and meta.yarn_ext_factor != 1:
+        yield (
+            f"{prefix}.scaling.yarn_ext_factor is {meta.yarn_ext_factor:g}; it is the share of the "
+            "extrapolated frequencies, 1, and not the factor"
+        )
+    known = meta.architecture in READS_LOG_MULTIPLIER
+    if meta.log_multiplier is not None and not known:
+        yield (
+            f"{prefix}.scaling.yarn_log_multiplier is {meta.log_multiplier:g}, which the "
+            f"architecture {meta.architecture} does not read"
+        )

@@ -1,0 +1,212 @@
+"""Kinds of layers, partial rotation, sections: what belongs to a family and what not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from posenc.dialects.model import LAYER_KINDS
+from posenc.dialects.runtimes import RUNTIMES
+from posenc.doctor.case import Case, type_of
+from posenc.doctor.rule import Hit, names, rule
+
+ALL = tuple(RUNTIMES)
+
+
+@rule(
+    "PD026",
+    "E",
+    "a nested dict for a flat family, or the reverse",
+    cure="Gemma 3: rope_theta, rope_local_base_freq and rope_scaling beside nested "
+    "rope_parameters. Other families: one flat dict.",
+    evidence="vllm #29111, transformers #41922",
+)
+def nesting(case: Case) -> Iterator[Hit]:
+    """A flat reader finds no theta and no type in a nested dict; vLLM stops at scalars beside
+    nested dicts; older readers know rope_local_base_freq only."""
+    if case.new is None:
+        return
+    inner = [k for k, v in case.new.items() if isinstance(v, Mapping)]
+    beside = [k for k in case.new if k not in inner and k not in LAYER_KINDS]
+    if inner and case.model.known and not case.model.nested:
+        yield Hit(
+            f"rope_parameters is nested by {names(inner)}, and {case.model.model_type} reads one "
+            "flat dict",
+            case.concerned(ALL) or tuple(r for r in case.named if case.computed[r].knows),
+            ALL,
+        )
+    elif inner and beside:
+        yield Hit(
+            f"rope_parameters has {names(beside)} beside its nested dicts",
+            case.concerned(ALL, "error"),
+            ("vllm",),
+        )
+    elif not inner and case.model.nested and case.old is None:
+        yield Hit(
+            f"rope_parameters is flat, and {case.model.model_type} reads one dict per kind of "
+            "layer: it is not read",
+            tuple(r for r in case.named if case.computed[r].knows),
+            ALL,
+        )
+    elif inner and "rope_local_base_freq" not in case.config:
+        affected = case.affected(("transformers-4", "mlx-lm"))
+        if affected:
+            yield Hit(
+                f"rope_parameters is nested by {names(inner)}; rope_theta, rope_local_base_freq "
+                f"and rope_scaling are what is read by {names(affected)}",
+                case.only_named(affected),
+                affected,
+            )
+
+
+@rule(
+    "PD027",
+    "E",
+    "a scaling that Gemma 3's reader drops",
+    cure="No config cures it: serve with another runtime, or without the longer context.",
+    evidence="llama.cpp #14367, mlx-vlm #1709, mlxcel #1340, ferrox #39; SGLang's gemma3_causal "
+    "sets every layer to plain RoPE",
+)
+def gemma_factor(case: Case) -> Iterator[Hit]:
+    """SGLang never applies the factor of Gemma 3's full layers; mlx-lm tells the kinds of layers by
+    sliding_window_pattern, never by layer_types."""
+    if case.metadata is not None or not case.model.nested or case.meaning is None:
+        return
+    scaled = {k: p for k, p in case.meaning.parameters.items() if p["rope_type"] != "default"}
+    for kind, p in scaled.items():
+        if "sliding" in kind:
+            yield Hit(f"the sliding layers are scaled, by type {p['rope_type']}", (), ALL)
+    affected = case.affected(("sglang",), "frequencies", "multiplier")
+    if affected and "full_attention" in scaled:
+        p = scaled["full_attention"]
+        yield Hit(
+            f"{p['rope_type']} with factor {p.get('factor')!r} on the full layers is never applied "
+            f"by {names(affected)}; it cannot be cured by config",
+            case.only_named(affected),
+            affected,
+        )
+    got = case.computed["mlx-lm"]
+    if got.error is None and any("layer" in name for name in _kinds_seen(case)):
+        pattern = case.config.get("sliding_window_pattern", "missing")
+        yield Hit(
+            f"mlx-lm tells sliding layers by sliding_window_pattern ({pattern}), not by "
+            "layer_types: some layers rotate with the other base",
+            case.concerned(("mlx-lm",), "frequencies"),
+            ("mlx-lm",),
+            cure="Write sliding_window_pattern to match layer_types.",
+        )
+
+
+def _kinds_seen(case: Case) -> list[str]:
+    """mlx-lm's names of kinds that it splits, and "layer" where it gives two kinds one rotation."""
+    got, meant = case.computed["mlx-lm"].layers, case.meaning
+    split = [name for name in got if "(" in name]
+    if meant is None or len(meant.computed.layers) < 2:
+        return split
+    full, sliding = got.get("full_attention"), got.get("sliding_attention")
+    both = meant.computed.layers
+    if full is not None and full == sliding and len(set(both.values())) > 1:
+        split.append("one layer for both")
+    return split
+
+
+@rule(
+    "PD028",
+    "E",
+    "partial_rotary_factor where the family has none, or in one place only",
+    cure="Drop it where the family rotates whole heads; else write it in the dict and at the top.",
+    evidence="lmdeploy #3861, maxtext #4616, mlx-lm #1698, vllm #43770",
+)
+def partial(case: Case) -> Iterator[Hit]:
+    """vLLM rotates that share of any family, transformers 5 under a scaling only, SGLang, mlx-lm
+    and llama.cpp only where the family's code has it."""
+    if case.metadata is not None:
+        return
+    outer = case.config.get("partial_rotary_factor")
+    inner = [
+        (n, p) for n, p in case.dicts() if p.get("partial_rotary_factor") not in (None, 1, 1.0)
+    ]
+    if not case.model.owns_partial and case.model.known:
+        given = [n for n, p in inner if type_of(p) != "proportional" or not case.model.nested]
+        if outer not in (None, 1, 1.0):
+            given.append("the top level")
+        if given:
+            yield Hit(
+                f"partial_rotary_factor in {names(given)}, and {case.model.model_type} rotates "
+                "whole heads",
+                case.concerned(ALL, "pairs", "frequencies", "error"),
+                ALL,
+            )
+    elif case.model.owns_partial and not case.model.nested and inner and outer is None:
+        affected = case.affected(("transformers-4", "mlx-lm"), "pairs", "error")
+        value = inner[0][1]["partial_rotary_factor"]
+        if affected:
+            yield Hit(
+                f"partial_rotary_factor {value!r} stands in {inner[0][0]} only; the top level is "
+                f"read by {names(affected)}",
+                case.only_named(affected),
+                affected,
+            )
+
+
+@rule(
+    "PD029",
+    "E",
+    "layers without rotation that a runtime does not know",
+    cure="No config cures it.",
+    evidence="llama.cpp's smollm3.cpp leaves out every fourth layer, whatever the list says",
+)
+def no_rope_layers(case: Case) -> Iterator[Hit]:
+    """llama.cpp hard-codes every fourth layer of SmolLM 3 and ignores no_rope_layers."""
+    if case.metadata is not None or case.meaning is None:
+        return
+    meant = case.meaning.computed.without_rotation
+    got = case.computed["llama.cpp"]
+    listed = "no_rope_layers" in case.config or "no_rope_layer_interval" in case.config
+    if listed and got.error is None and set(got.without_rotation) != set(meant):
+        yield Hit(
+            f"layers {list(meant)} do not rotate; llama.cpp leaves out "
+            f"{list(got.without_rotation)}",
+            case.concerned(("llama.cpp",), "layers"),
+            ("llama.cpp",),
+        )
+
+
+@rule(
+    "PD030",
+    "W",
+    "mrope_section with another type, or of another length",
+    cure="rope_type default or yarn, and sections that add up to rotated dims / 2.",
+    evidence="Qwen2.5-Omni #373",
+)
+def sections(case: Case) -> Iterator[Hit]:
+    """Sections are read with the types default and yarn only, and must cover all pairs."""
+    for name, p in case.dicts():
+        given = p.get("mrope_section")
+        if given is None:
+            continue
+        kind = type_of(p)
+        if kind not in ("default", "yarn"):
+            yield Hit(f"{name} has mrope_section and the type {kind!r}", (), ALL)
+        share = p.get("partial_rotary_factor", case.config.get("partial_rotary_factor", 1.0))
+        share = share if isinstance(share, int | float) else 1.0
+        pairs = int(case.model.head_dim * share) // 2
+        if isinstance(given, list) and sum(given) != pairs:
+            yield Hit(
+                f"{name}.mrope_section {given} adds up to {sum(given)}, expected {pairs}", (), ALL
+            )
+
+
+@rule(
+    "PD033",
+    "W",
+    "the query's temperature stands in the rope dict only",
+    cure="Mirror llama_4_scaling_beta at the top level for older vLLM.",
+    evidence="vllm #48621",
+)
+def query_scaling(case: Case) -> Iterator[Hit]:
+    """Older vLLM looks for llama_4_scaling_beta at the top level only."""
+    for name, p in case.dicts():
+        for key in ("llama_4_scaling_beta", "llama_4_scaling"):
+            if p.get(key) is not None and key not in case.config:
+                yield Hit(f"{key} {p[key]!r} stands in {name} only", (), ("vllm",))
+                return

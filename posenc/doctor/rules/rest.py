@@ -1,0 +1,104 @@
+"""Command-line overrides, and what no other rule explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from posenc.dialects.computed import Computed
+from posenc.dialects.runtimes import RUNTIMES
+from posenc.doctor.case import Case
+from posenc.doctor.rule import TABLE, Finding, Hit, rule
+
+ALL = tuple(RUNTIMES)
+OVERRIDES = "hf_overrides"
+"""The key under which overrides given on the command line stand beside a config's own."""
+
+
+@rule(
+    "PD032",
+    "E",
+    "an override of vLLM without rope_theta",
+    cure="Give the whole dict, rope_theta included: `posenc doctor --overrides vllm` prints it.",
+    evidence="recipes #856; vLLM replaces the dict and stops with a TypeError, a bare rope_theta "
+    "has no effect on a config in the v5 dialect",
+)
+def override(case: Case) -> Iterator[Hit]:
+    """--hf-overrides replaces rope_parameters: the base is gone unless it is in the new dict."""
+    given = case.source.raw.get(OVERRIDES)
+    if not isinstance(given, dict):
+        return
+    concerned = ("vllm",) if "vllm" in case.named else ()
+    for name in ("rope_parameters", "rope_scaling"):
+        p = given.get(name)
+        if isinstance(p, dict) and p.get("rope_theta") is None:
+            yield Hit(f"the override of {name} has no rope_theta", concerned, ("vllm",))
+    if "rope_theta" in given and case.source.raw.get("rope_parameters"):
+        yield Hit(
+            f"the override rope_theta {given['rope_theta']!r} has no effect: rope_parameters holds "
+            "the base",
+            concerned,
+            ("vllm", "sglang"),
+        )
+
+
+@rule(
+    "PD038",
+    "E",
+    "a runtime computes something else, for a reason of its own",
+    cure="`posenc doctor --fix` writes what all named runtimes read alike, where that exists.",
+    evidence="the runtime's own code",
+)
+def differs(case: Case) -> Iterator[Hit]:
+    """The emulators say so, and no other rule explains it: mostly a family that a runtime misreads
+    in any spelling."""
+    yield from ()
+
+
+@rule(
+    "PD039",
+    "W",
+    "a runtime refuses the file",
+    cure="See the message.",
+    evidence="the runtime's own code",
+)
+def refuses(case: Case) -> Iterator[Hit]:
+    """It stops with its own error, and no other rule explains it."""
+    yield from ()
+
+
+def unexplained(case: Case, explained: Iterable[str]) -> list[Finding]:
+    """Findings for named runtimes that differ or refuse, and that no E of another rule names."""
+    found = []
+    for name in case.named:
+        computed, seen = case.computed[name], case.differences[name]
+        if name in explained or not seen:
+            continue
+        rule_ = TABLE.rules["PD039" if computed.error else "PD038"]
+        said = f"{name} refuses the file: {computed.error}"
+        if not computed.error:
+            said = f"{name} computes {_what(case, computed)}"
+        found.append(Finding(rule_.code, rule_.severity, said, (name,), rule_.cure))
+    return found
+
+
+def _what(case: Case, computed: Computed) -> str:
+    assert case.meaning is not None
+    meant = case.meaning.computed
+    for kind, layer in meant.layers.items():
+        got = next((v for k, v in computed.layers.items() if k.startswith(kind)), None)
+        if got is None:
+            return f"no rotation for {kind}"
+        where = "" if kind == "all" else f" in {kind}"
+        if len(got.inv_freq) != len(layer.inv_freq):
+            return f"{len(got.inv_freq)} rotated pairs{where}, {len(layer.inv_freq)} are meant"
+        for i, (a, b) in enumerate(zip(got.inv_freq, layer.inv_freq, strict=True)):
+            if not abs(a - b) <= 1e-5 * abs(b):
+                return f"{a:.6g} radians per position for pair {i}{where}, {b:.6g} are meant"
+        if not abs(got.multiplier - layer.multiplier) <= 5e-4 * layer.multiplier:
+            return f"a multiplier of {got.multiplier:.6g}{where}, {layer.multiplier:.6g} is meant"
+    if set(computed.without_rotation) != set(meant.without_rotation):
+        return (
+            f"no rotation in the layers {list(computed.without_rotation)}, meant are "
+            f"{list(meant.without_rotation)}"
+        )
+    return f"a softmax scale of {computed.softmax_scale:.6g}, {meant.softmax_scale:.6g} is meant"

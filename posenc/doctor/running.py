@@ -1,0 +1,188 @@
+"""What `posenc doctor` does: read, judge, print; or explain, compare, override, fix."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from posenc.dialects.meaning import meaning_of
+from posenc.dialects.record import record_of
+from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.source import Source, load
+from posenc.dialects.writers.overrides import overridden, override
+from posenc.doctor import comparing, page, sarif
+from posenc.doctor.case import Case
+from posenc.doctor.rules import RULES, findings
+from posenc.doctor.rules.rest import OVERRIDES
+
+SIDECAR = ".posenc"
+IGNORE = re.compile(r"^#\s*posenc:\s*ignore=([A-Z0-9,\s]+)$")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options."""
+
+    paths: tuple[Path, ...]
+    length: int | None = None
+    for_: str | None = None
+    overrides: str | None = None
+    with_: str | None = None
+    fix: bool = False
+    out: Path | None = None
+    like: Path | None = None
+    explain: str | None = None
+    as_json: bool = False
+    as_sarif: bool = False
+    layout: bool = False
+    text: Path | None = None
+    convert_layout: str | None = None
+
+
+def run(options: Options) -> tuple[str, int]:
+    """What to print, and the exit code: 1 where an E fired, a fix is incomplete, or two files
+    differ.
+
+    Raises: ValueError and OSError for bad input.
+    """
+    _check(options)
+    if options.explain is not None:
+        return page.explain(_rule(options.explain)), 0
+    if len(options.paths) == 2:
+        return _compare(options)
+    if options.layout or options.convert_layout is not None:
+        return _layout(options)
+    source = load(options.paths[0])
+    if options.overrides is not None:
+        _need_config(source, "--overrides")
+        meaning = meaning_of(source.config, options.length)
+        return override(source.raw, meaning, options.overrides), 0
+    if options.fix:
+        from posenc.doctor.fixing import fix  # NumPy, for weights
+
+        assert options.out is not None
+        return fix(source, options.out, _named(options), options.length, options.like)
+    case = _case(source, options)
+    found = findings(case, _ignored(source.folder))
+    code = 1 if any(f.severity == "E" for f in found) else 0
+    if options.as_json:
+        return json.dumps(page.as_json(case, found), indent=2), code
+    if options.as_sarif:
+        return json.dumps(sarif.report(case, found), indent=2), code
+    return page.text(case, found), code
+
+
+def _check(options: Options) -> None:
+    if options.explain is not None:
+        if options.paths:
+            raise ValueError("--explain takes a rule's code and no path.")
+        return
+    if not 1 <= len(options.paths) <= 2:
+        raise ValueError(
+            f"expected one path, or two to compare, got {len(options.paths)}; see posenc doctor "
+            "--help."
+        )
+    writes = options.fix or options.convert_layout is not None
+    if writes != (options.out is not None):
+        raise ValueError("--fix or --convert-layout, and --out go together: --fix --out NEW.")
+    if options.layout != (options.text is not None):
+        raise ValueError("--layout and --text go together: --layout --text FILE.")
+    if options.convert_layout is not None and (options.fix or options.layout):
+        raise ValueError("--convert-layout takes neither --fix nor --layout.")
+    if options.like is not None and not options.fix:
+        raise ValueError("--like goes with --fix of a GGUF file.")
+    if options.as_json and options.as_sarif:
+        raise ValueError("give --json or --sarif, not both.")
+    single = (options.fix, options.overrides, options.as_sarif, options.layout, writes)
+    if len(options.paths) == 2 and any(single):
+        raise ValueError("--fix, --overrides, --sarif and the layout's options take one path.")
+
+
+def _layout(options: Options) -> tuple[str, int]:
+    from posenc.doctor import layout  # NumPy, and for the measurement torch
+
+    folder = options.paths[0]
+    if options.convert_layout is not None:
+        assert options.out is not None
+        return layout.write(folder, options.out, options.convert_layout), 0
+    assert options.text is not None
+    return layout.report(folder, options.text, as_json=options.as_json)
+
+
+def _rule(code: str) -> Any:
+    rule = RULES.get(code.upper())
+    if rule is None:
+        raise ValueError(f"no rule {code!r}; they are {', '.join(RULES)}.")
+    return rule
+
+
+def _named(options: Options) -> tuple[str, ...]:
+    if options.for_ is None:
+        return tuple(RUNTIMES)
+    names = [name.strip() for name in options.for_.split(",") if name.strip()]
+    unknown = [name for name in names if name not in RUNTIMES]
+    if unknown or not names:
+        raise ValueError(
+            f"--for: unknown runtime {', '.join(unknown) or options.for_!r}; expected some of "
+            f"{', '.join(RUNTIMES)}."
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def _need_config(source: Source, what: str) -> None:
+    if source.metadata is not None:
+        raise ValueError(f"{what} needs a config, {source.path} is a GGUF file.")
+
+
+def _case(source: Source, options: Options) -> Case:
+    named = _named(options)
+    if options.with_ is None:
+        return Case(source, named, options.length)
+    _need_config(source, "--with")
+    try:
+        given = json.loads(options.with_)
+    except ValueError as error:
+        raise ValueError(f"--with: expected JSON, {error}.") from error
+    if not isinstance(given, dict):
+        raise ValueError(f"--with: expected a JSON object, got {type(given).__name__}.")
+    server = "sglang" if named == ("sglang",) else "vllm"
+    raw = {**source.raw, OVERRIDES: given}
+    merged = overridden(source.config, given, "sglang")
+    served = overridden(source.config, given, server)
+    return Case(replace(source, raw=raw, config=merged), (server,), options.length, served)
+
+
+def _ignored(folder: Path) -> frozenset[str]:
+    """Codes that a file `.posenc` beside the config silences: # posenc: ignore=PD013,PD021."""
+    path = folder / SIDECAR
+    if not path.is_file():
+        return frozenset()
+    codes: set[str] = set()
+    for line in path.read_text("utf-8").splitlines():
+        match = IGNORE.match(line.strip())
+        if match:
+            codes |= {code.strip() for code in match[1].split(",") if code.strip()}
+    unknown = sorted(codes - set(RULES))
+    if unknown:
+        raise ValueError(f"{path}: no rule {', '.join(unknown)}.")
+    return frozenset(codes)
+
+
+def _compare(options: Options) -> tuple[str, int]:
+    sources = [load(path) for path in options.paths]
+    records = [record_of(source, options.length) for source in sources]
+    lines = comparing.differences(*records)
+    if options.as_json:
+        answer = {
+            "same": not lines,
+            "differences": lines,
+            "records": [record.as_json() for record in records],
+        }
+        return json.dumps(answer, indent=2), int(bool(lines))
+    names = " and ".join(str(path) for path in options.paths)
+    if not lines:
+        return f"{names} mean the same positions.", 0
+    return "\n".join([f"{names} mean other positions:", *(f"  {line}" for line in lines)]), 1

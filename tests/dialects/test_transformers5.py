@@ -1,0 +1,120 @@
+"""The emulator of transformers 5 against the installed one, on random rotary keys."""
+
+import copy
+import importlib
+import random
+
+import pytest
+
+from posenc.dialects.runtimes import RUNTIMES
+from tests.doctor.threads import BASE
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+FAMILIES = {
+    "llama": ("llama", "Llama"),
+    "qwen2": ("qwen2", "Qwen2"),
+    "phi3": ("phi3", "Phi3"),
+    "gemma3_text": ("gemma3", "Gemma3"),
+    "olmo3": ("olmo3", "Olmo3"),
+    "glm4": ("glm4", "Glm4"),
+    "gpt_neox": ("gpt_neox", "GPTNeoX"),
+    "gpt_oss": ("gpt_oss", "GptOss"),
+    "deepseek_v3": ("deepseek_v3", "DeepseekV3"),
+    "stablelm": ("stablelm", "StableLm"),
+}
+NESTED = ("gemma3_text", "olmo3")
+KINDS = ("default", "linear", "dynamic", "yarn", "yarn", "longrope", "llama3", "su", "none")
+OPTIONAL = {
+    "beta_fast": (32, 64.0), "beta_slow": (1, 4.0), "mscale": (1.0, 0.7),
+    "mscale_all_dim": (1.0, 0.5, 0.0), "attention_factor": (1.0, 1.3), "attn_factor": (1.2,),
+    "truncate": (True, False),
+}  # fmt: skip
+
+
+def rope(draw):
+    kind, p = draw.choice(KINDS), {}
+    if kind != "none":
+        p[draw.choice(("type", "rope_type", "rope_type"))] = kind
+    if kind != "default" and draw.random() < 0.9:
+        p["factor"] = draw.choice((2.0, 4, 8.0, 1.0, "4.0") if draw.random() < 0.2 else (2.0, 8))
+    if kind in ("yarn", "longrope", "llama3", "su") and draw.random() < 0.7:
+        p["original_max_position_embeddings"] = draw.choice((256, 1024, 2048))
+    if kind == "yarn":
+        p |= {k: draw.choice(v) for k, v in OPTIONAL.items() if draw.random() < 0.3}
+    if kind in ("longrope", "su"):
+        count = 8 if draw.random() < 0.9 else 6
+        p["short_factor"] = [1 + 0.1 * i for i in range(count)]
+        p["long_factor"] = [1 + 0.5 * i for i in range(count)]
+        if draw.random() < 0.4:
+            p["attention_factor"] = 1.25
+    if kind == "llama3":
+        p |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return p
+
+
+def config(draw, name):
+    raw = {**BASE, "model_type": name, "max_position_embeddings": draw.choice((1024, 4096))}
+    if name in ("phi3", "gpt_neox", "stablelm"):
+        raw.pop("head_dim")
+    if name == "deepseek_v3":
+        raw |= {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "kv_lora_rank": 32}
+        raw.pop("head_dim")
+    if draw.random() < 0.8:
+        raw["rope_theta"] = draw.choice((10000.0, 500000.0))
+    if draw.random() < 0.2:
+        raw["original_max_position_embeddings"] = 512
+    way = draw.random()
+    if way < 0.45:
+        raw["rope_scaling"] = rope(draw)
+    elif way < 0.9:
+        if name in NESTED and draw.random() < 0.8:
+            raw["rope_parameters"] = {
+                kind: {**rope(draw), "rope_theta": 50000.0}
+                for kind in ("full_attention", "sliding_attention")
+            }
+        else:
+            raw["rope_parameters"] = {**rope(draw), "rope_theta": 20000.0}
+    return raw
+
+
+def real(raw, length):
+    """kind of layer -> (inv_freq, multiplier), by the installed transformers."""
+    module, prefix = FAMILIES[raw["model_type"]]
+    modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    built = transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(copy.deepcopy(raw))
+    positions, x = torch.arange(length)[None], torch.zeros(1, 1, 1)
+
+    def run(kind):
+        rotary = getattr(modeling, f"{prefix}RotaryEmbedding")(built)
+        named = "" if kind == "all" else f"{kind}_"
+        rotary(x, positions, *([] if kind == "all" else [kind]))
+        inv_freq = getattr(rotary, f"{named}inv_freq").double().tolist()
+        return inv_freq, float(getattr(rotary, f"{named}attention_scaling"))
+
+    rotary = getattr(modeling, f"{prefix}RotaryEmbedding")(built)
+    kinds = rotary.layer_types if isinstance(rotary.rope_type, dict) else ["all"]
+    return {kind: run(kind) for kind in kinds}
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_random_configs(name):
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    draw = random.Random(name)
+    refused = 0
+    for _ in range(25):
+        raw = config(draw, name)
+        for length in (64, raw["max_position_embeddings"] + 500):
+            got = RUNTIMES["transformers-5"](raw, length)
+            try:
+                wanted = real(raw, length)
+            except Exception:
+                refused += 1
+                assert got.error, raw
+                continue
+            assert got.error is None, (raw, got.error)
+            for kind, (inv_freq, multiplier) in wanted.items():
+                assert got.layers[kind].inv_freq == pytest.approx(inv_freq, rel=1e-6, abs=1e-20)
+                assert got.layers[kind].multiplier == pytest.approx(multiplier, rel=1e-6)
+    assert refused < 40

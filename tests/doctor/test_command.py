@@ -1,0 +1,270 @@
+"""The command: JSON, SARIF, exit codes, and one clear line for bad input."""
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from posenc import cli
+from posenc.dialects.runtimes import RUNTIMES
+from tests.dialects.golden_cases import config
+from tests.doctor.threads import BASE
+
+SIMPLE = {**BASE, "rope_theta": 10000.0}
+
+
+@pytest.fixture
+def call(capsys):
+    """call("x.json", ...) -> (exit code, stdout, stderr)"""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["doctor", *(str(a) for a in arguments)])
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path):
+    """file(config, "name") -> its path"""
+
+    def write(value, name="config.json"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(value if isinstance(value, str) else json.dumps(value, indent=1))
+        return path
+
+    return write
+
+
+def complains(answer, *words):
+    """Exit 2, nothing on stdout, one line on stderr with these words."""
+    code, out, err = answer
+    assert code == 2, (out, err)
+    assert out == ""
+    assert err.startswith("posenc: ") and err.count("\n") == 1
+    for word in words:
+        assert word in err
+    return err
+
+
+def test_a_sound_config_exits_0(call, file):
+    code, out, err = call(file(SIMPLE))
+    assert (code, err) == (0, "")
+    assert "Nothing to complain about" in out
+    for name in RUNTIMES:
+        assert name in out
+
+
+def test_an_error_exits_1_and_names_rule_values_and_cure(call, file):
+    code, out, _ = call(file(config("11_")))
+    assert code == 1
+    assert "E PD001" in out and "500000" in out and "cure:" in out
+    assert call(file(config("11_")), "--for", "vllm, sglang")[0] == 0
+
+
+def test_json_has_the_record_the_rules_and_six_runtimes(call, file):
+    code, out, _ = call(file(config("30_")), "--json")
+    answer = json.loads(out)
+    assert code == 1
+    assert set(answer) == {"record", "rules", "runtimes"}
+    assert set(answer["runtimes"]) == set(RUNTIMES)
+    for runtime in answer["runtimes"].values():
+        keys = {"version", "error", "layers", "softmax_scale", "switch", "max_length"}
+        assert set(runtime) == keys
+    vllm = answer["runtimes"]["vllm"]
+    assert vllm["layers"]["all"]["multiplier"] == pytest.approx(1.0954451)
+    assert len(vllm["layers"]["all"]["inv_freq"]) == 8
+    assert (vllm["switch"], vllm["max_length"], vllm["error"]) == ("start", 4096, None)
+    assert answer["runtimes"]["transformers-5"]["layers"]["all"]["multiplier"] == 1.3
+    for rule in answer["rules"]:
+        assert set(rule) == {"code", "severity", "message", "runtimes", "cure"}
+    assert answer["record"]["trained_length"] == 1024
+    assert answer["record"]["kinds"][0]["rotary_dim"] == 16
+
+
+def test_json_says_zero_for_a_standing_pair(call, file):
+    answer = json.loads(call(file(config("34_")), "--json")[1])
+    assert answer["runtimes"]["transformers-5"]["layers"]["all"]["inv_freq"][-2:] == [0.0, 0.0]
+
+
+def test_json_of_a_config_whose_meaning_is_unclear_has_no_record(call, file):
+    code, out, _ = call(file(config("62_")), "--json")
+    answer = json.loads(out)
+    assert code == 1 and answer["record"] is None
+    assert "PD022" in {rule["code"] for rule in answer["rules"]}
+    assert answer["runtimes"]["llama.cpp"]["error"] is None
+
+
+def test_length_decides_between_short_and_long(call, file):
+    path = file(config("56_"))
+    short = json.loads(call(path, "--json", "--length", 1024)[1])
+    long = json.loads(call(path, "--json", "--length", 1025)[1])
+
+    def second(answer, name):
+        return answer["runtimes"][name]["layers"]["all"]["inv_freq"][1]
+
+    for name in ("transformers-5", "vllm", "llama.cpp"):
+        assert second(short, name) == pytest.approx(0.3011693, rel=1e-6)
+        assert second(long, name) == pytest.approx(0.2874798, rel=1e-6)
+    assert second(long, "sglang") == pytest.approx(0.3011693, rel=1e-6)  # one token later
+    assert second(short, "mlx-lm") == pytest.approx(0.2874798, rel=1e-6)  # always long
+    assert (short["record"]["length"], long["record"]["length"]) == (1024, 1025)
+
+
+def test_length_beyond_a_servers_limit_is_a_refusal(call, file):
+    answer = json.loads(call(file(config("44_")), "--json", "--length", 4096)[1])
+    assert "greater than the derived" in answer["runtimes"]["vllm"]["error"]
+    assert answer["runtimes"]["vllm"]["max_length"] == 1024
+    assert answer["runtimes"]["mlx-lm"]["error"] is None
+
+
+def test_sarif_points_into_the_file(call, file):
+    path = file(config("12_"))
+    code, out, _ = call(path, "--sarif")
+    report = json.loads(out)
+    (run,) = report["runs"]
+    (result,) = run["results"]
+    assert code == 1 and report["version"] == "2.1.0"
+    assert (result["ruleId"], result["level"]) == ("PD017", "error")
+    assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == "PD017"
+    line = result["locations"][0]["physicalLocation"]["region"]["startLine"]
+    text = path.read_text().splitlines()[line - 1]
+    assert "rope_scaling" in text or "attention_factor" in text
+
+
+def test_explain(call):
+    code, out, _ = call("--explain", "pd017")
+    assert code == 0
+    assert out.startswith("PD017: ") and "Cure: " in out and "Evidence: " in out
+
+
+def test_two_files_that_mean_the_same_and_two_that_do_not(call, file):
+    old = file({**SIMPLE, "rope_theta": 500000.0}, "a/config.json")
+    new = {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+    same = file(new, "b/config.json")
+    other = file(SIMPLE, "c/config.json")
+    code, out, _ = call(old.parent, same.parent)
+    assert code == 0 and "the same positions" in out
+    code, out, _ = call(old, other)
+    assert code == 1 and "pair 7" in out
+    answer = json.loads(call(old, other, "--json")[1])
+    assert answer["same"] is False and len(answer["records"]) == 2
+
+
+def test_a_sidecar_file_silences_rules(call, file):
+    path = file(config("12_"))
+    assert call(path)[0] == 1
+    (path.parent / ".posenc").write_text("# posenc: ignore=PD017, PD013\n")
+    code, out, _ = call(path)
+    assert code == 0 and "PD017" not in out
+    (path.parent / ".posenc").write_text("# posenc: ignore=PD999\n")
+    complains(call(path), "PD999")
+
+
+@pytest.mark.parametrize("runtime, flag", [("vllm", "--hf-overrides"), ("sglang", "--json-model")])
+def test_overrides_print_a_line_that_works(call, file, runtime, flag):
+    code, out, _ = call(file(config("44_")), "--overrides", runtime)
+    assert code == 0 and out.startswith(flag)
+    given = json.loads(out.split("'")[1])
+    assert given["max_position_embeddings"] == 4096
+    assert given["rope_parameters"]["rope_theta"] == 1000000.0
+    code, out, _ = call(file(config("44_")), "--for", runtime, "--with", json.dumps(given))
+    assert code == 0, out
+
+
+def test_overrides_say_cannot(call, file):
+    complains(call(file(config("49_")), "--overrides", "sglang"), "sglang cannot")
+    complains(call(file(SIMPLE), "--overrides", "mlx-lm"), "takes no overrides")
+
+
+def test_an_override_without_a_base_is_an_error(call, file):
+    given = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0,
+                                 "original_max_position_embeddings": 1024}}  # fmt: skip
+    path = file({**SIMPLE, "rope_theta": 500000.0})
+    code, out, _ = call(path, "--with", json.dumps(given))
+    assert code == 1 and "PD032" in out and "refuses" in out
+    code, out, _ = call(path, "--with", json.dumps(given), "--for", "sglang")
+    assert "as meant" in out
+
+
+BAD = {
+    "no.json": ("{", "expected JSON"),
+    "list.json": ("[1]", "expected one JSON object"),
+    "nan.json": ('{"hidden_size": 64, "rope_theta": NaN}', "NaN"),
+    "twice.json": ('{"hidden_size": 64, "hidden_size": 32}', "given twice"),
+    "deep.json": ('{"a":' * 100000 + "1" + "}" * 100000, "nested too deeply"),
+    "empty.json": ("{}", "expected a model's config"),
+    "other.json": ('{"name": "x", "scripts": {}}', "expected a model's config"),
+    "text.json": (json.dumps({**BASE, "rope_scaling": "yarn"}), "rope_scaling must be an object"),
+    "heads.json": (json.dumps({**BASE, "head_dim": None, "num_attention_heads": 65}), "smaller"),
+    "half.json": (json.dumps({**BASE, "head_dim": 16.5}), "must be an integer"),
+    "huge.json": (json.dumps({**BASE, "max_position_embeddings": 10**30}), "between 1 and"),
+    "layers.json": (json.dumps({**BASE, "num_hidden_layers": 10**6}), "between 1 and 2000"),
+    "theta.json": (json.dumps({**BASE, "rope_theta": [1.0]}), "rope_theta must be a finite"),
+    "overflow.json": ('{"hidden_size": 64, "rope_theta": 1e999}', "a finite number"),
+    "type.json": (json.dumps({**BASE, "rope_scaling": {"rope_type": 3}}), "must be a string"),
+    "interval.json": (json.dumps({**BASE, "no_rope_layer_interval": 0}), "between 1 and"),
+    "negative.json": (json.dumps({**BASE, "num_hidden_layers": -1}), "between 1"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_bad_files_are_refused(call, file, name):
+    text, words = BAD[name]
+    complains(call(file(text, name)), words)
+
+
+def test_bytes_that_are_no_text_and_a_file_that_is_too_large(call, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    complains(call(path), "expected JSON")
+    path.write_bytes(b'{"hidden_size": 64, "x": "' + b"a" * (9 << 20) + b'"}')
+    complains(call(path), "at most")
+
+
+def test_bad_options_are_refused(call, file, tmp_path):
+    path = file(SIMPLE)
+    complains(call(tmp_path / "missing.json"), "no such file")
+    complains(call(tmp_path / "empty-folder"), "no such file")
+    (tmp_path / "folder").mkdir()
+    complains(call(tmp_path / "folder"), "config.json")
+    complains(call(), "expected one path")
+    complains(call(path, path, path), "expected one path")
+    complains(call(path, "--for", "tensorrt"), "tensorrt", "vllm")
+    complains(call(path, "--for", ","), "unknown runtime")
+    complains(call("--explain", "PD999"), "PD999")
+    complains(call("--explain", "PD001", path), "no path")
+    complains(call(path, "--fix"), "--out")
+    complains(call(path, "--out", tmp_path / "x"), "--fix")
+    complains(call(path, "--json", "--sarif"), "not both")
+    complains(call(path, "--with", "{"), "expected JSON")
+    complains(call(path, "--with", "[]"), "JSON object")
+    complains(call(path, "--length", 0), "length")
+    complains(call(path, "--like", path), "--fix")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_config_is_judged_in_under_a_second_without_torch(file):
+    path = file(config("30_"))
+    code = (
+        "import sys\nfrom posenc import cli\ntry:\n"
+        f" cli.main(['doctor', {str(path)!r}, '--json'])\n"
+        "except SystemExit as stop:\n assert stop.code == 1\n"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'numpy', 'gguf'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    spent = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert run.returncode == 0, run.stderr
+    assert min(spent) < 1.0  # seconds of processor time: other work on the machine adds none

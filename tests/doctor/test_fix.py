@@ -1,0 +1,135 @@
+"""--fix writes what the named runtimes read alike, proved by their emulators, or says why not."""
+
+import json
+
+import pytest
+
+from posenc.dialects.meaning import meaning_of
+from posenc.dialects.runtimes import RUNTIMES, emulate
+from posenc.dialects.source import load
+from posenc.dialects.writers.proof import disagreement, failures
+from posenc.doctor.fixing import fix
+from tests.dialects.golden_cases import FOLDER, config
+from tests.doctor.judging import judge
+from tests.doctor.threads import BASE
+
+ALL = tuple(RUNTIMES)
+CASES = sorted(FOLDER.glob("[0-9]*.json"))
+NO_STATIC_FORM = {"07", "27", "39", "56"}
+"""Their frequencies change with the length."""
+NO_FORM = {"62", "65"}
+"""Lists of the wrong length; half a head rotated in a family that rotates whole heads."""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(value, name="source.json"):
+        path = tmp_path / name
+        path.write_text(json.dumps(value))
+        return load(path)
+
+    return write
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
+def test_each_golden_case_is_fixed_or_the_reason_is_told(path, written, tmp_path):
+    raw = json.loads(path.read_text())["config"]
+    source, out = written(raw), tmp_path / "fixed"
+    if path.name[:2] in NO_STATIC_FORM | NO_FORM:
+        with pytest.raises(ValueError) as refused:
+            fix(source, out, ALL)
+        assert ("--length" in str(refused.value)) == (path.name[:2] in NO_STATIC_FORM)
+        assert not out.exists()
+        return
+    text, code = fix(source, out, ALL)
+    fixed = json.loads((out / "config.json").read_text())
+    meant = meaning_of(raw)
+    wrong = failures(fixed, meant.computed, ALL)
+    assert (code == 1) == bool(wrong)
+    for name in ALL:
+        assert (f"cannot: {name}: " in text) == (name in wrong)
+    right = [n for n in ALL if n not in wrong and emulate(fixed)[n].knows]
+    assert right
+    for name in right:
+        assert disagreement(emulate(fixed, None, [name])[name], meant.computed) == ""
+    assert not [f for f in judge(fixed, tuple(right)) if f.severity == "E"]
+
+
+@pytest.mark.parametrize("number", sorted(NO_STATIC_FORM))
+def test_a_length_makes_it_static(number, written, tmp_path):
+    raw, out = config(f"{number}_"), tmp_path / "fixed"
+    named = ("transformers-4", "transformers-5", "vllm", "sglang")
+    text, code = fix(written(raw), out, named, length=4096)
+    assert code == 0, text
+    fixed = json.loads((out / "config.json").read_text())
+    assert failures(fixed, meaning_of(raw, 4096).computed, named) == {}
+    for length in (64, 4096):
+        got = emulate(fixed, length, named)
+        assert len({c.layers["all"].inv_freq for c in got.values()}) == 1
+
+
+def test_most_golden_cases_are_fixed_for_four_runtimes_and_many_for_all():
+    named = ("transformers-4", "transformers-5", "vllm", "sglang")
+    counts = {"four": 0, "all": 0}
+    from posenc.dialects.writers.recipes import best
+
+    for path in CASES:
+        if path.name[:2] in NO_STATIC_FORM | NO_FORM:
+            continue
+        raw = json.loads(path.read_text())["config"]
+        meant = meaning_of(raw)
+        counts["four"] += not best(raw, meant, named).cannot
+        counts["all"] += not best(raw, meant, ALL).cannot
+    assert counts["four"] >= 45
+    assert counts["all"] >= 28
+
+
+def test_a_fix_for_named_runtimes_may_be_complete_where_one_for_all_is_not(written, tmp_path):
+    source = written(config("30_"))
+    named = ("transformers-4", "transformers-5", "vllm", "sglang")
+    assert fix(source, tmp_path / "a", named)[1] == 0
+    text, code = fix(source, tmp_path / "b", ALL)
+    assert code == 1 and "cannot: llama.cpp" in text and "cannot: mlx-lm" in text
+
+
+def test_nothing_is_overwritten_and_nothing_is_left(written, tmp_path):
+    source = written(config("11_"))
+    (tmp_path / "fixed").mkdir()
+    with pytest.raises(ValueError, match="exists already"):
+        fix(source, tmp_path / "fixed", ALL)
+    assert not list((tmp_path / "fixed").iterdir())
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".fixed")]
+
+
+def test_a_folder_keeps_its_other_files(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config("11_")))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.bin").write_bytes(b"weights")
+    fix(load(folder), tmp_path / "out", ALL)
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    assert (tmp_path / "out" / "model.bin").read_bytes() == b"weights"
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".out")]
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/x", "..", "gone"])
+def test_an_index_that_names_files_elsewhere_is_refused(tmp_path, name):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config("11_")))
+    index = {"weight_map": {"model.embed_tokens.weight": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="names"):
+        fix(load(folder), tmp_path / "out", ALL)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_recipe_fails_its_proof():
+    raw = {**BASE, "rope_theta": 500000.0}
+    meant = meaning_of(raw).computed
+    assert failures(raw, meant, ALL) == {}
+    off = {**raw, "rope_theta": 500001.0}
+    assert set(failures(off, meant, ALL)) == set(ALL)
+    assert set(failures(raw, meant, ALL, folded=1.00001)) == set(ALL)
+    assert set(failures(raw, meant, ALL, folded=float("nan"))) == set(ALL)

@@ -1,0 +1,76 @@
+"""Nonsense in any rotary key ends in a judgement or in one clear error, never in a traceback."""
+
+import copy
+import json
+import random
+
+import pytest
+
+from posenc.dialects.meaning import meaning_of
+from posenc.dialects.spelling import as_transformers
+from posenc.dialects.writers.overrides import override
+from posenc.dialects.writers.recipes import best, require_static
+from posenc.doctor import page
+from posenc.doctor.rules import findings
+from tests.dialects.golden_cases import FOLDER
+from tests.doctor.judging import case
+
+CONFIGS = [json.loads(p.read_text())["config"] for p in sorted(FOLDER.glob("[0-9]*.json"))]
+VALUES = [
+    None, 0, -1, 1, 1.0, 0.0, -2.5, 1e308, 1e-308, "x", "4.0", "", True, False, [], [1.0], {},
+    {"a": 1}, [None] * 8, ["a"] * 8, 10**20, 2**31, 0.5, 3.0, "yarn", "longrope", "default",
+    "linear", "dynamic", "llama3", "su", "ntk", "mrope", "proportional", [0.0] * 8, [-1.0] * 8,
+    4096, 1024, 8,
+]  # fmt: skip
+INSIDE = (
+    "rope_theta factor type rope_type original_max_position_embeddings attention_factor "
+    "attn_factor mscale mscale_all_dim beta_fast beta_slow truncate short_factor long_factor "
+    "low_freq_factor high_freq_factor partial_rotary_factor alpha mrope_section short_mscale "
+    "long_mscale full_attention sliding_attention"
+).split()
+OUTSIDE = (
+    "rope_theta rope_scaling rope_parameters max_position_embeddings head_dim hidden_size "
+    "num_attention_heads num_key_value_heads num_hidden_layers layer_types sliding_window "
+    "sliding_window_pattern no_rope_layers no_rope_layer_interval partial_rotary_factor model_type "
+    "rope_local_base_freq original_max_position_embeddings query_pre_attn_scalar qk_rope_head_dim "
+    "kv_lora_rank architectures use_sliding_window model_max_length text_config"
+).split()
+
+
+def spoiled(draw):
+    raw = copy.deepcopy(draw.choice(CONFIGS))
+    for _ in range(draw.randint(1, 4)):
+        value = copy.deepcopy(draw.choice(VALUES))
+        if draw.random() < 0.4:
+            raw[draw.choice(OUTSIDE)] = value
+            continue
+        name = draw.choice(("rope_scaling", "rope_parameters"))
+        if not isinstance(raw.get(name), dict):
+            raw[name] = {}
+        raw[name][draw.choice(INSIDE)] = value
+    return raw
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nonsense_is_judged_or_refused(seed):
+    draw = random.Random(seed)
+    judged = 0
+    for _ in range(50):
+        raw = spoiled(draw)
+        try:
+            under = case(raw, length=draw.choice((None, None, 64, 100000)))
+            found = findings(under)
+        except ValueError as error:
+            assert str(error)
+            continue
+        judged += 1
+        assert page.text(under, found)
+        json.dumps(page.as_json(under, found), allow_nan=False)
+        try:
+            meaning = meaning_of(as_transformers(raw))
+            require_static(meaning, None)
+            best(raw, meaning)
+            override(raw, meaning, "vllm")
+        except ValueError as error:
+            assert str(error)
+    assert judged > 10

@@ -1,0 +1,219 @@
+"""GGUF files: what their keys mean, what is wrong with them, and an edited copy."""
+
+import json
+
+import numpy as np
+import pytest
+
+from posenc.dialects import formulas
+from posenc.dialects.computed import Layer
+from posenc.dialects.gguf_reader import read_metadata
+from posenc.dialects.model import model_of
+from posenc.dialects.runtimes.gguf_converter import convert
+from posenc.dialects.runtimes.llama_cpp import from_metadata
+from posenc.dialects.source import load
+from posenc.dialects.writers import gguf_edit
+from posenc.doctor.case import Case
+from posenc.doctor.fixing import fix
+from posenc.doctor.rules import findings
+from posenc.doctor.running import Options, run
+from tests.dialects.golden_cases import config
+from tests.doctor.threads import BASE, EIGHT
+
+gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
+ALL = ("llama.cpp",)
+
+
+def write(path, architecture="llama", tensors=None, **keys):
+    """A GGUF file without a vocabulary, with these rope keys."""
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_block_count(2)
+    for key, value in keys.items():
+        name = f"{architecture}.rope.{key.replace('__', '.')}"
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        else:
+            writer.add_float32(name, value)
+    for name, values in {"token_embd.weight": np.ones((3, 64)), **(tensors or {})}.items():
+        writer.add_tensor(name, np.asarray(values, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+YARN = {
+    "freq_base": 10000.0, "scaling__type": "yarn", "scaling__factor": 4.0,
+    "scaling__original_context_length": 1024,
+}  # fmt: skip
+
+
+def codes(path):
+    return [f.message for f in findings(Case(load(path), ALL)) if f.code == "PD034"]
+
+
+def test_the_keys_are_read(tmp_path):
+    meta = read_metadata(write(tmp_path / "a.gguf", **YARN))
+    assert (meta.architecture, meta.head_dim, meta.dimension_count) == ("llama", 16, 16)
+    assert (meta.freq_base, meta.original_length, meta.context_length) == (10000, 1024, 4096)
+    got = from_metadata(meta, None).layers["all"]
+    assert got.inv_freq == pytest.approx(formulas.yarn(16, 10000.0, 4.0, 1024))
+    assert got.multiplier == pytest.approx(1.1386294)
+
+
+@pytest.mark.parametrize(
+    "keys, words",
+    [
+        ({}, "freq_base is missing"),
+        ({**YARN, "scaling__yarn_beta_fast": 64.0}, "yarn_beta_fast is 64"),
+        ({**YARN, "scaling__yarn_attn_factor": 1.0}, "yarn_attn_factor is 1"),
+        ({**YARN, "scaling__yarn_ext_factor": 4.0}, "yarn_ext_factor is 4"),
+        ({**YARN, "scaling__yarn_log_multiplier": 0.1}, "yarn_log_multiplier is 0.1"),
+        ({"freq_base": 1e4, "scaling__type": "longrope"}, "no rope_factors_long.weight"),
+    ],
+)
+def test_keys_that_libllama_does_not_read(tmp_path, keys, words):
+    path = write(tmp_path / "a.gguf", **keys)
+    assert any(words in message for message in codes(path))
+    assert run(Options((path,)))[1] == 1
+    assert run(Options((path,), for_="vllm"))[1] == 0
+
+
+def test_a_sound_file_has_nothing_to_complain_about(tmp_path):
+    assert codes(write(tmp_path / "a.gguf", **YARN)) == []
+    freqs = {"rope_freqs.weight": np.array(EIGHT)}
+    path = write(tmp_path / "b.gguf", freq_base=1e4, tensors=freqs)
+    text, code = run(Options((path,), as_json=True))
+    assert code == 0
+    layer = json.loads(text)["runtimes"]["llama.cpp"]["layers"]["all"]
+    assert layer["inv_freq"] == pytest.approx(
+        [p / f for p, f in zip(formulas.plain(16, 1e4), EIGHT, strict=True)]
+    )
+
+
+def test_tensors_that_an_architecture_refuses(tmp_path):
+    freqs = {"rope_freqs.weight": np.array(EIGHT)}
+    path = write(tmp_path / "a.gguf", "qwen2", freq_base=1e6, tensors=freqs)
+    assert any("loads no rope_freqs" in m for m in codes(path))
+    path = write(tmp_path / "b.gguf", freq_base=1e6, dimension_count=8)
+    assert any("invalid n_rot" in m for m in codes(path))
+
+
+def test_ignored_keys_become_ones_that_are_read(tmp_path):
+    keys = {**YARN, "scaling__yarn_beta_fast": 64.0, "scaling__yarn_beta_slow": 4.0,
+            "scaling__yarn_attn_factor": 1.0}  # fmt: skip
+    path = write(tmp_path / "a.gguf", **keys)
+    text, code = fix(load(path), tmp_path / "b.gguf", ALL)
+    assert code == 0 and "rope_freqs.weight" in text and "- llama.rope.scaling.type" in text
+    meta = read_metadata(tmp_path / "b.gguf")
+    got = from_metadata(meta, None).layers["all"]
+    assert got.inv_freq == pytest.approx(formulas.yarn(16, 1e4, 4.0, 1024, 64.0, 4.0), rel=1e-6)
+    assert got.multiplier == pytest.approx(1.0, rel=1e-6)
+    assert codes(tmp_path / "b.gguf") == []
+    tensors = {t.name: t for t in gguf.GGUFReader(str(tmp_path / "b.gguf")).tensors}
+    assert set(tensors) == {"rope_freqs.weight", "token_embd.weight"}
+    np.testing.assert_array_equal(tensors["token_embd.weight"].data, np.ones((3, 64)))
+
+
+def test_a_temperature_alone_keeps_yarn(tmp_path):
+    path = write(tmp_path / "a.gguf", "qwen2", **{**YARN, "scaling__yarn_attn_factor": 1.0})
+    fix(load(path), tmp_path / "b.gguf", ALL)
+    meta = read_metadata(tmp_path / "b.gguf")
+    assert meta.scaling_type == "yarn" and meta.rope_freqs is None
+    assert meta.attn_factor == pytest.approx(1 / formulas.yarn_scale(4.0))
+    assert from_metadata(meta, None).layers["all"].multiplier == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("number", ["30", "31", "34", "74", "82", "12", "18", "68", "42"])
+def test_a_file_gets_a_configs_positions(tmp_path, number):
+    raw = config(f"{number}_")
+    path = write(tmp_path / "a.gguf", freq_base=10000.0)
+    like = tmp_path / "config.json"
+    like.write_text(json.dumps(raw))
+    text, code = run(Options((path,), fix=True, out=tmp_path / "b.gguf", like=like))
+    assert code == 0, text
+    text, code = run(Options((tmp_path / "b.gguf", like)))
+    assert code == 0, text
+
+
+def test_what_an_architecture_cannot_is_said(tmp_path):
+    like = tmp_path / "config.json"
+    like.write_text(json.dumps(config("30_")))
+    path = write(tmp_path / "a.gguf", "qwen2", freq_base=10000.0)
+    with pytest.raises(ValueError, match="loads no rope_freqs"):
+        run(Options((path,), fix=True, out=tmp_path / "b.gguf", like=like))
+    assert not (tmp_path / "b.gguf").exists()
+
+
+def test_a_failed_proof_leaves_nothing(tmp_path):
+    path = write(tmp_path / "a.gguf", freq_base=10000.0)
+    wanted = Layer(formulas.plain(16, 20000.0))
+    edit = gguf_edit.Edit({"freq_base": 30000.0})
+    with pytest.raises(ValueError, match="proof failed"):
+        gguf_edit.write(path, tmp_path / "b.gguf", edit, wanted)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.gguf"]
+
+
+def test_damaged_files_are_refused(tmp_path):
+    good = write(tmp_path / "a.gguf", **YARN).read_bytes()
+    for name, data in {
+        "cut": good[:90], "magic": b"GGUF" + b"\xff" * 60, "none": b"GGUF", "count": good[:8]
+        + (2**40).to_bytes(8, "little") + good[16:],
+    }.items():  # fmt: skip
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"damaged|has no"):
+            load(path)
+
+
+def test_the_converters_keys_are_the_recorded_ones():
+    """metadata of the golden cases: what the real converter wrote."""
+    from tests.dialects.golden_cases import cells
+
+    checked = 0
+    for cell in cells():
+        recorded = cell.recorded.get("metadata")
+        if cell.runtime != "llama.cpp" or recorded is None:
+            continue
+        meta = convert(model_of(cell.config))
+        assert meta.architecture == recorded["general.architecture"]
+        ours = meta.as_keys()
+        for key, value in recorded.items():
+            if key in ours and not isinstance(value, str):
+                assert ours[key] == pytest.approx(value, rel=1e-6), (cell.case, key)
+            elif ".rope.scaling." in key or ".freq_base" in key:
+                assert ours.get(key) == value, (cell.case, key)
+        assert not {k for k in ours if ".rope.scaling." in k} - set(recorded), cell.case
+        checked += 1
+    assert checked > 45
+
+
+def test_quantised_tensors_are_copied_as_they_are(tmp_path):
+    path = tmp_path / "a.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(4096)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    writer.add_block_count(1)
+    writer.add_rope_freq_base(10000.0)
+    blocks = gguf.quants.quantize(
+        np.linspace(-1, 1, 64 * 4, dtype=np.float32).reshape(4, 64), gguf.GGMLQuantizationType.Q8_0
+    )
+    writer.add_tensor("token_embd.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    like = tmp_path / "config.json"
+    like.write_text(json.dumps({**BASE, "rope_theta": 500000.0}))
+    run(Options((path,), fix=True, out=tmp_path / "b.gguf", like=like))
+    (tensor,) = gguf.GGUFReader(str(tmp_path / "b.gguf")).tensors
+    assert tensor.tensor_type == gguf.GGMLQuantizationType.Q8_0
+    np.testing.assert_array_equal(tensor.data, blocks)
