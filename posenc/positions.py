@@ -28,8 +28,8 @@ def part(
     return taken if start is None or taken.shape[-1] == 0 else _mark(taken, start + first)
 
 
-def one_row(positions: Tensor) -> Tensor:
-    """The only row of positions (1, len), known to be a run where that is."""
+def one_row(positions: Shaped[Tensor, "1 len"]) -> Shaped[Tensor, " len"]:
+    """The only row of positions, marked as a run if `positions` are."""
     start = _noted(positions)
     return positions[0] if start is None else _mark(positions[0], start)
 
@@ -55,7 +55,7 @@ def run_start(positions: Real[Tensor, "..."]) -> int | None:
     return start
 
 
-def same(a: Tensor, b: Tensor) -> bool:
+def same(a: Shaped[Tensor, "..."], b: Shaped[Tensor, "..."]) -> bool:
     """Whether two tensors hold the same positions, as far as that is known without synchronising:
     on the CPU always, elsewhere if they are one tensor or two runs."""
     if a is b:
@@ -85,20 +85,20 @@ class Remembered:
             _mark(self._positions, start)
         self._version = None if keep else version(positions)
 
-    def fits(self, positions: Tensor) -> bool:
+    def fits(self, positions: Shaped[Tensor, "..."]) -> bool:
         if self._version is not None and self._version != version(self._positions):
             return False
         return same(positions, self._positions)
 
 
-def version(positions: Tensor) -> int | None:
+def version(positions: Shaped[Tensor, "..."]) -> int | None:
     """How often a tensor was written into; None where that is not counted."""
     uncounted = torch.compiler.is_compiling() or positions.is_inference()
     return None if uncounted else positions._version
 
 
 def _mark(positions: Tensor, start: int) -> Tensor:
-    """Note on the tensor itself that it is a run, for as long as nobody writes into it."""
+    """Mark the tensor as a run, until somebody writes into it."""
     written = version(positions)
     if written is not None:
         positions._run = start, written  # type: ignore[attr-defined]
@@ -113,7 +113,9 @@ def _noted(positions: Tensor) -> int | None:
     return start if start is not None and written == version(positions) else None
 
 
-def distances(q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+def distances(
+    q_positions: Real[Tensor, "*#batch q_len"], kv_positions: Real[Tensor, "*#batch kv_len"]
+) -> Real[Tensor, "*batch q_len kv_len"]:
     """(..., q_len, kv_len): q_position - kv_position, positive for the past.
 
     Raises: ValueError unless both are (len) or (batch, len).
@@ -122,7 +124,9 @@ def distances(q_positions: Tensor, kv_positions: Tensor) -> Tensor:
     return q_positions[..., :, None] - kv_positions[..., None, :]
 
 
-def check_flat(q_positions: Tensor, kv_positions: Tensor) -> None:
+def check_flat(
+    q_positions: Real[Tensor, "*q_batch q_len"], kv_positions: Real[Tensor, "*kv_batch kv_len"]
+) -> None:
     """Raise ValueError unless both are (len) or (batch, len): q and k are no positions."""
     for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
         if positions.ndim not in (1, 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import sys
 
 import pytest
 import torch
@@ -22,8 +23,9 @@ PENDING = {
 
 
 def run(documented: object, name: str) -> doctest.TestResults:
-    """Run the examples in one docstring, with torch and posenc imported."""
-    globs = {"torch": torch, "posenc": posenc}
+    """Run the examples in one docstring, with torch, posenc and the names of its module."""
+    home = sys.modules[getattr(documented, "__module__", "posenc")]
+    globs = {**vars(home), "torch": torch, "posenc": posenc}
     text = getattr(documented, "__doc__", None) or ""
     test = doctest.DocTestParser().get_doctest(text, globs, name, None, 0)
     return doctest.DocTestRunner(verbose=False).run(test)

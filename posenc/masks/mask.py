@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Real
+from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
 from posenc.positions import same, version
@@ -209,7 +209,11 @@ def _either(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
     return a(sight) | b(sight)
 
 
-def take(positions: Tensor | None, batch: Tensor, index: Tensor) -> Tensor:
+def take(
+    positions: Shaped[Tensor, "..."] | None,
+    batch: Int[Tensor, "..."],
+    index: Int[Tensor, "..."],
+) -> Shaped[Tensor, "..."]:
     if positions is None:
         return index
     if positions.ndim == 2 and positions.shape[0] == 1:

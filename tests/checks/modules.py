@@ -34,7 +34,7 @@ def assert_device_follows_input(make: Make) -> None:
 
 def assert_meta_construction_materialises(make: Make) -> None:
     want = layer(make)
-    encoding = want.attention.encoding
+    encoding = want.encoding
     length = room(encoding, 9)
     x, positions = hidden(length), tokens(encoding, length)
     with torch.device("meta"):
@@ -43,11 +43,11 @@ def assert_meta_construction_materialises(make: Make) -> None:
     _spoil(bare)
     bare.load_state_dict(want.state_dict())
     assert_same(bare(x, positions), want(x, positions), "loaded after meta construction")
-    _spoil(bare.attention.encoding)
+    _spoil(bare.encoding)
     for module in bare.modules():
         if isinstance(module, PositionEncoding):
             module.reset_parameters()
-    for name, value in bare.attention.encoding.state_dict().items():
+    for name, value in bare.encoding.state_dict().items():
         assert value.isfinite().all(), f"{name} after reset_parameters"
     assert bare(x, positions).isfinite().all()
 

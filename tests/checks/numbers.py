@@ -93,11 +93,11 @@ def assert_bfloat16_is_precise_far_out(make: Make) -> None:
 def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
     """Half of the tokens look at the other half, 8,192 positions away, and at nothing else."""
     model = layer(make, dtype=torch.bfloat16)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     length = room(encoding)
     half = length // 2
     positions = tokens(encoding, length)
-    limit = encoding.max_positions
+    limit = encoding.claims.max_positions
     positions[half:] += 8192 if limit is None else max(0, min(8192, limit - length))
     far = masks.Mask(lambda sight: (sight.q_idx >= half) & (sight.kv_idx < half))
     x = hidden(length, dtype=torch.bfloat16)
@@ -123,7 +123,7 @@ class _NoHalves(TorchDispatchMode):
 def assert_float32_is_never_halved(make: Make) -> None:
     """Rounding that the same code does in every dtype, no comparison of dtypes can see."""
     model = layer(make, dtype=torch.float32)
-    encoding = model.attention.encoding
+    encoding = model.encoding
     length = room(encoding)
     x, positions = hidden(length, dtype=torch.float32), tokens(encoding, length)
     with _NoHalves():
