@@ -6,7 +6,7 @@ import glob
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +28,8 @@ def embedded() -> Source:
     root = Path(sysconfig.get_path("stdlib"))
     files = [
         (path.relative_to(root).as_posix(), path)
-        for path in root.rglob("*.py")
-        if not _SKIPPED.intersection(path.relative_to(root).parts)
+        for path in _files_below(root, _SKIPPED)
+        if path.suffix == ".py"
     ]
     if not files:
         raise ValueError(f"No Python source in {root}. Give a text of your own with --text.")
@@ -84,13 +84,13 @@ def _files_named(text: str) -> Iterator[Path]:
                 yield match
 
 
-def _files_below(path: Path) -> Iterator[Path]:
-    """The ordinary files in a folder, hidden ones left out."""
-    for parent, folders, files in os.walk(path):
-        folders[:] = sorted(n for n in folders if not n.startswith(".") and n != "__pycache__")
+def _files_below(folder: Path, skipped: Set[str] = frozenset({"__pycache__"})) -> Iterator[Path]:
+    """The ordinary files in a folder; what is hidden or has a skipped name is left out."""
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in skipped)
         for name in sorted(files):
             file = Path(parent, name)
-            if not name.startswith(".") and name != "__pycache__" and file.is_file():
+            if name[0] != "." and name not in skipped and file.is_file():
                 yield file
 
 
