@@ -23,8 +23,8 @@ class Source:
 
 
 def embedded() -> Source:
-    """The standard library's source of the Python that runs this, without its tests, which not
-    every installation has."""
+    """The source of the running Python's standard library, without its tests, which not every
+    installation has."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [
         (path.relative_to(root).as_posix(), path)
@@ -40,8 +40,8 @@ def find_text(texts: Sequence[str]) -> Source:
     """The files that `texts` name: files, folders (with all that is in them but hidden files) and
     globs.
 
-    Raises: ValueError where one of them names no file, or names what is no ordinary file (a pipe or
-    a device, which may have no end), or where there are more than `MOST_FILES`.
+    Raises: ValueError if one of them names no file, or a pipe or a device, which may never end, or
+    if there are more than `MOST_FILES` files.
     """
     found: dict[Path, None] = {}
     seen = 0
@@ -73,7 +73,7 @@ def _files_named(text: str) -> Iterator[Path]:
         yield from _files_below(path)
     elif path.exists():
         raise ValueError(
-            f"{text} is no ordinary file but a pipe or a device. Copy the text into a file first."
+            f"{text} is a pipe or a device, not an ordinary file. Copy the text into a file first."
         )
     else:
         # glob.iglob, since Path.glob takes no absolute pattern.
@@ -95,5 +95,5 @@ def _files_below(folder: Path, skipped: Set[str] = frozenset({"__pycache__"})) -
 
 
 def _utf8(name: str) -> str:
-    """A file's name as its bytes read in UTF-8, whatever the locale took them for."""
+    """A file's name decoded as UTF-8, whatever the locale is."""
     return os.fsencode(name).decode("utf-8", "surrogateescape")

@@ -217,7 +217,7 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
     killer.step = kill_at_first_step
     sweep.run_trials(folder, [config], 1, killer)
     assert killer.results["rope"].reason == (
-        "its process was ended by SIGKILL, perhaps for want of memory"
+        "its process was ended by SIGKILL, perhaps because memory ran out"
     )
 
 

@@ -1,9 +1,8 @@
 """Hostile command lines, in one process: python -m tests.fuzz.commands [HOW_MANY] [SEED]
 
-Whatever is typed, posenc ends soon, with code 0, 1 or 2 and no traceback; where the code is not 0,
-stderr says one line; and what lay in the folder before is as it was. What would take minutes (the
-training, the timing, the measuring of an encoding) is left out: the command lines are tried, not
-the work.
+Whatever is typed, posenc must end soon, with code 0, 1 or 2 and no traceback; if the code is not 0,
+stderr has one line that says why; and the files that were there must not change. Training, timing
+and measuring would take minutes and are left out: this tries the command lines, not the work.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SECONDS = 30
 """A command that takes longer hangs."""
 MEMORY = 12 << 30
 OUTPUTS = ("--out", "--report", "--state")
-"""Options that name what is written; they get a fresh name beside hostile ones."""
+"""Options that name an output; they get a fresh name or a hostile one."""
 
 
 @dataclass

@@ -1,10 +1,10 @@
 """posenc compare killed at random moments: python -m tests.fuzz.kills [HOW_MANY] [SEED]
 
-Each kill is SIGKILL to the process of the command, at a random time, or inside a write of its own
-or of a worker, with the file half written. After each: no process of the command lives longer than
-a second, and no finished result changes from then on. After the last kill of a round the same
-command runs to its end: its results are those of an undisturbed run to the last bit, and it leaves
-the files that such a run leaves.
+Each kill is a SIGKILL to the command, at a random time or inside a write of the command or of a
+worker, with the file half written. After each kill every process of the command must be gone within
+a second, and finished results must never change again. After the last kill of a round the same
+command runs to its end: its results must equal those of an undisturbed run bit by bit, and it must
+leave the same files.
 """
 
 from __future__ import annotations
