@@ -68,7 +68,7 @@ def restore_checkpoint(
 
     Raises: CorruptCheckpoint, with model and optimizer untouched.
     """
-    if not (folder / STATE).exists():
+    if not (folder / STATE).is_file():
         return None
     try:
         cursor = Cursor.from_json((folder / STATE).read_text(encoding="utf-8"))

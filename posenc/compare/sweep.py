@@ -40,6 +40,9 @@ def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
     Raises: CorruptResult.
     """
     path = folder / trial.folder / "result.json"
+    for file in (path, path.with_name("timing.json")):
+        if file.exists() and not file.is_file():  # a pipe would be waited for
+            raise CorruptResult(f"{file} is not an ordinary file")
     try:
         result = TrialResult.from_json(path.read_text(encoding="utf-8"))
         if result.config != trial:

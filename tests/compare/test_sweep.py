@@ -266,6 +266,14 @@ def test_changed_digit_in_a_result_or_its_timing_is_corrupt(folder):
             sweep.load_result(folder, config)
 
 
+def test_pipe_in_place_of_a_result_is_corrupt_and_not_waited_for(folder):
+    config = trial(folder, "rope")
+    (folder / config.folder).mkdir()
+    os.mkfifo(folder / config.folder / "result.json")
+    with pytest.raises(sweep.CorruptResult, match=r"result\.json is not an ordinary file"):
+        sweep.load_result(folder, config)
+
+
 def test_checkpoint_of_a_finished_trial_is_removed(folder):
     config = trial(folder, "rope")
     home = folder / config.folder
