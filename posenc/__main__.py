@@ -3,8 +3,8 @@
 import sys
 
 if not sys.flags.safe_path:
-    # -m puts the current folder first: a torch.py that lies beside the user's text would be run.
-    # posenc itself is found already, wherever it lies.
+    # -m puts the current folder first in the path, so a torch.py next to the user's text would run.
+    # posenc itself has been found already.
     del sys.path[0]
 
 from posenc.cli import main

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # "±" in an ASCII locale, a file's name in no encoding
+        if hasattr(stream, "reconfigure"):  # for "±" in an ASCII locale, or a name that is no UTF-8
             cast(Any, stream).reconfigure(errors="backslashreplace")
     try:
         _refuse_empty(arguments)
@@ -101,7 +101,7 @@ def _root(
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Nothing that posenc takes may be empty; "" as a folder would mean the current one."""
+    """No option takes an empty argument, and as a folder it would mean the current one."""
     option = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")

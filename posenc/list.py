@@ -16,7 +16,7 @@ KERAS_LAYERS = {
     "Kerple": "KerpleBias",
     "Shaw": "ShawAttention",
 }
-"""The layer of posenc.keras that is the same encoding."""
+"""The layer of posenc.keras for each class."""
 
 
 def list_encodings(

@@ -201,7 +201,7 @@ def test_full_disk_is_code_1(call, text, tmp_path, monkeypatch):
         (["--seeds", "100000000"], "600,000,000 trials"),
         (["--width", "1000000000000"], "of memory, and there are"),
         (["learned", "--train-length", "1000000000"], "of memory, and there are"),
-        (["--text", "/dev/zero"], "/dev/zero is no ordinary file"),
+        (["--text", "/dev/zero"], "/dev/zero is a pipe or a device"),
         (["--steps", "0"], "Invalid value for '--steps'"),
         (["--stepz", "1"], "No such option: --stepz"),
     ],

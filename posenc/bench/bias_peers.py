@@ -1,5 +1,5 @@
-"""How other libraries compute attention with a positional bias: each at hand as (q, k, v) -> output
-with our encoding's parameters, without projections."""
+"""How other libraries compute attention with a positional bias: each as (q, k, v) -> output, with
+our encoding's parameters and without projections."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _x_transformers_t5(encoding: PositionEncoding, n: int) -> Attend:
 
 
 class _Given(nn.Module):
-    """A projection that gives what it is told to: (1, n, heads * head_dim)."""
+    """Stands in for a projection and returns a given tensor, (1, n, heads * head_dim)."""
 
     def forward(self, _: Tensor) -> Tensor:
         return self.given

@@ -1,4 +1,4 @@
-"""What a measurement needs at least, and its refusal where the machine cannot give it."""
+"""What a measurement needs at least; one that the machine cannot do is refused before it starts."""
 
 from __future__ import annotations
 

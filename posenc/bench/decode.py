@@ -1,4 +1,5 @@
-"""What a cache of keys and values buys: its bytes, and tokens per second with and without it."""
+"""What a cache of keys and values costs and saves: its bytes, and tokens per second with and
+without it."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ Case = Callable[[], Any]
 
 
 def interleaved(cases: Mapping[str, Case], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each case, one after the other in every round, so that a busy machine is equally
-    unfair to all; sorted. One uncounted round first.
+    """Seconds of each case, sorted. Every round runs all cases in turn, so a busy machine slows
+    all of them; a first round is not counted.
 
-    On the CPU the time of this thread: what other processes take is not counted.
+    On the CPU this is the time of this thread, without what other processes take.
     """
     for case in cases.values():
         case()
@@ -58,8 +58,8 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def peak_bytes(case: Case) -> int | None:
-    """How far `case` raises the memory this process holds, its result included; None where the
-    system does not say."""
+    """How far `case` raises the memory of this process, its result included; None if the system
+    does not say."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -71,7 +71,7 @@ def peak_bytes(case: Case) -> int | None:
         return None
     if not os.access(reset, os.W_OK):
         return None
-    # Give freed memory back first, else the case lives in it and seems to need none.
+    # Return freed memory to the system first, or the case reuses it and seems to need none.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -82,8 +82,8 @@ def peak_bytes(case: Case) -> int | None:
 
 
 def live_bytes(case: Case) -> int:
-    """How far `case` raises what torch's allocator has given out, its result included; what the
-    allocator and the system keep for later is not counted."""
+    """How far `case` raises the memory that torch's allocator has handed out, its result included.
+    Memory that the allocator or the system keeps for later is not counted."""
     if torch.cuda.is_available():
         peak = peak_bytes(case)
         assert peak is not None

@@ -1,4 +1,4 @@
-"""What rotating q and k costs, over a clone of the same tensors and beside the peers at hand."""
+"""The cost of rotating q and k, compared with cloning them and with other installed libraries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def measure_rotation(
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
     compiled: bool = False,
 ) -> list[dict[str, Any]]:
-    """Rows for q and k of one sequence, heads inside tokens as projections leave them; `compiled`
+    """Rows for q and k of one sequence, in the memory layout that projections produce. `compiled`
     adds Inductor, which takes seconds for every shape."""
     found = []
     for dtype in dtypes:
@@ -81,7 +81,7 @@ def _one(
 
 
 def _plain(cos: Tensor, sin: Tensor, interleaved: bool) -> Pair:
-    """What runs where the kernel cannot be built; forward only."""
+    """The fallback for machines where the kernel cannot be built; forward only."""
     tables = cos[None], sin[None]
     return lambda q, k: (
         rotating._in_chunks(q, *tables, interleaved),
@@ -90,7 +90,8 @@ def _plain(cos: Tensor, sin: Tensor, interleaved: bool) -> Pair:
 
 
 def _agrees(name: str, got: Tensor, want: Tensor) -> bool:
-    """A peer's float32 angle is off by 1e-3 at 16k, and it may round every product to bfloat16."""
+    """Whether a peer rotates as we do: its float32 angles are off by 1e-3 at 16k, and it may round
+    every product to bfloat16."""
     off = (got.float() - want.float()).abs().max().item()
     agrees = off < (2e-2 if got.dtype == torch.float32 else 0.15)
     if not agrees:

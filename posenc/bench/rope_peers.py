@@ -1,4 +1,4 @@
-"""How other libraries rotate q and k: each at hand as (q, k) -> (q, k), called as its users do."""
+"""How other libraries rotate q and k: each as (q, k) -> (q, k), called the way its users do."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rotation_peers(n: int, head_dim: int, dtype: torch.dtype) -> dict[str, Peer]
 
 
 def angles(n: int, head_dim: int) -> Tensor:
-    """(n, head_dim / 2), float64: what every peer should have turned by."""
+    """The right angles in float64, (n, head_dim / 2)."""
     inv_freq = THETA ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     return torch.outer(torch.arange(n, dtype=torch.float64), inv_freq)
 

@@ -46,8 +46,8 @@ class Cursor(Record):
 def write_checkpoint(
     folder: Path, cursor: Cursor, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Save; the JSON names the tensors' file and is replaced last, so that the pair is always
-    whole."""
+    """Save model, optimizer and cursor. The JSON names the file with the tensors and is replaced
+    last, so the two always fit together."""
     content = save(_tensors(model, optimizer))
     name = f"checkpoint-{cursor.step}.safetensors"
     write_atomically(folder / name, content)
@@ -64,11 +64,11 @@ def write_checkpoint(
 def restore_checkpoint(
     folder: Path, trial: str, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Cursor | None:
-    """Load the checkpoint into model and optimizer; None where there is none.
+    """Load the checkpoint into model and optimizer; None if there is none.
 
     Raises: CorruptCheckpoint, with model and optimizer untouched.
     """
-    if not (folder / STATE).exists():
+    if not (folder / STATE).is_file():
         return None
     try:
         cursor = Cursor.from_json((folder / STATE).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What a comparison will take, and its refusal where the machine cannot give it."""
+"""What a comparison will cost; one that the machine cannot run is refused before it starts."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from posenc.report.bounds import check_memory, check_time
 from posenc.report.progress import clock
 
 FLOPS_PER_SECOND = {"bfloat16": 195_000_000_000, "float32": 75_000_000_000}
-"""What one core was seen to do on this kind of model."""
+"""Measured on one core with this kind of model."""
 START_SECONDS = 3
-"""What a trial's process takes to import torch."""
+"""How long a trial's process takes to import torch."""
 BYTES_PER_PARAMETER = 16
 """Weights, gradients and AdamW's two averages in float32."""
 BYTES_PER_TRIAL = 2000
-"""What a planned trial takes in this process."""
+"""Memory of a planned trial in this process."""
 
 
 def check_cost(
     trial: TrialConfig, encodings: Sequence[str], seeds: int, workers: int, yes: bool
 ) -> None:
-    """Refuse what certainly needs more memory than there is, and what is expected to take more
-    than a week where `yes` does not say that it is meant. Nothing is allocated.
+    """Refuse a study that needs more memory than there is, or that is expected to take more than a
+    week, unless `yes`. Allocates nothing itself.
 
-    Raises: ValueError, also where an encoding cannot be built for a model of these sizes.
+    Raises: ValueError, also if an encoding cannot be built for a model of these sizes.
     """
     count = seeds * len(encodings)
     check_memory(
@@ -52,8 +52,8 @@ def check_cost(
 
 
 def seconds_of(trial: TrialConfig, count: int, workers: int) -> int:
-    """How long `count` trials like this one take on a CPU with free cores, about. Whole numbers
-    throughout, since a float cannot hold what a user can ask for."""
+    """Roughly how long `count` trials like this one take on a CPU with free cores. Whole numbers
+    throughout, because what a user can ask for may not fit in a float."""
 
     def flops(length: int) -> int:
         attention = 4 * trial.layers * trial.width * length
@@ -66,7 +66,7 @@ def seconds_of(trial: TrialConfig, count: int, workers: int) -> int:
 
 
 def opening(study: Study, workers: int, folder: Path) -> str:
-    """What is about to run, on how much text, for how long, and where its results go."""
+    """One sentence: what is about to run, on how much text, for how long, and where results go."""
     trial, text, names = study.trials[0], study.corpus, len(study.encodings)
     parts = [
         f"{len(study.trials)} trials (encodings: {names}, seeds: {len(study.trials) // names}) of "

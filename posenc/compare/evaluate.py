@@ -1,4 +1,4 @@
-"""Test a trained model at every length on the same held-out bytes."""
+"""Test a trained model at every length, always on the same held-out bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posenc.compare.trial import TrialConfig
 from posenc.encoding.base import PositionEncoding
 
 HELD_OUT_BYTES = 1 << 16
-"""How much of the test text is read; standard error about 0.01 bits per byte."""
+"""How much of the test text is read; gives a standard error of about 0.01 bits per byte."""
 TOKENS_AT_ONCE = 1 << 12
 """Keeps a dense forward at 1024 below 0.5 GB."""
 BUCKETS = 64
@@ -71,8 +71,8 @@ def evaluate_lengths(
 def _non_overlapping(
     model: nn.Module, held_out: Tensor, length: int, config: TrialConfig
 ) -> list[Tensor]:
-    """Losses of windows of `length`, and of the shorter ones left over at the end of each held-out
-    window."""
+    """Losses of windows of `length`, then of the shorter windows that remain at the end of each
+    held-out window."""
     longest = held_out.shape[1] - 1
     whole = longest // length * length
     rows = torch.cat([held_out[:, s : s + length + 1] for s in range(0, whole, length)])

@@ -130,7 +130,7 @@ def _curves(study: Study) -> Iterator[Plot]:
 
 
 def describe_by_length(study: Study) -> str:
-    """The curves over test length, for those who cannot see them."""
+    """The curves over test length in words, for readers who cannot see them."""
     lines = []
     for row in study.summary:
         points = [f"{s.mean:.2f} at {s.length}" for s in row.by_length if s.mean is not None]

@@ -1,4 +1,4 @@
-"""How a comparison tells what it does: live bars on a terminal, plain lines elsewhere."""
+"""The progress of a comparison: live bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study and its trials yield, as frozen dataclasses that go to JSON and back.
+"""The results of a study and its trials: frozen dataclasses that go to JSON and back.
 
 {"sha256": "9c...",                             of everything below; every record on disk has it
  "format": "posenc study 2",
@@ -75,7 +75,7 @@ class Timing(Record):
 
 @dataclass(frozen=True)
 class TrialResult(Record):
-    """What one trial gave; `reason` says why it failed, and is None where it did not.
+    """The result of one trial; `reason` says why it failed, None if it did not.
 
     by_length: over non-overlapping windows of each test length, on the same held-out bytes.
     by_position: inside the longest window that the encoding can run.
@@ -125,7 +125,7 @@ class EncodingSummary(Record):
     """One row of the table; only finished trials count.
 
     reach: the longest tested length at which the mean is within 5 % of the best encoding's mean at
-    the training length; None where no tested length is.
+    the training length; None if there is no such length.
     """
 
     encoding: str

@@ -1,5 +1,7 @@
-"""One trial: train, test, write result.json (which depends on the config alone), timing.json and
-the model."""
+"""One trial: train, test, and write result.json, timing.json and the model.
+
+result.json depends only on the config.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def run_trial(
 ) -> None:
     """Train the trial from its last checkpoint in `folder`, test it, and write what it gave.
 
-    event: called with what there is to tell, such as event("step", step=3, loss=2.5).
+    event: called as training goes on, for example event("step", step=3, loss=2.5).
     """
     if config.device == "cpu":
         torch.set_num_threads(1)  # how a sum is shared between threads decides its last bits
@@ -55,7 +57,8 @@ def run_trial(
         train_seconds=cursor.train_seconds,
         test_seconds=time.perf_counter() - began,
     )
-    weights = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
+    # Copies: layers may share a parameter, and safetensors writes no memory twice.
+    weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
     write_atomically(folder / "model.safetensors", save(weights))
     if expressible(model):
         export_llama(model, folder / "huggingface", max_positions=config.train_length)

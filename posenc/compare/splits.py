@@ -1,5 +1,5 @@
-"""The text of a study: bytes, cut into training, validation and test without a file in two of
-them."""
+"""The text of a study as bytes, split into training, validation and test; a file is never in two
+of them unless there are fewer than three files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHUNK = 1 << 24
 ADVICE = "Give less text, or choose an --out on another disk."
 
 PARTIAL = ".partial"
-"""What the folder of a corpus ends in while it is being written."""
+"""Ends the name of a corpus folder while it is being written."""
 
 Stretch = tuple[str, int, int]
 """A file's name, and the bytes start .. stop - 1 of it."""
@@ -34,10 +34,10 @@ Stretch = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Need:
-    """The least bytes that each split must have, and why.
+    """How many bytes each split must have at least.
 
-    Training: one batch of windows that do not overlap. Validation and test: eight of the longest
-    windows.
+    Training needs one batch of windows that do not overlap, validation and test need eight of their
+    longest windows.
     """
 
     train_length: int
@@ -79,12 +79,12 @@ class Cut:
     written: dict[str, int]
 
     def write(self, folder: Path) -> str | None:
-        """Write the splits into a folder below `folder` that the hash names, if they do not stand
-        there already, byte for byte.
+        """Write the splits into a folder below `folder`, named by the hash. Splits that are already
+        there are compared with the text byte by byte, and written again if they differ.
 
-        Returns: what was wrong with splits that stood there; None where nothing was.
-        Raises: ValueError where the text has changed since it was cut, or where the disk has no
-        room for its copy.
+        Returns: what was wrong with the splits that were there, or None.
+        Raises: ValueError if the text has changed since it was cut, or if the disk is too small for
+        its copy.
         """
         target = path_of(folder, self.info.hash)
         wrong = self._difference(target) if target.exists() else None
@@ -142,11 +142,11 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
     """Cut a text into training, validation and test.
 
     With three files or more each file belongs to one split, chosen by a hash of its name, the
-    largest to training; with fewer, each file is cut into three contiguous stretches. The same
-    text is cut alike on every machine.
+    largest to training; with fewer, each file is cut into three contiguous stretches. Every machine
+    cuts the same text in the same places.
 
-    Raises: ValueError where a split comes out shorter than `need`, or where the text is larger than
-    the disk that `folder` is on; both before the text is read.
+    Raises: ValueError if a split comes out shorter than `need`, or if the text is larger than the
+    disk that `folder` is on; both before the text is read.
     """
     stats = {name: path.stat() for name, path in source.files}
     sizes = {name: stat.st_size for name, stat in stats.items()}
@@ -226,8 +226,8 @@ def _chunks(path: Path, start: int, stop: int) -> Iterator[bytes]:
             chunk = file.read(min(_CHUNK, stop - start))
             if not chunk:
                 raise ValueError(
-                    f"{path} ends after {start:,} bytes and should have {stop:,} or more. Is it "
-                    "being written, or no ordinary file?"
+                    f"{path} ends after {start:,} bytes and should have at least {stop:,}. Is it "
+                    "being written, or is it not an ordinary file?"
                 )
             yield chunk
             start += len(chunk)

@@ -93,9 +93,9 @@ def run_study(options: Options) -> None:
 
 
 def rebuild_report(folder: Path) -> None:
-    """Rebuild the report of a study that may be half finished.
+    """Write the report of a study again, finished or not.
 
-    Raises: ValueError where there is none that can be read, or where it is running.
+    Raises: ValueError if there is no readable study, or if it is still running.
     """
     path = folder / STUDY
     if not path.is_file():
@@ -117,8 +117,8 @@ def rebuild_report(folder: Path) -> None:
 
 
 def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
-    """The study with the results that are on disk now, and a line for every result that is damaged
-    and so counts as missing."""
+    """The study with the results that are on disk now, and a line about every damaged result, which
+    counts as missing."""
     results: list[TrialResult] = []
     damaged: list[str] = []
     for trial in study.trials:
@@ -161,7 +161,7 @@ def _show(study: Study, folder: Path, console: Console) -> None:
 
 
 def _first_trial(options: Options, encodings: Sequence[str]) -> TrialConfig:
-    """The options as a trial without a text. Raises ValueError where they do not fit together."""
+    """The options as a trial without a text. Raises: ValueError if they do not fit together."""
     for name in encodings:
         if name not in names() and Path(name).exists():
             raise ValueError(
@@ -213,9 +213,9 @@ def _lengths(given: str | None, train_length: int) -> tuple[int, ...]:
 
 
 def _check_ours(folder: Path) -> str | None:
-    """Refuse to write where something else lies, or what another version wrote.
+    """Refuse a folder with files of other origin, or a study of another version.
 
-    Returns: what is wrong with the study.json that stands there; None where nothing is.
+    Returns: what is wrong with the study.json that is there, or None.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is not a folder.")
@@ -242,7 +242,7 @@ def _check_ours(folder: Path) -> str | None:
 
 
 def _is_ours(path: Path) -> bool:
-    """What a run that was killed before it had written study.json leaves."""
+    """Whether a run that was killed before it wrote study.json can have left this."""
     return path.name == LOCK or path.name.startswith("corpus-") or is_partial(path)
 
 

@@ -54,7 +54,7 @@ def recommend_encoding(study: Study, rows: Sequence[EncodingSummary]) -> str:
             f"length you need: no encoding here stays within 5 % of that beyond {train_length}"
         )
     elif far is near or far.encoding in close:
-        which = "the best" if far is near else "not to be told apart from the best"
+        which = "the best" if far is near else "within the spread of the best"
         advice = (
             f"Take {far.encoding}: {which} at the training length "
             f"({at_train[far.encoding]:.3f} bits per byte at {train_length}), and within 5 % of "
@@ -70,15 +70,14 @@ def recommend_encoding(study: Study, rows: Sequence[EncodingSummary]) -> str:
     if far.reach == longest and longest > train_length:
         advice += " (nothing longer was tested)"
     if close:
-        advice += (
-            f"; at {train_length} the seeds do not tell {' and '.join(close)} from {near.encoding}"
-        )
+        names = " and ".join(close)
+        advice += f"; at {train_length} the seeds cannot separate {names} from {near.encoding}"
     return f"{advice}. {_limits(study, far, train_length)}"
 
 
 def context_gain(results: Sequence[TrialResult], train_length: int, length: int) -> float | None:
-    """Bits per byte that context beyond the training length saves on the same targets, as the mean
-    over seeds; None where that was not measured."""
+    """Bits per byte that context beyond the training length saves on the same targets, averaged
+    over seeds; None if that was not measured."""
     gains = []
     for result in results:
         scores = {score.length: score.bits_per_byte for score in result.by_context}
@@ -102,7 +101,7 @@ def _limits(study: Study, far: EncodingSummary, train_length: int) -> str:
         gain = context_gain(results, train_length, far.reach)
         if gain is not None:
             text += (
-                f"; nor is reach the same as use: on the same bytes {far.reach} bytes of context "
+                f"; and reach is not use: on the same bytes, {far.reach} bytes of context "
                 f"instead of {train_length} {'save' if gain >= 0 else 'cost'} {far.encoding} "
                 f"{abs(gain):.3f} bits per byte"
             )

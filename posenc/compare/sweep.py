@@ -1,4 +1,4 @@
-"""Run the trials of a study, several at a time, each in a process of its own."""
+"""Run the trials of a study, several at a time, each in its own process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from posenc.report.atomic import remove_partials, write_atomically
 
 
 class Watcher(Protocol):
-    """What a sweep tells while it runs."""
+    """Hears what happens while the trials run."""
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None: ...
     def testing(self, trial: TrialConfig) -> None: ...
@@ -40,6 +40,9 @@ def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
     Raises: CorruptResult.
     """
     path = folder / trial.folder / "result.json"
+    for file in (path, path.with_name("timing.json")):
+        if file.exists() and not file.is_file():  # a pipe would be waited for
+            raise CorruptResult(f"{file} is not an ordinary file")
     try:
         result = TrialResult.from_json(path.read_text(encoding="utf-8"))
         if result.config != trial:
@@ -63,9 +66,9 @@ def run_trials(
     watcher: Watcher,
     checkpoint_steps: int = 50,
 ) -> None:
-    """Run all trials that have no result yet; a failed trial is tried again, once.
+    """Run all trials that have no result yet. A trial that failed in an earlier call runs again.
 
-    Interrupted at any moment, by any means, the same call goes on from the last checkpoints.
+    After an interruption of any kind the same call goes on from the last checkpoints.
     """
     waiting = []
     for trial in trials:
@@ -100,7 +103,10 @@ def run_trials(
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what killed runs left half written in a study's folder. Hold its lock."""
+    """Delete the half-written files that killed runs left in a study's folder.
+
+    Call it only while holding the folder's lock.
+    """
     for path in folder.glob(f"corpus-*{splits.PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
     remove_partials(folder)
@@ -132,7 +138,7 @@ class _Worker:
         self.listener.start()
 
     def result(self) -> TrialResult:
-        """What the process left; where it died without a word, a failure that says how."""
+        """The result that the process wrote; if it died before that, a failure that says how."""
         try:
             result = load_result(self.folder, self.trial)
         except CorruptResult as error:
@@ -178,7 +184,7 @@ def _environment(trial: TrialConfig) -> dict[str, str]:
 def _cause_of_death(code: int, log: Path) -> str:
     if code < 0:
         name = signal.Signals(-code).name
-        hint = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
+        hint = ", perhaps because memory ran out" if -code == signal.SIGKILL else ""
         return f"its process was ended by {name}{hint}"
     lines = (
         log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

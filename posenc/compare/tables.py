@@ -30,7 +30,7 @@ def summary_table(study: Study) -> Table:
 
 
 def notes(study: Study) -> list[str]:
-    """What the table leaves open: lengths that cannot run, failed and missing trials."""
+    """What the table does not show: lengths that cannot run, failed trials, missing trials."""
     lines = []
     for row in study.summary:
         reasons = dict.fromkeys(s.cannot for s in row.by_length if s.cannot)

@@ -1,4 +1,4 @@
-"""Train one trial, with checkpoints, to the same bits however often it is interrupted."""
+"""Train one trial with checkpoints; interruptions do not change a single bit of the result."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from posenc.models import Decoder, DecoderConfig
 from posenc.registry import create
 
 ENCODING_LR = 20.0
-"""One rule for everything that an encoding learns: its tables and scalars have this many times the
-model's learning rate, its linear layers the model's own, and nothing pulls either to zero.
+"""How many times faster than the model an encoding's tables and scalars learn. Its linear layers
+learn at the model's rate. Neither has weight decay.
 
-AdamW moves a number by about the learning rate per step whatever its gradient's size. A weight
-of a matrix acts together with a whole row of others; a bias in the scores acts alone, and must
-travel several logits. At the model's rate such a table is still close to its start when a short
-training ends, and the comparison would measure that and not the method. T5 on a novel, 200 steps,
+AdamW moves every number by about the learning rate per step, however large its gradient. A weight
+in a matrix acts together with its whole row, but a bias in the scores acts by itself and must move
+by several logits. At the model's rate it would still be close to its start when a short training
+ends, and the comparison would measure that instead of the method. T5 on a novel, 200 steps,
 float32, perplexity per byte at 128, 256, 512 and 1024: 7.54, 7.87, 8.72 and 9.86 with a factor of
 8; 5.84, 5.85, 6.04 and 6.68 with 20 (RoPE, which learns nothing: 6.66, 7.14, 9.07 and 12.22).
 """
@@ -41,11 +41,11 @@ BETAS = (0.9, 0.98)
 VALID_WINDOWS = 64
 
 Event = Callable[..., None]
-"""Called with what a worker has to say: event("step", step=..., loss=...)."""
+"""Called as training goes on, for example event("step", step=3, loss=2.5)."""
 
 
 class TrialFailed(Exception):
-    """The trial cannot give a result; the message says why."""
+    """The trial has no result; the message says why."""
 
 
 def shape_of(config: TrialConfig) -> ModelShape:
@@ -64,8 +64,8 @@ def build_decoder(config: TrialConfig) -> Decoder:
 
 
 def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
-    """AdamW with decay on the model's matrices alone, and `ENCODING_LR` on what an encoding
-    learns."""
+    """AdamW with weight decay only on the model's matrices, and with `ENCODING_LR` for what an
+    encoding learns."""
     in_linear = {id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
     encoding, matrices, vectors = [], [], []
     for name, p in model.named_parameters():
@@ -83,7 +83,8 @@ def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
 
 
 def learning_rate(config: TrialConfig, step: int) -> float:
-    """Of step 0, 1, ...: linear warm-up over a twentieth of the steps, then a cosine to a tenth."""
+    """The rate at step 0, 1, ...: linear warm-up over the first twentieth of the steps, then a
+    cosine down to a tenth of the peak."""
     warm_up = max(1, config.steps // 20)
     if step < warm_up:
         return config.lr * (step + 1) / warm_up
@@ -92,7 +93,7 @@ def learning_rate(config: TrialConfig, step: int) -> float:
 
 
 def batch_of(symbols: np.ndarray, config: TrialConfig, step: int) -> Tensor:
-    """(batch, train_length + 1) symbols that depend on the seed and the step alone."""
+    """(batch, train_length + 1) symbols, drawn from the seed and the step and nothing else."""
     random = np.random.Generator(np.random.Philox(key=[config.seed, step]))
     starts = random.integers(0, len(symbols) - config.train_length, size=config.batch)
     return windows(symbols, starts, config.train_length)
@@ -105,7 +106,7 @@ def windows(symbols: np.ndarray, starts: np.ndarray, length: int) -> Tensor:
 
 
 def token_losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
-    """(batch, length) cross-entropy in nats, for rows of length + 1 symbols."""
+    """Cross-entropy in nats, (batch, length), of rows with length + 1 symbols."""
     rows = rows.to(config.device)
     with autocast(config):
         logits = model(rows[:, :-1], length=rows.shape[1] - 1)
@@ -129,7 +130,7 @@ def train_decoder(
 ) -> tuple[Decoder, Cursor]:
     """Train to the end, from the checkpoint in `folder` where there is one.
 
-    A checkpoint is written every `checkpoint_steps` steps; how often changes no number.
+    A checkpoint is written every `checkpoint_steps` steps, which does not change the numbers.
     """
     model = build_decoder(config)
     optimizer = optimizer_for(model, config)

@@ -11,8 +11,7 @@ from pathlib import Path
 from posenc.report.atomic import write_atomically
 
 RECIPE = 1
-"""Grows when the same config would give other numbers, so that old results are not taken for
-new ones."""
+"""Increase it when the same config would give other numbers, so that old results are not reused."""
 
 
 @dataclass(frozen=True)

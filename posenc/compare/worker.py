@@ -1,8 +1,8 @@
 """The process of one trial.
 
-Reads config.json in the trial's folder, and leaves there what `run_trial` writes, or a result.json
-with the reason why it failed. Says how it goes in lines of JSON on stdout. Ends with the process
-that started it: this module imports nothing that takes time before it has seen to that.
+It reads config.json in the trial's folder and writes there what `run_trial` writes, or a
+result.json that says why the trial failed. Progress goes to stdout as lines of JSON. The process
+ends when the one that started it ends; it arranges that before it imports torch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-# The starting process's own posenc, wherever it lies, and no module from the current folder, which
-# is the user's: -P keeps that folder out, and the package's is in the path for one import only.
+# The worker must run the same posenc as this process, wherever that is installed, and no module
+# from the current folder, which is the user's. -P keeps the current folder out of the path; the
+# folder of the package is in the path only for one import.
 _START = """\
 import importlib, sys, typing
 sys.path.insert(0, sys.argv[1])
@@ -34,7 +35,7 @@ ORPHANED = 3
 
 
 def command(study_folder: Path, trial_folder: Path, checkpoint_steps: int) -> list[str]:
-    """What starts a worker; its stdin must stay open as long as it is wanted."""
+    """The command that starts a worker. The worker ends when its stdin is closed."""
     package = Path(__file__).resolve().parents[2]
     arguments = [package, os.getpid(), study_folder, trial_folder, checkpoint_steps]
     return [sys.executable, "-P", "-c", _START, *map(str, arguments)]
@@ -63,8 +64,8 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when `parent` does. Linux's kernel sees to that at once, whatever this
-    process is doing; elsewhere it ends when stdin closes and Python next runs."""
+    """End this process when `parent` ends. On Linux the kernel kills it at once, whatever it is
+    doing; elsewhere it ends when stdin closes and Python next runs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # gone before the kernel was asked

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Write files completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     """Write `path` so that a crash at any moment leaves the old content or the new.
 
     Text becomes UTF-8; lone surrogates become question marks. A kill in the middle leaves a partial
-    file beside `path`, which `remove_partials` takes away.
+    file next to `path`; `remove_partials` deletes it.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -30,14 +30,14 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 
 
 def is_partial(path: Path) -> bool:
-    """Whether `path` is what a killed `write_atomically` leaves."""
+    """Whether `path` has the name of a file that a killed `write_atomically` leaves."""
     return _PARTIAL.fullmatch(path.name) is not None
 
 
 def remove_partials(folder: Path) -> None:
-    """Delete what killed writes left in `folder` and below.
+    """Delete the partial files that killed writes left in `folder` and below.
 
-    Call it where no other process writes there: while you hold the folder's lock.
+    Call it only while no other process writes there, that is, while holding the folder's lock.
     """
     for path in list(_files_below(folder)):
         if is_partial(path):
@@ -45,8 +45,10 @@ def remove_partials(folder: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Make the folders above `path` and see that a file can be written there, before the work
-    whose result it is to hold. Raises: OSError."""
+    """Check before long work that its result can be written to `path`; makes the folders above it.
+
+    Raises: OSError.
+    """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file in it.")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,18 +1,18 @@
-"""What a command asks of the machine, checked before anything is allocated, read or measured."""
+"""Memory, disk and time that a command needs, checked before it allocates, reads or measures."""
 
 from __future__ import annotations
 
 MOST_DAYS = 7
-"""What is expected to take longer starts only when --yes says that it is meant."""
+"""Work that is expected to take longer starts only with --yes."""
 
 
 def check_memory(what: str, needed: int, available: int | None, advice: str) -> None:
-    """Refuse what certainly does not fit.
+    """Refuse work that cannot fit in memory.
 
     Args:
         what: what needs the memory.
-        needed: bytes, a lower bound.
-        available: bytes; None where the system does not say.
+        needed: a lower bound in bytes.
+        available: bytes; None if the system does not say.
         advice: what to do instead.
 
     Raises: ValueError with both numbers.
@@ -25,7 +25,7 @@ def check_memory(what: str, needed: int, available: int | None, advice: str) -> 
 
 
 def check_disk(what: str, needed: int, available: int, advice: str) -> None:
-    """Refuse to write more bytes than there is room for.
+    """Refuse to write more bytes than the disk can hold.
 
     Raises: ValueError with both numbers.
     """
@@ -37,7 +37,7 @@ def check_disk(what: str, needed: int, available: int, advice: str) -> None:
 
 
 def check_time(what: str, seconds: int, yes: bool, advice: str) -> None:
-    """Refuse what is expected to take more than a week, unless it is meant.
+    """Refuse work that is expected to take more than a week, unless `yes`.
 
     Raises: ValueError with the number of days.
     """
@@ -46,7 +46,7 @@ def check_time(what: str, seconds: int, yes: bool, advice: str) -> None:
 
 
 def readable_size(count: int) -> str:
-    """Bytes in a unit that suits them.
+    """A number of bytes, with a unit.
 
     >>> readable_size(900), readable_size(3 * 2**20), readable_size(5 * 2**40)
     ('900 bytes', '3.0 MiB', '5,120.0 GiB')

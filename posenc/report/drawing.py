@@ -26,7 +26,7 @@ _INK_DARK, _GRID_DARK = "#e4e6e8", "#3a3f46"
 
 # Okabe and Ito's palette without yellow (too faint on white) and with black as ink, moved a little
 # in lightness: under simulated protanopia and deuteranopia the nearest two stay 16 CIELAB units
-# apart, in the light and the dark variant alike.
+# apart, in the light and in the dark variant.
 LIGHT = ("#0064A8", "#C24A00", "#009E73", "#B4629A", "#DD9700", "#56A8DD", INK)
 DARK = ("#4197D6", "#E8703A", "#1DB489", "#D98BB8", "#E9AB2B", "#8CCBF0", _INK_DARK)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*")
@@ -118,14 +118,14 @@ def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
 
 
 def ordered_colours(count: int) -> list[str]:
-    """Colours for `count` things with an order (heads, lengths), legible on white and on black."""
+    """Colours for `count` ordered things (heads, lengths), readable on white and on black."""
     ramp = LinearSegmentedColormap.from_list("posenc", ["#0a7fc2", "#b0609a", "#d98200"])
     return [to_hex(ramp(i / max(1, count - 1))) for i in range(count)]
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Everything drawn inside looks like posenc; for figures with more than one pair of axes."""
+    """Use posenc's style inside the `with`; for figures with more than one pair of axes."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         # The reader's browser has the glyphs; only their width is needed here.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -216,7 +216,7 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
 
     Args:
         drawn: the figure; colours of this module's palette become CSS variables.
-        description: what it shows, for those who cannot see it.
+        description: what it shows, for readers who cannot see it.
         prefix: start of every identifier, so that several figures fit one page.
 
     Tick labels from outside must go through `readable` first; all other text does here.
@@ -265,7 +265,7 @@ def css_variables(scheme: str) -> str:
 
 
 def write_svg(drawn: Figure, path: str | Path, description: str) -> None:
-    """Write the figure as a file of its own that follows the reader's light or dark scheme."""
+    """Write the figure as an SVG file that follows the reader's light or dark scheme."""
     width, height = (round(122 * inches) for inches in drawn.get_size_inches())
     svg = to_svg(drawn, description)
     svg = svg.replace("<svg ", f'<svg width="{width}" height="{height}" ', 1)

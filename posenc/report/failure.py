@@ -1,4 +1,4 @@
-"""How a command ends that does not succeed."""
+"""The ways in which a command can fail."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class RunFailed(Exception):
 
 
 class Stopped(Exception):
-    """Ctrl-C, and the message says what the same command does next: exit code 130."""
+    """Ctrl-C: exit code 130. The message says what the same command will do next."""
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether the system refused to write more."""
+    """Whether the system refused to write because there is no room."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL

@@ -11,9 +11,9 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
-    """Hold `folder` for this process; the lock ends with the process, however it ends.
+    """Lock `folder` for this process. The lock is released when the process ends, however it ends.
 
-    Raises: ValueError where another process holds it; `what` says what that process is.
+    Raises: ValueError if another process holds the lock; `what` is the name of such a process.
     """
     try:
         import fcntl

@@ -1,4 +1,4 @@
-"""What this machine is and what it computes fast."""
+"""Facts about this machine: processor, cores, memory, and which precision is fast."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def memory_bytes() -> int | None:
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells it."""
+    """The processor's name, if the system says it."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
@@ -71,7 +71,7 @@ def describe(device: str, precision: str, workers: int) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """The software that decided the numbers."""
+    """The versions of the software on which numbers depend."""
     import numpy
 
     from posenc import __version__

@@ -54,7 +54,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, the sentence under it, and what it shows in words for those who cannot see it."""
+    """A figure, the sentence under it, and a description for readers who cannot see it."""
 
     figure: Figure
     caption: str
@@ -93,7 +93,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Caution:
-    """Something that the reader must know before trusting the rest."""
+    """A warning that the reader must see before trusting the rest."""
 
     text: str
 
@@ -133,7 +133,7 @@ class Page:
         )
 
     def write(self, path: str | Path) -> None:
-        """Write the page; whoever opens `path` finds the old page or the new one, never half."""
+        """Write the page; a reader of `path` sees the old page or the new one, never half."""
         write_atomically(path, self.html())
 
 

@@ -1,4 +1,4 @@
-"""What a command is doing: live bars or one changing line on a terminal, plain lines elsewhere."""
+"""Show what a command is doing: live bars or one changing line on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tell(text: str) -> None:
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line exactly as it is, however long."""
+    """Print a line without markup and without wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -37,7 +37,7 @@ def clock(seconds: float) -> str:
 
 
 class Pace:
-    """Seconds per step, counted from the first step that was seen."""
+    """Seconds per step, measured from the first step seen."""
 
     def __init__(self, step: int) -> None:
         self.began, self.first = time.monotonic(), step
@@ -50,7 +50,7 @@ class Pace:
 
 
 class Bars:
-    """Live bars on a terminal, each with a name, how far it is, a remark and the time left."""
+    """Live bars on a terminal, each with a name, a remark and the time left."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
@@ -73,14 +73,14 @@ class Bars:
     def show(
         self, name: str, done: int, total: int, remark: str = "", seconds_left: float | None = None
     ) -> None:
-        """Move the bar `name`, which is made where there is none yet."""
+        """Move the bar `name`; the first call makes it."""
         if name not in self.tasks:
             self.tasks[name] = self.progress.add_task(escape(name), total=total, remark="", left="")
         left = "" if seconds_left is None else f"{clock(seconds_left)} left"
         self.progress.update(self.tasks[name], completed=done, remark=remark, left=left)
 
     def remove(self, name: str) -> None:
-        """Take the bar away; nothing happens where there is none."""
+        """Remove the bar, if there is one."""
         if name in self.tasks:
             self.progress.remove_task(self.tasks.pop(name))
 

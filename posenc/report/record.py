@@ -1,4 +1,4 @@
-"""What a later run reads again: dataclasses as JSON with a hash, so that damage is seen."""
+"""Files that a later run reads: dataclasses as JSON with a hash that reveals damage."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import typing
 from typing import Any, NoReturn, Self
 
 SEAL = "sha256"
-"""The key under which the hash of all other keys stands."""
+"""The key that holds the hash of everything else."""
 
 
 def seal(content: dict[str, Any]) -> str:
-    """`content` as JSON with the hash of itself.
+    """`content` as JSON, with its hash added.
 
     >>> unseal(seal({"loss": 0.5}))
     {'loss': 0.5}
 
     Lone surrogates, which no UTF-8 file can hold, become question marks.
 
-    Raises: ValueError where it holds NaN or an infinity, which JSON cannot.
+    Raises: ValueError if it holds NaN or an infinity, which JSON cannot.
     """
     assert SEAL not in content
     plain = json.dumps(content, ensure_ascii=False, allow_nan=False)
@@ -30,7 +30,7 @@ def seal(content: dict[str, Any]) -> str:
 
 
 def unseal(text: str) -> dict[str, Any]:
-    """What `seal` was given. Raises: ValueError where it is anything else, by a single digit."""
+    """The content that `seal` was given. Raises: ValueError if a single digit has changed."""
     content = parse_object(text)
     found = content.pop(SEAL, None)
     if found is None:
@@ -52,8 +52,8 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 class Record:
-    """A frozen dataclass that goes to sealed JSON and back; a field that is missing, unknown or of
-    the wrong type raises ValueError, and so does a digit that was changed."""
+    """A frozen dataclass that goes to sealed JSON and back. Reading raises ValueError if a field is
+    missing, unknown or of the wrong type, or if a digit has changed."""
 
     def to_json(self) -> str:
         return seal(dataclasses.asdict(self))  # type: ignore[call-overload]

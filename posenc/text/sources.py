@@ -6,7 +6,7 @@ import glob
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +23,13 @@ class Source:
 
 
 def embedded() -> Source:
-    """The standard library's source of the Python that runs this, without its tests, which not
-    every installation has."""
+    """The source of the running Python's standard library, without its tests, which not every
+    installation has."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [
         (path.relative_to(root).as_posix(), path)
-        for path in root.rglob("*.py")
-        if not _SKIPPED.intersection(path.relative_to(root).parts)
+        for path in _files_below(root, _SKIPPED)
+        if path.suffix == ".py"
     ]
     if not files:
         raise ValueError(f"No Python source in {root}. Give a text of your own with --text.")
@@ -40,8 +40,8 @@ def find_text(texts: Sequence[str]) -> Source:
     """The files that `texts` name: files, folders (with all that is in them but hidden files) and
     globs.
 
-    Raises: ValueError where one of them names no file, or names what is no ordinary file (a pipe or
-    a device, which may have no end), or where there are more than `MOST_FILES`.
+    Raises: ValueError if one of them names no file, or a pipe or a device, which may never end, or
+    if there are more than `MOST_FILES` files.
     """
     found: dict[Path, None] = {}
     seen = 0
@@ -73,7 +73,7 @@ def _files_named(text: str) -> Iterator[Path]:
         yield from _files_below(path)
     elif path.exists():
         raise ValueError(
-            f"{text} is no ordinary file but a pipe or a device. Copy the text into a file first."
+            f"{text} is a pipe or a device, not an ordinary file. Copy the text into a file first."
         )
     else:
         # glob.iglob, since Path.glob takes no absolute pattern.
@@ -84,16 +84,16 @@ def _files_named(text: str) -> Iterator[Path]:
                 yield match
 
 
-def _files_below(path: Path) -> Iterator[Path]:
-    """The ordinary files in a folder, hidden ones left out."""
-    for parent, folders, files in os.walk(path):
-        folders[:] = sorted(n for n in folders if not n.startswith(".") and n != "__pycache__")
+def _files_below(folder: Path, skipped: Set[str] = frozenset({"__pycache__"})) -> Iterator[Path]:
+    """The ordinary files in a folder; what is hidden or has a skipped name is left out."""
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in skipped)
         for name in sorted(files):
             file = Path(parent, name)
-            if not name.startswith(".") and name != "__pycache__" and file.is_file():
+            if name[0] != "." and name not in skipped and file.is_file():
                 yield file
 
 
 def _utf8(name: str) -> str:
-    """A file's name as its bytes read in UTF-8, whatever the locale took them for."""
+    """A file's name decoded as UTF-8, whatever the locale is."""
     return os.fsencode(name).decode("utf-8", "surrogateescape")

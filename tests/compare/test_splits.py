@@ -175,7 +175,7 @@ def test_text_beyond_the_disk_is_refused_before_it_is_read(tmp_path, monkeypatch
 @pytest.mark.parametrize("name", ["/dev/zero", "/dev/urandom", "pipe"])
 def test_what_has_no_end_is_refused(tmp_path, name):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="no ordinary file but a pipe or a device"):
+    with pytest.raises(ValueError, match="is a pipe or a device, not an ordinary file"):
         find_text([str(tmp_path / name)])
 
 

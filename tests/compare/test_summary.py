@@ -100,8 +100,8 @@ def test_recommendation_admits_what_seeds_do_not_tell_apart():
         result("t5", 0, (2.03, 2.03, 2.03)), result("t5", 1, (2.05, 2.04, 2.04)),
     )  # fmt: skip
     text = advice(given)
-    assert text.startswith("Take t5: not to be told apart from the best")
-    assert "the seeds do not tell t5 from rope" in text
+    assert text.startswith("Take t5: within the spread of the best")
+    assert "the seeds cannot separate t5 from rope" in text
 
 
 def test_without_finished_trials_there_is_no_advice_but_a_list_of_what_is_missing():

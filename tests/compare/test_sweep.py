@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.compare import splits, sweep
+from posenc.compare import splits, sweep, worker
 from posenc.compare.results import Study, Timing, TrialResult
 from posenc.compare.run_trial import run_trial
 from posenc.compare.trial import TrialConfig, read_trial
@@ -88,16 +87,12 @@ def wait_for(condition, seconds=120.0):
         time.sleep(0.02)
 
 
-def test_killed_three_times_gives_the_results_of_an_undisturbed_run(folder):
-    killed, rng = folder / "killed", random.Random(7)
-    for number in range(3):
-        process = start_compare(folder, "killed")
-        # Random moments of the training, the later kills further on.
-        goal = rng.randrange(3, 12) + 30 * number
-        wait_for(lambda goal=goal: newest_checkpoint(killed) >= goal)
-        time.sleep(0.1 * rng.random())
-        kill(process)
-        assert not results(killed), "the kill came too late to show anything"
+def test_killed_run_goes_on_to_the_results_of_an_undisturbed_run(folder):
+    killed = folder / "killed"
+    process = start_compare(folder, "killed")
+    wait_for(lambda: newest_checkpoint(killed) >= 6)
+    kill(process)
+    assert not results(killed), "the kill came too late to show anything"
     assert Study.from_json((killed / "study.json").read_text(encoding="utf-8")).encodings == ("t5",)
     last = start_compare(folder, "killed")
     said = last.communicate(timeout=300)[0]
@@ -130,6 +125,38 @@ def test_workers_end_with_the_process_that_started_them_within_a_second(folder, 
     workers = children_of(process.pid)
     kill(process)
     wait_for(lambda: not any(map(is_running, workers)), 1)
+
+
+HOLDS_THE_INTERPRETER = """
+import os
+from posenc.compare.worker import end_with_parent
+end_with_parent(os.getppid())
+print("ready", flush=True)
+sum(range(10**12))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker ends when Python next runs")
+def test_worker_ends_with_its_parent_also_while_no_other_thread_can_run():
+    code = "import subprocess, sys; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).wait()"
+    command = [sys.executable, "-c", code, sys.executable, "-c", HOLDS_THE_INTERPRETER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        (child,) = children_of(process.pid)
+        process.kill()
+        process.wait()
+        try:
+            wait_for(lambda: not is_running(child), 1)
+        finally:
+            if is_running(child):
+                os.kill(int(child.name), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker ends when Python next runs")
+def test_worker_whose_parent_is_gone_before_it_looks_ends():
+    code = "from posenc.compare.worker import end_with_parent; end_with_parent(1)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        assert process.wait(60) == worker.ORPHANED
 
 
 def children_of(parent: int) -> list[Path]:
@@ -190,7 +217,7 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
     killer.step = kill_at_first_step
     sweep.run_trials(folder, [config], 1, killer)
     assert killer.results["rope"].reason == (
-        "its process was ended by SIGKILL, perhaps for want of memory"
+        "its process was ended by SIGKILL, perhaps because memory ran out"
     )
 
 
@@ -237,6 +264,14 @@ def test_changed_digit_in_a_result_or_its_timing_is_corrupt(folder):
         (home / name).write_text(content.replace("1234", "1235"), encoding="utf-8")
         with pytest.raises(sweep.CorruptResult, match="it is not what was written"):
             sweep.load_result(folder, config)
+
+
+def test_pipe_in_place_of_a_result_is_corrupt_and_not_waited_for(folder):
+    config = trial(folder, "rope")
+    (folder / config.folder).mkdir()
+    os.mkfifo(folder / config.folder / "result.json")
+    with pytest.raises(sweep.CorruptResult, match=r"result\.json is not an ordinary file"):
+        sweep.load_result(folder, config)
 
 
 def test_checkpoint_of_a_finished_trial_is_removed(folder):

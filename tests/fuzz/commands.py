@@ -1,0 +1,217 @@
+"""Hostile command lines, in one process: python -m tests.fuzz.commands [HOW_MANY] [SEED]
+
+Whatever is typed, posenc must end soon, with code 0, 1 or 2 and no traceback; if the code is not 0,
+stderr has one line that says why; and the files that were there must not change. Training, timing
+and measuring would take minutes and are left out: this tries the command lines, not the work.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import typer
+
+from posenc import cli
+from tests.fuzz import world
+
+SECONDS = 30
+"""A command that takes longer hangs."""
+MEMORY = 12 << 30
+OUTPUTS = ("--out", "--report", "--state")
+"""Options that name an output; they get a fresh name or a hostile one."""
+
+
+@dataclass
+class Ended:
+    """How a command line ended."""
+
+    arguments: list[str]
+    code: object
+    out: str
+    err: str
+    seconds: float
+    crash: str = ""
+
+    def wrong(self) -> str:
+        """What must not be, or nothing."""
+        if self.crash:
+            return f"raised {self.crash}"
+        if self.code not in (0, 1, 2):
+            return f"ended with {self.code!r}"
+        if "Traceback" in self.out + self.err:
+            return "showed a traceback"
+        lines = [line for line in self.err.splitlines() if line.startswith("posenc: ")]
+        if self.code != 0 and (len(lines) != 1 or not self.err.endswith(lines[0] + "\n")):
+            return f"ended with {self.code} and {len(lines)} lines that say why"
+        if self.code != 0 and len(lines[0]) < 15:
+            return "said nothing"
+        return ""
+
+
+class Hangs(BaseException):
+    """No handler may take this for an error of the user's."""
+
+
+def draw(rng: random.Random, commands: dict[str, Any]) -> list[str]:
+    """A command line: mostly a command with some of its options, each with a value of its kind or
+    with any other."""
+    if rng.random() < 0.03:
+        return [_any_value(rng) for _ in range(rng.randrange(4))]
+    name = rng.choice(sorted(commands))
+    arguments = [name]
+    for parameter in commands[name].params:
+        if parameter.name == "help":
+            continue
+        if parameter.param_type_name == "argument":
+            count = 1 if parameter.nargs == 1 else rng.choice((0, 1, 1, 1, 2, 3))
+            arguments += [_positional(rng) for _ in range(count)]
+        elif rng.random() < 0.25:
+            option = rng.choice(parameter.opts)
+            if parameter.is_flag:
+                arguments.append(option)
+            else:
+                values = [_value(rng, option, parameter) for _ in range(max(1, parameter.nargs))]
+                joined = len(values) == 1 and rng.random() < 0.2
+                arguments += [f"{option}={values[0]}"] if joined else [option, *values]
+    if rng.random() < 0.1:
+        arguments.insert(rng.randrange(len(arguments) + 1), _any_value(rng))
+    if rng.random() < 0.05:
+        rng.shuffle(arguments)
+    return arguments
+
+
+def _positional(rng: random.Random) -> str:
+    kinds = (world.NAMES, world.NAMES, world.PATHS, world.CLASSES, world.WORDS)
+    return rng.choice(rng.choice(kinds))
+
+
+def _value(rng: random.Random, option: str, parameter: Any) -> str:
+    if rng.random() < 0.3:
+        return _any_value(rng)
+    if option in OUTPUTS:
+        return rng.choice((f"out{rng.randrange(10**6)}", rng.choice(world.PATHS)))
+    if option == "--text":
+        return rng.choice(world.PATHS)
+    kind = str(getattr(parameter, "type_descriptor", getattr(parameter, "type", ""))).lower()
+    if "int" in kind or "float" in kind:
+        return rng.choice(("0", "1", "2", "3", "4", "8", "16", "64", "-1", "1000000000000", "0.01"))
+    return _any_value(rng)
+
+
+def _any_value(rng: random.Random) -> str:
+    return rng.choice(rng.choice((world.NAMES, world.PATHS, world.CLASSES, world.WORDS)))
+
+
+def run(arguments: list[str]) -> Ended:
+    """The command line in this process, with its output."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    code: object = None
+    crash = ""
+    began = time.monotonic()
+
+    def hang(*frame: object) -> None:
+        raise Hangs("".join(traceback.format_stack(frame[1])[-3:]))  # type: ignore[arg-type]
+
+    before = signal.signal(signal.SIGALRM, hang)
+    signal.alarm(SECONDS)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            with mock.patch("sys.stdin", io.StringIO("")):
+                cli.main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException as error:
+        crash = f"{type(error).__name__}: {error}"
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    seconds = time.monotonic() - began
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode("utf-8", "replace"))  # type: ignore[attr-defined]
+    return Ended(arguments, code, *texts, seconds, crash)
+
+
+@contextlib.contextmanager
+def without_the_work() -> Iterator[None]:
+    """Commands check, read and write as ever; what would take minutes is not done."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise ValueError("the fuzzer does not measure.")
+
+    patches = [
+        mock.patch("posenc.compare.sweep.run_trials", lambda *arguments: None),
+        mock.patch("posenc.bench.measure.interleaved", refuse),
+        mock.patch("posenc.bench.measure.peak_bytes", refuse),
+        mock.patch("posenc.inspect.encoding.command.measure", refuse),
+        mock.patch("posenc.inspect.claims.command.check", refuse),
+        mock.patch("torch.set_num_threads", lambda count: None),
+    ]
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
+def fuzz(count: int, seed: int, folder: Path, only: tuple[str, ...] = ()) -> list[str]:
+    """Try `count` command lines in `folder`; a line for each that ended as none may."""
+    rng = random.Random(seed)
+    world.build(folder)
+    before = world.fingerprint(folder)
+    commands = typer.main.get_command(cli.app()).commands  # type: ignore[attr-defined]
+    commands = {name: c for name, c in commands.items() if not only or name in only}
+    wrong: list[str] = []
+    codes: collections.Counter[object] = collections.Counter()
+    slowest = 0.0
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        with without_the_work():
+            for number in range(count):
+                arguments = draw(rng, commands)
+                ended = run(arguments)
+                codes[ended.code] += 1
+                slowest = max(slowest, ended.seconds)
+                if problem := ended.wrong():
+                    wrong.append(f"{number}: {problem}: {arguments!r:.300}")
+                if partial := list(folder.rglob("*.partial")):
+                    wrong.append(f"{number}: left {partial}: {arguments!r:.300}")
+                    for path in partial:
+                        path.rename(path.with_suffix(".seen"))
+    finally:
+        os.chdir(here)
+    after = world.fingerprint(folder)
+    wrong += [f"changed {name}" for name, was in before.items() if after.get(name) != was]
+    shown = ", ".join(f"{n} with {code}" for code, n in sorted(codes.items(), key=str))
+    print(f"{count} command lines, seed {seed}: {shown}; slowest {slowest:.1f} s")
+    return wrong
+
+
+def main(count: int = 2000, seed: int = 0) -> int:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with tempfile.TemporaryDirectory() as folder:
+        inner = Path(folder, "inner")  # so that ".." is a folder of ours, too
+        inner.mkdir()
+        wrong = fuzz(count, seed, inner)
+    print(*wrong, f"{len(wrong)} of them wrong", sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -1,0 +1,46 @@
+"""A short run of the fuzzer over command lines, and what it must be able to see."""
+
+import pytest
+
+from posenc import cli
+from tests.fuzz import commands
+
+
+def test_command_lines_end_well(tmp_path):
+    (tmp_path / "inner").mkdir()
+    assert commands.fuzz(60, 20261121, tmp_path / "inner", only=("list", "compare", "report")) == []
+
+
+@pytest.mark.parametrize(
+    ("planted", "problem"),
+    [
+        (lambda: 1 / 0, "ended with 1 and 0 lines"),
+        (lambda: print("Traceback (most recent call last)"), "showed a traceback"),
+        (lambda: cli.sys.exit(3), "ended with 3"),
+        (lambda: cli.sys.exit("a word"), "ended with 'a word'"),
+        (lambda: cli.sys.exit(2), "ended with 2 and 0 lines"),
+        (lambda: exec("while True: pass"), "raised Hangs"),
+    ],
+)
+def test_what_may_not_be_is_seen(monkeypatch, planted, problem):
+    monkeypatch.setattr(commands, "SECONDS", 1)
+    monkeypatch.setattr(cli, "_refuse_empty", lambda arguments: planted())
+    monkeypatch.setattr(cli, "_complain", lambda text, code, error=None: code)
+    assert problem in commands.run(["--version"]).wrong()
+
+
+def test_good_and_bad_command_lines_are_let_pass():
+    assert commands.run(["--version"]).wrong() == ""
+    ended = commands.run(["lisst"])
+    assert (ended.code, ended.wrong()) == (2, "")
+
+
+def test_leftovers_and_changed_files_are_seen(tmp_path, monkeypatch):
+    def spoil(arguments):
+        (tmp_path / "text.txt").write_bytes(b"")
+        (tmp_path / ".x.1.partial").write_bytes(b"")
+        return commands.Ended(arguments, 0, "", "", 0.0)
+
+    monkeypatch.setattr(commands, "run", spoil)
+    left, changed = commands.fuzz(1, 0, tmp_path)
+    assert "left [" in left and changed == "changed text.txt"
