@@ -421,3 +421,16 @@ def test_applied_settings_are_undone_after_an_error(llama):
     with pytest.raises(KeyError), applied(checkpoint.model, checkpoint.rotary, TARGET):
         raise KeyError
     assert checkpoint.trained_length == LENGTH
+
+
+@pytest.mark.parametrize("method", ["dynamic", "longrope-switch"])
+def test_frequencies_that_change_with_the_length_are_exported_where_that_is_asked_for(
+    method, llama, tmp_path
+):
+    allowed = dataclasses.replace(QUICK, allow_cache_unsafe=True)
+    outcome = hf.extend(
+        llama, TARGET, DOCUMENTS, method=method, out=tmp_path / "out", options=allowed
+    )
+    assert outcome.proof is not None
+    assert outcome.proof.inv_freq_error < 1e-6
+    assert outcome.proof.logits_error < 1e-5

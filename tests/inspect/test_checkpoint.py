@@ -95,6 +95,12 @@ def test_positions_come_back_after_the_removal(folders, family):
     assert torch.equal(read_sentence(model, ids).hidden, before)
 
 
+def test_layers_without_a_rotation_are_not_counted(tmp_path):
+    save("smollm3", tmp_path)
+    (kind,) = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).positions
+    assert isinstance(kind, Rotation) and kind.layers == "3 of 4 layers"
+
+
 def test_a_window_of_attention_is_not_blamed_on_positions(tmp_path):
     save("gemma3_text", tmp_path, spread=0.3)
     long = "The dog was seen by nobody but its cat."
