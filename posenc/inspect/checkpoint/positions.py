@@ -86,7 +86,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Bias:
-    """A bias on the scores that depends on the distance alone.
+    """A bias on the scores that depends only on the distance.
 
     values: (heads, distances) in logits, as the model computes it; distance: query position minus
     key position.
