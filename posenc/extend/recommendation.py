@@ -26,7 +26,7 @@ def recommend(
     if best == "none":
         return best, (
             "No method tried lowers the mean loss over all positions: leave the checkpoint as it "
-            "is, or tune."
+            f"is, or tune. {_against_window(measured, best, trained)}".rstrip()
         )
     lost = chosen.short(trained) - base.short(trained)
     gained = base.long(trained) - chosen.long(trained)
@@ -51,6 +51,8 @@ def _against_window(
     if WINDOW not in measured:
         return ""
     more = measured[best][1].long(trained) - measured[WINDOW][1].long(trained)
+    if math.isnan(more):  # a table that ends
+        return ""
     if more > 0:
         return (
             f"The model as trained, reading only the last {trained} tokens, is {more:.2f} nats "

@@ -1,4 +1,4 @@
-"""Change the rotation of a loaded model by its config alone, so that what is measured is what is
+"""Change the rotation of a loaded model through its config only: what is measured is what is
 exported."""
 
 from __future__ import annotations

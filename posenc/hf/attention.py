@@ -153,8 +153,11 @@ class Unrotated(nn.Module):
         super().__init__()
         self.rotation = rotation
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        cos, sin = self.rotation(*args, **kwargs)
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
+        turn = self.rotation(*args, **kwargs)
+        if isinstance(turn, Tensor):  # cosine + i sine
+            return torch.ones_like(turn)
+        cos, sin = turn
         return torch.ones_like(cos), torch.zeros_like(sin)
 
 

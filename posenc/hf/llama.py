@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
 
+from posenc.hf.config_values import check_values
+from posenc.hf.folder import read_config, weight_files
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
 from posenc.queries_keys.rope import RoPE
@@ -91,17 +93,23 @@ def expressible(model: Decoder) -> bool:
 def import_llama(folder: str | Path) -> Decoder:
     """The decoder, in float32, that a Llama folder describes.
 
-    Raises: ValueError where it holds what Decoder cannot express; FileNotFoundError where a file is
-    missing.
+    Raises: ValueError where it holds what Decoder cannot express, or a file is missing or damaged.
     """
     folder = Path(folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_config(folder)
+    check_values(config, folder / "config.json")
     rope_theta = _plain_rope(config)
     sizes = {ours: config[theirs] for ours, theirs in _SIZES.items() if theirs in config}
     decoder_config = DecoderConfig(**sizes)
     assert decoder_config.head_dim is not None
     model = Decoder(decoder_config, RoPE(decoder_config.head_dim, rope_theta, interleaved=False))
-    weights = _read_weights(folder)
+    try:
+        files = [load_file(path) for path in weight_files(folder)]
+    except SafetensorError as error:
+        raise ValueError(
+            f"import_llama: the weights in {folder} cannot be read: {error}"
+        ) from error
+    weights = {name: weight for file in files for name, weight in file.items()}
     names = dict(_names(model))
     wrong = sorted(set(names.values()) ^ set(weights))
     if wrong:
@@ -167,6 +175,8 @@ def _plain_rope(config: dict[str, Any]) -> float:
         )
     # transformers, too, lets the old key win.
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"import_llama: rope_parameters must be an object, got {rope!r}.")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(
@@ -174,10 +184,3 @@ def _plain_rope(config: dict[str, Any]) -> float:
             "Scaled checkpoints are read by posenc extend."
         )
     return rope.get("rope_theta", config.get("rope_theta", 10000.0))
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"import_llama: no .safetensors file in {folder}.")
-    return {name: weight for file in files for name, weight in load_file(file).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from posenc.hf import folder as files
 from posenc.hf.config_values import check_layers, check_values
 from posenc.hf.rope_config import RopeSetting, read_settings
 from posenc.hf.rope_config_check import check_rotary_keys
+
+LOG = logging.getLogger("posenc.hf")
+"""Says on stderr what is left unread; a library's user may send it elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ def load_checkpoint(
             f"{folder}: config.json asks for {len(missing)} weights that are not there, such as "
             f"{missing[0]}."
         )
+    if surplus := sorted(told["unexpected_keys"]):
+        LOG.warning("%s: %d weights are left unread, such as %s.", folder, len(surplus), surplus[0])
     _refuse_not_finite(model, folder)
     return Checkpoint(folder, model.eval(), raw, masked, settings, longest)
 
@@ -115,7 +121,9 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
     """Rotary settings and the longest sequence."""
     try:
         return read_settings(config), _max_positions(config)
-    except (KeyError, AttributeError, TypeError, ArithmeticError) as error:
+    except ValueError:
+        raise
+    except Exception as error:  # families keep these in many ways
         raise ValueError(
             f"{folder / 'config.json'}: the positions of a {config.model_type} model are written "
             f"in a way that posenc does not know ({_said(error)})."

@@ -1,5 +1,5 @@
-"""T5 and BLOOM as transformers has them, with their biases computed by posenc: no bias is ever
-written out, so that memory grows with the length alone."""
+"""T5 and BLOOM as transformers has them, with their biases computed by posenc where they are used:
+no bias is written out, and memory grows with the length, not with its square."""
 
 from __future__ import annotations
 

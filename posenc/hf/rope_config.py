@@ -117,8 +117,8 @@ def _from_hf(p: dict[str, Any], original: int, maximum: int) -> rs.Scaling | Non
 
 
 def _yarn_temperature(p: dict[str, Any]) -> float:
-    """transformers' rule: attention_factor, else the mscale pair where both are given, else factor
-    alone."""
+    """transformers' rule: attention_factor, else the mscale pair where both are given, else only
+    factor."""
     if p.get("attention_factor") is not None:
         return p["attention_factor"]
     mscale, all_dim = p.get("mscale"), p.get("mscale_all_dim")

@@ -7,6 +7,7 @@ from typing import Any
 
 from posenc.hf.config_values import is_count, is_positive
 
+FAR = "full_attention"
 KNOWN_KEYS = frozenset(
     "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings "
     "attention_factor beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor "
@@ -34,20 +35,22 @@ def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> 
     for key, given in (("rope_parameters", new), ("rope_scaling", old)):
         if given is not None and not isinstance(given, dict):
             raise ValueError(f"{path}: {key} must be an object or null, got {given!r}.")
-    if new and old and _canonical(new) != _canonical(old):
+    if new and old and _canonical(_flat(new, old)) != _canonical(old):
         raise ValueError(
             f"{path} has rope_parameters and another rope_scaling, and transformers takes "
             "rope_scaling: delete the one that is wrong."
         )
     source = new or old or {}
-    nested = [value for value in source.values() if isinstance(value, dict)]
-    for parameters in nested or [source]:
+    nested = {kind: value for kind, value in source.items() if isinstance(value, dict)}
+    for kind, parameters in (nested or {FAR: source}).items():
         if parameters:
-            _check_parameters(parameters, raw, path, is_new=bool(new))
+            # What stands outside describes the layers that look far.
+            outer = raw.get("rope_theta") if kind == FAR else None
+            _check_parameters(parameters, raw, path, outer, is_new=bool(new))
 
 
 def _check_parameters(
-    parameters: dict[str, Any], raw: dict[str, Any], path: Path, *, is_new: bool
+    parameters: dict[str, Any], raw: dict[str, Any], path: Path, outer: Any, *, is_new: bool
 ) -> None:
     if "attn_factor" in parameters:
         raise ValueError(
@@ -74,12 +77,12 @@ def _check_parameters(
             f"{path}: {kind} without original_max_position_embeddings; transformers would take the "
             "extended length for the trained one. Add the length the model was trained at."
         )
-    theta, outer = parameters.get("rope_theta"), raw.get("rope_theta")
+    theta = parameters.get("rope_theta")
     if theta is not None and outer is not None and float(theta) != float(outer):
         raise ValueError(
             f"{path}: rope_theta is {outer} outside and {theta} inside of the rotary keys."
         )
-    if is_new and theta is None and outer is None:
+    if is_new and theta is None and raw.get("rope_theta") is None:
         raise ValueError(
             f"{path}: rope_parameters without rope_theta; transformers would assume its default of "
             "10000. Add the base the model was trained with."
@@ -107,6 +110,13 @@ def _check_values(parameters: dict[str, Any], kind: str, path: Path) -> None:
             isinstance(factors, list) and factors and all(map(is_positive, factors))
         ):
             raise ValueError(f"{path}: {key} must be a list of positive numbers, got {factors!r}.")
+
+
+def _flat(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """What a rope_scaling without layer types describes: the layers that look far."""
+    nested = any(isinstance(value, dict) for value in old.values())
+    far = new.get(FAR)
+    return far if isinstance(far, dict) and not nested else new
 
 
 def _canonical(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -8,25 +8,32 @@ from typing import Any
 from posenc.hf.rope_config import RopeSetting, head_size
 from posenc.queries_keys import rope_scaling as rs
 
+FEW_WORDS = ("phi3", "phi4_multimodal")
+"""Families whose config takes the rope_types default and longrope only."""
 STANDSTILL = 1e30
 """A factor after which float32 sees no rotation at any position."""
 
 
 def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions: int) -> None:
     """Put settings and the new maximum length into a transformers config, in place."""
-    head_dim = head_size(config)
-    written = {s.layer_type: rope_parameters(s, head_dim) for s in settings}
+    head_dim, few_words = head_size(config), config.model_type in FEW_WORDS
+    written = {s.layer_type: rope_parameters(s, head_dim, few_words) for s in settings}
+    if None in written and "partial_rotary_factor" in config.rope_parameters:
+        # Phi-3 reads the key also where it says nothing.
+        written[None].setdefault("partial_rotary_factor", settings[0].rotary_dim / head_dim)
     config.rope_parameters = written[None] if None in written else written
     config.max_position_embeddings = max_positions
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = settings[0].original_length
 
 
-def rope_parameters(setting: RopeSetting, head_dim: int) -> dict[str, Any]:
+def rope_parameters(setting: RopeSetting, head_dim: int, few_words: bool = False) -> dict[str, Any]:
     """rope_parameters that make stock transformers compute the setting's frequencies.
 
-    Whatever transformers has no word for is carried by longrope with short factors equal to
-    the long ones.
+    Whatever transformers has no word for, or a family with few words does not take, is carried by
+    longrope with short factors equal to the long ones.
+
+    Raises: ValueError where nothing can carry it.
     """
     scaling, theta, squeeze = setting.scaling, setting.rope_theta, setting.compression
     common: dict[str, Any] = {"rope_theta": theta}
@@ -36,9 +43,9 @@ def rope_parameters(setting: RopeSetting, head_dim: int) -> dict[str, Any]:
     match scaling:
         case None if squeeze == 1.0:
             return {"rope_type": "default", **common}
-        case None:
+        case None if not few_words:
             return {"rope_type": "linear", **common, "factor": squeeze}
-        case rs.Linear(factor=factor):
+        case rs.Linear(factor=factor) if not few_words:
             return {"rope_type": "linear", **common, "factor": factor * squeeze}
         case rs.LongRoPE(factor=factor):
             pairs = setting.rotary_dim // 2
@@ -49,17 +56,17 @@ def rope_parameters(setting: RopeSetting, head_dim: int) -> dict[str, Any]:
                 "long_factor": [f * squeeze for f in long or (factor,) * pairs],
                 "attention_factor": setting.frequencies().attention_factor,
             }  # fmt: skip
-    if squeeze != 1.0:  # transformers has no word for the rest on top of a linear scaling
-        if scaling.depends_on_length:
+        case rs.NTK(factor=factor) if squeeze == 1.0:
+            base = theta * factor ** (setting.rotary_dim / (setting.rotary_dim - 2))
+            return {"rope_type": "default", **common, "rope_theta": base}
+    if few_words or squeeze != 1.0:  # there is no word for the rest on top of a linear scaling
+        if scaling is not None and scaling.depends_on_length:
             raise ValueError(
-                f"{type(scaling).__name__} changes with the length, and this checkpoint has a "
-                "linear scaling already: no config can say both."
+                f"{type(scaling).__name__} changes with the length, and on top of a linear scaling "
+                "or in this family no config can say so"
             )
         return {**common, **_carrier(setting), **length}
     match scaling:
-        case rs.NTK(factor=factor):
-            base = theta * factor ** (setting.rotary_dim / (setting.rotary_dim - 2))
-            return {"rope_type": "default", **common, "rope_theta": base}
         case rs.DynamicNTK(factor=factor):
             return {"rope_type": "dynamic", **common, "factor": factor}
         case rs.Llama3():

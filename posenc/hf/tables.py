@@ -57,7 +57,7 @@ def find_table(model: Any) -> PositionTable | None:
     kind = getattr(model.config, "position_embedding_type", None) or "absolute"
     if kind != "absolute":
         raise ValueError(
-            f"position_embedding_type is {kind!r}: growing the table alone would leave its "
+            f"position_embedding_type is {kind!r}: growing only the table would leave its "
             "relative part short."
         )
     path, key, offset_rows, counted_rows = FAMILIES[model.config.model_type]

@@ -216,6 +216,17 @@ def test_recommendation_weighs_short_and_long_alike_and_skips_what_stock_tools_c
     assert recommend(measured, 64, allowed)[0] == "dynamic"
 
 
+def test_where_no_method_helps_a_window_that_does_is_named():
+    measured = {
+        "none": (Variant("none", "", lambda: None), flat(2, 2, 2, 8, 8)),  # type: ignore[arg-type]
+        "ntk": (Variant("ntk", "", lambda: None), flat(9, 9, 9, 9, 9)),  # type: ignore[arg-type]
+        "window": (Variant("window", "", lambda: None, needs_runtime=True), flat(2, 2, 2, 2, 2)),  # type: ignore[arg-type]
+    }
+    name, reason = recommend(measured, 64, QUICK)
+    assert name == "none"
+    assert "reading only the last 64 tokens, is 6.00 nats better" in reason
+
+
 def test_means_weigh_tokens_and_intervals_resample_documents():
     losses = np.array([[1.0, 1.0, 1.0, 5.0], [np.nan, 2.0, 2.0, 9.0]])
     documents = np.array([[0, 0, 0, 1], [1, 2, 2, 2]])
@@ -421,3 +432,16 @@ def test_applied_settings_are_undone_after_an_error(llama):
     with pytest.raises(KeyError), applied(checkpoint.model, checkpoint.rotary, TARGET):
         raise KeyError
     assert checkpoint.trained_length == LENGTH
+
+
+@pytest.mark.parametrize("method", ["dynamic", "longrope-switch"])
+def test_frequencies_that_change_with_the_length_are_exported_where_that_is_asked_for(
+    method, llama, tmp_path
+):
+    allowed = dataclasses.replace(QUICK, allow_cache_unsafe=True)
+    outcome = hf.extend(
+        llama, TARGET, DOCUMENTS, method=method, out=tmp_path / "out", options=allowed
+    )
+    assert outcome.proof is not None
+    assert outcome.proof.inv_freq_error < 1e-6
+    assert outcome.proof.logits_error < 1e-5

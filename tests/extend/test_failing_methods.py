@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ PARTIAL = ("phi", "stablelm", "persimmon")
 """Families whose rotation is narrower than the head."""
 
 
-def sizes(family: str) -> dict[str, object]:
+def sizes(family: str) -> dict[str, Any]:
     return COMMON | ({"head_dim": 8} if family in ("glm", "helium") else {})
 
 
@@ -153,6 +154,17 @@ def test_losses_that_are_no_numbers_are_no_row_of_dashes(tmp_path, monkeypatch):
     assert extend(folder).failed == {"yarn": "1 of 191 losses are NaN or infinite"}
 
 
+def test_a_family_with_few_words_is_exported_with_them(tmp_path):
+    """Phi-3's config takes default and longrope only."""
+    folder = save("phi3", tmp_path / "phi3")
+    outcome = extend(folder, method="linear", out=tmp_path / "out")
+    assert outcome.proof is not None
+    assert load_checkpoint(tmp_path / "out").config.rope_parameters["rope_type"] == "longrope"
+    with pytest.raises(RunFailed, match="in this family no config can say so"):
+        options = dataclasses.replace(QUICK, allow_cache_unsafe=True)
+        hf.extend(folder, TARGET, DOCUMENTS, method="dynamic", options=options)
+
+
 def test_a_linear_scaling_of_the_training_is_kept_and_stretched_further(tmp_path):
     """Trained with factor 4: twice its length is factor 8, in memory and in the export."""
     linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
@@ -175,5 +187,5 @@ def test_a_linear_scaling_of_the_training_is_kept_and_stretched_further(tmp_path
     hf.extend(folder, 2 * LENGTH, DOCUMENTS, method="linear", out=out, options=QUICK)
     assert load_checkpoint(out).rotary[0].compression == 8.0
     options = dataclasses.replace(QUICK, allow_cache_unsafe=True)
-    with pytest.raises(RunFailed, match="no config can say both"):
+    with pytest.raises(RunFailed, match="no config can say so"):
         hf.extend(folder, 2 * LENGTH, DOCUMENTS, method="dynamic", options=options)

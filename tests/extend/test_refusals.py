@@ -22,6 +22,8 @@ def models(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     save("llama", folder / "llama")
     save("llama", folder / "words", vocab_size=300)
+    save("falcon", folder / "falcon", alibi=True)
+    save("mistral", folder / "mistral", sliding_window=16)
     save("xglm", folder / "xglm", vocab_size=257, d_model=32, num_layers=1, attention_heads=2,
          ffn_dim=32, max_position_embeddings=LENGTH)  # fmt: skip
     return folder
@@ -59,6 +61,11 @@ FOLDERS: dict[str, tuple[str, Change]] = {
     "asks for 9 weights that are not there": ("llama", config(num_hidden_layers=3)),
     "model.safetensors do not fit: You": ("llama", config(hidden_size=16)),
     "neither rotary settings in its config nor a table": ("xglm", lambda folder: None),
+    "it has ALiBi instead of a rotation": ("falcon", lambda folder: None),
+    "all its layers look through a window of 16 tokens": ("mistral", lambda folder: None),
+    "takes the scale of its scores from mscale_all_dim": (
+        "llama", yarn(mscale=1.0, mscale_all_dim=1.0, **LENGTHS),
+    ),
     "T5's bias saturates": ("llama", config(model_type="t5")),
     "BLOOM needs no extension": ("llama", config(model_type="bloom")),
     "which is never run": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -230,3 +231,40 @@ def test_a_folder_that_was_made_for_nothing_is_gone(tmp_path):
     with locked(tmp_path / "state"):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_half_written_export_is_cleared_and_a_running_one_left_alone(llama, tmp_path):
+    documents = [f"{i} the fox and the dog " * 12 for i in range(8)]
+    left = tmp_path / ".out.unproved"
+    (left / "sub").mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    handle = os.open(left, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    asked = {"method": "ntk", "out": tmp_path / "out", "options": Options(windows=1)}
+    with pytest.raises(ValueError, match=r"Another posenc extend works in .*\.out\.unproved"):
+        hf.extend(llama, TARGET, documents, **asked)
+    assert (left / "model.safetensors").exists()
+    os.close(handle)
+    hf.extend(llama, TARGET, documents, **asked)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o777 & ~_umask()
+
+
+def test_a_full_disk_is_a_failed_run_and_not_wrong_input(llama, tmp_path, monkeypatch):
+    from posenc.extend.export import folder
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folder, "copy_tokenizer", full)
+    documents = [f"{i} the fox and the dog " * 12 for i in range(8)]
+    options = Options(windows=1)
+    with pytest.raises(OSError, match="No space left"):
+        hf.extend(llama, TARGET, documents, method="ntk", out=tmp_path / "out", options=options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _umask() -> int:
+    before = os.umask(0)
+    os.umask(before)
+    return before

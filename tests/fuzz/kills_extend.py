@@ -9,6 +9,7 @@ file may be left beside it, and nothing that was saved may have been done twice.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import json
@@ -24,10 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-STEPS, SAVE_EVERY, TRIES = 12, 4, 24
+STEPS, SAVE_EVERY, TRIES = 24, 4, 24
 TARGET = 192
 EXPORTED = ("config.json", "model.safetensors", "extend.csv")
 WRITES = ("half", "before", "after")
+PHASES = ("start", "search", "tuning", "export")
 
 
 class UnlikeUndisturbed(AssertionError):
@@ -39,11 +41,36 @@ class Run:
     """One start of the command, and what it wrote down of itself."""
 
     code: int
-    seconds: float
     done: list[list[Any]] = field(default_factory=list)
 
     def of(self, kind: str) -> list[Any]:
-        return [value for name, value in self.done if name == kind]
+        return [value for name, value, _ in self.done if name == kind]
+
+    def writes(self, phase: str) -> list[int]:
+        """Numbers of the writes of a phase."""
+        return [n for n, path in self.of("write") if phase_of(path) == phase]
+
+    def seconds(self, phase: str) -> tuple[float, float]:
+        """When a phase began and ended, after the start of the process."""
+        began = self.done[0][2]
+        kinds = {"search": ("scored",), "tuning": ("step",), "export": ("write", "end")}[phase]
+        times = [at - began for kind, _, at in self.done if kind in kinds]
+        return (times[0] if phase != "export" else self.seconds("tuning")[1]), times[-1]
+
+    @property
+    def phase(self) -> str:
+        """Where it was last seen."""
+        kind, value, _ = self.done[-1]
+        if kind == "write":
+            return phase_of(value[1])
+        return {"scored": "search", "step": "tuning"}.get(kind, "start")
+
+
+def phase_of(path: str) -> str:
+    """Which phase writes a file."""
+    if "search.json" in path:
+        return "search"
+    return "tuning" if "/tune" in path else "export"
 
 
 def main(kills: int, seed: int = 0) -> dict[str, int]:
@@ -52,6 +79,7 @@ def main(kills: int, seed: int = 0) -> dict[str, int]:
 
     draw = random.Random(seed)
     seen = {"kills": 0, "at a random time": 0, "inside a write": 0, "runs that came through": 0}
+    seen |= {f"in the {phase}": 0 for phase in PHASES}
     with tempfile.TemporaryDirectory(prefix="posenc-kills-") as scratch:
         work = Path(scratch)
         model = save("llama", work / "model")
@@ -69,6 +97,7 @@ def main(kills: int, seed: int = 0) -> dict[str, int]:
             if run.code == -signal.SIGKILL:
                 seen["kills"] += 1
                 seen["inside a write" if "write" in plan else "at a random time"] += 1
+                seen[f"in the {run.phase}"] += 1
                 check(not out.exists() or whole_export(out), f"{out} is there, but not whole")
                 if not out.exists():
                     continue
@@ -80,19 +109,18 @@ def main(kills: int, seed: int = 0) -> dict[str, int]:
 
 
 def plan_of(draw: random.Random, whole: Run, number: int) -> dict[str, Any]:
-    """When to kill: after some seconds, or inside the n-th write."""
+    """When to kill: after some seconds, or inside the n-th write; one phase after the other."""
+    phase = PHASES[1:][number // 2 % 3]
     if number % 2 == 0:
-        return {"seconds": draw.uniform(0.1, whole.seconds)}
-    writes = len(whole.of("write"))
-    return {"write": draw.randrange(writes), "how": draw.choice(WRITES)}
+        return {"seconds": draw.uniform(*whole.seconds(phase))}
+    return {"write": draw.choice(whole.writes(phase)), "how": draw.choice(WRITES)}
 
 
 def start(model: Path, out: Path, work: Path, **plan: Any) -> Run:
     """Run the command in a process of its own, killed as planned."""
     log = work / "log.jsonl"
-    log.unlink(missing_ok=True)
     asked = json.dumps({"model": str(model), "out": str(out), "log": str(log), **plan})
-    began = time.monotonic()
+    log.write_text(json.dumps(["began", None, time.monotonic()]) + "\n")
     running = subprocess.Popen(
         [sys.executable, "-m", "tests.fuzz.kills_extend", "--child", asked],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -102,14 +130,13 @@ def start(model: Path, out: Path, work: Path, **plan: Any) -> Run:
     except subprocess.TimeoutExpired:
         running.kill()
         said = running.communicate()[1]
-    seconds = time.monotonic() - began
     if running.returncode not in (0, -signal.SIGKILL):
         sys.stderr.write(said)
     time.sleep(1.0)
     left = orphans(running.pid)
     check(not left, f"still there a second after the kill: {left}")
     lines = log.read_text().splitlines() if log.exists() else []
-    return Run(running.returncode, seconds, [json.loads(line) for line in lines])
+    return Run(running.returncode, [json.loads(line) for line in lines])
 
 
 def orphans(parent: int) -> list[str]:
@@ -172,7 +199,7 @@ def child(asked: dict[str, Any]) -> None:
     writes = itertools.count()
 
     def tell(kind: str, value: Any) -> None:
-        log.write(json.dumps([kind, value]) + "\n")
+        log.write(json.dumps([kind, value, time.monotonic()]) + "\n")
 
     def die_if(how: str, write: int) -> None:
         if (asked.get("write"), asked.get("how")) == (write, how):
@@ -194,7 +221,7 @@ def child(asked: dict[str, Any]) -> None:
 
     def fsync(handle: int, plain: Any = os.fsync) -> None:
         write = next(writes)
-        tell("write", write)
+        tell("write", [write, str(Path(f"/proc/self/fd/{handle}").readlink())])
         if (asked.get("write"), asked.get("how")) == (write, "half"):
             with contextlib.suppress(OSError):  # a folder, or opened to read
                 os.ftruncate(handle, os.fstat(handle).st_size // 2)
@@ -212,6 +239,7 @@ def child(asked: dict[str, Any]) -> None:
     tuning.step_tokens = step_tokens
     Search.__init__ = prepare  # type: ignore[method-assign]
     os.fsync, os.replace = fsync, replace
+    atexit.register(tell, "end", None)
     posenc(
         ["extend", asked["model"], "--to", str(TARGET), "--method", "search", "--search-tries",
          str(TRIES), "--tune", str(STEPS), "--batch", "1", "--windows", "2", "--lr", "1e-3",

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from posenc.cli import main
 from posenc.hf.loading import load_checkpoint
-from tests.hf_models import LENGTH, save
+from tests.hf_models import COMMON, LENGTH, save
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": LENGTH}
 LLAMA3 = {**YARN, "rope_type": "llama3", "factor": 2.0}
@@ -101,6 +101,20 @@ def test_a_config_that_is_no_object(content, command, folder, capsys):
     said = complaint([command, str(folder), *more], capsys)
     assert f"{folder / 'config.json'}: {CONTENTS[content]}" in said
     assert not (folder.parent / "out").exists()
+
+
+def test_positions_that_differ_in_a_way_unknown_are_one_line(tmp_path):
+    folder = save("gemma4_text", tmp_path / "gemma4", **COMMON, head_dim=8, sliding_window=16)
+    with pytest.raises(ValueError, match="positions of a gemma4_text model are written in a way"):
+        load_checkpoint(folder)
+
+
+def test_weights_that_are_left_unread_are_said(folder, caplog):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.more.weight"] = torch.ones(3)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    load_checkpoint(folder)
+    assert "1 weights are left unread, such as model.layers.0.more.weight" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])

@@ -13,6 +13,7 @@ import pytest
 from posenc.cli import main
 from posenc.hf.folder import TOKENIZER_FILES
 from posenc.hf.loading import load_checkpoint
+from posenc.hf.text import text_encoder
 from tests.hf_models import LENGTH, save, transformers
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nclass Evil: pass\n"
@@ -177,3 +178,16 @@ def test_the_links_of_the_hubs_cache_are_followed(words, tmp_path):
         shutil.copy(path, blobs / str(number))
         (snapshot / path.name).symlink_to(Path("..", "..", "blobs", str(number)))
     assert load_checkpoint(snapshot).trained_length == LENGTH
+
+
+def test_reading_a_folder_opens_no_connection(folder, monkeypatch):
+    import socket
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError(f"asked for {args}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    change(folder / "config.json", _name_or_path="somebody/model")
+    encode = text_encoder(folder, load_checkpoint(folder).config.vocab_size)
+    assert encode("the fox")

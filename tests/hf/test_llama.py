@@ -128,6 +128,8 @@ def test_what_llama_cannot_express_is_refused_and_nothing_written(model, message
         ({"hidden_act": "gelu"}, "expected hidden_act 'silu'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "expected plain RoPE"),
         ({"num_hidden_layers": 2}, "disagree about the weights"),
+        ({"hidden_size": "32"}, "hidden_size must be a whole number"),
+        ({"rope_parameters": "plain"}, "rope_parameters must be an object"),
     ],
 )
 def test_what_the_decoder_cannot_express_is_refused(change, message, tmp_path):
@@ -141,5 +143,16 @@ def test_what_the_decoder_cannot_express_is_refused(change, message, tmp_path):
 def test_a_folder_without_weights_is_refused(tmp_path):
     export_llama(decoder(), tmp_path, max_positions=64)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no \.safetensors file"):
+    with pytest.raises(ValueError, match="weights must be safetensors, found none"):
+        import_llama(tmp_path)
+
+
+def test_damaged_files_are_refused(tmp_path):
+    export_llama(decoder(), tmp_path, max_positions=64)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="cannot be read"):
+        import_llama(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ValueError, match="expected a JSON object, got a list"):
         import_llama(tmp_path)

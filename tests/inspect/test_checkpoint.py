@@ -30,7 +30,7 @@ from posenc.report.drawing import to_svg
 from posenc.scores.alibi import ALiBi
 from posenc.scores.t5 import T5Bias
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
-from tests.hf_models import LENGTH, save
+from tests.hf_models import COMMON, LENGTH, save
 
 TEXT, WORDS = "The dog saw its cat.", ("dog", "cat")
 KINDS = {
@@ -93,6 +93,22 @@ def test_positions_come_back_after_the_removal(folders, family):
     with without_positions(model):
         assert (read_sentence(model, ids).hidden - before).abs().max() > 1e-3
     assert torch.equal(read_sentence(model, ids).hidden, before)
+
+
+def test_a_rotation_by_complex_numbers_is_taken_out(tmp_path):
+    """Llama 4 and DeepSeek-V2 keep cosine and sine as one complex number."""
+    sizes = {**COMMON, "head_dim": 8, "intermediate_size_mlp": 32, "num_local_experts": 2}
+    save("llama4_text", tmp_path, spread=0.3, attention_chunk_size=32, **sizes)
+    found = measure_checkpoint(Request(tmp_path, TEXT, WORDS, as_bytes=True)).swap
+    assert found is not None and found.without is not None
+    assert found.removed == ["the rotation model.rotary_emb"]
+    assert found.without.last_by_layer[1] < 1e-5 < found.with_positions.last_by_layer[1]
+
+
+def test_layers_without_a_rotation_are_not_counted(tmp_path):
+    save("smollm3", tmp_path)
+    (kind,) = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).positions
+    assert isinstance(kind, Rotation) and kind.layers == "3 of 4 layers"
 
 
 def test_a_window_of_attention_is_not_blamed_on_positions(tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from posenc.hf.rope_config_write import FEW_WORDS
+
 LONGEST_LAYERS = "full_attention"
 """Of two kinds of layers, the one that older configs describe by rope_theta and rope_scaling."""
 
@@ -39,7 +41,8 @@ def exported_config(saved: dict[str, Any]) -> dict[str, Any]:
     if config.get("model_type") == "gpt_neox":  # has words of its own
         config["rotary_emb_base"] = parameters["rope_theta"]
         config["rotary_pct"] = parameters.get("partial_rotary_factor", 1.0)
-    if parameters["rope_type"] != "default":
+    if parameters["rope_type"] != "default" and config.get("model_type") not in FEW_WORDS:
+        # Those take a rope_scaling of three keys there, which would drop the temperature here.
         scaling = {k: v for k, v in parameters.items() if k != "rope_theta"}
         config["rope_scaling"] = {**scaling, "type": scaling["rope_type"]}
     return config

@@ -61,16 +61,16 @@ def _folder_beside(out: Path) -> Iterator[Path]:
         raise ValueError(f"{out} exists already; give a new folder.")
     temporary = out.parent / f".{out.name}.unproved"
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with locked(temporary):
-            for path in temporary.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            try:
-                yield temporary
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{out.parent}: cannot write there ({error.strerror}).") from error
+    with locked(temporary):
+        for path in temporary.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _to_disk(folder: Path) -> None:

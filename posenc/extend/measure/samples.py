@@ -9,9 +9,9 @@ import numpy as np
 from posenc.hf.text import Windows, encode_until, pack_windows
 
 STRETCHES = 16
-"""Fewer documents than these are cut: both halves need some, and intervals resample them."""
+"""Cut documents where there are fewer: both halves need some, and intervals resample them."""
 CHARACTERS = 8
-"""At least so many characters per token of the new length in a stretch: about two windows."""
+"""The shortest stretch, in characters per token of the new length: about two windows."""
 
 
 def halves(documents: Sequence[str], length: int) -> tuple[list[str], list[str]]:

@@ -66,8 +66,9 @@ METHODS: dict[str, Method] = {
         Method("proportional", "rotate only pairs that finish a turn in training", _proportional),
         Method("dynamic", "NTK by current length", lambda s, f: rs.DynamicNTK(f, s.original_length),
                cache_safe=False, keeps_maximum=True),
-        Method("longrope-switch", "as trained up to the trained length, NTK beyond", _switching,
-        cache_safe=False),
+        Method("longrope-switch",
+               "as trained for texts up to the trained length, NTK for all of a longer one",
+               _switching, cache_safe=False),
     )
 }  # fmt: skip
 

@@ -86,7 +86,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Bias:
-    """A bias on the scores that depends on the distance alone.
+    """A bias on the scores that depends only on the distance.
 
     values: (heads, distances) in logits, as the model computes it; distance: query position minus
     key position.
@@ -159,7 +159,7 @@ def _rotation(setting: RopeSetting, model: Any) -> Rotation:
     longest = config.max_position_embeddings
     plain = replace(setting, scaling=None)
     return Rotation(
-        layers="all layers" if setting.layer_type is None else f"{setting.layer_type} layers",
+        layers=_rotating_layers(setting, config),
         rope_theta=setting.rope_theta,
         rotary_dim=setting.rotary_dim,
         head_dim=head_size(config),
@@ -169,6 +169,16 @@ def _rotation(setting: RopeSetting, model: Any) -> Rotation:
         wavelengths=_waves(setting.frequencies(longest).inv_freq),
         unscaled=_waves(plain.frequencies().inv_freq),
     )
+
+
+def _rotating_layers(setting: RopeSetting, config: Any) -> str:
+    """Which layers the setting is for; in some families every fourth has no positions."""
+    if setting.layer_type is not None:
+        return f"{setting.layer_type} layers"
+    rotates = getattr(config, "no_rope_layers", None)  # 1 for a layer that does
+    if not rotates or all(rotates):
+        return "all layers"
+    return f"{sum(map(bool, rotates))} of {len(rotates)} layers"
 
 
 def _waves(inv_freq: Any) -> list[float | None]:

@@ -62,8 +62,10 @@ def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
     return None
 
 
-def _no_turn(module: nn.Module, inputs: Any, cos_sin: Any) -> Any:
-    cos, sin = cos_sin
+def _no_turn(module: nn.Module, inputs: Any, turn: Any) -> Any:
+    if isinstance(turn, torch.Tensor):  # cosine + i sine
+        return torch.ones_like(turn)
+    cos, sin = turn
     return torch.ones_like(cos), torch.zeros_like(sin)
 
 

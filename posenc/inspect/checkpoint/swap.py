@@ -82,7 +82,7 @@ class Swap:
                 differs = "differs" if max(later) >= ROUNDING else "is the same"
                 said.append(
                     f"After two layers or more it {differs}, by up to {max(later):.2g}: tokens "
-                    "between the words have seen other sets, and the mask alone tells order apart."
+                    "between the words have seen other sets, and only the mask tells order apart."
                 )
         else:
             said.append(

@@ -16,7 +16,7 @@ from posenc.queries_keys.rotation import native
 
 PAYS_FROM = 1 << 15
 """Numbers in q and k from which the kernel runs. Below, both ways take microseconds, and a program
-with small tensors alone never waits for a compiler."""
+with only small tensors never waits for a compiler."""
 
 TILE = 128
 """Tokens of one head side by side before the next head reads the same cosines, from a cache."""

@@ -43,8 +43,8 @@ def load(name: str, symbols: tuple[str, ...]) -> ctypes.CDLL | None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if problem := _untrusted(folder):
             warnings.warn(
-                f"posenc: the compiled kernel is not used: {problem}. Give the folder to yourself "
-                "alone (chmod 700), or name another with XDG_CACHE_HOME.",
+                f"posenc: the compiled kernel is not used: {problem}. Make it yours "
+                "only (chmod 700), or name another folder with XDG_CACHE_HOME.",
                 RuntimeWarning,
                 stacklevel=2,
             )
