@@ -51,11 +51,11 @@ def kernel_gradients(q, k, v, table, out, lse, grad_out, ctx) -> tuple[Tensor, T
 
 
 def table_gradients(
-    q, k, v, table, lse, grad_out, grad_lse, ctx
+    q, k, v, table, grad_out, grad_lse, ctx
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """All four gradients by plain matmuls per block, dS summed along its diagonals in a fixed
     order: bit-identical from run to run."""
-    wide = table.dtype
+    wide, lowest = table.dtype, torch.finfo(table.dtype).min
     batch, heads, q_len, _ = q.shape
     groups = k.shape[1]
     k, v = (t.to(wide).flatten(0, 1) for t in (k, v))  # (batch * kv heads, kv_len, width)
@@ -73,7 +73,9 @@ def table_gradients(
         k_keys, v_keys = k[:, first:last], v[:, first:last]
         weights = torch.bmm(q_rows * ctx.scale, k_keys.mT)
         weights.view(full).add_(hankel(table, q_len, block))
-        weights.sub_(block_rows(lse[..., None])).exp_()
+        # Normalised here: far out lse is too coarse for weights that sum to one.
+        weights.sub_(weights.amax(-1, keepdim=True).clamp_(min=lowest)).exp_()
+        weights.div_(weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(wide).tiny))
         d_v[:, first:last].baddbmm_(weights.mT, grad_rows)
         d_weights = torch.bmm(grad_rows, v_keys.mT)
         # From the weights themselves: out is rounded, and what all keys share would not cancel.

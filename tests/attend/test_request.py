@@ -1,0 +1,227 @@
+"""Attention checks what it is handed once: a wrong call says what came, and changes nothing."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+import posenc
+from posenc import masks
+
+ROPE = posenc.RoPE(8, interleaved=False)
+P = torch.arange(5)
+
+
+def qkv(length: int = 5, batch: int = 1, heads: int = 2, dtype: torch.dtype = torch.float32):
+    torch.manual_seed(0)
+    return tuple(torch.randn(batch, heads, length, 8, dtype=dtype) for _ in range(3))
+
+
+def attend(encoding=None, q_positions=P, kv_positions=None, mask=masks.causal, **options):
+    q, k, v = options.pop("qkv", None) or qkv()
+    return posenc.attention(
+        q, k, v, encoding, q_positions=q_positions,
+        kv_positions=q_positions if kv_positions is None else kv_positions, mask=mask, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("positions", "error", "message"),
+    [
+        ([0, 1, 2, 3, 4], TypeError, "must be a tensor of positions, got list"),
+        (None, TypeError, "got NoneType"),
+        (5, TypeError, "got int"),
+        (torch.ones(5, dtype=torch.bool), TypeError, "positions_from_mask"),
+        (P.half(), TypeError, "float16"),
+        (P.bfloat16(), TypeError, "bfloat16"),
+        (P.float() + 2**24, ValueError, "float32 loses neighbours"),
+        (torch.full((5,), torch.nan), ValueError, "must be finite"),
+        (torch.arange(4), ValueError, r"must have shape \(5,\) or \(1, 5\)"),
+        (torch.arange(10).view(2, 5), ValueError, r"got \(2, 5\)"),
+    ],
+)
+def test_wrong_positions_say_what_came(positions, error, message):
+    with pytest.raises(error, match=message):
+        attend(ROPE, positions)
+    with pytest.raises(error, match=message):
+        ROPE(*qkv()[:2], positions)
+
+
+def test_narrow_integers_do_not_wrap():
+    far = torch.arange(100, 105)
+    assert torch.equal(attend(ROPE, far.to(torch.int8)), attend(ROPE, far))
+
+
+def test_one_row_of_positions_serves_every_row_of_the_batch():
+    inputs = qkv(batch=3)
+    mask = masks.causal & masks.sliding_window(3)
+    for encoding in (ROPE, posenc.ALiBi(2), None):
+        want = attend(encoding, mask=mask, qkv=inputs)
+        torch.testing.assert_close(attend(encoding, P[None], mask=mask, qkv=inputs), want)
+
+
+def test_a_rotation_takes_positions_of_its_own_tokens_only():
+    """A decoded query among longer keys used to come back unrotated."""
+    q, k, _ = qkv(16)
+    for rope in (ROPE, posenc.RoPE(8, interleaved=True), posenc.XPos(8, interleaved=True)):
+        with pytest.raises(ValueError, match=r"must have shape \(1,\)"):
+            rope(q[:, :, -1:], k[:, :, -1:], torch.arange(16))
+        with pytest.raises(ValueError, match="of the same tokens"):
+            rope(q[:, :, -1:], k, torch.arange(1))
+        with pytest.raises(ValueError, match="must have shape"):  # (batch, len, heads, head_dim)
+            rope(q.transpose(1, 2), k.transpose(1, 2), torch.arange(16))
+
+
+def test_encodings_of_place_1_are_not_ignored():
+    embedding = posenc.Sinusoidal(64)
+    for encoding in (embedding, posenc.Compose(embedding, posenc.ALiBi(4))):
+        with pytest.raises(ValueError, match="acts at the embeddings"):
+            posenc.Attention(64, 4, encoding=encoding)
+        with pytest.raises(ValueError, match=r"encoding\.for_layer"):
+            attend(encoding)
+        layer = posenc.Attention(64, 4, encoding=encoding.for_layer(0))
+        assert layer(torch.randn(1, 5, 64), P, mask=masks.causal).shape == (1, 5, 64)
+
+
+@pytest.mark.parametrize("encoding", ["rope", 3, torch.nn.Linear(2, 2)])
+def test_what_is_no_encoding_is_named(encoding):
+    with pytest.raises(TypeError, match="must be a PositionEncoding or None"):
+        attend(encoding)
+
+
+def test_a_bias_does_not_take_queries_for_positions():
+    q, k, _ = qkv()
+    for bias in (posenc.ALiBi(2), posenc.T5Bias(2), posenc.Sandwich(2), posenc.Kerple(2)):
+        with pytest.raises(ValueError, match="q_positions must have shape"):
+            bias(q, k)
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (torch.ones(5, 5), TypeError, "must be a posenc.masks.Mask, got a Tensor"),
+        ("causal", TypeError, "got a str"),
+        (masks.padding, TypeError, r"padding \(call it"),
+        (masks.padding(torch.ones(1, 4)), ValueError, r"padding has shape \(1, 4\)"),
+        (masks.padding(torch.ones(2, 5)), ValueError, "batch = 1"),
+        (masks.document(torch.zeros(6)), ValueError, "documents of queries"),
+        (masks.prefix(torch.tensor([1, 2])), ValueError, "prefix"),
+        (masks.causal.bind(torch.arange(7), torch.arange(7)), ValueError, "is bound to"),
+    ],
+)
+def test_masks_of_other_kinds_and_sizes_are_refused(mask, error, message):
+    with pytest.raises(error, match=message):
+        attend(mask=mask)
+
+
+def test_a_bound_mask_sees_its_tensors_change():
+    valid = torch.ones(1, 5, dtype=torch.bool)
+    mask = (masks.causal & masks.padding(valid)).bind(P, P)
+    before = attend(mask=mask, impl="reference")
+    valid[0, 0] = False
+    after = attend(mask=mask, impl="reference")
+    fresh = attend(mask=masks.causal & masks.padding(valid), impl="reference")
+    assert torch.equal(after, fresh) and not torch.equal(after, before)
+    positions = torch.arange(5)
+    mask = masks.causal.bind(positions, positions)
+    attend(mask=mask, impl="reference")
+    positions += torch.tensor([9, 0, 0, 0, 0])  # the first token comes last
+    assert attend(mask=mask, impl="reference").ne(attend(impl="reference")).any()
+
+
+def test_positions_changed_after_prepare_are_noticed():
+    positions = torch.arange(5)
+    prepared = ROPE.prepare(positions)
+    positions += torch.tensor([0, 1, 2, 3, 4])
+    q, k, _ = qkv()
+    assert torch.equal(prepared(q, k, positions)[0], ROPE(q, k, positions)[0])
+
+
+@pytest.mark.parametrize("name", ["fire", "kerple", "t5", "shaw", "dape", "rope", "nope"])
+def test_tensors_are_floating_and_of_one_dtype(name):
+    encoding = posenc.create(name, posenc.ModelShape(16, 2, train_length=8)).for_layer(0)
+    whole = tuple(t.long() for t in qkv())
+    with pytest.raises(TypeError, match="floating-point"):
+        attend(encoding, qkv=whole)
+    q, k, v = qkv()
+    with pytest.raises(TypeError, match="one dtype"):
+        attend(encoding, qkv=(q, k.double(), v))
+
+
+def test_a_failed_call_leaves_its_cache_as_it_was():
+    q, k, v = qkv()
+    cache = posenc.KVCache()
+    attend(ROPE, qkv=(q, k, v), cache=cache)
+    for wrong in ({"impl": "no such"}, {"q_state": torch.zeros(1, 1)}, {"mask": "causal"}):
+        with pytest.raises((ValueError, TypeError)):
+            attend(ROPE, P + 5, P + 5, qkv=(q, k, v), cache=cache, **wrong)
+        assert cache.length == 5 and cache.positions.tolist() == P.tolist()
+    refused = posenc.RoPE(8, interleaved=False)
+    with pytest.raises(ValueError, match="cannot run"):  # appended, then refused by the kernel
+        posenc.attention(
+            q, k, v, refused, q_positions=P + 5, kv_positions=P + 5, cache=cache, impl="sdpa",
+            dropout_p=0.5,
+        )  # fmt: skip
+    assert cache.length == 5
+    both = torch.cat([P, P + 5])
+    want = attend(ROPE, both, qkv=tuple(torch.cat([t, t], 2) for t in (q, k, v)))[:, :, 5:]
+    torch.testing.assert_close(attend(ROPE, P + 5, qkv=(q, k, v), cache=cache), want)
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "message"),
+    [
+        (qkv(batch=2), ValueError, "batch, heads and width must stay"),
+        (qkv(heads=4), ValueError, "batch, heads and width must stay"),
+        (qkv(dtype=torch.float64), TypeError, "it holds k in torch.float32"),
+    ],
+)
+def test_a_cache_holds_one_kind_of_token(other, error, message):
+    cache = posenc.KVCache()
+    attend(cache=cache)
+    with pytest.raises(error, match=message):
+        attend(None, P + 5, qkv=other, cache=cache)
+    assert cache.length == 5
+
+
+def test_a_layer_that_fails_leaves_every_cache_of_a_model_as_it_was():
+    config = posenc.DecoderConfig(11, 16, 2, 2)
+    model = posenc.Decoder(config, posenc.RoPE(8, interleaved=False)).eval()
+    caches, tokens = model.new_caches(), torch.tensor([[1, 2, 3]])
+    want = model(tokens)
+    model(tokens[:, :2], caches=caches)
+    broken = model.layers[1].attention.impl
+    model.layers[1].attention.impl = "no such"
+    with pytest.raises(ValueError, match="unknown impl"):
+        model(tokens[:, 2:], caches=caches)
+    model.layers[1].attention.impl = broken
+    assert [cache.length for cache in caches] == [2, 2]
+    torch.testing.assert_close(model(tokens[:, 2:], caches=caches), want[:, 2:])
+
+
+def test_empty_inputs_give_empty_or_zero_outputs():
+    q, k, v = (t.requires_grad_() for t in qkv())
+    none = torch.arange(0)
+    for encoding in (None, ROPE, posenc.ALiBi(2), posenc.FIRE(2)):
+        for impl in ("auto", "reference", "blockwise"):
+            out = attend(encoding, none, P, qkv=(q[:, :, :0], k, v), mask=None, impl=impl)
+            assert out.shape == (1, 2, 0, 8)
+            out = attend(encoding, P, none, qkv=(q, k[:, :, :0], v[:, :, :0]), mask=None, impl=impl)
+            assert not out.any()
+            assert not torch.autograd.grad(out.sum(), q)[0].any()
+
+
+def test_the_output_has_the_dtype_of_q_under_autocast():
+    with torch.autocast("cpu", torch.bfloat16):
+        for encoding in (None, posenc.ALiBi(2), ROPE):
+            for impl in ("reference", "blockwise", "sdpa"):
+                assert attend(encoding, impl=impl).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["rnope_swa", "irope", "rope", "t5", "fox", "deberta"])
+def test_encodings_are_pickled(name):
+    encoding = posenc.create(name, posenc.ModelShape(16, 2, train_length=8))
+    copied = pickle.loads(pickle.dumps(encoding))
+    assert type(copied) is type(encoding)

@@ -1,0 +1,58 @@
+"""Generation draws no dropout, and beams take rows and positions along; norms in half types."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import posenc
+
+
+def decoder(**options) -> posenc.Decoder:
+    config = posenc.DecoderConfig(11, 16, 2, 2, **options)
+    return posenc.Decoder(config, posenc.RoPE(8, interleaved=False))
+
+
+def test_generate_writes_in_eval_mode_and_puts_the_mode_back():
+    model = decoder(dropout=0.5).train()
+    tokens = torch.tensor([[1, 2, 3]])
+    first = posenc.generate(model, tokens, 8)
+    assert model.training and all(m.training for m in model.modules())
+    assert torch.equal(first, posenc.generate(model, tokens, 8))
+    assert torch.equal(first, posenc.generate(model.eval(), tokens, 8))
+
+
+def test_beams_of_a_single_row_with_padding():
+    model = decoder().eval()
+    tokens = torch.tensor([[0, 1, 2, 3]])
+    valid = torch.tensor([[False, True, True, True]])
+    alone = posenc.generate(model, tokens[:, 1:], 4, num_beams=3)
+    padded = posenc.generate(model, tokens, 4, num_beams=3, valid=valid)
+    assert torch.equal(padded[:, 1:], alone)
+
+
+def test_beams_share_a_source_with_positions_of_its_own():
+    encoding = posenc.T5Bias(2, bidirectional=True)
+    model = posenc.EncoderDecoder(
+        posenc.DecoderConfig(11, 16, 1, 2), encoding, posenc.ALiBi(2), posenc.ALiBi(2)
+    ).eval()
+    source = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    positions = torch.tensor([[0, 1, 2], [5, 6, 7]])
+    together = posenc.generate(
+        model.given(source, positions), torch.ones(2, 1, dtype=torch.int64), 4, num_beams=2
+    )
+    for row in range(2):
+        alone = posenc.generate(
+            model.given(source[row : row + 1], positions[row : row + 1]),
+            torch.ones(1, 1, dtype=torch.int64), 4, num_beams=2,
+        )  # fmt: skip
+        assert torch.equal(together[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_norm_of_large_activations_in_half_types_is_torchs(dtype):
+    from posenc.models.norms import RMSNorm
+
+    x = (300 * torch.randn(3, 64)).to(dtype).requires_grad_()
+    ours, theirs = RMSNorm(64, eps=1e-6).to(dtype), torch.nn.RMSNorm(64, eps=1e-6).to(dtype)
+    assert torch.equal(ours(x), theirs(x)) and ours(x).abs().max() > 0.5
