@@ -12,14 +12,7 @@ import posenc
 
 PUBLIC = [*posenc.__all__, *posenc._MODULES]
 ELSEWHERE = {"keras"}  # in tests/keras, in a process of its own
-PENDING = {
-    "ALiBi", "Attention", "AxialRoPE", "CoPE", "Compose", "DAPE", "DeBERTa", "DecoupledRoPE",
-    "DistanceBias", "DualChunk", "FIRE", "FoX", "KVCache", "Kerple", "Llama4Temperature", "LogN",
-    "MRoPE", "MixedRoPE", "ModelShape", "Pass", "PerLayer", "PoPE", "PositionEncoding", "RNoPE",
-    "ReRoPE", "RelativeLogits", "RoPE", "Sandwich", "SelfExtend", "Shaw", "T5Bias",
-    "TransformerXL", "Within", "XPos", "attention", "convert_layout", "explain",
-    "linear_attention", "mrope_positions", "compare", "extend", "hf",
-}  # fmt: skip
+PENDING = {"compare", "extend", "hf"}
 
 
 def run(documented: object, name: str) -> doctest.TestResults:

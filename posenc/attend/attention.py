@@ -85,6 +85,12 @@ def attention(
     Precision: scores, softmax and biases in float32 or better. A row that sees no key gives zeros
     and zero gradient.
     Raises: ValueError where shapes, positions or `impl` do not fit.
+
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> where = {"q_positions": torch.arange(6), "kv_positions": torch.arange(6)}
+    >>> alibi = posenc.ALiBi(num_heads=4)
+    >>> posenc.attention(q, k, v, alibi, mask=posenc.masks.causal, **where).shape
+    torch.Size([1, 4, 6, 16])
     """
     request = Request.of(
         q, k, v, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
@@ -115,7 +121,14 @@ def explain(
 ) -> Plan:
     """What `attention` would do with the same arguments, without computing it. An encoding of
     several
-    passes is described by its first."""
+    passes is described by its first.
+
+    >>> q = k = v = torch.randn(1, 4, 600, 16)
+    >>> p = torch.arange(600)
+    >>> plan = posenc.explain(q, k, v, posenc.CoPE(16), q_positions=p, kv_positions=p)
+    >>> plan.impl
+    'reference'
+    """
     request = Request.of(
         q, k, v, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
         kv_state=kv_state, mask=mask, cache=None, dropout_p=dropout_p, return_lse=return_lse,

@@ -15,6 +15,13 @@ class KVCache:
 
     Keys are stored as the encoding's place 2 left them, or unrotated where the encoding claims
     `needs_raw_k`. Buffers double when full, so that appending one token costs O(1) amortised.
+
+    >>> layer = posenc.Attention(64, 4, encoding=posenc.RoPE(16, interleaved=False))
+    >>> cache = posenc.KVCache()
+    >>> for step in range(3):
+    ...     out = layer(torch.randn(1, 1, 64), torch.tensor([step]), cache=cache)
+    >>> cache.length
+    3
     """
 
     def __init__(self) -> None:

@@ -45,6 +45,11 @@ def linear_attention(
     Precision: float32 or better, returned in v's dtype.
     Raises: ValueError where the heads of k or v differ from those of q.
     Source: Su et al. 2021, arXiv:2104.09864, section 3.3, equation 19.
+
+    >>> rope = posenc.RoPE(head_dim=16, interleaved=False)
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> posenc.linear_attention(q, k, v, rope, torch.arange(6)).shape
+    torch.Size([1, 4, 6, 16])
     """
     if q.shape != k.shape or q.shape[:3] != v.shape[:3]:
         raise ValueError(

@@ -38,6 +38,10 @@ class Attention(nn.Module):
     Shapes: x (batch, q_len, embed_dim), positions (q_len) or (batch, q_len) -> (batch, q_len,
     embed_dim).
     Raises: ValueError where the head counts do not fit each other or the projections.
+
+    >>> layer = posenc.Attention(64, 4, encoding=posenc.RoPE(16, interleaved=False))
+    >>> layer(torch.randn(2, 9, 64), torch.arange(9), mask=posenc.masks.causal).shape
+    torch.Size([2, 9, 64])
     """
 
     def __init__(

@@ -40,6 +40,10 @@ class Pass:
     q_positions and kv_positions are what the encoding sees in this pass. `mask` says which pairs of
     true positions, to which attention binds it, the pass is responsible for (None: all of them).
     `q_factor` (q_len) or (batch, q_len) multiplies the queries.
+
+    >>> (one,) = posenc.RoPE(16, interleaved=False).passes(torch.arange(4), torch.arange(4))
+    >>> one.mask is None
+    True
     """
 
     q_positions: Tensor
@@ -62,6 +66,15 @@ class PositionEncoding(nn.Module):
     member of earlier releases.
     Source: Haviv et al. 2022, arXiv:2203.16634, and Kazemnejad et al. 2023, arXiv:2305.19466, for
     NoPE.
+
+    >>> posenc.PositionEncoding().claims.places  # NoPE
+    ()
+    >>> class Tempered(posenc.PositionEncoding):
+    ...     claims = posenc.Claims(source="an example")
+    ...     def scale(self, head_dim):
+    ...         return 2 * head_dim**-0.5
+    >>> Tempered().scale(16)
+    0.5
     """
 
     claims: Claims = Claims(

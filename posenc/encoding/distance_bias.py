@@ -17,6 +17,15 @@ class DistanceBias(PositionEncoding):
     everything else.
 
     score[h, i, j] += bias(q_position[i] - kv_position[j])[h]
+
+    >>> class Window(posenc.DistanceBias):
+    ...     claims = posenc.Claims(places=(3,), source="an example")
+    ...     def bias(self, distance):
+    ...         return torch.where(distance.abs() < 2, 0.0, -1.0)[None]
+    >>> Window()(torch.arange(3), torch.arange(3))
+    tensor([[[ 0.,  0., -1.],
+             [ 0.,  0.,  0.],
+             [-1.,  0.,  0.]]])
     """
 
     claims = Claims(places=(3,), source="see the subclass")

@@ -33,6 +33,11 @@ class PerLayer(PositionEncoding):
     Raises: ValueError if layers is empty, windows has another length, or only a later layer
     embeds.
     Source: the encodings it holds.
+
+    >>> fire = posenc.FIRE(num_heads=4)
+    >>> each = posenc.PerLayer.replicate(fire, 3)
+    >>> each.num_parameters == 3 * fire.num_parameters
+    True
     """
 
     claims = Claims(places=(1, 2, 3, 4), source="the encodings of its layers")

@@ -18,6 +18,9 @@ class ModelShape:
         causal: whether the model looks at the past only.
 
     Raises: ValueError where the sizes do not fit together.
+
+    >>> posenc.ModelShape(embed_dim=512, num_heads=8).head_dim
+    64
     """
 
     embed_dim: int

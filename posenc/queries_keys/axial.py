@@ -44,6 +44,12 @@ class AxialRoPE(Rotation):
     Units: patches, or any unit. Precision: exact angles, rotated in float32, rounded once.
     Raises: ValueError if head_dim is no multiple of 4.
     Source: Heo et al. 2024, arXiv:2403.13298, section 3.2.
+
+    >>> rope = posenc.AxialRoPE(head_dim=64, interleaved=False)
+    >>> cells = posenc.positions.grid(3, 4)
+    >>> q, k = rope(torch.randn(1, 8, 12, 64), torch.randn(1, 8, 12, 64), cells)
+    >>> q.shape
+    torch.Size([1, 8, 12, 64])
     """
 
     claims = replace(
@@ -119,6 +125,12 @@ class MixedRoPE(PositionEncoding):
     float32, rounded once.
     Raises: ValueError if head_dim is no multiple of 4, or k has other heads.
     Source: Heo et al. 2024, arXiv:2403.13298, section 3.3; github.com/naver-ai/rope-vit.
+
+    >>> rope = posenc.MixedRoPE(head_dim=64, num_kv_heads=8)
+    >>> cells = posenc.positions.grid(3, 4)
+    >>> q, k = rope(torch.randn(1, 8, 12, 64), torch.randn(1, 8, 12, 64), cells)
+    >>> rope.weight.shape
+    torch.Size([2, 8, 32])
     """
 
     claims = Claims(

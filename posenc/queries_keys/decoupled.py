@@ -38,6 +38,13 @@ class DecoupledRoPE(RoPE):
     rounded once; content channels are not touched.
     Raises: ValueError if rotary_dim is odd, or leaves no content channel.
     Source: DeepSeek-AI 2024, arXiv:2405.04434 (DeepSeek-V2), section 2.1.3, equations 14-19.
+
+    >>> encoding = posenc.DecoupledRoPE(head_dim=24, interleaved=True, rotary_dim=8)
+    >>> q, k = torch.randn(1, 4, 6, 24), torch.randn(1, 4, 6, 24)
+    >>> v = torch.randn(1, 4, 6, 16)
+    >>> p = torch.arange(6)
+    >>> posenc.attention(q, k, v, encoding, q_positions=p, kv_positions=p).shape
+    torch.Size([1, 4, 6, 16])
     """
 
     claims = replace(

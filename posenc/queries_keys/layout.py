@@ -61,6 +61,10 @@ def convert_layout(
     Returns: a new tensor like `weight`.
     Raises: ValueError where the sizes do not fit.
     Source: Su et al. 2021, arXiv:2104.09864, for the pairs; the permutation is elementary.
+
+    >>> weight = torch.arange(4.0)[:, None]  # one head of four channels
+    >>> posenc.convert_layout(weight, head_dim=4, to="half_split")[:, 0]
+    tensor([0., 2., 1., 3.])
     """
     channels = weight.shape[dim]
     if channels % head_dim:

@@ -31,6 +31,12 @@ class MRoPE(RoPE):
     Units: components in tokens, frames and patches. Precision: as RoPE.
     Raises: ValueError where the sections do not fit.
     Source: Wang et al. 2024, arXiv:2409.12191, section 2.1; Qwen3-VL, arXiv:2511.21631.
+
+    >>> mrope = posenc.MRoPE(head_dim=64, interleaved=False)
+    >>> positions = posenc.mrope_positions([2, (1, 2, 2), 3])  # text, 2 x 2 patches, text
+    >>> q, k = mrope(torch.randn(1, 8, 9, 64), torch.randn(1, 8, 9, 64), positions)
+    >>> q.shape
+    torch.Size([1, 8, 9, 64])
     """
 
     claims = replace(
@@ -89,6 +95,11 @@ def mrope_positions(
     """Positions (len, 3) of text runs (their length) and grids (time, height, width) in a row.
 
     A grid starts at one past the largest component so far, and so does the text after it.
+
+    >>> posenc.mrope_positions([2, (1, 2, 2), 1]).T
+    tensor([[0, 1, 2, 2, 2, 2, 4],
+            [0, 1, 2, 2, 3, 3, 4],
+            [0, 1, 2, 3, 2, 3, 4]])
     """
     parts = []
     for segment in segments:

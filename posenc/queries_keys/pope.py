@@ -37,6 +37,11 @@ class PoPE(PositionEncoding):
     Units: positions in tokens, delta in radians. Precision: exact angles, float32, rounded once.
     Raises: ValueError where k has other heads.
     Source: Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3.
+
+    >>> pope = posenc.PoPE(head_dim=16, num_kv_heads=4)
+    >>> q, k = pope(torch.randn(1, 4, 6, 16), torch.randn(1, 4, 6, 16), torch.arange(6))
+    >>> q.shape  # the cosines and the sines
+    torch.Size([1, 4, 6, 32])
     """
 
     claims = Claims(

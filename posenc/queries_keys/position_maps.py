@@ -97,6 +97,12 @@ class ReRoPE(PositionMap):
     Shapes: as RoPE; two passes. Units: tokens. Precision: as RoPE.
     Raises: ValueError if window < 1 or leak < 1.
     Source: Su 2023, kexue.fm/archives/9706 and 9708; github.com/bojone/rerope.
+
+    >>> rerope = posenc.ReRoPE(head_dim=16, window=4, interleaved=False)
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> where = {"q_positions": torch.arange(6), "kv_positions": torch.arange(6)}
+    >>> posenc.attention(q, k, v, rerope, mask=posenc.masks.causal, **where).shape
+    torch.Size([1, 4, 6, 16])
     """
 
     claims = replace(PositionMap.claims, source="Su 2023, kexue.fm/archives/9706 and 9708")
@@ -155,6 +161,11 @@ class SelfExtend(PositionMap):
     Raises: ValueError if group_size or window < 1.
     Source: Jin et al. 2024, arXiv:2401.01325, section 3; the released code shifts by
     window - window/group_size without rounding, and so do we.
+
+    >>> encoding = posenc.create("self_extend", posenc.ModelShape(64, 4, train_length=32))
+    >>> layer = posenc.Attention(64, 4, encoding=encoding)
+    >>> layer(torch.randn(1, 9, 64), torch.arange(9), mask=posenc.masks.causal).shape
+    torch.Size([1, 9, 64])
     """
 
     claims = replace(PositionMap.claims, source="Jin et al. 2024, arXiv:2401.01325, section 3")
@@ -224,6 +235,11 @@ class DualChunk(PositionMap):
     Shapes: as RoPE; three passes. Units: tokens. Precision: as RoPE.
     Raises: ValueError unless 0 <= local_window < chunk_size.
     Source: An et al. 2024, arXiv:2402.17463, section 3; github.com/HKUNLP/ChunkLlama.
+
+    >>> encoding = posenc.create("dual_chunk", posenc.ModelShape(64, 4, train_length=32))
+    >>> layer = posenc.Attention(64, 4, encoding=encoding)
+    >>> layer(torch.randn(1, 9, 64), torch.arange(9), mask=posenc.masks.causal).shape
+    torch.Size([1, 9, 64])
     """
 
     claims = replace(PositionMap.claims, source="An et al. 2024, arXiv:2402.17463, section 3")

@@ -56,6 +56,9 @@ class LogN(QueryTemperature):
     Units: positions in tokens from 0. Precision: float64 logarithms, applied in float32.
     Raises: ValueError if train_length < 2.
     Source: Su 2021, kexue.fm/archives/8823; Chiang and Cholak 2022, arXiv:2202.12172.
+
+    >>> posenc.LogN(train_length=512).factor(torch.tensor([0, 511, 4095]))
+    tensor([1.0000, 1.0000, 1.3333])
     """
 
     claims = replace(
@@ -87,6 +90,9 @@ class Llama4Temperature(QueryTemperature):
     Units: positions in tokens from 0. Precision: float64 logarithms, applied in float32.
     Raises: ValueError if floor_scale < 1.
     Source: Meta 2025, github.com/meta-llama/llama-models, llama4; Nakanishi 2025, arXiv:2501.19399.
+
+    >>> posenc.Llama4Temperature().factor(torch.tensor([0, 8191, 65535]))
+    tensor([1.0000, 1.0693, 1.2197])
     """
 
     claims = replace(

@@ -36,6 +36,10 @@ class RNoPE(PerLayer):
     Raises: ValueError if every < 2, or both windows are asked for.
     Source: Yang et al. 2025, arXiv:2501.18795 (RNoPE-SWA); Meta 2025, llama-models, llama4 (iRoPE);
     Hugging Face 2025, SmolLM3.
+
+    >>> rnope = posenc.RNoPE(head_dim=16, interleaved=False)
+    >>> [rnope.for_layer(i).claims.places for i in range(4)]
+    [(2,), (2,), (2,), ()]
     """
 
     claims = replace(

@@ -43,6 +43,11 @@ class RoPE(Rotation):
     rotated in float32, rounded once.
     Raises: ValueError if rotary_dim is odd or exceeds head_dim.
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2.
+
+    >>> rope = posenc.RoPE(head_dim=64, interleaved=False)
+    >>> q, k = rope(torch.randn(1, 8, 10, 64), torch.randn(1, 2, 10, 64), torch.arange(10))
+    >>> q.shape, k.shape
+    (torch.Size([1, 8, 10, 64]), torch.Size([1, 2, 10, 64]))
     """
 
     claims = replace(Rotation.claims, source="Su et al. 2021, arXiv:2104.09864, section 3.2")

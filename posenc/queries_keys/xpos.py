@@ -43,6 +43,11 @@ class XPos(Rotation):
     Raises: ValueError for an odd head_dim, and for a position further from the origin than
     `reach(dtype)` (checked on the CPU).
     Source: Sun et al. 2022, arXiv:2212.10554, section 3; github.com/microsoft/torchscale.
+
+    >>> xpos = posenc.XPos(head_dim=64, interleaved=False)
+    >>> q, k = xpos(torch.randn(1, 8, 10, 64), torch.randn(1, 8, 10, 64), torch.arange(10))
+    >>> q.shape
+    torch.Size([1, 8, 10, 64])
     """
 
     claims = replace(

@@ -46,6 +46,11 @@ class ALiBi(DistanceBias):
     Raises: ValueError where the heads do not fit.
     Source: Press et al. 2022, arXiv:2108.12409, section 3;
     github.com/ofirpress/attention_with_linear_biases, its issue 5 for encoders.
+
+    >>> posenc.ALiBi(num_heads=2)(torch.arange(3), torch.arange(3))[0]
+    tensor([[-0.0000, -0.0625, -0.1250],
+            [-0.0625, -0.0000, -0.0625],
+            [-0.1250, -0.0625, -0.0000]])
     """
 
     claims = replace(DistanceBias.claims, source="Press et al. 2022, arXiv:2108.12409, section 3")

@@ -47,6 +47,12 @@ class CoPE(PositionEncoding):
     Raises: ValueError for fewer than 2 positions, unknown gates or missing sizes.
     Source: Golovneva et al. 2024, arXiv:2405.18719, section 4; github.com/facebookresearch/RAM,
     projects/cope.
+
+    >>> cope = posenc.CoPE(head_dim=16)
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> where = {"q_positions": torch.arange(6), "kv_positions": torch.arange(6)}
+    >>> posenc.attention(q, k, v, cope, mask=posenc.masks.causal, **where).shape
+    torch.Size([1, 4, 6, 16])
     """
 
     claims = Claims(

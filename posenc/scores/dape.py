@@ -46,6 +46,12 @@ class DAPE(PositionEncoding):
     Units: logits. Precision: the network in float32 or better; autocast does not reach it.
     Raises: ValueError where `inner` is not at place 3 alone.
     Source: Zheng et al. 2024, arXiv:2405.14722, section 3; github.com/chuanyang-Zheng/DAPE.
+
+    >>> dape = posenc.DAPE(posenc.ALiBi(num_heads=4), num_heads=4)
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> p = torch.arange(6)
+    >>> posenc.attention(q, k, v, dape, q_positions=p, kv_positions=p).shape
+    torch.Size([1, 4, 6, 16])
     """
 
     claims = Claims(

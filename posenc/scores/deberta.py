@@ -49,6 +49,12 @@ class DeBERTa(PositionEncoding):
     TypeError for positions that are not integers.
     Source: He et al. 2020, arXiv:2006.03654, equation 4, and 2021, arXiv:2111.09543;
     github.com/microsoft/DeBERTa.
+
+    >>> encoding = posenc.DeBERTa(64, 4, max_distance=128)
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> p = torch.arange(6)
+    >>> posenc.attention(q, k, v, encoding, q_positions=p, kv_positions=p).shape
+    torch.Size([1, 4, 6, 16])
     """
 
     claims = Claims(

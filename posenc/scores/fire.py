@@ -40,6 +40,10 @@ class FIRE(PositionEncoding):
     Precision: float32, float64 for float64 inputs; autocast does not reach it.
     Raises: ValueError if init_L or mlp_width is not positive.
     Source: Li et al. 2023, arXiv:2310.04418, section 3 and appendix E.
+
+    >>> fire = posenc.FIRE(num_heads=8)
+    >>> fire(torch.arange(5), torch.arange(5)).shape
+    torch.Size([8, 5, 5])
     """
 
     claims = Claims(

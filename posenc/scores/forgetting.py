@@ -44,6 +44,11 @@ class FoX(PositionEncoding):
     difference is as exact at token 100000 as at the first.
     Raises: ValueError where the states are missing.
     Source: Lin et al. 2025, arXiv:2503.02130, section 3; github.com/zhixuan-lin.
+
+    >>> fox = posenc.FoX(embed_dim=64, num_heads=4)
+    >>> layer = posenc.Attention(64, 4, encoding=fox)
+    >>> layer(torch.randn(1, 9, 64), torch.arange(9), mask=posenc.masks.causal).shape
+    torch.Size([1, 9, 64])
     """
 
     claims = Claims(

@@ -32,6 +32,10 @@ class Kerple(DistanceBias):
     as at most 2, and learn beyond these bounds as if there were none.
     Raises: ValueError for an unknown form.
     Source: Chi et al. 2022, arXiv:2205.09921, section 4; github.com/chijames/KERPLE.
+
+    >>> kerple = posenc.Kerple(num_heads=8)
+    >>> kerple(torch.arange(5), torch.arange(7)).shape
+    torch.Size([8, 5, 7])
     """
 
     claims = replace(DistanceBias.claims, source="Chi et al. 2022, arXiv:2205.09921, section 4")

@@ -40,6 +40,11 @@ class RelativeLogits(PositionEncoding):
     Precision: states and bias in float32 or better; autocast does not reach them.
     Raises: ValueError where sizes are not positive or the states are missing.
     Source: Inkling, Thinking Machines 2026, without a paper: transformers 5.23, models/inkling.
+
+    >>> encoding = posenc.create("inkling", posenc.ModelShape(64, 4, train_length=32))
+    >>> layer = posenc.Attention(64, 4, encoding=encoding)
+    >>> layer(torch.randn(1, 9, 64), torch.arange(9), mask=posenc.masks.causal).shape
+    torch.Size([1, 9, 64])
     """
 
     claims = Claims(

@@ -35,6 +35,10 @@ class Sandwich(DistanceBias):
     Precision: exact angles (posenc.numbers.angles), each cosine rounded once, summed in float64.
     Raises: ValueError if dim is odd or the form unknown.
     Source: Chi et al. 2022, arXiv:2212.10356, section 5 and its listing.
+
+    >>> sandwich = posenc.Sandwich(num_heads=8)
+    >>> sandwich(torch.arange(5), torch.arange(7)).shape
+    torch.Size([8, 5, 7])
     """
 
     claims = replace(DistanceBias.claims, source="Chi et al. 2022, arXiv:2212.10356, section 5")

@@ -40,6 +40,10 @@ class T5Bias(DistanceBias):
     numbers.
     Raises: ValueError where the buckets cannot be laid out.
     Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1; github.com/google-research/t5x.
+
+    >>> t5 = posenc.T5Bias(num_heads=8)
+    >>> t5.bucket(torch.tensor([0, 1, 15, 16, 100, 1000]))
+    tensor([ 0,  1, 15, 16, 30, 31])
     """
 
     claims = replace(

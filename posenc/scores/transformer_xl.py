@@ -44,6 +44,12 @@ class TransformerXL(PositionEncoding):
     products in float32 or better; q + u is rounded once to the dtype of q.
     Raises: ValueError if embed_dim is odd or clamp_len below 1.
     Source: Dai et al. 2019, arXiv:1901.02860, section 3.3; github.com/kimiyoung/transformer-xl.
+
+    >>> encoding = posenc.TransformerXL(embed_dim=64, num_heads=4, head_dim=16)
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> p = torch.arange(6)
+    >>> posenc.attention(q, k, v, encoding, q_positions=p, kv_positions=p).shape
+    torch.Size([1, 4, 6, 16])
     """
 
     claims = Claims(

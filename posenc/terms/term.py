@@ -31,6 +31,13 @@ class Term:
         looks up is computed when it is asked for.
     combine: place 4, from weights (batch, num_heads, rows, keys), v (batch, num_kv_heads, keys,
         v_dim), the rows and the keys to (batch, num_heads, rows, v_dim).
+
+    >>> tokens = posenc.Tokens(torch.randn(1, 2, 3, 16), torch.arange(3))
+    >>> term = posenc.ALiBi(num_heads=2).term(tokens, tokens).ready(3, causal=True)
+    >>> term.add(torch.zeros(1, 2, 3, 3), slice(0, 3), slice(0, 3), None)[0, 0]
+    tensor([[ 0.0000, -0.0625, -0.1250],
+            [-0.0625,  0.0000, -0.0625],
+            [-0.1250, -0.0625,  0.0000]])
     """
 
     reads_mask: bool = False

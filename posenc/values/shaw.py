@@ -39,6 +39,10 @@ class Shaw(PositionEncoding):
     Units: distances in tokens. Precision: in float32 or better.
     Raises: ValueError if max_distance < 1; TypeError for positions that are not integers.
     Source: Shaw et al. 2018, arXiv:1803.02155, equations 3-5; github.com/tensorflow/tensor2tensor.
+
+    >>> shaw = posenc.Shaw(head_dim=16, max_distance=4)
+    >>> shaw.row(torch.tensor([-9, -1, 0, 1, 9]))
+    tensor([8, 5, 4, 3, 0])
     """
 
     claims = Claims(
