@@ -39,6 +39,8 @@ bench: .venv/.installed
 readme: .venv/.installed
 	$(BIN)/python docs/update_readme.py
 	$(BIN)/python docs/update_figures.py
+	$(BIN)/python docs/update_doctor.py
+	$(BIN)/python docs/update_doctor_figure.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist

@@ -13,6 +13,20 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+WITHOUT_ROTATION = frozenset(
+    """
+    albert bart bert bert-generation big_bird biogpt blenderbot blenderbot-small bloom camembert
+    convbert cpmant ctrl data2vec-text deberta deberta-v2 distilbert electra ernie flaubert fnet
+    fsmt funnel gpt2 gpt-sw3 gpt_bigcode gpt_neo ibert layoutlm led longformer longt5 luke m2m_100
+    mamba mamba2 marian mbart megatron-bert mobilebert mpnet mpt mra mt5 mvp nllb-moe
+    nystromformer openai-gpt opt pegasus pegasus_x plbart prophetnet reformer rembert roberta
+    roberta-prelayernorm roc_bert rwkv squeezebert switch_transformers t5 tapas trocr umt5 whisper
+    xglm xlm xlm-roberta xlm-roberta-xl xlnet xmod yoso
+    """.split()
+)
+"""model_types of language models whose code in transformers rotates nothing: learned tables, biases
+on the scores, recurrence."""
+
 
 @lru_cache(maxsize=1)
 def all_families() -> dict[str, dict[str, Any]]:

@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.families import WITHOUT_ROTATION
 from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.model import flatten
 from posenc.dialects.spelling import as_transformers, name_of_spelling
 
 LARGEST_JSON = 8 << 20
 """Bytes; a config of a few kilobytes is usual, one of factor lists has tens."""
 NAMES = ("config.json", "params.json")
+
+
+class NoRotationError(ValueError):
+    """The config of a model that rotates nothing."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,9 @@ def load(path: Path) -> Source:
 
         return Source(path, "gguf", metadata=read_metadata(path))
     raw = read_json(path)
+    name = flatten(raw).get("model_type")
+    if isinstance(name, str) and name in WITHOUT_ROTATION:
+        raise NoRotationError(f"{path}: {name} has no rotary positions; there is nothing to read.")
     return Source(path, name_of_spelling(raw), as_transformers(raw), raw)
 
 

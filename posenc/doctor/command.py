@@ -13,7 +13,7 @@ def doctor(
         list[Path] | None,
         typer.Argument(
             help="A model's folder, a config.json, params.json or .gguf file; two of them to "
-            "compare.",
+            "compare, any number with --each.",
             metavar="PATH...",
             show_default=False,
         ),
@@ -74,6 +74,14 @@ def doctor(
             "they are taken to be in the other one."
         ),
     ] = None,
+    each: Annotated[
+        bool,
+        typer.Option(
+            "--each",
+            help="Judge every path by itself, for hooks; JSON files that describe no model with "
+            "rotary positions are passed over.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     as_sarif: Annotated[
         bool, typer.Option("--sarif", help="Print SARIF 2.1.0, for code review.")
@@ -87,7 +95,7 @@ def doctor(
 
     options = Options(
         tuple(paths or ()), length, for_, overrides, with_, fix, out, like, explain, as_json,
-        as_sarif, layout, text, convert_layout,
+        as_sarif, layout, text, convert_layout, each,
     )  # fmt: skip
     said, code = run(options)
     typer.echo(said)

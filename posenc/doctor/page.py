@@ -90,8 +90,8 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def _finding(finding: Finding) -> list[str]:
     first = f"{finding.severity} {finding.code}  "
     indent = " " * len(first)
-    body = textwrap.wrap(finding.message, WIDTH - len(first), break_long_words=False)
-    cure = textwrap.wrap(f"cure: {finding.cure}", WIDTH - len(first), break_long_words=False)
+    width = WIDTH - len(first)
+    body, cure = _wrapped(finding.message, width), _wrapped(f"cure: {finding.cure}", width)
     return [first + body[0], *(indent + line for line in (*body[1:], *cure))]
 
 
@@ -116,4 +116,9 @@ def explain(rule: Rule) -> str:
         f"Cure: {rule.cure}",
         f"Evidence: {rule.evidence}.",
     )
-    return "\n\n".join(textwrap.fill(part, WIDTH, break_long_words=False) for part in parts)
+    return "\n\n".join("\n".join(_wrapped(part, WIDTH)) for part in parts)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of whole words: a key or a runtime's name stays in one piece."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)

@@ -40,6 +40,7 @@ class Options:
     layout: bool = False
     text: Path | None = None
     convert_layout: str | None = None
+    each: bool = False
 
 
 def run(options: Options) -> tuple[str, int]:
@@ -51,6 +52,10 @@ def run(options: Options) -> tuple[str, int]:
     _check(options)
     if options.explain is not None:
         return page.explain(_rule(options.explain)), 0
+    if options.each:
+        from posenc.doctor import every
+
+        return every.judge(options)
     if len(options.paths) == 2:
         return _compare(options)
     if options.layout or options.convert_layout is not None:
@@ -79,6 +84,12 @@ def _check(options: Options) -> None:
     if options.explain is not None:
         if options.paths:
             raise ValueError("--explain takes a rule's code and no path.")
+        return
+    if options.each:
+        if options != Options(options.paths, options.length, options.for_, each=True):
+            raise ValueError("--each takes --length and --for, and no other option.")
+        if not options.paths:
+            raise ValueError("--each: expected one path or more, got none.")
         return
     if not 1 <= len(options.paths) <= 2:
         raise ValueError(

@@ -1,0 +1,147 @@
+"""`--each`, and what calls it: the pre-commit hook and the GitHub Action, on good and bad files."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posenc.dialects.families import WITHOUT_ROTATION, all_families
+from tests.doctor.threads import BASE
+
+yaml = pytest.importorskip("yaml", reason="comes with pre-commit")
+
+ROOT = Path(__file__).parents[2]
+GOOD = {**BASE, "rope_theta": 10000.0}
+BAD = {
+    **BASE,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A git repository with a good and a bad config, and files that are no model's."""
+    for name, value in {
+        "good": GOOD, "bad": BAD, "app": {"name": "x", "port": 80},
+        "bert": {"model_type": "bert", "hidden_size": 64},
+    }.items():  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(value))
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin/posenc"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m posenc "$@"\n')
+    command.chmod(0o755)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "-A"], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def shell(command, folder, **variables):
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{folder}/bin:{os.environ['PATH']}",
+        **variables,
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", command], cwd=folder, env=environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def each(folder, *arguments):
+    return shell(f"posenc doctor --each {' '.join(arguments)}", folder)
+
+
+def test_every_file_is_judged_by_itself(repository):
+    code, out, _ = each(repository, "good/config.json", "bad/config.json", "app/config.json")
+    assert code == 1
+    assert out.count("judged at") == 2
+    assert "E PD001" in out and "Nothing to complain about" in out
+    assert "app/config.json: passed over" in out
+
+
+def test_good_files_and_those_of_no_rotary_model_exit_0(repository):
+    code, out, _ = each(repository, "good/config.json", "app/config.json", "bert/config.json")
+    assert code == 0
+    assert out.count("passed over") == 2
+
+
+def test_what_no_runtime_concerned_misreads_exits_0(repository):
+    assert each(repository, "bad/config.json", "--for=vllm")[0] == 0
+    assert each(repository, "bad/config.json", "--for=vllm,mlx-lm")[0] == 1
+
+
+def test_a_damaged_file_exits_2_and_the_others_are_judged(repository):
+    (repository / "bad/config.json").write_text("{")
+    code, out, _ = each(repository, "bad/config.json", "good/config.json")
+    assert code == 2
+    assert "bad/config.json: expected JSON" in out and "Nothing to complain about" in out
+
+
+@pytest.mark.parametrize("more", ["--json", "--fix --out x", "--overrides vllm", "--with {}"])
+def test_each_takes_no_other_option(repository, more):
+    code, out, err = each(repository, "good/config.json", more)
+    assert (code, out) == (2, "")
+    assert err == "posenc: --each takes --length and --for, and no other option.\n"
+    assert each(repository)[0] == 2
+
+
+def test_a_model_without_rotation_is_bad_input_by_itself(repository):
+    code, out, err = shell("posenc doctor bert", repository)
+    assert (code, out) == (2, "")
+    assert "bert has no rotary positions" in err
+
+
+def test_no_rotary_family_is_named_as_without_rotation():
+    assert not WITHOUT_ROTATION & all_families().keys()
+
+
+def test_the_pre_commit_hook(repository):
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    assert (hook["id"], hook["language"]) == ("posenc-doctor", "python")
+    for path in ("config.json", "a/b/config.json", "a/params.json"):
+        assert re.search(hook["files"], path), path
+    for path in ("generation_config.json", "tokenizer_config.json", "config.json.bak"):
+        assert not re.search(hook["files"], path), path
+    files = "app/config.json bert/config.json good/config.json"
+    assert shell(f"{hook['entry']} --for=mlx-lm {files}", repository)[0] == 0
+    assert shell(f"{hook['entry']} --for=mlx-lm {files} bad/config.json", repository)[0] == 1
+
+
+@pytest.fixture(scope="module")
+def action():
+    return yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
+
+
+def test_the_action_judges_the_tracked_files(repository, action):
+    *_, judge = action["runs"]["steps"]
+    assert {step.get("shell") for step in action["runs"]["steps"]} == {None, "bash"}
+    paths = action["inputs"]["paths"]["default"]
+    code, out, _ = shell(judge["run"], repository, PATHS=paths, FOR="")
+    assert code == 1
+    assert out.count("judged at") == 2 and out.count("passed over") == 2
+    assert shell(judge["run"], repository, PATHS=paths, FOR="vllm")[0] == 0
+    assert shell(judge["run"], repository, PATHS="good/*", FOR="")[0] == 0
+    code, _, err = shell(judge["run"], repository, PATHS="nowhere/*", FOR="")
+    assert code == 2 and "no tracked file" in err
+
+
+def test_the_action_puts_no_input_into_a_shell_line(action):
+    """An input in ${{ }} within a script would be run as code."""
+    for step in action["runs"]["steps"]:
+        assert "${{" not in step.get("run", "")
+
+
+def test_the_page_names_inputs_and_hooks_that_exist(action):
+    text = (ROOT / "docs/doctor.md").read_text("utf-8")
+    hooks, workflow = (yaml.safe_load(b) for b in re.findall(r"```yaml\n(.*?)```", text, re.S))
+    assert hooks["repos"][0]["hooks"][0]["id"] == "posenc-doctor"
+    *_, step = workflow["jobs"]["positions"]["steps"]
+    assert set(step["with"]) <= set(action["inputs"])
