@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare test test-all lint bench readme clean
+.PHONY: compare test test-all lint bench readme oracles clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -36,6 +36,11 @@ lint: .venv/.installed-all
 bench: .venv/.installed
 	$(BIN)/posenc bench
 
+# A broken config and its mended copy in the real runtimes, each in an environment of its own under
+# .venv-oracles; one that cannot be installed is left out, and said so.
+oracles: .venv/.installed
+	$(BIN)/python -m tests.doctor.oracles
+
 readme: .venv/.installed
 	$(BIN)/python docs/update_readme.py
 	$(BIN)/python docs/update_figures.py
@@ -43,4 +48,4 @@ readme: .venv/.installed
 	$(BIN)/python docs/update_doctor_figure.py
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .venv-oracles .pytest_cache .ruff_cache .hypothesis dist

@@ -9,9 +9,10 @@ from posenc.dialects.source import Source, load, read_json
 from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.fold import fold, foldable
-from posenc.dialects.writers.folder import copy_files, new_folder, write_config
+from posenc.dialects.writers.folder import copy_files, write_config
 from posenc.dialects.writers.proof import failures
 from posenc.dialects.writers.recipes import Recipe, best, require_static
+from posenc.report.new_folder import new_folder
 
 CONFIG = "config.json"
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from posenc.dialects.model import Model, model_of
 from posenc.dialects.source import load
-from posenc.dialects.writers.folder import copy_files, new_folder
+from posenc.dialects.writers.folder import copy_files
 from posenc.dialects.writers.layout import convert
+from posenc.report.new_folder import new_folder
 
 FEWEST, MOST = 50, 512
 """Tokens of text: fewer decide nothing, more are not needed."""
@@ -120,7 +121,7 @@ def _model(folder: Path) -> Model:
 def _tokens(folder: Path, text: Path) -> list[int]:
     from transformers import AutoTokenizer
 
-    words = text.read_text("utf-8")
+    words = text.read_text(encoding="utf-8")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception as error:

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from posenc.hf.text import Windows
 from posenc.report.atomic import write_atomically
+from posenc.report.lock import held
 
 LOG = logging.getLogger("posenc.extend")
 """Says on stderr what starts again and why; a library's user may send it elsewhere."""
@@ -33,28 +33,13 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises: ValueError where another run holds it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as held:
-        try:
-            import fcntl
-        except ImportError:  # no such lock on Windows
-            pass
-        else:
-            # The folder itself is locked, so no lock file stays behind.
-            handle = os.open(folder, os.O_RDONLY)
-            held.callback(os.close, handle)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ValueError(
-                    f"Another posenc extend works in {folder}. Wait for it, or give another "
-                    "--state or --out."
-                ) from None
+    busy = (
+        f"Another posenc extend works in {folder}. Wait for it, or give another --state or --out."
+    )
+    with held(folder, busy):
         for partial in (path for pattern in PARTIALS for path in folder.glob(pattern)):
             partial.unlink(missing_ok=True)
         yield
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def identity(model: nn.Module, windows: Windows, **settings: Any) -> Identity:

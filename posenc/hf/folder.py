@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.inside import inside
+
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
@@ -70,12 +72,12 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that transformers reads. Raises: ValueError where there are none, or an
     index names a file that is not in the folder."""
     if (folder / WEIGHTS).exists():
-        return [_inside(folder, WEIGHTS, "the weights")]
+        return [inside(folder, WEIGHTS, "the weights")]
     if (folder / INDEX).exists():
-        names = read_json(_inside(folder, INDEX, "the index")).get("weight_map")
+        names = read_json(inside(folder, INDEX, "the index")).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
             raise ValueError(f"{folder / INDEX}: weight_map must give a file for every weight.")
-        return [_inside(folder, name, INDEX) for name in sorted(set(names.values()))]
+        return [inside(folder, name, INDEX) for name in sorted(set(names.values()))]
     pickles = [p for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern)]
     found = f"only {', '.join(sorted(p.name for p in pickles))}" if pickles else "none"
     raise ValueError(
@@ -87,7 +89,7 @@ def weight_files(folder: Path) -> list[Path]:
 def tokenizer_files(folder: Path) -> list[Path]:
     """What belongs to the tokenizer. Raises: ValueError for a file that is a link out of the
     folder, or a tokenizer that needs code from it."""
-    files = [_inside(folder, n, "its tokenizer") for n in TOKENIZER_FILES if (folder / n).exists()]
+    files = [inside(folder, n, "its tokenizer") for n in TOKENIZER_FILES if (folder / n).exists()]
     for name in ("tokenizer_config.json", "config.json"):
         path = folder / name
         asked = read_json(path).get("auto_map") if path.is_file() else None
@@ -98,21 +100,6 @@ def tokenizer_files(folder: Path) -> list[Path]:
                 "remove the tokenizer."
             )
     return files
-
-
-def _inside(folder: Path, name: str, asked: str) -> Path:
-    """A file of the folder. The Hub's cache keeps a snapshot's files as links to its blobs, so
-    these count as inside."""
-    path = folder / name
-    if Path(name).name != name:
-        raise ValueError(f"{folder}: {asked} names {name!r}, which is not a file of the folder.")
-    if not path.is_file():
-        raise ValueError(f"{folder}: {asked} names {name}, which is not there.")
-    home, target = folder.resolve(), path.resolve()
-    blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
-    if target.parent not in (home, blobs):
-        raise ValueError(f"{path}: a link to {target}, outside of the folder, is not followed.")
-    return path
 
 
 def _nested(found: Any) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -10,23 +11,29 @@ from pathlib import Path
 _PARTIAL = re.compile(r"\..+\.\d+\.partial")
 
 
+@contextlib.contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """A partial file beside `path` to write; on the disk and in its place when the block ends
+    without an error, deleted otherwise."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write_atomically(path: str | Path, content: str | bytes) -> None:
     """Write `path` so that a crash at any moment leaves the old content or the new.
 
     Text becomes UTF-8; lone surrogates become question marks. A kill in the middle leaves a partial
     file next to `path`; `remove_partials` deletes it.
     """
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     data = content.encode(errors="replace") if isinstance(content, str) else content
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with atomically(Path(path)) as partial:
+        partial.write_bytes(data)
 
 
 def is_partial(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,3 +30,28 @@ def locked(folder: Path, what: str) -> Iterator[None]:
                 "folder."
             ) from None
         yield
+
+
+@contextlib.contextmanager
+def held(folder: Path, busy: str) -> Iterator[None]:
+    """Hold the folder itself, so that no lock file stays in it. It is made if need be, and gone
+    afterwards if it is empty.
+
+    Raises: ValueError where another process holds it; `busy` is what to say then.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            import fcntl
+        except ImportError:  # no such lock on Windows
+            pass
+        else:
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(busy) from None
+        yield
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -133,3 +133,15 @@ def test_a_wrong_recipe_fails_its_proof():
     assert set(failures(off, meant, ALL)) == set(ALL)
     assert set(failures(raw, meant, ALL, folded=1.00001)) == set(ALL)
     assert set(failures(raw, meant, ALL, folded=float("nan"))) == set(ALL)
+
+
+def test_a_link_out_of_the_folder_is_not_copied(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config("11_")))
+    (tmp_path / "secret").write_text("secret")
+    (folder / "notes.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=r"notes\.txt: a link to .*secret, outside of the folder"):
+        fix(load(folder), tmp_path / "out", ALL)
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".out*"))

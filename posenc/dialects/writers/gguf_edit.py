@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from posenc.dialects.gguf_reader import FACTORS, open_gguf, read_metadata
 from posenc.dialects.runtimes.llama_cpp import LOADS_FREQS, from_metadata
 from posenc.dialects.writers.dual import STANDSTILL
 from posenc.dialects.writers.proof import disagreement
+from posenc.report.atomic import atomically
 
 SCALING_KEYS = (
     "scaling_type", "scaling_factor", "original_length", "beta_fast", "beta_slow",
@@ -111,11 +111,10 @@ def write(path: Path, out: Path, edit: Edit, wanted: Layer) -> None:
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
     named = reader.fields["general.architecture"].contents()
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     freqs = None if edit.rope_freqs is None else np.asarray(edit.rope_freqs, np.float32)
     dropped = {f"{named}.{KEYS[name]}" for name in (*edit.drop, *edit.keys)}
     own = set(FACTORS.values()) if freqs is not None else set()
-    try:
+    with atomically(out) as partial:
         writer = GGUFWriter(str(partial), named, endianess=reader.endianess)
         for name, value in reader.fields.items():
             if name.startswith("GGUF.") or name == "general.architecture" or name in dropped:
@@ -149,9 +148,6 @@ def write(path: Path, out: Path, edit: Edit, wanted: Layer) -> None:
         reason = prove(partial, wanted)
         if reason:
             raise ValueError(f"not written, the proof failed: {reason}.")
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def prove(path: Path, wanted: Layer) -> str:

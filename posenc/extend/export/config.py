@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from posenc.hf.rope_config_write import FEW_WORDS
@@ -46,17 +45,3 @@ def exported_config(saved: dict[str, Any]) -> dict[str, Any]:
         scaling = {k: v for k, v in parameters.items() if k != "rope_theta"}
         config["rope_scaling"] = {**scaling, "type": scaling["rope_type"]}
     return config
-
-
-def config_diff(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """One line per key that is new (+), gone (-) or changed (old -> new)."""
-    lines = []
-    for key in sorted(before.keys() | after.keys()):
-        old, new = before.get(key), after.get(key)
-        if key not in after:
-            lines.append(f"- {key}: {json.dumps(old)}")
-        elif key not in before:
-            lines.append(f"+ {key}: {json.dumps(new)}")
-        elif old != new:
-            lines.append(f"  {key}: {json.dumps(old)} -> {json.dumps(new)}")
-    return lines

@@ -4,21 +4,19 @@ process."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
 
-from posenc.extend.export.config import config_diff, exported_config
+from posenc.dialects.writers.changes import config_changes
+from posenc.extend.export.config import exported_config
 from posenc.extend.export.prover import Proof, Prover, prove
-from posenc.extend.restart import locked
 from posenc.hf.folder import read_config, read_json, tokenizer_files
 from posenc.hf.loading import Checkpoint
 from posenc.report.atomic import write_atomically
 from posenc.report.failure import RunFailed
+from posenc.report.new_folder import new_folder
 
 
 def export_checkpoint(
@@ -40,7 +38,7 @@ def export_checkpoint(
     Returns: the lines in which the two configs differ, and the proof.
     Raises: RunFailed where stock transformers does not see what was meant.
     """
-    with _folder_beside(out) as temporary:
+    with new_folder(out) as temporary:
         checkpoint.model.save_pretrained(temporary, safe_serialization=True)
         copy_tokenizer(checkpoint.folder, temporary, longest)
         config = exported_config(read_config(temporary))
@@ -48,39 +46,7 @@ def export_checkpoint(
         proof = prove(checkpoint, temporary, prover, tokens)
         if failures := proof.failures(cache_safe=cache_safe):
             raise RunFailed(f"not exported, the proof failed: {'; '.join(failures)}.")
-        _to_disk(temporary)
-        temporary.replace(out)
-    return config_diff(checkpoint.raw_config, config), proof
-
-
-@contextmanager
-def _folder_beside(out: Path) -> Iterator[Path]:
-    """An empty folder whose name follows from `out`, so that what a kill leaves there is cleared by
-    the next run. Raises: ValueError where `out` exists or cannot be written."""
-    if out.exists():
-        raise ValueError(f"{out} exists already; give a new folder.")
-    temporary = out.parent / f".{out.name}.unproved"
-    try:
-        temporary.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{out.parent}: cannot write there ({error.strerror}).") from error
-    with locked(temporary):
-        for path in temporary.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        try:
-            yield temporary
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _to_disk(folder: Path) -> None:
-    """Have everything on the disk before the folder gets its name."""
-    for path in (*folder.rglob("*"), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    return config_changes(checkpoint.raw_config, config), proof
 
 
 def copy_tokenizer(source: Path, target: Path, longest: int) -> None:

@@ -2,10 +2,11 @@
 
     python tests/doctor/oracles/run.py MODEL --transformers4 PY --mlx PY --llama PY
 
-MODEL is a Llama folder in safetensors. Each PY is the Python of an environment that has the
-runtime; one without is left out. Prints, per runtime, the largest difference of its logits
-(libllama: log-probabilities) from transformers 5's on the broken file, which is what was meant.
-output.txt keeps what it printed.
+MODEL is a Llama folder in safetensors; without it a small one of random weights is made. Each PY is
+the Python of an environment that has the runtime; one without is left out. Prints, per runtime, the
+largest difference of its logits (libllama: log-probabilities) from transformers 5's on the broken
+file, which is what was meant; exits 1 where a mended file is off by more than 1e-3, or a broken one
+by less, so that the comparison could not have seen it. output.txt keeps what it printed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,32 @@ from posenc.doctor.running import Options, run
 HERE = Path(__file__).parent
 TEMPERATURE = 1.3
 TOKENS = [1, *(3 + 7 * i % 250 for i in range(80))]
+ALLOWED = 1e-3
+"""What a mended file may be off."""
+MEANT = "transformers 5"
+
+
+def random_model(folder: Path) -> Path:
+    """A Llama whose attention is sharp enough to feel its positions."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=257, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=256,
+        initializer_range=0.3, tie_word_embeddings=False,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def verdict(said: str, name: str, off: float) -> list[str]:
+    """Why a difference is not as it must be; empty where it is."""
+    if name.startswith("fixed"):
+        return [] if off <= ALLOWED else [f"{said}, {name}: off by {off:.1e}"]
+    seen = off > ALLOWED or said.startswith(MEANT)
+    return [] if seen else [f"{said}, {name}: off by only {off:.1e}, so the check sees nothing"]
 
 
 def breaks(model: Path, folder: Path) -> Path:
@@ -67,17 +94,18 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, nargs="?")
     for name in ("transformers5", "transformers4", "mlx", "llama"):
         parser.add_argument(f"--{name}", default=sys.executable if name[-1] == "5" else None)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        root = Path(scratch)
+        root, wrong = Path(scratch), []
+        model = given.model or random_model(root / "random")
         tokens = root / "tokens.json"
         tokens.write_text(json.dumps(TOKENS))
-        broken = breaks(given.model, root / "broken")
+        broken = breaks(model, root / "broken")
         name, meant = logits(given.transformers5, "logits_transformers.py", broken, tokens)
         size = abs(meant).max()
         print(f"meant: {name} on the broken file, {len(TOKENS)} tokens, |logit| <= {size:.2f}")
@@ -93,18 +121,24 @@ def main() -> None:
                 continue
             for folder in (broken, root / "fixed"):
                 said, got = logits(python, script, folder, tokens)
-                print(f"{said}, {folder.name}: logits off by {abs(got - meant).max():.1e}")
+                off = float(abs(got - meant).max())
+                print(f"{said}, {folder.name}: logits off by {off:.1e}", flush=True)
+                wrong += verdict(said, folder.name, off)
         if given.llama is not None:
             from tests.doctor.oracles.llama import write_gguf
 
-            plain_gguf = write_gguf(given.model, root / "plain.gguf")
+            plain_gguf = write_gguf(model, root / "plain.gguf")
             like = broken / "config.json"
             print(doctor(plain_gguf, root, out=root / "fixed.gguf", like=like))
             for path in (plain_gguf, root / "fixed.gguf"):
                 said, got = logits(given.llama, "logits_llama.py", path, tokens)
-                off = abs(got - log_softmax(meant)[-len(got) :]).max()
-                print(f"{said}, {path.name}: log-probabilities off by {off:.1e}")
+                off = float(abs(got - log_softmax(meant)[-len(got) :]).max())
+                print(f"{said}, {path.name}: log-probabilities off by {off:.1e}", flush=True)
+                wrong += verdict(said, path.name, off)
+    for why in wrong:
+        print(f"wrong: {why}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

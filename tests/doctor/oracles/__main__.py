@@ -1,0 +1,61 @@
+"""Set up the runtimes' environments under .venv-oracles and run the check: make oracles."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+HOME = ROOT / ".venv-oracles"
+CHECKPOINT = ROOT.parent / "shared/checkpoints/llama2xs"
+RUNTIMES = {
+    "transformers4": ("transformers==4.57.3",),
+    "mlx": ("mlx-lm==0.32.2", "mlx[cpu]==0.32.4"),
+    "llama": ("xllamacpp==2026.10.11549", "numpy"),
+}
+"""Option of run.py -> what its environment holds."""
+BORROWS = {"transformers4"}
+"""Which take torch and the like from the environment that this runs in, to save space."""
+
+
+def python_of(name: str) -> Path | None:
+    """The Python of a runtime's environment, set up if need be; None where that fails."""
+    folder, wanted = HOME / name, "\n".join(RUNTIMES[name])
+    python, done = folder / "bin/python", folder / ".installed"
+    if done.is_file() and done.read_text("utf-8") == wanted:
+        return python
+    print(f"oracles: installing {' '.join(RUNTIMES[name])}", flush=True)
+    venv.create(folder, with_pip=True, clear=True)
+    if name in BORROWS:
+        own = sysconfig.get_path("purelib", vars={"base": str(folder)})
+        text = sysconfig.get_path("purelib") + "\n"
+        (Path(own) / "borrowed.pth").write_text(text, encoding="utf-8")
+    command = [str(python), "-m", "pip", "install", "-q", *RUNTIMES[name]]
+    said = subprocess.run(command, capture_output=True, text=True)
+    if said.returncode:
+        errors = [line for line in said.stderr.splitlines() if line.startswith("ERROR")]
+        why = errors[-1] if errors else f"pip ended with {said.returncode}"
+        print(f"oracles: {name} is left out, it cannot be installed: {why}", flush=True)
+        return None
+    done.write_text(wanted, encoding="utf-8")
+    return python
+
+
+def main() -> int:
+    """The exit code of the check; 0 where no runtime could be installed."""
+    pythons = {name: python_of(name) for name in RUNTIMES}
+    options = [f"--{name}={python}" for name, python in pythons.items() if python is not None]
+    if not options:
+        print("oracles: skipped, no runtime could be installed")
+        return 0
+    if CHECKPOINT.is_dir():
+        options.append(str(CHECKPOINT))
+    command = [sys.executable, "-m", "tests.doctor.oracles.run", *options]
+    return subprocess.run(command, cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

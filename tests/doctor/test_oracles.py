@@ -1,0 +1,44 @@
+"""The check against real runtimes: its verdict, and an environment that cannot be installed."""
+
+import pytest
+
+from tests.doctor.oracles import __main__ as oracles
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "off", "wrong"),
+    [
+        ("transformers 4.57.3", "fixed", 3e-5, False),
+        ("transformers 4.57.3", "fixed", 2e-3, True),
+        ("transformers 4.57.3", "fixed", float("nan"), True),
+        ("libllama in xllamacpp 1", "fixed.gguf", 2e-3, True),
+        ("transformers 4.57.3", "broken", 13.0, False),
+        ("transformers 4.57.3", "broken", 1e-5, True),
+        ("mlx-lm 0.32.2", "broken", float("nan"), True),
+        ("transformers 5.23.0", "broken", 0.0, False),
+        ("libllama in xllamacpp 1", "plain.gguf", 1e-5, True),
+    ],
+)
+def test_the_verdict(said, name, off, wrong):
+    from tests.doctor.oracles.run import verdict
+
+    assert bool(verdict(said, name, off)) is wrong
+
+
+def test_a_runtime_that_cannot_be_installed_is_left_out_and_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(oracles, "HOME", tmp_path)
+    monkeypatch.setattr(oracles, "RUNTIMES", {"mlx": (str(tmp_path / "nowhere"),)})
+    assert oracles.python_of("mlx") is None
+    out = capsys.readouterr().out
+    assert "mlx is left out, it cannot be installed: ERROR" in out
+    assert not (tmp_path / "mlx/.installed").exists()
+    assert oracles.main() == 0
+    assert "skipped, no runtime could be installed" in capsys.readouterr().out
+
+
+def test_the_environments_hold_the_versions_that_the_emulators_were_read_from():
+    from posenc.dialects.runtimes import VERSIONS
+
+    for name, runtime in (("transformers4", "transformers-4"), ("mlx", "mlx-lm")):
+        _, version = oracles.RUNTIMES[name][0].split("==")
+        assert version in VERSIONS[runtime]

@@ -1,0 +1,44 @@
+"""A new folder: whole, or not there; one writer at a time; leftovers of a kill go."""
+
+import pytest
+
+from posenc.report.new_folder import new_folder
+
+
+def test_it_appears_when_the_block_ends(tmp_path):
+    out = tmp_path / "deep/out"
+    with new_folder(out) as temporary:
+        (temporary / "a").write_text("a")
+        assert not out.exists()
+    assert [p.name for p in out.iterdir()] == ["a"]
+    assert [p.name for p in out.parent.iterdir()] == ["out"]
+
+
+def test_an_error_leaves_nothing_and_is_passed_on(tmp_path):
+    with pytest.raises(OSError, match="full"), new_folder(tmp_path / "out") as temporary:
+        (temporary / "a").write_text("a")
+        raise OSError(28, "full")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_kill_left_is_cleared(tmp_path):
+    (tmp_path / ".out.unproved/sub").mkdir(parents=True)
+    (tmp_path / ".out.unproved/old").write_text("old")
+    with new_folder(tmp_path / "out") as temporary:
+        assert not list(temporary.iterdir())
+
+
+def test_two_writers_and_an_existing_folder_are_refused(tmp_path):
+    out = tmp_path / "out"
+    with new_folder(out):
+        with pytest.raises(ValueError, match="Another posenc writes"):
+            new_folder(out).__enter__()
+        assert (tmp_path / ".out.unproved").is_dir()
+    with pytest.raises(ValueError, match="exists already"):
+        new_folder(out).__enter__()
+
+
+def test_a_place_that_cannot_be_written_is_bad_input(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot write there"):
+        new_folder(tmp_path / "file/out").__enter__()
