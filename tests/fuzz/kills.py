@@ -55,7 +55,7 @@ def kill_rounds(count: int, seed: int, root: Path, kinds: tuple[str, ...]) -> st
     """Kill `count` times in rounds of up to five, each round in a folder of its own.
 
     kinds: "time", "command" or "worker", one of which is drawn for each kill.
-    Returns: how many kills hit what. Raises: Wrong.
+    Returns: how many kills of each kind. Raises: Wrong.
     """
     rng = random.Random(seed)
     (root / "site").mkdir()
@@ -68,12 +68,14 @@ def kill_rounds(count: int, seed: int, root: Path, kinds: tuple[str, ...]) -> st
         study = _Study(root / f"round{number}")
         for _ in range(min(left, rng.randrange(1, 6))):
             kind = rng.choice(kinds)
-            hits[kind] += study.kill(kind, rng, seconds)
+            if not study.kill(kind, rng, seconds):
+                break  # it ended before the kill, which does not count
+            hits[kind] += 1
             left -= 1
         study.finish()
         study.compare_with(whole)
         number += 1
-    return f"{count} kills in {number} rounds; hit while it ran: {hits}"
+    return f"{count} kills in {number} rounds: {hits}"
 
 
 class _Study:
@@ -96,8 +98,8 @@ class _Study:
             )  # fmt: skip
         return process, mark
 
-    def kill(self, kind: str, rng: random.Random, seconds: float) -> int:
-        """Start the command and kill it; 1 where it was still running then."""
+    def kill(self, kind: str, rng: random.Random, seconds: float) -> bool:
+        """Start the command and kill it; False if it had ended before that."""
         if kind == "time":
             process, mark = self.start()
             time.sleep(rng.uniform(0, seconds))
@@ -109,7 +111,7 @@ class _Study:
         if code not in (0, -signal.SIGKILL):
             raise Wrong(f"ended with {code}: {self._said()}")
         self._check_finished()
-        return int(code != 0)
+        return code != 0
 
     def finish(self) -> float:
         """Run to the end; the seconds that took."""
