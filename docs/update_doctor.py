@@ -53,4 +53,4 @@ def with_generated(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_generated(PAGE.read_text("utf-8")), encoding="utf-8")
+    PAGE.write_text(with_generated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -31,7 +31,7 @@ on the scores, recurrence."""
 @lru_cache(maxsize=1)
 def all_families() -> dict[str, dict[str, Any]]:
     """model_type -> its facts."""
-    text = resources.files("posenc.dialects").joinpath("families.json").read_text("utf-8")
+    text = resources.files("posenc.dialects").joinpath("families.json").read_text(encoding="utf-8")
     return json.loads(text)
 
 

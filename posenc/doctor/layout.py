@@ -120,7 +120,7 @@ def _model(folder: Path) -> Model:
 def _tokens(folder: Path, text: Path) -> list[int]:
     from transformers import AutoTokenizer
 
-    words = text.read_text("utf-8")
+    words = text.read_text(encoding="utf-8")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception as error:

@@ -172,7 +172,7 @@ def _ignored(folder: Path) -> frozenset[str]:
     if not path.is_file():
         return frozenset()
     codes: set[str] = set()
-    for line in path.read_text("utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         match = IGNORE.match(line.strip())
         if match:
             codes |= {code.strip() for code in match[1].split(",") if code.strip()}

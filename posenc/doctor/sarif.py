@@ -67,7 +67,7 @@ def _line(case: Case, message: str) -> int:
     """The line of the first rotary key that the message names; 1 for GGUF."""
     if case.metadata is not None:
         return 1
-    lines = case.source.path.read_text("utf-8", errors="replace").splitlines()
+    lines = case.source.path.read_text(encoding="utf-8", errors="replace").splitlines()
     for word in message.replace(".", " ").replace(",", " ").split():
         for number, line in enumerate(lines, 1):
             if f'"{word}"' in line:
