@@ -164,11 +164,8 @@ def _hint(name: str) -> str:
         defined = [
             (".".join(path.relative_to(folder).with_suffix("").parts), found[1])
             for path in folder.rglob("*.py")
-            if (
-                found := re.search(
-                    pattern, path.read_text(encoding="utf-8"), re.MULTILINE | re.IGNORECASE
-                )
-            )
+            for text in (path.read_text(encoding="utf-8"),)
+            if (found := re.search(pattern, text, re.MULTILINE | re.IGNORECASE))
         ]
         if len(defined) == 1:
             module, exact = defined[0]
