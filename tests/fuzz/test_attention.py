@@ -1,0 +1,34 @@
+"""A few random attentions in every run of the tests; python -m tests.fuzz.attention takes more."""
+
+from __future__ import annotations
+
+import pytest
+
+from posenc.attend.kernels import blockwise, reference
+from tests.fuzz import attention
+
+
+@pytest.mark.parametrize("seed", [0, 10_000])
+def test_random_attentions_equal_the_reference(seed, capsys):
+    assert attention.main(100, seed) == []
+    counts = capsys.readouterr().out
+    assert "'agree': " in counts and "'wrong'" not in counts
+
+
+def test_a_kernel_that_is_slightly_off_is_found(monkeypatch):
+    def off(problem):
+        out, lse = reference.run(problem)
+        return out * 1.01, lse
+
+    monkeypatch.setattr(blockwise, "run", off)
+    found = attention.main(60, 0)
+    assert found and all(case.impl in ("blockwise", "auto") for case, _ in found)
+
+
+def test_a_nan_is_found(monkeypatch):
+    def nothing(problem):
+        out, lse = reference.run(problem)
+        return out * float("nan"), lse
+
+    monkeypatch.setattr(blockwise, "run", nothing)
+    assert attention.main(60, 0)
