@@ -173,7 +173,8 @@ class Problem:
         if self.term is None:
             return scores
         with without_autocast(scores.device):
-            return self.term.add(scores, slice(start, stop), self._span, visible)
+            added = self.term.add(scores, slice(start, stop), self._span, visible)
+        return added.to(scores.dtype)  # states may be wider than q
 
     def visible(self, start: int, stop: int) -> Tensor | None:
         """Booleans that broadcast to the scores of queries start .. stop; None where everything

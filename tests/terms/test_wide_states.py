@@ -1,0 +1,23 @@
+"""States may be wider than queries: what is computed from them comes back in the scores' dtype."""
+
+import pytest
+import torch
+
+import posenc
+from posenc import masks
+
+
+@pytest.mark.parametrize("name", ["inkling", "fox"])
+@pytest.mark.parametrize("impl", ["auto", "reference", "blockwise"])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_float64_states_serve_float32_queries(name, impl, scattered):
+    torch.manual_seed(0)
+    encoding = posenc.create(name, posenc.ModelShape(16, 2, train_length=8))
+    positions = torch.tensor([0, 2, 3, 9]) if scattered else torch.arange(4)
+    state = encoding.state(torch.randn(1, 4, 16), positions).double().detach()
+    q = torch.randn(1, 2, 4, 8)
+    out = posenc.attention(
+        q, q, q, encoding, q_positions=positions, kv_positions=positions, q_state=state,
+        kv_state=state, mask=masks.causal, impl=impl,
+    )  # fmt: skip
+    assert out.dtype == torch.float32 and out.isfinite().all()
