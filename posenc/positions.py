@@ -28,7 +28,7 @@ def part(
     return taken if start is None or taken.shape[-1] == 0 else _mark(taken, start + first)
 
 
-def one_row(positions: Shaped[Tensor, "1 len"]) -> Shaped[Tensor, " len"]:
+def one_row(positions: Shaped[Tensor, "1 len *axes"]) -> Shaped[Tensor, "len *axes"]:
     """The only row of positions, marked as a run if `positions` are."""
     start = _noted(positions)
     return positions[0] if start is None else _mark(positions[0], start)

@@ -17,7 +17,7 @@ PLACES = {1: "sinusoidal", 2: "rope", 3: "t5", 4: "shaw"}
 def test_the_four_act_at_the_four_places():
     assert all(name in names() for name in PLACES.values())
     for place, name in PLACES.items():
-        assert place in layer(functools.partial(create, name)).encoding.places
+        assert place in layer(functools.partial(create, name)).encoding.claims.places
 
 
 @pytest.mark.slow

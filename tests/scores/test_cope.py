@@ -56,7 +56,8 @@ def test_undivided_cope_matches_x_transformers(case: Case):
     scores = case.inputs["attn_logits"]
     q, scores = case.inputs["q"].double(), scores.double()
     with_term = scored(encoding.double(), scores, q, None, positions, positions)
-    case.assert_close("cope_term", with_term - scores)
+    shown = scores > -1e6  # a hidden key carries the lowest float, in which a term is lost
+    case.assert_close("cope_term", with_term - scores, where=shown)
 
 
 @pytest.mark.parametrize("divide", [True, False])
