@@ -33,6 +33,8 @@ WRITES = {"command": 8, "worker": 13}
 _SITE = """
 import os, signal, sys
 kind, nth = os.environ.get("KILL", "- 0").split()
+if sys.argv[:1] != ["-c"]:
+    os.environ["KILL_PID"] = str(os.getpid())  # the command's, which its workers inherit
 if kind == ("worker" if sys.argv[:1] == ["-c"] else "command"):
     made, seen = os.fsync, 0
     def fsync(descriptor):
@@ -40,7 +42,7 @@ if kind == ("worker" if sys.argv[:1] == ["-c"] else "command"):
         seen += 1
         if seen == int(nth):
             os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
-            os.kill(os.getppid() if kind == "worker" else os.getpid(), signal.SIGKILL)
+            os.kill(int(os.environ["KILL_PID"]), signal.SIGKILL)
             signal.pause()
         made(descriptor)
     os.fsync = fsync
@@ -51,11 +53,11 @@ class Wrong(AssertionError):
     """What a kill may not do."""
 
 
-def kill_rounds(count: int, seed: int, root: Path, kinds: tuple[str, ...]) -> str:
+def kill_rounds(count: int, seed: int, root: Path, kinds: tuple[str, ...]) -> None:
     """Kill `count` times in rounds of up to five, each round in a folder of its own.
 
     kinds: "time", "command" or "worker", one of which is drawn for each kill.
-    Returns: how many kills of each kind. Raises: Wrong.
+    Prints how many kills of each kind there were, after each round. Raises: Wrong.
     """
     rng = random.Random(seed)
     (root / "site").mkdir()
@@ -75,7 +77,7 @@ def kill_rounds(count: int, seed: int, root: Path, kinds: tuple[str, ...]) -> st
         study.finish()
         study.compare_with(whole)
         number += 1
-    return f"{count} kills in {number} rounds: {hits}"
+        print(f"{count - left} kills in {number} rounds: {hits}", flush=True)
 
 
 class _Study:
@@ -168,7 +170,7 @@ def _running(mark: str) -> list[str]:
 
 def main(count: int = 50, seed: int = 0) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        print(kill_rounds(count, seed, Path(folder), ("time", "command", "worker")))
+        kill_rounds(count, seed, Path(folder), ("time", "command", "worker"))
     return 0
 
 
