@@ -233,3 +233,9 @@ def test_a_head_of_another_size_is_refused():
     q = torch.zeros(1, 2, 3, 8)
     with pytest.raises(ValueError, match=r"head_dim=16, got q or k with shape \(1, 2, 3, 8\)"):
         RoPE(16, interleaved=False)(q, q, torch.arange(3))
+
+
+def test_a_share_of_the_head_is_an_even_number_of_channels():
+    assert RoPE(10, interleaved=False, partial_rotary_factor=0.5).rotary_dim == 4
+    with pytest.raises(ValueError, match="not both"):
+        RoPE(8, interleaved=False, rotary_dim=4, partial_rotary_factor=0.5)
