@@ -119,23 +119,20 @@ def _model(folder: Path) -> Model:
 
 
 def _tokens(folder: Path, text: Path) -> list[int]:
-    from transformers import AutoTokenizer
+    from posenc.hf.text import load_tokenizer
 
     words = text.read_text(encoding="utf-8")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:
-        raise ValueError(f"{folder}: no tokenizer that loads ({error}).") from error
-    return list(tokenizer(words)["input_ids"])[:MOST]
+    return list(load_tokenizer(folder)(words)["input_ids"])[:MOST]
 
 
 def _losses(folder: Path, tokens: list[int]) -> Any:
     """Nats of each token, given those before it."""
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from posenc.hf.loading import load_checkpoint
 
     ids = torch.tensor([tokens])
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = load_checkpoint(folder).model
     with torch.inference_mode():
         logits = model(ids).logits[0, :-1]
     return torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
