@@ -76,6 +76,15 @@ def yarn(
     )
 
 
+def stretched(original: float, factor: float) -> int:
+    """The tokens that a factor stretches an original length to; rounding takes none away.
+
+    >>> stretched(3, 5 / 3)
+    5
+    """
+    return int(original * factor * (1 + 1e-12))
+
+
 def longrope_scale(ratio: float, original: float) -> float:
     """sqrt(1 + ln(ratio) / ln(original)), and 1 where nothing is stretched."""
     return math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0

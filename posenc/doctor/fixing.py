@@ -15,6 +15,11 @@ from posenc.dialects.writers.recipes import Recipe, best, require_static
 from posenc.report.new_folder import new_folder
 
 CONFIG = "config.json"
+INSTEAD = {
+    "llama.cpp": "; a config cannot tell it these numbers: convert, then edit the GGUF file: "
+    "posenc doctor model.gguf --like CONFIG --fix --out NEW",
+}
+"""What to do where no config helps."""
 
 
 def fix(
@@ -65,7 +70,7 @@ def _write(
             raise RuntimeError(f"not written, the proof failed: {wrong}")
     right = [name for name in named if name not in wrong]
     lines.append(f"proved by their emulators: {', '.join(right) or 'none'}")
-    lines += [f"cannot: {name}: {why}" for name, why in recipe.cannot.items()]
+    lines += [f"cannot: {n}: {why}{INSTEAD.get(n, '')}" for n, why in recipe.cannot.items()]
     return lines + [f"note: {note}" for note in recipe.notes]
 
 

@@ -30,12 +30,21 @@ DROPS_SCALING = ("gemma3_text",)
 """Families whose model file sets every layer to plain RoPE."""
 
 
+DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
+"""Families whose rotation reads dual_chunk_attention_config."""
+
+
 @emulator("sglang")
 def emulate(model: Model, length: int | None) -> Computed:
     """What SGLang 0.5 computes for a batch whose longest sequence is `length`."""
     if model.known and not model.facts.get("sglang"):
         raise UnknownModelError(f"SGLang has no model for {model.model_type!r}")
     resolved = transformers5.resolve(model)
+    if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
+        raise RefusedError(
+            "SGLang rotates queries five times for dual_chunk_attention_config, and has no "
+            "attention that takes them"
+        )
     largest = largest_length(model, resolved)
     if length is not None and length > largest:
         raise RefusedError(

@@ -30,6 +30,8 @@ LENGTH_KEYS = (
 """The smallest of these is the model's length."""
 ALREADY_STRETCHED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Types whose factor does not multiply the length."""
+DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next")
+"""Families whose model file hands dual_chunk_attention_config to the attention."""
 SMALLEST_SERVER = 1024
 """Tokens below which nobody starts a server: a switch under that length never shows."""
 
@@ -40,6 +42,11 @@ def emulate(model: Model, length: int | None) -> Computed:
     if model.nested and not set(model.kinds) <= set(LAYER_KINDS):
         raise UnknownModelError(f"posenc has not read how vLLM rotates {model.model_type!r}")
     resolved = {kind: _patched(p, model) for kind, p in transformers5.resolve(model).items()}
+    if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
+        raise RefusedError(
+            "TypeError: __init__() got an unexpected keyword argument 'layer_idx' (no attention of "
+            "vLLM takes dual_chunk_attention_config since 0.11)"
+        )
     largest = largest_length(model, resolved)
     if length is not None and length > largest:
         raise RefusedError(

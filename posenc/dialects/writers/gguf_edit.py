@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,17 @@ def _edit(meta: Metadata, keys: dict[str, Any], freqs: tuple[float, ...] | None)
     if freqs is not None:
         lines.append(f"+ {FACTORS['rope_freqs']}: f32[{len(freqs)}]")
     return Edit(keys, drop, freqs, tuple(lines))
+
+
+def edited(meta: Metadata, edit: Edit) -> Metadata:
+    """The keys and tensors as they stand after an edit."""
+    defaults = {f.name: f.default for f in fields(Metadata)}
+    dropped = {name: defaults[name] for name in edit.drop}
+    given = (meta.given - set(edit.drop)) | set(edit.keys)
+    tensors = {} if edit.rope_freqs is None else {
+        "rope_freqs": edit.rope_freqs, "factors_long": None, "factors_short": None,
+    }  # fmt: skip
+    return replace(meta, **dropped, **edit.keys, **tensors, given=frozenset(given))
 
 
 def write(path: Path, out: Path, edit: Edit, wanted: Layer) -> None:
