@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from posenc.dialects.json_object import read_json
 from posenc.dialects.meaning import Meaning, meaning_of
-from posenc.dialects.source import Source, load, read_json
+from posenc.dialects.source import Source, load
 from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.fold import fold, foldable

@@ -49,6 +49,7 @@ def export_of(checkpoint, name):
         saved = json.loads(json.dumps(checkpoint.config.to_dict(), default=str))
     saved["architectures"] = [type(checkpoint.model).__name__]
     recipe, meaning = exported(saved, TARGET)
+    assert meaning is not None
     return Export(
         checkpoint.folder, "out", name, LENGTH, TARGET, recipe, meaning, saved,
         checkpoint.folder, checkpoint.raw_config,

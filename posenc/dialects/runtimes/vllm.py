@@ -14,14 +14,13 @@ from posenc.dialects.computed import (
     RefusedError,
     Switch,
     UnknownModelError,
-    factors,
-    first_switch,
     number,
     required,
 )
 from posenc.dialects.model import LAYER_KINDS, Model
 from posenc.dialects.runtimes import transformers5
-from posenc.dialects.runtimes.running import emulator, version_of
+from posenc.dialects.runtimes.running import emulator
+from posenc.dialects.runtimes.server import longrope, serve
 
 LENGTH_KEYS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
@@ -48,29 +47,7 @@ def emulate(model: Model, length: int | None) -> Computed:
             "vLLM takes dual_chunk_attention_config since 0.11)"
         )
     largest = largest_length(model, resolved)
-    if length is not None and length > largest:
-        raise RefusedError(
-            f"ValueError: User-specified max_model_len ({length}) is greater than the derived "
-            f"max_model_len ({largest}); VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 would allow it",
-            largest,
-        )
-    try:
-        layers = {
-            kind: rotation(p, model, length or model.max_positions) for kind, p in resolved.items()
-        }
-        scale = _softmax_scale(model, next(iter(resolved.values())))
-    except RefusedError as refused:
-        raise RefusedError(str(refused), largest) from refused
-    return Computed(
-        "vllm",
-        version_of("vllm"),
-        None,
-        layers,
-        scale,
-        first_switch(_switch(p, model) for p in resolved.values()),
-        largest,
-        model.without_rotation,
-    )
+    return serve("vllm", model, resolved, length, largest, rotation, _softmax_scale, _switch)
 
 
 def _patched(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
@@ -143,7 +120,8 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     if kind == "proportional":
         return Layer(formulas.proportional(head_dim, theta, dim / head_dim))
     if kind == "longrope":
-        return _longrope(p, model, plain, length)
+        original = number(required(p, "original_max_position_embeddings"), "original length")
+        return longrope(p, model, plain, original, long=length > original)
     if kind == "dynamic":
         return Layer(_dynamic(p, model, theta, dim))
     if kind not in ("linear", "ntk", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"):
@@ -201,21 +179,6 @@ def _ntk(theta: float, factor: float, dim: int, mixed_b: Any) -> tuple[float, ..
     rate = math.log(factor) / (dim / 2) ** power
     plain = formulas.plain(dim, theta)
     return tuple(f / math.exp(rate * (i + 1) ** power) for i, f in enumerate(plain))
-
-
-def _longrope(p: Mapping[str, Any], model: Model, plain: tuple[float, ...], length: int) -> Layer:
-    if model.interleaved:
-        raise RefusedError(
-            "ValueError: `Phi3LongRoPEScaledRotaryEmbedding` only supports neox_style."
-        )
-    original = number(required(p, "original_max_position_embeddings"), "original length")
-    short = factors(p, "short_factor", len(plain))
-    long = factors(p, "long_factor", len(plain))
-    scale = formulas.longrope_scale(model.max_positions / original, original)
-    use_long = length > original
-    given = p.get("long_mscale" if use_long else "short_mscale")
-    chosen = long if use_long else short
-    return Layer(formulas.divided(plain, chosen), scale if given is None else number(given, "it"))
 
 
 def _switch(p: Mapping[str, Any], model: Model) -> Switch:

@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
+from posenc.dialects.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import exported
 from posenc.extend.export.described import Export
 from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.serve import mapped_page, page, plain_page
-from posenc.hf.folder import read_json, tokenizer_files
+from posenc.hf.folder import tokenizer_files
 from posenc.hf.loading import Checkpoint
 from posenc.report.atomic import write_atomically
 from posenc.report.failure import RunFailed
