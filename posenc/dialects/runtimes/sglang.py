@@ -98,12 +98,25 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
         high = number(p.get("high_freq_factor", 4.0), "high_freq_factor")
         divisors = formulas.llama3_factors(dim, theta, factor, low, high, original)
         return Layer(formulas.divided(plain, divisors))
+    if kind == "yarn" and "mrope_section" in p:
+        _check_mrope(p)
     inv_freq = formulas.yarn(
         dim, theta, factor, original,
         number(p.get("beta_fast", 32), "beta_fast"), number(p.get("beta_slow", 1), "beta_slow"),
         kind == "deepseek_yarn" or bool(p.get("truncate", True)),
+        number(p.get("extrapolation_factor", 1), "extrapolation_factor"),
     )  # fmt: skip
     return Layer(inv_freq, _multiplier(p, factor, latent=kind == "deepseek_yarn"))
+
+
+def _check_mrope(p: Mapping[str, Any]) -> None:
+    """Raises: RefusedError where yarn with sections is given a pair of mscales."""
+    for key in ("mscale", "mscale_all_dim"):
+        if key in p:
+            raise RefusedError(
+                "TypeError: YaRNScalingMRotaryEmbedding.__init__() got an unexpected keyword "
+                f"argument {key!r}"
+            )
 
 
 def _multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> float:

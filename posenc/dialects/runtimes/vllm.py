@@ -115,6 +115,12 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     theta = number(p["rope_theta"], "rope_theta")
     dim = int(head_dim * share)
     plain = formulas.plain(dim, theta)
+    sections = p.get("mrope_section")
+    if sections and kind in ("default", "yarn") and sum(sections) != dim // 2:
+        raise RefusedError(
+            f"AssertionError: mrope_section {sections} adds up to {sum(sections)}, expected "
+            f"{dim // 2}"
+        )
     if kind == "default":
         return Layer(plain)
     if kind == "proportional":
