@@ -14,6 +14,7 @@ from posenc.dialects.model import flatten
 from posenc.dialects.spelling import as_transformers, name_of_spelling
 
 NAMES = ("config.json", "params.json")
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 class NoRotationError(ValueError):
@@ -37,6 +38,11 @@ class Source:
     @property
     def folder(self) -> Path:
         return self.path.parent
+
+
+def is_adapter(path: Path) -> bool:
+    """A folder of LoRA adapters, without a model's config."""
+    return (path / ADAPTER_CONFIG).is_file() and not (path / NAMES[0]).is_file()
 
 
 def load(path: Path) -> Source:

@@ -160,3 +160,29 @@ def test_an_index_larger_than_a_config_may_be_is_read(tmp_path):
     check_index(tmp_path)
     with pytest.raises(ValueError, match="expected at most"):
         read_json(index)
+
+
+@pytest.mark.parametrize(
+    "raw, keys",
+    [
+        (
+            {"dim": 64, "n_layers": 2, "n_heads": 4, "rope_theta": 5e5, "use_scaled_rope": True},
+            '"rope_type": "llama3"',
+        ),
+        (
+            {"dim": 64, "n_layers": 2, "n_heads": 4, "head_dim": 16, "rope_theta": 1000000.0,
+             "max_position_embeddings": 8192,
+             "yarn": {"factor": 4, "beta": 32, "alpha": 1,
+                      "original_max_position_embeddings": 2048}},
+            '"original_max_position_embeddings": 2048',
+        ),
+    ],
+)  # fmt: skip
+def test_makers_own_files_are_to_be_converted_first(raw, keys, tmp_path):
+    path = tmp_path / "params.json"
+    path.write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match="Convert the folder first") as refused:
+        fix(load(path), tmp_path / "out", ALL)
+    assert keys in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()

@@ -13,9 +13,7 @@ from posenc.dialects.computed import Layer, RefusedError
 from posenc.dialects.meaning import Meaning
 from posenc.dialects.model import model_of
 from posenc.dialects.runtimes.gguf_converter import convert
-from posenc.dialects.runtimes.llama_cpp import from_metadata
 from posenc.dialects.writers import gguf_edit
-from posenc.dialects.writers.proof import disagreement
 from posenc.dialects.writers.recipes import Recipe, changes_with_length
 from posenc.extend.export.described import Export
 from posenc.extend.export.lines import fenced
@@ -44,17 +42,15 @@ def uneditable(recipe: Recipe, meaning: Meaning) -> str:
     """Why no edit of the converted file makes libllama compute the meaning; empty where one
     does."""
     what = changes_with_length(meaning)
-    if what or set(meaning.parameters) != {"all"}:
-        return what or "it has several kinds of layers"
-    theta = float(meaning.parameters["all"]["rope_theta"])
-    model = model_of(recipe.config)
+    if what:
+        return what
+    bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
     try:
-        meta = convert(model)
-        edit = gguf_edit.plan(meta, meaning.computed.layers["all"], theta, meaning.max_length)
-        got = from_metadata(gguf_edit.edited(meta, edit), None, model)
+        meta = convert(model_of(recipe.config))
+        gguf_edit.plan(meta, meaning.computed.layers, bases, meaning.max_length)
     except (RefusedError, ValueError) as refused:
         return str(refused).rstrip(".")
-    return disagreement(got, meaning.computed)
+    return ""
 
 
 def options(before: Mapping[str, Any], meaning: Meaning) -> str:
