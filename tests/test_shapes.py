@@ -104,8 +104,36 @@ def test_every_shape_in_a_signature_is_checked():
     assert seen > 40
 
 
+class _Headless(posenc.DistanceBias):
+    def bias(self, distance):
+        return distance.float()
+
+
+class _Swapped(posenc.RoPE):
+    def transform(self, q, k):
+        return q.x.mT, k.x
+
+
 # Rooms whose public signatures still say Tensor where they know a shape.
-PENDING = {"attend", "encoding", "queries_keys", "scores", "terms", "values"}
+PENDING = {"attend", "encoding", "queries_keys", "scores", "values"}
+
+X, WHERE = torch.zeros(1, 2, 3, 8), torch.arange(3)
+WRONG = {
+    "terms": lambda: posenc.Tokens(X, torch.arange(4)),
+    "encoding": lambda: _Headless()(WHERE, WHERE),
+    "scores": lambda: posenc.FoX(8, 2).state(X[0], torch.arange(4)),
+    "values": lambda: posenc.Shaw(8).row(torch.ones(3)),
+    "queries_keys": lambda: _Swapped(8, interleaved=False)(X, X, WHERE),
+    "attend": lambda: posenc.KVCache().append(X, X[:, :1], WHERE),
+}
+"""For each room a wrong shape that broadcasts or is not looked at: only the annotation sees it."""
+
+
+@pytest.mark.parametrize("room", sorted({*WRONG} - PENDING))
+def test_a_wrong_shape_is_seen_in_every_room(room: str):
+    with pytest.raises(TypeCheckError):
+        WRONG[room]()
+
 
 # What a callable takes and gives is seen by its caller alone, so it says Tensor: see
 # linear_attention's `feature`. The same holds of shapes that depend on values, such as how many
