@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -83,7 +84,11 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.c, 0.1)
         nn.init.constant_(self.multiplier, 1.0)
 
-    def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    def forward(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
         batched positions."""
         share = self.share(q_positions, kv_positions)
@@ -91,7 +96,11 @@ class FIRE(PositionEncoding):
             hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, share.dtype)))
             return F.linear(hidden, *_as(self.out, share.dtype)).movedim(-1, -3)
 
-    def share(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    def share(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+    ) -> Float[Tensor, "*batch q_len kv_len"]:
         """What the network reads for each pair: (q_len, kv_len) or (batch, q_len, kv_len)."""
         dtype = torch.promote_types(real(q_positions).dtype, self.c.dtype)
         distance, q = distances(q_positions, kv_positions).to(dtype), q_positions.to(dtype)
@@ -119,7 +128,13 @@ class Network(Dense):
         super().__init__(q, k, lambda q, k: fire(q.positions, k.positions))
         self.fire = fire
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         if self.fire.activation is not F.relu or watched():
             return super().add(scores, rows, keys, mask)
         share = self.fire.share(self.q[rows].positions, self.k[keys].positions)
