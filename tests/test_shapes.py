@@ -115,7 +115,7 @@ class _Swapped(posenc.RoPE):
 
 
 # Rooms whose public signatures still say Tensor where they know a shape.
-PENDING = {"attend", "queries_keys"}
+PENDING = {"attend"}
 
 X, WHERE = torch.zeros(1, 2, 3, 8), torch.arange(3)
 WRONG = {
