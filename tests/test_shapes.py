@@ -114,9 +114,6 @@ class _Swapped(posenc.RoPE):
         return q.x.mT, k.x
 
 
-# Rooms whose public signatures still say Tensor where they know a shape.
-PENDING = {"attend"}
-
 X, WHERE = torch.zeros(1, 2, 3, 8), torch.arange(3)
 WRONG = {
     "terms": lambda: posenc.Tokens(X, torch.arange(4)),
@@ -129,7 +126,7 @@ WRONG = {
 """For each room a wrong shape that broadcasts or is not looked at: only the annotation sees it."""
 
 
-@pytest.mark.parametrize("room", sorted({*WRONG} - PENDING))
+@pytest.mark.parametrize("room", WRONG)
 def test_a_wrong_shape_is_seen_in_every_room(room: str):
     with pytest.raises(TypeCheckError):
         WRONG[room]()
@@ -177,5 +174,4 @@ def test_public_signatures_name_their_shapes():
                 continue
             if any(map(is_bare, inspect.get_annotations(inspect.unwrap(function)).values())):
                 bare.add(f"{module.__name__.removeprefix('posenc.')}.{name}")
-    assert {name for name in bare if name.partition(".")[0] not in PENDING} == set()
-    assert {name.partition(".")[0] for name in bare} >= PENDING, "a room is done: take it out"
+    assert bare == set()
