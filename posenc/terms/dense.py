@@ -36,9 +36,7 @@ class Dense(Term):
         self._values = values
         self.by_distance, self.split = by_distance, split
 
-    def values(
-        self, rows: slice, keys: slice
-    ) -> Float[Tensor, "batch num_heads {len(self.q[rows])} {len(self.k[keys])}"]:
+    def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
         """What is added, (batch or 1, num_heads, rows, keys)."""
         values = self._values(self.q[rows], self.k[keys])
         return values if values.ndim == 4 else values[None]
