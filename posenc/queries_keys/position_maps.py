@@ -15,7 +15,7 @@ from torch import Tensor
 from posenc.encoding.base import Pass
 from posenc.encoding.shape import ModelShape
 from posenc.masks import Mask, sliding_window
-from posenc.positions import Remembered, same
+from posenc.positions import Remembered, in_double, same
 from posenc.queries_keys.query_temperature import log_n
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import Scaling
@@ -139,7 +139,8 @@ class ReRoPE(PositionMap):
             far = torch.full_like(q_positions, self.window), torch.zeros_like(kv_positions)
         else:
             shift = self.window - self.window / self.leak
-            far = q_positions.double() / self.leak + shift, kv_positions.double() / self.leak
+            q, k = in_double(q_positions, kv_positions)
+            far = q / self.leak + shift, k / self.leak
         return _near_and_far(q_positions, kv_positions, self.window, *far)
 
 

@@ -13,7 +13,6 @@ from posenc.numbers.angles import Angles
 from posenc.numbers.device_copies import Constants
 from posenc.numbers.frequencies import geometric
 from posenc.numbers.precision import per_head, real
-from posenc.positions import check_flat
 
 CHUNK = 256
 """Distances whose dim/2 cosines are held at a time."""
@@ -63,9 +62,8 @@ class Sandwich(DistanceBias):
         total = torch.cat([part.sum(-1, dtype=torch.float64) for part in cosines])
         return self._shared(total.view(distance.shape), dtype)
 
-    def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    def dense(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
         """cos(a - b) = cos a cos b + sin a sin b: one product in place of a cosine per pair."""
-        check_flat(q_positions, kv_positions)
         q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
         values = self._shared(q @ k.mT, real(q_positions).dtype)

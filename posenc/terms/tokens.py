@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from posenc.positions import part
@@ -57,7 +56,3 @@ class Tokens:
     def given(self, x: Tensor | None) -> Tokens:
         """The same tokens with other vectors."""
         return replace(self, x=x)
-
-    def in_double(self) -> Tokens:
-        """The same tokens with positions in float64, in which float64 scores are computed."""
-        return replace(self, positions=self.positions.to(torch.float64))
