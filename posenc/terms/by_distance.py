@@ -19,7 +19,8 @@ class ByDistance(Term):
     scores[i, j] += q_vectors[i] . for_q(D) + k_vectors[j] . for_k(D),  D = position_i - position_j
 
     Where positions are runs, products are made with the vectors that occur and read through skewed
-    views; elsewhere with all of them, and gathered.
+    views; elsewhere, and where there are fewer vectors than queries in the only block, with all of
+    them, and gathered.
 
     Args:
         ends: (low, high), the distances from which on nothing changes; real distances are rounded
@@ -48,6 +49,8 @@ class ByDistance(Term):
         self._all_k: Tensor | None = None
 
     def ready(self, rows: int, causal: bool) -> Self:
+        if self.ends is not None and self.ends[1] - self.ends[0] < len(self.q) <= rows:
+            return self._with_all_vectors()
         bands = Bands.of(
             self.q.positions, self.k.positions, rows, causal, self.ends, self.for_q, self.for_k,
             self.k_vectors,

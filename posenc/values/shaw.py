@@ -99,7 +99,7 @@ class ShawTerm(ByDistance):
 
     def ready(self, rows: int, causal: bool) -> Self:
         ready, values = super().ready(rows, causal), self.shaw.value_table
-        if values is not None:
+        if values is not None and ready.bands is not None:
             ready.value_bands = Bands.of(
                 self.q.positions, self.k.positions, rows, causal, self.ends,
                 for_q=lambda d: values.to(self.dtype)[None, self.shaw.row(d)],
