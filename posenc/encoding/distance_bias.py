@@ -49,7 +49,11 @@ class DistanceBias(PositionEncoding):
         batched positions."""
         return self.dense(*check_distances(type(self).__name__, q_positions, kv_positions))
 
-    def dense(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    def dense(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """What forward gives, for positions that are known to be good."""
         values = self.bias(distances(q_positions, kv_positions))
         return values if values.ndim == 3 else values.movedim(0, 1)

@@ -96,7 +96,9 @@ class FIRE(PositionEncoding):
             self.share(*check_distances("FIRE", q_positions, kv_positions), q_positions.dtype)
         )
 
-    def of_share(self, share: Tensor) -> Tensor:
+    def of_share(
+        self, share: Float[Tensor, "*batch q_len kv_len"]
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """What the network makes of `share`: (num_heads, q_len, kv_len), or with a batch before."""
         with without_autocast(share.device):
             hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, share.dtype)))
