@@ -13,11 +13,11 @@ from posenc.positions import one_row
 from posenc.terms.tokens import Tokens
 
 _WHOLE_FLOATS = 2**24
-"""From here on float32 has no room for every whole number."""
+"""From here on float32 cannot hold every whole number."""
 
 
 def check_encoding(owner: str, encoding: Any) -> PositionEncoding:
-    """The encoding that attention is to use; None is none. Raises TypeError for anything but a
+    """The encoding that attention uses; None means none. Raises TypeError for anything but a
     PositionEncoding, and ValueError for one that acts at the embeddings, where attention cannot."""
     if encoding is None:
         return PositionEncoding()
@@ -75,7 +75,7 @@ def check_positions(owner: str, name: str, positions: Any, x: Tensor, num_axes: 
     batch, length = x.shape[0], x.shape[2]
     tokens = positions.shape[: positions.ndim - (num_axes > 1)]
     components = num_axes == 1 or (positions.ndim > 1 and positions.shape[-1] == num_axes)
-    # Compared one by one: a set would hash the sizes, and compiled code be made per length.
+    # Compared one by one: a set would hash the sizes, and torch.compile would start anew for each.
     batched = len(tokens) == 2 and (tokens[0] == 1 or tokens[0] == batch)
     if not (len(tokens) == 1 or batched) or tokens[-1] != length or not components:
         axis = f", {num_axes}" if num_axes > 1 else ""

@@ -1,4 +1,4 @@
-"""A score bias that depends on the distance alone."""
+"""A score bias that depends only on the distance."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from posenc.terms.tokens import Tokens
 
 
 class DistanceBias(PositionEncoding):
-    """A score bias that depends on the distance alone: a subclass defines `bias` and has
-    everything else.
+    """A score bias that depends only on the distance: a subclass needs to define only `bias`.
 
     score[h, i, j] += bias(q_position[i] - kv_position[j])[h]
 
