@@ -55,8 +55,8 @@ class Band:
 @dataclass(frozen=True)
 class Bands:
     """What the blocks of one attention share: a band that queries are multiplied with, by falling
-    distance, and one for the keys, by rising distance; k_ends (2, batch, num_heads, 1, kv_len) are the keys'
-    products with its lowest and highest entry."""
+    distance, and one for the keys, by rising distance; k_ends (2, batch, num_heads, 1, kv_len) are
+    the keys' products with its lowest and highest entry."""
 
     kv_start: int
     for_q: Band | None

@@ -38,8 +38,8 @@ Part = tuple[int, int, Tensor]
 
 
 def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -> Tensor:
-    """Add the parts, which cover all columns, to the scores in place. Each of `tiles` holds the parts
-    of the next `rows` rows; None: there is one, for all rows."""
+    """Add the parts, which cover all columns, to the scores in place. Each of `tiles` holds the
+    parts of the next `rows` rows; None: there is one, for all rows."""
     blocks = scores.split(rows or scores.shape[-2], -2)
     if not torch.is_grad_enabled():
         for block, parts in zip(blocks, tiles, strict=True):
