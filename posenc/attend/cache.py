@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
+
+from posenc.positions import join
 
 
 class KVCache:
@@ -114,14 +115,7 @@ class KVCache:
         if self.positions is None:
             self.positions = positions
         else:
-            old, new = self.positions, positions
-            if old.ndim != new.ndim:  # shared positions meet batched ones
-                batch = k.shape[0]
-                old, new = (
-                    t if t.ndim == max(old.ndim, new.ndim) else t.expand(batch, *t.shape)
-                    for t in (old, new)
-                )
-            self.positions = torch.cat([old, new], dim=position_axis)
+            self.positions = join(self.positions, positions, position_axis, k.shape[0])
         self.length = end
         return self.k, self.v, self.positions, self.state
 
@@ -165,3 +159,9 @@ class KVCache:
                 grown[:, :, : self.length] = buffer[:, :, : self.length]
             self._buffers[name] = buffer = grown
         buffer[:, :, self.length : end] = new
+
+
+def check_cache(owner: str, cache: object) -> None:
+    """Raise TypeError for what is neither a KVCache nor None."""
+    if cache is not None and not isinstance(cache, KVCache):
+        raise TypeError(f"{owner}: cache must be a KVCache, got {type(cache).__name__}.")

@@ -9,8 +9,10 @@ from jaxtyping import Float, Real
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.encoding.boundary import check_vectors
 from posenc.numbers.precision import at_least_float32
 from posenc.queries_keys.rope import RoPE
+from posenc.queries_keys.rotation.base import Rotation
 
 
 def elu_feature(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -52,6 +54,13 @@ def linear_attention(
     >>> posenc.linear_attention(q, k, v, rope, torch.arange(6)).shape
     torch.Size([1, 4, 6, 16])
     """
+    check_vectors("linear_attention", q=q, k=k, v=v)
+    if not isinstance(rope, Rotation):
+        raise TypeError(
+            f"linear_attention: rope must be a rotation, such as RoPE, got {type(rope).__name__}."
+        )
+    if chunk_size < 1:
+        raise ValueError(f"linear_attention: chunk_size must be at least 1, got {chunk_size}.")
     if q.shape != k.shape or q.shape[:3] != v.shape[:3]:
         raise ValueError(
             "linear_attention: q and k must have one shape, and v their batch, heads and length, "
@@ -66,7 +75,7 @@ def linear_attention(
     state = values.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
     norm = values.new_zeros(*q.shape[:2], q.shape[-1], 1)
     out = []
-    for start in range(0, q.shape[2], chunk_size):
+    for start in range(0, max(1, q.shape[2]), chunk_size):
         part = slice(start, start + chunk_size)
         nq, nk = fq[:, :, part], fk[:, :, part]
         rq, rk, rv = rotated_q[:, :, part], rotated_k[:, :, part], values[:, :, part]

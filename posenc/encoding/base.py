@@ -204,6 +204,19 @@ def without_position(num_axes: int) -> PositionEncoding:
     return nope
 
 
+def require_encoding(owner: str, encoding: Any) -> PositionEncoding:
+    """The encoding; None is none. Raises TypeError for anything but a PositionEncoding."""
+    if encoding is None:
+        return PositionEncoding()
+    if not isinstance(encoding, PositionEncoding):
+        what = f"the name {encoding!r}" if isinstance(encoding, str) else type(encoding).__name__
+        raise TypeError(
+            f"{owner}: encoding must be a PositionEncoding or None, got {what}. "
+            "posenc.create(name, shape) builds one by name."
+        )
+    return encoding
+
+
 def check_heads(encoding: PositionEncoding, num_heads: int, q: Tensor) -> None:
     """Raise ValueError unless q (batch, num_heads, len, head_dim) has the encoding's heads."""
     if q.shape[1] != num_heads:

@@ -9,7 +9,7 @@ from typing import Self
 from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 
-from posenc.encoding.base import Pass, PositionEncoding, without_position
+from posenc.encoding.base import Pass, PositionEncoding, require_encoding, without_position
 from posenc.encoding.claims import Claims
 from posenc.terms.chain import Chain
 from posenc.terms.term import Term
@@ -46,9 +46,8 @@ class Compose(PositionEncoding):
 
     def __init__(self, *encodings: PositionEncoding) -> None:
         super().__init__()
-        flat = [
-            part for e in encodings for part in (e.encodings if isinstance(e, Compose) else [e])
-        ]
+        each = [require_encoding("Compose", e) for e in encodings]
+        flat = [part for e in each for part in (e.encodings if isinstance(e, Compose) else [e])]
         if len(flat) < 2:
             raise ValueError(f"Compose: needs two or more encodings, got {len(flat)}.")
         self.encodings = nn.ModuleList(flat)

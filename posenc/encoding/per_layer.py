@@ -11,7 +11,7 @@ from typing import NoReturn, Self
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 
-from posenc.encoding.base import PositionEncoding
+from posenc.encoding.base import PositionEncoding, require_encoding
 from posenc.encoding.claims import Claims
 from posenc.encoding.compose import Compose
 from posenc.encoding.within import Within
@@ -53,6 +53,7 @@ class PerLayer(PositionEncoding):
         super().__init__()
         if not layers:
             raise ValueError("PerLayer: needs the encoding of at least one layer, got none.")
+        layers = [require_encoding("PerLayer", e) for e in layers]
         if windows is not None:
             if len(windows) != len(layers):
                 raise ValueError(

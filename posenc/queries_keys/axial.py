@@ -213,12 +213,20 @@ class MixedRoPE(PositionEncoding):
         return out.view_as(x)
 
 
+_FARTHEST = 2**32
+"""From here on float64 rounds position times weight by more than 1e-6 of a radian."""
+
+
 def _check_reach(positions: Tensor) -> None:
-    """Raise ValueError for positions that float64 cannot tell apart, where looking is free."""
+    """Raise ValueError for positions whose angles would be rounded, where looking is free."""
     unseen = torch.compiler.is_compiling() or transformed() or positions.device.type != "cpu"
-    if unseen or not positions.numel() or int(positions.abs().max()) < 2**53:
+    if unseen or not positions.numel():
         return
-    raise ValueError("MixedRoPE: positions must be below 2^53, where float64 loses neighbours.")
+    low, high = positions.aminmax()
+    if low <= -_FARTHEST or high >= _FARTHEST:
+        raise ValueError(
+            "MixedRoPE: positions must be below 2^32: beyond, float64 rounds a learned angle."
+        )
 
 
 def _check_quarters(name: str, head_dim: int) -> None:

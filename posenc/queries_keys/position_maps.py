@@ -16,6 +16,7 @@ from torch import Tensor
 from posenc.encoding.base import Pass
 from posenc.encoding.shape import ModelShape
 from posenc.masks import Mask, sliding_window
+from posenc.positions import in_double
 from posenc.queries_keys.position_map import PositionMap
 from posenc.queries_keys.rope_scaling import Scaling
 
@@ -80,7 +81,8 @@ class ReRoPE(PositionMap):
             far = torch.full_like(q_positions, self.window), torch.zeros_like(kv_positions)
         else:
             shift = self.window - self.window / self.leak
-            far = q_positions.double() / self.leak + shift, kv_positions.double() / self.leak
+            q, k = in_double(q_positions, kv_positions)
+            far = q / self.leak + shift, k / self.leak
         return _near_and_far(q_positions, kv_positions, self.window, *far)
 
 

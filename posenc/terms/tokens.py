@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from jaxtyping import Float, Real, Shaped
 from torch import Tensor
 
@@ -58,7 +57,3 @@ class Tokens:
     def given(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> Tokens:
         """The same tokens with other vectors."""
         return replace(self, x=x)
-
-    def in_double(self) -> Tokens:
-        """The same tokens with positions in float64, for scores in float64."""
-        return replace(self, positions=self.positions.to(torch.float64))

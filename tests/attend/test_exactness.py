@@ -250,11 +250,3 @@ def test_negative_positions_are_finite(name):
     encoding = posenc.create(name, posenc.ModelShape(16, 2, train_length=8)).for_layer(3)
     q = random(1, 2, 5, 8)
     assert attend(q, q, q, encoding, torch.arange(-7, -2)).isfinite().all()
-
-
-def test_mixed_rope_refuses_positions_that_float64_cannot_tell_apart():
-    encoding = posenc.MixedRoPE(8, 2)
-    q, positions = random(1, 2, 3, 8), torch.zeros(3, 2, dtype=torch.int64)
-    positions[2] = 2**53
-    with pytest.raises(ValueError, match=r"2\^53"):
-        encoding(q, q, positions)
