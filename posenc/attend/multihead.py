@@ -134,8 +134,11 @@ class Attention(nn.Module):
         token_axis = -1 if axes == 1 else -2
         source, source_positions = x, positions
         if context is not None:
-            source, source_positions = context, check_embedded(
-                "Attention", context, context_positions, width, axes, name="context"
+            source, source_positions = (
+                context,
+                check_embedded(
+                    "Attention", context, context_positions, width, axes, name="context"
+                ),
             )
             if cache is not None and cache.length:  # it is all there: append nothing
                 source, source_positions = x[:, :0], source_positions.narrow(token_axis, 0, 0)

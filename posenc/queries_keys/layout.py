@@ -49,7 +49,7 @@ def convert_layout(
 
     Convert everything that touches the channels of q and k: projection weights, their biases, and
     the weights of q- and k-norms. v and o stay as they are. The number of heads follows from the
-    size, so grouped queries need nothing of their own.
+    size, so grouped queries need no special case.
 
     Args:
         weight: (num_heads * head_dim, in_features) as torch stores it, or a bias
