@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.embeddings.sinusoidal import Sinusoidal
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_embedded
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import at_least_float32
@@ -97,8 +98,9 @@ class Learned(PositionEncoding):
     def embed(
         self,
         x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Int[Tensor, "*#batch seq_len"],
+        positions: Integer[Tensor, "*#batch seq_len"],
     ) -> Float[Tensor, "*batch seq_len embed_dim"]:
+        positions = check_embedded("Learned", x, positions, self.weight.shape[1])
         if positions.is_floating_point():
             raise TypeError(f"Learned: positions must be integers, got {positions.dtype}.")
         check_rows("Learned", "position", positions, self.weight.shape[0])
@@ -108,7 +110,7 @@ class Learned(PositionEncoding):
     def forward(
         self,
         x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Int[Tensor, "*#batch seq_len"],
+        positions: Integer[Tensor, "*#batch seq_len"],
     ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         return self.embed(x, positions)
 

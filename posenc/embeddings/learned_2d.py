@@ -6,13 +6,14 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.embeddings.grow import interpolate_2d
 from posenc.embeddings.learned import check_rows
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_embedded
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import at_least_float32
@@ -92,8 +93,9 @@ class Learned2D(PositionEncoding):
     def embed(
         self,
         x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Int[Tensor, "*#batch seq_len 2"],
+        positions: Integer[Tensor, "*#batch seq_len 2"],
     ) -> Float[Tensor, "*batch seq_len embed_dim"]:
+        positions = check_embedded("Learned2D", x, positions, self.weight.shape[1], 2)
         if positions.is_floating_point():
             raise TypeError(f"Learned2D: positions must be integers, got {positions.dtype}.")
         placeless = (positions < 0).any(-1)
@@ -107,6 +109,6 @@ class Learned2D(PositionEncoding):
     def forward(
         self,
         x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Int[Tensor, "*#batch seq_len 2"],
+        positions: Integer[Tensor, "*#batch seq_len 2"],
     ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         return self.embed(x, positions)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_embedded
 from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import sinusoidal_frequencies
@@ -91,6 +92,7 @@ class Sinusoidal(PositionEncoding):
         x: Float[Tensor, "*batch seq_len embed_dim"],
         positions: Real[Tensor, "*#batch seq_len"],
     ) -> Float[Tensor, "*batch seq_len embed_dim"]:
+        positions = check_embedded("Sinusoidal", x, positions, self.embed_dim)
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
 

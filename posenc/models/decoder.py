@@ -71,7 +71,7 @@ class Decoder(Stack):
             mask: who may look at whom; replaces masks.causal, so combine it with that by `&`.
             length: the current length, for encodings whose frequencies depend on it.
         """
-        check_tokens("Decoder", tokens)
+        check_tokens("Decoder", tokens, self.config.vocab_size)
         check_caches("Decoder", caches, len(self.layers))
         x = self.hidden(
             self.tokens(tokens),

@@ -94,7 +94,7 @@ class EncoderDecoder(nn.Module):
             source_valid: (batch, source_len), False where the source is padding.
             length: the source's current length, for encodings whose frequencies depend on it.
         """
-        check_tokens("EncoderDecoder", source)
+        check_tokens("EncoderDecoder", source, self.config.vocab_size)
         if source_positions is None:
             source_positions = default_positions(source, 0, self.encoder.encoding)
         mask = masks.full if source_valid is None else masks.padding(source_valid)
@@ -150,7 +150,7 @@ class Conditioned:
         tokens may have a multiple of the source's rows: consecutive rows then share a source, as
         beams do.
         """
-        check_tokens("EncoderDecoder", tokens)
+        check_tokens("EncoderDecoder", tokens, self.model.config.vocab_size)
         num_layers = self.model.config.num_layers
         check_caches("EncoderDecoder", caches, 2 * num_layers)
         x = self.model.decoder.hidden(

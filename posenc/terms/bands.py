@@ -16,8 +16,9 @@ from posenc.terms.skew import Part, add_parts, shared_run, skew
 Table = Callable[[Tensor], Tensor]
 """From distances to (num_heads or 1, distances, width)."""
 
-TILE = 64
-"""Keys whose products with the table are made at a time."""
+QUERIES, KEYS = 128, 64
+"""Queries or keys whose products with the table are made at a time: each needs the vectors of as
+many distances more."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,12 @@ class Band:
     high: int
 
     def __getitem__(self, distances: tuple[int, int]) -> Tensor:
-        """`count` entries from `distance` on, in the order of the table."""
+        """`count` entries from `distance` on, in the order of the table; without the axis of heads
+        where they share the table, since that makes one product for all of them."""
         distance, count = distances
         start = (distance - self.first) * self.step
-        return self.values[:, start : start + count]
+        values = self.values[0] if len(self.values) == 1 else self.values
+        return values.narrow(-2, start, count)
 
     def near(self, shift: int, rows: int, keys: int) -> tuple[int, int]:
         """first, last: keys before `first` are at `high` or beyond for every query, those from
@@ -96,8 +99,7 @@ class Bands:
         k_ends = None
         if k_band is not None:
             assert k is not None
-            entries = torch.stack([k_band[end, 1] for end in (low, high)])
-            k_ends = entries.unsqueeze(1) @ k.mT
+            k_ends = torch.stack([k_band[end, 1] @ k.mT for end in (low, high)])
         return cls(kv_start, q_band, k_band, k_ends)
 
     def add(
@@ -117,7 +119,11 @@ class Bands:
         rows, keys = scores.shape[-2:]
         if self.for_q is not None:
             assert q is not None
-            scores = add_parts(scores, _of_queries(self.for_q, shift, rows, keys, q))
+            tiles = [
+                _of_queries(self.for_q, shift + i * QUERIES, keys, tile)
+                for i, tile in enumerate(q.split(QUERIES, 2))
+            ]
+            scores = add_parts(scores, *tiles, rows=QUERIES)
         if self.for_k is not None:
             assert k is not None and self.k_ends is not None
             first = run_start(kv_positions) - self.kv_start  # type: ignore[operator]
@@ -128,7 +134,13 @@ class Bands:
     def weigh(self, weights: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
         """sum over j of weights[i, j] * for_q[position_i - position_j]: (batch, num_heads, rows,
         width)."""
-        table, shift = self.for_q, _shift(q_positions, kv_positions)
+        shift = _shift(q_positions, kv_positions)
+        tiles = enumerate(weights.split(QUERIES, -2))
+        outs = [self._weigh(tile, shift + i * QUERIES) for i, tile in tiles]
+        return outs[0] if len(outs) == 1 else torch.cat(outs, -2)
+
+    def _weigh(self, weights: Tensor, shift: int) -> Tensor:
+        table = self.for_q
         assert table is not None
         rows, keys = weights.shape[-2:]
         first, last = table.near(shift, rows, keys)
@@ -150,7 +162,8 @@ def _shift(q_positions: Tensor, kv_positions: Tensor) -> int:
     return shift
 
 
-def _of_queries(table: Band, shift: int, rows: int, keys: int, q: Tensor) -> Iterator[Part]:
+def _of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]:
+    rows = q.shape[2]
     first, last = table.near(shift, rows, keys)
     if first:
         yield 0, first, q @ table[table.high, 1].mT
@@ -167,8 +180,8 @@ def _of_keys(
     first, last = table.near(shift, rows, keys)
     if first:
         yield 0, first, k_ends[1, ..., :first]
-    for start in range(first, last, TILE):
-        stop = min(start + TILE, last)
+    for start in range(first, last, KEYS):
+        stop = min(start + KEYS, last)
         rising = table[shift - stop + 1, stop - start + rows]
         yield start, stop, skew(k[:, :, start:stop] @ rising.mT, rows).mT
     if last < keys:

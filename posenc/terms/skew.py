@@ -37,15 +37,20 @@ Part = tuple[int, int, Tensor]
 """first, last and what is added to the columns between them."""
 
 
-def add_parts(scores: Tensor, parts: Iterable[Part]) -> Tensor:
-    """Scores with the parts, which cover all columns, in place."""
+def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -> Tensor:
+    """Scores with the parts, which cover all columns, in place; each of `tiles` is for so many
+    `rows`, one after the other."""
+    blocks = scores.split(rows or scores.shape[-2], -2)
     if not torch.is_grad_enabled():
-        for first, last, part in parts:
-            scores[..., first:last].add_(part)
+        for block, parts in zip(blocks, tiles, strict=True):
+            for first, last, part in parts:
+                block[..., first:last].add_(part)
         return scores
     # One addition: the gradient of one to a slice would be a copy of the whole.
-    shape = scores.shape[:-1]
+    added = [_joined(parts, block) for parts, block in zip(tiles, blocks, strict=True)]
+    return scores.add_(added[0] if len(added) == 1 else torch.cat(added, -2))
+
+
+def _joined(parts: Iterable[Part], like: Tensor) -> Tensor:
     ordered = sorted(parts, key=lambda part: part[0])
-    return scores.add_(
-        torch.cat([t.expand(*shape, last - first) for first, last, t in ordered], -1)
-    )
+    return torch.cat([t.expand(*like.shape[:-1], last - first) for first, last, t in ordered], -1)

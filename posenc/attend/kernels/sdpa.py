@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.attend.kernels import split, toeplitz, toeplitz_forward, toeplitz_gradients
+from posenc.attend.kernels import split, split_rows, toeplitz, toeplitz_forward, toeplitz_gradients
 from posenc.attend.kernels.cost import Cost
 from posenc.attend.problem import Problem
 from posenc.numbers.tracking import transformed
@@ -76,8 +76,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     if takes_blocks(problem):
         return toeplitz.run(problem)
     if problem.term is not None:
-        if is_plain_causal(problem) and split.refuse_rows(problem) is None:
-            return split.run_rows(problem), None
+        if is_plain_causal(problem) and split_rows.refuse(problem) is None:
+            return split_rows.run(problem), None
         return split.run_folded(problem, _kernel), None
     if is_plain_causal(problem):
         return _kernel(problem, 0, problem.q_len, causal=True), None
