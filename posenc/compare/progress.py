@@ -67,11 +67,11 @@ class LiveBars:
         self._show_all()
 
     def __enter__(self) -> LiveBars:
-        self.bars.__enter__()
+        self.bars.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.bars.__exit__(*exc)
+        self.bars.stop()
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
         seconds = self.paces.setdefault(trial, Pace(step)).seconds_per_step(step)
