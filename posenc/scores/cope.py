@@ -119,6 +119,9 @@ class CountedGates(Term):
         super().__init__(q, k)
         self.cope, self.scale = cope, cope.scale(cope.head_dim)
 
+    def held(self, needs_grad: bool) -> float:
+        return 9.0 if needs_grad else 1.0
+
     def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
         """From the last key to the first, where reading is free: once all counts are at their
         limit, no further gate is looked at."""

@@ -118,6 +118,10 @@ class Adapted(Term):
     def ready(self, rows: int, causal: bool) -> Adapted:
         return Adapted(self.q, self.k, self.inner.ready(rows, causal), self.dape)
 
+    def held(self, needs_grad: bool) -> float:
+        units, heads = self.dape.out.weight.shape[::-1]
+        return 3 * units / heads + 3
+
     def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
         bias = self._bias(scores, rows, keys)
         hidden_layer, out = self.dape.hidden, self.dape.out

@@ -127,6 +127,12 @@ class Network(Dense):
         )
         self.fire, self.dtype = fire, q.x.dtype
 
+    def held(self, needs_grad: bool) -> float:
+        if not needs_grad and self.fire.activation is F.relu:
+            return 1.0
+        units, heads = self.fire.out.weight.shape[::-1]
+        return 3 * units / heads
+
     def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
         if self.fire.activation is not F.relu or watched():
             return super().add(scores, rows, keys, mask)

@@ -34,6 +34,9 @@ class Chain(Term):
     def ready(self, rows: int, causal: bool) -> Chain:
         return Chain(self.q, self.k, [t.ready(rows, causal) for t in self.terms])
 
+    def held(self, needs_grad: bool) -> float:
+        return sum(term.held(needs_grad) for term in self.terms)
+
     def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
         for term in self.terms:
             scores = term.add(scores, rows, keys, mask)

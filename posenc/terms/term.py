@@ -62,6 +62,11 @@ class Term:
         copied.__dict__.update(self.__dict__)
         return copied
 
+    def held(self, needs_grad: bool) -> float:
+        """How many arrays of the scores' size `add` holds at most beside them, with what it keeps
+        for a backward pass: what `explain` says of memory is made of it."""
+        return 2.5
+
     def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
         """Scaled scores (batch, num_heads, rows, keys) with the term applied; it may write into
         them.
