@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding.base import PositionEncoding, check_heads
+from posenc.encoding.base import PositionEncoding, check_heads, require_encoding
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.scores.alibi import ALiBi
@@ -63,6 +63,7 @@ class DAPE(PositionEncoding):
 
     def __init__(self, inner: PositionEncoding, num_heads: int, *, mlp_width: int = 32) -> None:
         super().__init__()
+        inner = require_encoding("DAPE", inner)
         if inner.claims.places != (3,) or not inner.claims.additive:
             raise ValueError(
                 f"DAPE: inner must add the same bias to any scores and act nowhere else, "

@@ -62,10 +62,6 @@ class FIRE(PositionEncoding):
         self, num_heads: int, init_L: float = 512.0, *, mlp_width: int = 32, leaky: bool = False
     ) -> None:
         super().__init__()
-        if init_L <= 0 or mlp_width < 1:
-            raise ValueError(
-                f"FIRE: init_L and mlp_width must be positive, got {init_L} and {mlp_width}."
-            )
         self.init_L = init_L
         self.activation = F.leaky_relu if leaky else F.relu
         self.hidden = nn.Linear(1, mlp_width)
