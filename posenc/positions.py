@@ -86,7 +86,7 @@ class Remembered:
     tensor and its version.
     """
 
-    def __init__(self, positions: Tensor) -> None:
+    def __init__(self, positions: Shaped[Tensor, "..."]) -> None:
         on_cpu = positions.device.type == "cpu" and type(positions) is Tensor
         keep = on_cpu and not torch.compiler.is_compiling()
         start = _noted(positions)

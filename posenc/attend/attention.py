@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Real, Shaped
 from torch import Tensor
 
 from posenc.attend.cache import KVCache
@@ -57,16 +57,19 @@ def attention(
     v: Float[Tensor, "batch num_kv_heads kv_len v_dim"],
     encoding: PositionEncoding | None = None,
     *,
-    q_positions: Tensor,
-    kv_positions: Tensor,
-    q_state: Tensor | None = None,
-    kv_state: Tensor | None = None,
+    q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
+    kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
+    q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
+    kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
     mask: Mask | None = None,
     cache: KVCache | None = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
     impl: str = "auto",
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> (
+    Float[Tensor, "batch num_heads q_len v_dim"]
+    | tuple[Float[Tensor, "batch num_heads q_len v_dim"], Float[Tensor, "batch num_heads q_len"]]
+):
     """softmax(scale * q' k'^T + position, over visible keys) v, with every place of `encoding`
     applied.
 
@@ -106,15 +109,15 @@ def attention(
 
 
 def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Float[Tensor, "batch num_heads q_len head_dim"],
+    k: Float[Tensor, "batch num_kv_heads kv_len head_dim"],
+    v: Float[Tensor, "batch num_kv_heads kv_len v_dim"],
     encoding: PositionEncoding | None = None,
     *,
-    q_positions: Tensor,
-    kv_positions: Tensor,
-    q_state: Tensor | None = None,
-    kv_state: Tensor | None = None,
+    q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
+    kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
+    q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
+    kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
     mask: Mask | None = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,

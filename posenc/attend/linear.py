@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,22 +15,22 @@ from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rotation.base import Rotation
 
 
-def elu_feature(x: Tensor) -> Tensor:
+def elu_feature(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """elu(x) + 1, positive."""
     return F.elu(x) + 1
 
 
 def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Float[Tensor, "batch num_heads len head_dim"],
+    k: Float[Tensor, "batch num_heads len head_dim"],
+    v: Float[Tensor, "batch num_heads len v_dim"],
     rope: RoPE,
-    positions: Tensor,
+    positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
     *,
     causal: bool = True,
     feature: Callable[[Tensor], Tensor] = elu_feature,
     chunk_size: int = 128,
-) -> Tensor:
+) -> Float[Tensor, "batch num_heads len v_dim"]:
     """Linear attention with rotated features: O(len) in time and memory.
 
     out_i = sum_j (R_i f(q_i)) . (R_j f(k_j)) v_j / sum_j f(q_i) . f(k_j)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.attend.attention import attention
@@ -92,12 +92,20 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch q_len embed_dim"],
-        positions: Tensor,
+        positions: Real[Tensor, "#batch q_len *axes"] | Real[Tensor, "q_len *axes"],
         *,
-        context: Tensor | None = None,
-        context_positions: Tensor | None = None,
-        memory: Tensor | None = None,
-        memory_positions: Tensor | None = None,
+        context: Float[Tensor, "batch context_len embed_dim"] | None = None,
+        context_positions: (
+            Real[Tensor, "#batch context_len *context_axes"]
+            | Real[Tensor, "context_len *context_axes"]
+            | None
+        ) = None,
+        memory: Float[Tensor, "batch memory_len embed_dim"] | None = None,
+        memory_positions: (
+            Real[Tensor, "#batch memory_len *memory_axes"]
+            | Real[Tensor, "memory_len *memory_axes"]
+            | None
+        ) = None,
         cache: KVCache | None = None,
         mask: Mask | None = None,
         encoding: PositionEncoding | None = None,

@@ -7,6 +7,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 
 from posenc.encoding.arguments import checked
@@ -47,10 +48,10 @@ class Pass:
     True
     """
 
-    q_positions: Tensor
-    kv_positions: Tensor
+    q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"]
+    kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"]
     mask: Mask | None = None
-    q_factor: Tensor | None = None
+    q_factor: Float[Tensor, "*batch factors"] | None = None
 
 
 class PositionEncoding(nn.Module):
@@ -131,7 +132,11 @@ class PositionEncoding(nn.Module):
         embeddings, which the model has called."""
         return without_position(self.claims.num_axes) if self.claims.places == (1,) else self
 
-    def prepare(self, positions: Tensor, length: int | None = None) -> PositionEncoding:
+    def prepare(
+        self,
+        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
+        length: int | None = None,
+    ) -> PositionEncoding:
         """An encoding with the same answers, and with what depends on `positions` alone computed
         once.
 
@@ -145,12 +150,21 @@ class PositionEncoding(nn.Module):
         """What q @ k.mT is multiplied with, from the width before place 2."""
         return head_dim**-0.5
 
-    def passes(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
+    def passes(
+        self,
+        q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
+        kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
+    ) -> tuple[Pass, ...]:
         """The ordinary attentions that make up this one; their results are merged by
         log-sum-exp."""
         return (Pass(q_positions, kv_positions),)
 
-    def state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor | None:
+    def state(
+        self,
+        x: Float[Tensor, "batch seq_len embed_dim"],
+        positions: Real[Tensor, "#batch seq_len *axes"] | Real[Tensor, "seq_len *axes"],
+        past: Shaped[Tensor, "batch heads past_len *state"] | None = None,
+    ) -> Shaped[Tensor, "batch heads seq_len *state"] | None:
         """What places 2 and 3 need to know of each token, (batch, heads, len, ...), cached beside
         k and v.
 
@@ -158,11 +172,20 @@ class PositionEncoding(nn.Module):
         """
         return None
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def embed(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Real[Tensor, "*#batch seq_len"] | Real[Tensor, "*#batch seq_len axes"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         """Place 1: embeddings."""
         return x
 
-    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+    def transform(
+        self, q: Tokens, k: Tokens
+    ) -> tuple[
+        Float[Tensor, "batch num_heads {len(q)} width"],
+        Float[Tensor, "batch num_kv_heads {len(k)} width"],
+    ]:
         """Place 2: queries and keys. May widen both. With a cache, k are the new tokens only,
         unless the encoding claims needs_raw_k."""
         assert q.x is not None and k.x is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding, check_heads
@@ -31,7 +32,7 @@ class DistanceBias(PositionEncoding):
 
     claims = Claims(places=(3,), source="see the subclass")
 
-    def bias(self, distance: Tensor) -> Tensor:
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         """(num_heads, *distance.shape), in logits, for distances in tokens, positive for the past.
 
         `distance` is integer or real, of any shape; the result is in float32, in float64 where
@@ -39,12 +40,20 @@ class DistanceBias(PositionEncoding):
         """
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
-    def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    def forward(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
         batched positions."""
         return self.dense(*check_distances(type(self).__name__, q_positions, kv_positions))
 
-    def dense(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    def dense(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """What forward gives, for positions that are known to be good."""
         values = self.bias(distances(q_positions, kv_positions))
         return values if values.ndim == 3 else values.movedim(0, 1)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn, Self
 
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding, require_encoding
@@ -96,16 +97,28 @@ class PerLayer(PositionEncoding):
             )
         return members[index % len(members)].for_layer(index)
 
-    def prepare(self, positions: Tensor, length: int | None = None) -> Self:
+    def prepare(
+        self,
+        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
+        length: int | None = None,
+    ) -> Self:
         ready = {e: e.prepare(positions, length) for e in dict.fromkeys(self.members)}
         prepared = self.shallow_copy()
         prepared._ready = tuple(ready[e] for e in self.members)
         return prepared
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def embed(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Real[Tensor, "*#batch seq_len"] | Real[Tensor, "*#batch seq_len axes"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         return self.members[0].embed(x, positions)
 
-    def passes(self, q_positions: Tensor, kv_positions: Tensor) -> NoReturn:
+    def passes(
+        self,
+        q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
+        kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
+    ) -> NoReturn:
         raise ValueError(
             f"{type(self).__name__}: layers differ, so attention needs one layer's encoding: "
             "pass encoding.for_layer(i)."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxtyping import Real
 from torch import Tensor
 
 from posenc.encoding.base import Pass, PositionEncoding
@@ -35,6 +36,10 @@ class Within(PositionEncoding):
         self.mask = mask
         self.claims = replace(self.claims, shift_invariant=mask.exact)
 
-    def passes(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
+    def passes(
+        self,
+        q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
+        kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
+    ) -> tuple[Pass, ...]:
         mask = self.mask.bind(q_positions, kv_positions)
         return (Pass(q_positions, kv_positions, mask),)

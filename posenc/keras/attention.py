@@ -12,7 +12,6 @@ from posenc.keras.layer import (
     deserialized,
     distances,
     ops,
-    serialized,
     token_positions,
     wide,
 )
@@ -200,13 +199,3 @@ class PositionAwareAttention(PositionLayer):
 
     def compute_output_shape(self, x_shape, context_shape=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         return x_shape
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "num_kv_heads": self.num_kv_heads,
-            "encoding": serialized(self.encoding),
-            "head_dim": self.head_dim,
-            "use_bias": self.use_bias,
-        }

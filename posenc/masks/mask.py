@@ -20,12 +20,12 @@ Predicate = Callable[["Sight"], Tensor]
 class Sight:
     """What a predicate may look at: FlexAttention's four indices and the positions of the pair."""
 
-    batch: Tensor
-    head: Tensor
-    q_idx: Tensor
-    kv_idx: Tensor
-    q_position: Tensor
-    kv_position: Tensor
+    batch: Int[Tensor, "..."]
+    head: Int[Tensor, "..."]
+    q_idx: Int[Tensor, "..."]
+    kv_idx: Int[Tensor, "..."]
+    q_position: Real[Tensor, "..."]
+    kv_position: Real[Tensor, "..."]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Read:
     """A tensor that a predicate looks at, and what its axes count: "batch", "q_len", "kv_len"."""
 
     name: str
-    tensor: Tensor
+    tensor: Shaped[Tensor, "..."]
     axes: tuple[str, ...]
 
 
@@ -63,8 +63,8 @@ class Mask:
     causal: bool = False
     window: int | None = None
     exact: bool = False
-    q_positions: Tensor | None = None
-    kv_positions: Tensor | None = None
+    q_positions: Real[Tensor, "*q_batch q_len"] | None = None
+    kv_positions: Real[Tensor, "*kv_batch kv_len"] | None = None
     reads: tuple[Read, ...] = ()
     _last: dict[tuple, Tensor] = field(default_factory=dict, init=False, repr=False)
 

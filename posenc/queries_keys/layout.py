@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 
 def layout_permutation(
     head_dim: int, rotary_dim: int | None = None, *, to: Literal["half_split", "interleaved"]
-) -> Tensor:
+) -> Int[Tensor, " {head_dim}"]:
     """For each channel of a head in the new layout, its index in the old one: (head_dim,).
 
     Pair t is (2t, 2t+1) if interleaved, (t, t + rotary_dim/2) if half-split; channels from
@@ -35,13 +36,13 @@ def layout_permutation(
 
 
 def convert_layout(
-    weight: Tensor,
+    weight: Shaped[Tensor, "*shape"],
     head_dim: int,
     *,
     to: Literal["half_split", "interleaved"],
     rotary_dim: int | None = None,
     dim: int = 0,
-) -> Tensor:
+) -> Shaped[Tensor, "*shape"]:
     """Permute the output channels of a query or key weight from one layout to the other.
 
     weight'[h * head_dim + c] = weight[h * head_dim + permutation[c]]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from posenc.queries_keys.rope import RoPE
@@ -91,7 +92,7 @@ def mrope_positions(
     segments: Sequence[int | tuple[int, int, int]],
     start: int = 0,
     device: torch.device | None = None,
-) -> Tensor:
+) -> Int[Tensor, "len 3"]:
     """Positions (len, 3) of text runs (their length) and grids (time, height, width) in a row.
 
     A grid starts at one past the largest component so far, and so does the text after it.

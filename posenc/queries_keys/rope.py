@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, Self
 
 import torch
+from jaxtyping import Real
 from torch import Tensor
 
 from posenc.encoding.shape import ModelShape
@@ -143,7 +144,11 @@ class RoPE(Rotation):
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) * (1 if self.scaling is None else self.scaling.logit_scale)
 
-    def prepare(self, positions: Tensor, length: int | None = None) -> Self:
+    def prepare(
+        self,
+        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
+        length: int | None = None,
+    ) -> Self:
         if length is None or self.claims.cache_safe:
             return super().prepare(positions)
         stretched = self.shallow_copy()

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.numbers.device_copies import Constants
@@ -86,7 +87,11 @@ class XPos(Rotation):
         room = math.log(largest / _HEADROOM)
         return int(room / -self._decay.values[0])
 
-    def prepare(self, positions: Tensor, length: int | None = None) -> XPos:
+    def prepare(
+        self,
+        positions: Real[Tensor, "#batch len"] | Real[Tensor, " len"],
+        length: int | None = None,
+    ) -> XPos:
         prepared = super().prepare(positions)
         prepared._faded = tuple(
             (Remembered(positions), sign, *prepared._faded_tables(positions, torch.float32, sign))
@@ -94,7 +99,12 @@ class XPos(Rotation):
         )
         return prepared
 
-    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+    def transform(
+        self, q: Tokens, k: Tokens
+    ) -> tuple[
+        Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
+        Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
+    ]:
         out = []
         for tokens, sign in ((q, 1), (k, -1)):
             x = tokens.x

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.encoding.distance_bias import DistanceBias
@@ -94,7 +95,7 @@ class ALiBi(DistanceBias):
             with torch.no_grad():
                 self.log_slopes.copy_(torch.tensor(self.slopes, dtype=torch.float64).log())
 
-    def bias(self, distance: Tensor) -> Tensor:
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         signed = real(distance)
         bias = -per_head(self._slope(signed), signed) * signed.abs()
         if self._sides is None:

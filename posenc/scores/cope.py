@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding, check_head_dim
@@ -96,7 +97,12 @@ class CoPE(PositionEncoding):
         if self.gate_key is not None:
             self.gate_key.reset_parameters()
 
-    def state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor | None:
+    def state(
+        self,
+        x: Float[Tensor, "batch seq_len embed_dim"],
+        positions: Real[Tensor, "#batch seq_len"] | Real[Tensor, " seq_len"],
+        past: Float[Tensor, "batch num_kv_heads past_len head_dim"] | None = None,
+    ) -> Float[Tensor, "batch num_kv_heads seq_len head_dim"] | None:
         if self.gate_key is None:
             return None
         return self.gate_key(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -122,7 +128,13 @@ class CountedGates(Term):
     def held(self, needs_grad: bool) -> float:
         return 9.0 if needs_grad else 1.0
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         """From the last key to the first, where reading is free: once all counts are at their
         limit, no further gate is looked at."""
         cope, q = self.cope, self.q[rows].x

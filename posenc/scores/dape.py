@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -98,7 +99,12 @@ class DAPE(PositionEncoding):
     def scale(self, head_dim: int) -> float:
         return self.inner.scale(head_dim)
 
-    def state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor | None:
+    def state(
+        self,
+        x: Float[Tensor, "batch seq_len embed_dim"],
+        positions: Real[Tensor, "#batch seq_len *axes"] | Real[Tensor, "seq_len *axes"],
+        past: Shaped[Tensor, "batch heads past_len *state"] | None = None,
+    ) -> Shaped[Tensor, "batch heads seq_len *state"] | None:
         return self.inner.state(x, positions, past)
 
     def term(self, q: Tokens, k: Tokens) -> Adapted:
@@ -123,7 +129,13 @@ class Adapted(Term):
         units, heads = self.dape.out.weight.shape[::-1]
         return 3 * units / heads + 3
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         bias = self._bias(scores, rows, keys)
         hidden_layer, out = self.dape.hidden, self.dape.out
         for_scores, for_bias = hidden_layer.weight.to(scores.dtype).chunk(2, dim=1)

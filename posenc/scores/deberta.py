@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -130,7 +131,7 @@ class DeBERTa(PositionEncoding):
             )
         self._attention_projections = (q_proj, k_proj)
 
-    def bucket(self, distance: Tensor) -> Tensor:
+    def bucket(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
         """Signed buckets of integer distances (positive: the past); the distance itself without
         buckets."""
         if self.num_buckets is None:
@@ -143,7 +144,7 @@ class DeBERTa(PositionEncoding):
         far = middle + torch.bucketize(size.contiguous(), edges)
         return torch.where(size <= middle, distance, far * distance.sign())
 
-    def row(self, distance: Tensor) -> Tensor:
+    def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
         """The row of the table for each distance."""
         return (self.bucket(distance) + self.span).clamp(0, 2 * self.span - 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -80,20 +81,31 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.c, 0.1)
         nn.init.constant_(self.multiplier, 1.0)
 
-    def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    def forward(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
         batched positions."""
         return self.of_share(
             self.share(*check_distances("FIRE", q_positions, kv_positions), q_positions.dtype)
         )
 
-    def of_share(self, share: Tensor) -> Tensor:
+    def of_share(
+        self, share: Float[Tensor, "*batch q_len kv_len"]
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """What the network makes of `share`: (num_heads, q_len, kv_len), or with a batch before."""
         with without_autocast(share.device):
             hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, share.dtype)))
             return F.linear(hidden, *_as(self.out, share.dtype)).movedim(-1, -3)
 
-    def share(self, q_positions: Tensor, kv_positions: Tensor, like: torch.dtype) -> Tensor:
+    def share(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+        like: torch.dtype,
+    ) -> Float[Tensor, "*batch q_len kv_len"]:
         """What the network reads for each pair: (q_len, kv_len) or (batch, q_len, kv_len), in
         float32, or in float64 where `like` or the parameters are."""
         double = torch.float64 in (like, q_positions.dtype, self.c.dtype)
@@ -129,7 +141,13 @@ class Network(Dense):
         units, heads = self.fire.out.weight.shape[::-1]
         return 3 * units / heads
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         if self.fire.activation is not F.relu or watched():
             return super().add(scores, rows, keys, mask)
         share = self.fire.share(self.q[rows].positions, self.k[keys].positions, self.dtype)

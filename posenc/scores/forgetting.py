@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -82,7 +83,12 @@ class FoX(PositionEncoding):
         nn.init.normal_(self.gate.weight, std=0.02)
         nn.init.constant_(self.gate.bias, self.bias_init)
 
-    def state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor:
+    def state(
+        self,
+        x: Float[Tensor, "batch seq_len embed_dim"],
+        positions: Real[Tensor, "#batch seq_len"] | Real[Tensor, " seq_len"],
+        past: Float[Tensor, "batch num_heads past_len *ways"] | None = None,
+    ) -> Float[Tensor, "batch num_heads seq_len *ways"]:
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):
             gate = F.linear(x.to(dtype), self.gate.weight.to(dtype), self.gate.bias.to(dtype))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.encoding.distance_bias import DistanceBias
@@ -52,7 +53,7 @@ class Kerple(DistanceBias):
         for r, high in zip((self.r1, self.r2), KERPLE_STARTS[self.form], strict=True):
             nn.init.uniform_(r, 0, high)
 
-    def bias(self, distance: Tensor) -> Tensor:
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         distance = real(distance).abs()
         r1 = per_head(_bounded(self.r1), distance)
         if self.form == "log":

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.encoding.distance_bias import DistanceBias
@@ -55,14 +56,18 @@ class Sandwich(DistanceBias):
         self.offset = first * dim / 2
         self._shares = Constants([num_heads / (8 * h) for h in range(1, num_heads + 1)])
 
-    def bias(self, distance: Tensor) -> Tensor:
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         parts = distance.flatten().split(CHUNK)
         dtype = real(distance).dtype
         cosines = (self.angles.reduced(part).to(dtype).cos() for part in parts)
         total = torch.cat([part.sum(-1, dtype=torch.float64) for part in cosines])
         return self._shared(total.view(distance.shape), dtype)
 
-    def dense(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    def dense(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """cos(a - b) = cos a cos b + sin a sin b: one product in place of a cosine per pair."""
         q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from posenc.encoding.distance_bias import DistanceBias
@@ -79,12 +80,12 @@ class T5Bias(DistanceBias):
     def scale(self, head_dim: int) -> float:
         return 1.0
 
-    def bucket(self, distance: Tensor) -> Tensor:
+    def bucket(self, distance: Real[Tensor, "*where"]) -> Int[Tensor, "*where"]:
         """The row of the table for each distance (positive: the past)."""
         near = distance.abs() if self.bidirectional else distance.clamp(min=0)
         bucket = torch.bucketize(near.contiguous(), self._edges.like(near), right=True)
         return bucket + (len(self.edges) + 1) * (distance < 0) if self.bidirectional else bucket
 
-    def bias(self, distance: Tensor) -> Tensor:
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         dtype = torch.promote_types(self.weight.dtype, real(distance).dtype)
         return self.weight.to(dtype).T[:, self.bucket(distance)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.positions import distances
@@ -35,9 +36,9 @@ class ByDistance(Term):
         q: Tokens,
         k: Tokens,
         ends: tuple[int, int] | None,
-        q_vectors: Tensor | None = None,
+        q_vectors: Float[Tensor, "batch num_heads {len(q)} q_width"] | None = None,
         for_q: Table | None = None,
-        k_vectors: Tensor | None = None,
+        k_vectors: Float[Tensor, "batch num_heads {len(k)} k_width"] | None = None,
         for_k: Table | None = None,
     ) -> None:
         super().__init__(q, k)
@@ -70,7 +71,13 @@ class ByDistance(Term):
             ready._all_k = None if self.for_k is None else self.for_k(distance)
         return ready
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         q = None if self.q_vectors is None else self.q_vectors[:, :, rows]
         k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
         where = self.q[rows].positions, self.k[keys].positions

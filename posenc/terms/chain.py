@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.terms.term import ScoreMod, Term
@@ -37,7 +38,13 @@ class Chain(Term):
     def held(self, needs_grad: bool) -> float:
         return sum(term.held(needs_grad) for term in self.terms)
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         for term in self.terms:
             scores = term.add(scores, rows, keys, mask)
         return scores

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Self
 
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.terms.tokens import Tokens
@@ -67,7 +68,13 @@ class Term:
         for a backward pass: what `explain` says of memory is made of it."""
         return 2.5
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         """Scaled scores (batch, num_heads, rows, keys) with the term applied; it may write into
         them.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from jaxtyping import Float, Real, Shaped
 from torch import Tensor
 
 from posenc.positions import part
@@ -29,11 +30,11 @@ class Tokens:
     tensor([2, 3, 4])
     """
 
-    x: Tensor | None
-    positions: Tensor
-    state: Tensor | None = None
+    x: Float[Tensor, "batch heads len width"] | None
+    positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
+    state: Shaped[Tensor, "batch state_heads len *state"] | None = None
     num_axes: int = 1
-    true_positions: Tensor | None = None
+    true_positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"] | None = None
 
     def __getitem__(self, span: slice) -> Tokens:
         true = self.true_positions
@@ -53,6 +54,6 @@ class Tokens:
             return positions[..., span, :]
         return part(positions, span.start or 0, len(self) if span.stop is None else span.stop)
 
-    def given(self, x: Tensor | None) -> Tokens:
+    def given(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> Tokens:
         """The same tokens with other vectors."""
         return replace(self, x=x)

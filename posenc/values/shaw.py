@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Self
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding, check_head_dim
@@ -69,7 +70,7 @@ class Shaw(PositionEncoding):
         if self.value_table is not None:
             nn.init.xavier_uniform_(self.value_table)
 
-    def row(self, distance: Tensor) -> Tensor:
+    def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
         """The row of the tables for each distance (positive: the past)."""
         return self.max_distance - distance.clamp(-self.max_distance, self.max_distance)
 
