@@ -72,7 +72,10 @@ class Learned2D(PositionEncoding):
 
     def reset_parameters(self) -> None:
         std = self.init_std
-        nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+        if std:
+            nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+        else:
+            nn.init.zeros_(self.weight)
 
     def resize(
         self, height: int, width: int, *, align_corners: bool = False, antialias: bool = False

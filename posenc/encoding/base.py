@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 
+from posenc.encoding.arguments import checked
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.terms.term import Term
@@ -85,6 +86,8 @@ class PositionEncoding(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
         for old, new in _RENAMED.items():
             if old in vars(cls):
                 raise TypeError(f"{cls.__name__}.{old}: define {new} instead.")

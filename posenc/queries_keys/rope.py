@@ -89,6 +89,11 @@ class RoPE(Rotation):
         self._traced_length: int | None = None
         self._unscaled: Angles | None = None
         if scaling is not None:
+            if not isinstance(scaling, Scaling):
+                raise TypeError(
+                    f"{name}: scaling must be a method such as YaRN(4.0, 4096), or None, "
+                    f"got {scaling!r}."
+                )
             self._recipe = recipe(rotary_dim, rope_theta, scaling)
             if scaling.exempt_tokens:
                 self._unscaled = Angles(inverse_frequencies(rotary_dim, rope_theta))

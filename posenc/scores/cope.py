@@ -125,6 +125,9 @@ class CountedGates(Term):
         super().__init__(q, k)
         self.cope, self.scale = cope, cope.scale(cope.head_dim)
 
+    def held(self, needs_grad: bool) -> float:
+        return 9.0 if needs_grad else 1.0
+
     def add(
         self,
         scores: Float[Tensor, "batch num_heads rows keys"],

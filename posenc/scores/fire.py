@@ -63,10 +63,6 @@ class FIRE(PositionEncoding):
         self, num_heads: int, init_L: float = 512.0, *, mlp_width: int = 32, leaky: bool = False
     ) -> None:
         super().__init__()
-        if init_L <= 0 or mlp_width < 1:
-            raise ValueError(
-                f"FIRE: init_L and mlp_width must be positive, got {init_L} and {mlp_width}."
-            )
         self.init_L = init_L
         self.activation = F.leaky_relu if leaky else F.relu
         self.hidden = nn.Linear(1, mlp_width)
@@ -138,6 +134,12 @@ class Network(Dense):
             q, k, lambda q, k: fire.of_share(fire.share(q.positions, k.positions, self.dtype))
         )
         self.fire, self.dtype = fire, q.x.dtype
+
+    def held(self, needs_grad: bool) -> float:
+        if not needs_grad and self.fire.activation is F.relu:
+            return 1.0
+        units, heads = self.fire.out.weight.shape[::-1]
+        return 3 * units / heads
 
     def add(
         self,

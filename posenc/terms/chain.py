@@ -35,6 +35,9 @@ class Chain(Term):
     def ready(self, rows: int, causal: bool) -> Chain:
         return Chain(self.q, self.k, [t.ready(rows, causal) for t in self.terms])
 
+    def held(self, needs_grad: bool) -> float:
+        return sum(term.held(needs_grad) for term in self.terms)
+
     def add(
         self,
         scores: Float[Tensor, "batch num_heads rows keys"],

@@ -64,6 +64,11 @@ class Term:
         copied.__dict__.update(self.__dict__)
         return copied
 
+    def held(self, needs_grad: bool) -> float:
+        """How many arrays of the scores' size `add` holds at most beside them, with what it keeps
+        for a backward pass: what `explain` says of memory is made of it."""
+        return 2.5
+
     def add(
         self,
         scores: Float[Tensor, "batch num_heads rows keys"],
