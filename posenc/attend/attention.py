@@ -144,7 +144,7 @@ def explain(
         t.numel() * t.element_size() * (1 if t.shape == own.shape else 2)
         for problem in problems
         for t, own in ((problem.q, request.queries.x), (problem.k, request.new.x))
-        if t is not own  # what place 2 makes, by way of more where it widens
+        if own is not None and t is not own  # what place 2 makes, by way of more where it widens
     )
     if len(plans) > 1:  # each has a result, until they are merged
         extra += 2 * len(plans) * problems[0].q.numel() * problems[0].q.element_size()
