@@ -39,7 +39,9 @@ def list_encodings(
     elif markdown:
         print(_markdown(rows))
     else:
-        _print_table(rows)
+        from posenc.report.console import print_table, stdout
+
+        print_table(stdout(160), _HEADINGS, map(_cells, rows), overflow="fold")
 
 
 def encodings() -> list[dict[str, Any]]:
@@ -104,19 +106,3 @@ def _markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(
         "| " + " | ".join(c.replace("|", r"\|") for c in line) + " |" for line in lines
     )
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table()
-    for heading in _HEADINGS:
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, _cells(row)))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(table)

@@ -9,7 +9,7 @@ tensor([0, 1, 2, 0, 1])
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int, Real, Shaped
+from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
 
@@ -32,6 +32,16 @@ def one_row(positions: Shaped[Tensor, "1 len *axes"]) -> Shaped[Tensor, "len *ax
     """The only row of positions, marked as a run if `positions` are."""
     start = _noted(positions)
     return positions[0] if start is None else _mark(positions[0], start)
+
+
+def join(
+    first: Real[Tensor, "..."], second: Real[Tensor, "..."], axis: int, batch: int
+) -> Real[Tensor, "..."]:
+    """Two stretches of positions, one after the other along `axis`; where only one of them is
+    batched, the other serves all `batch` rows."""
+    ndim = max(first.ndim, second.ndim)
+    both = [t if t.ndim == ndim else t.expand(batch, *t.shape) for t in (first, second)]
+    return torch.cat(both, dim=axis)
 
 
 def run_start(positions: Real[Tensor, "..."]) -> int | None:
@@ -76,7 +86,7 @@ class Remembered:
     tensor and its version.
     """
 
-    def __init__(self, positions: Tensor) -> None:
+    def __init__(self, positions: Shaped[Tensor, "..."]) -> None:
         on_cpu = positions.device.type == "cpu" and type(positions) is Tensor
         keep = on_cpu and not torch.compiler.is_compiling()
         start = _noted(positions)
@@ -122,6 +132,17 @@ def distances(
     """
     check_flat(q_positions, kv_positions)
     return q_positions[..., :, None] - kv_positions[..., None, :]
+
+
+def in_double(
+    q_positions: Real[Tensor, "*q_batch q_len"], kv_positions: Real[Tensor, "*kv_batch kv_len"]
+) -> tuple[Float[Tensor, "*q_batch q_len"], Float[Tensor, "*kv_batch kv_len"]]:
+    """Both in float64 and counted from the first key: distances stay, and far positions keep
+    their neighbours."""
+    if q_positions.is_floating_point() or kv_positions.is_floating_point():
+        q_positions, kv_positions = q_positions.double(), kv_positions.double()
+    origin = kv_positions.reshape(-1)[:1].sum()  # 0 where there is none
+    return (q_positions - origin).double(), (kv_positions - origin).double()
 
 
 def check_flat(

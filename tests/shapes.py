@@ -72,16 +72,21 @@ def is_checked(function: Any) -> bool:
     return getattr(function, "checked", False)
 
 
+def inner(value: Any) -> Any:
+    """The function of a class or static method or of a property; anything else as it is."""
+    return value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+
+
 def check_module(module: ModuleType) -> None:
-    """Replace what the module defines by its checked form: functions, and methods of classes."""
+    """Replace what the module defines by its checked form: functions, methods and properties."""
     for owner in [module, *vars(module).values()]:
         if owner is module or (inspect.isclass(owner) and owner.__module__ == module.__name__):
             for name, value in list(vars(owner).items()):
-                inner = getattr(value, "__func__", value)  # of class and static methods
-                mine = isinstance(inner, FunctionType) and inner.__module__ == module.__name__
-                if mine and has_shapes(inner):
-                    wrapped = checked(inner)
-                    setattr(owner, name, wrapped if inner is value else type(value)(wrapped))
+                function = inner(value)
+                mine = isinstance(function, FunctionType) and function.__module__ == module.__name__
+                if mine and has_shapes(function):
+                    wrapped = checked(function)
+                    setattr(owner, name, wrapped if function is value else type(value)(wrapped))
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

@@ -12,7 +12,6 @@ import posenc
 
 PUBLIC = [*posenc.__all__, *posenc._MODULES]
 ELSEWHERE = {"keras"}  # in tests/keras, in a process of its own
-PENDING = {"compare", "extend", "hf"}
 
 
 def run(documented: object, name: str) -> doctest.TestResults:
@@ -24,7 +23,7 @@ def run(documented: object, name: str) -> doctest.TestResults:
     return doctest.DocTestRunner(verbose=False).run(test)
 
 
-@pytest.mark.parametrize("name", sorted({*PUBLIC} - ELSEWHERE - PENDING))
+@pytest.mark.parametrize("name", sorted({*PUBLIC} - ELSEWHERE))
 def test_example(name: str):
     failed, tried = run(getattr(posenc, name), name)
     assert tried > 0, f"posenc.{name} has no example"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
+from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
+
+from posenc.positions import join
 
 
 class KVCache:
@@ -77,14 +79,19 @@ class KVCache:
 
     def append(
         self,
-        k: Tensor,
-        v: Tensor,
-        positions: Tensor,
-        state: Tensor | None = None,
+        k: Float[Tensor, "batch num_kv_heads new width"],
+        v: Float[Tensor, "batch num_kv_heads new v_width"],
+        positions: Real[Tensor, "#batch new *axes"] | Real[Tensor, "new *axes"],
+        state: Shaped[Tensor, "batch state_heads new *state"] | None = None,
         *,
         position_axis: int = -1,
         keep_last_state: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    ) -> tuple[
+        Float[Tensor, "batch num_kv_heads {self.length} width"],
+        Float[Tensor, "batch num_kv_heads {self.length} v_width"],
+        Real[Tensor, "#batch {self.length} *axes"] | Real[Tensor, "{self.length} *axes"],
+        Shaped[Tensor, "batch state_heads stored *state"] | None,
+    ]:
         """Store new keys, values (batch, num_kv_heads, new, width), their positions and state.
 
         Returns everything stored, old and new.
@@ -108,27 +115,20 @@ class KVCache:
         if self.positions is None:
             self.positions = positions
         else:
-            old, new = self.positions, positions
-            if old.ndim != new.ndim:  # shared positions meet batched ones
-                batch = k.shape[0]
-                old, new = (
-                    t if t.ndim == max(old.ndim, new.ndim) else t.expand(batch, *t.shape)
-                    for t in (old, new)
-                )
-            self.positions = torch.cat([old, new], dim=position_axis)
+            self.positions = join(self.positions, positions, position_axis, k.shape[0])
         self.length = end
         return self.k, self.v, self.positions, self.state
 
     @property
-    def k(self) -> Tensor:
+    def k(self) -> Float[Tensor, "batch num_kv_heads {self.length} width"]:
         return self._buffers["k"][:, :, : self.length]
 
     @property
-    def v(self) -> Tensor:
+    def v(self) -> Float[Tensor, "batch num_kv_heads {self.length} v_width"]:
         return self._buffers["v"][:, :, : self.length]
 
     @property
-    def state(self) -> Tensor | None:
+    def state(self) -> Shaped[Tensor, "batch state_heads stored *state"] | None:
         if self._last_state is not None:
             return self._last_state
         buffer = self._buffers.get("state")
@@ -141,7 +141,7 @@ class KVCache:
         held += [] if self._last_state is None else [self._last_state]
         return sum(t.numel() * t.element_size() for t in held)
 
-    def reorder(self, rows: Tensor) -> None:
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the batch rows `rows` in that order, as beam search needs."""
         self._buffers = {name: b.index_select(0, rows) for name, b in self._buffers.items()}
         if self._last_state is not None:
@@ -159,3 +159,9 @@ class KVCache:
                 grown[:, :, : self.length] = buffer[:, :, : self.length]
             self._buffers[name] = buffer = grown
         buffer[:, :, self.length : end] = new
+
+
+def check_cache(owner: str, cache: object) -> None:
+    """Raise TypeError for what is neither a KVCache nor None."""
+    if cache is not None and not isinstance(cache, KVCache):
+        raise TypeError(f"{owner}: cache must be a KVCache, got {type(cache).__name__}.")

@@ -1,33 +1,36 @@
-"""RoPE for linear attention: a function, since there are no scores to be encoded."""
+"""RoPE for linear attention: a function, since linear attention has no scores to change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.encoding.boundary import check_vectors
 from posenc.numbers.precision import at_least_float32
 from posenc.queries_keys.rope import RoPE
+from posenc.queries_keys.rotation.base import Rotation
 
 
-def elu_feature(x: Tensor) -> Tensor:
+def elu_feature(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """elu(x) + 1, positive."""
     return F.elu(x) + 1
 
 
 def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Float[Tensor, "batch num_heads len head_dim"],
+    k: Float[Tensor, "batch num_heads len head_dim"],
+    v: Float[Tensor, "batch num_heads len v_dim"],
     rope: RoPE,
-    positions: Tensor,
+    positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
     *,
     causal: bool = True,
     feature: Callable[[Tensor], Tensor] = elu_feature,
     chunk_size: int = 128,
-) -> Tensor:
+) -> Float[Tensor, "batch num_heads len v_dim"]:
     """Linear attention with rotated features: O(len) in time and memory.
 
     out_i = sum_j (R_i f(q_i)) . (R_j f(k_j)) v_j / sum_j f(q_i) . f(k_j)
@@ -36,7 +39,8 @@ def linear_attention(
 
     Args:
         rope: the rotation R, of the head's size.
-        positions: (len) or (batch, len); causal attention follows the order in memory.
+        positions: (len) or (batch, len), as `rope` takes them; causal attention follows the order
+            in memory.
         causal: sum over j <= i; False: over all j.
         feature: a positive map of the channels, f.
         chunk_size: tokens handled at once in the causal form.
@@ -51,6 +55,13 @@ def linear_attention(
     >>> posenc.linear_attention(q, k, v, rope, torch.arange(6)).shape
     torch.Size([1, 4, 6, 16])
     """
+    check_vectors("linear_attention", q=q, k=k, v=v)
+    if not isinstance(rope, Rotation):
+        raise TypeError(
+            f"linear_attention: rope must be a rotation, such as RoPE, got {type(rope).__name__}."
+        )
+    if chunk_size < 1:
+        raise ValueError(f"linear_attention: chunk_size must be at least 1, got {chunk_size}.")
     if q.shape != k.shape or q.shape[:3] != v.shape[:3]:
         raise ValueError(
             "linear_attention: q and k must have one shape, and v their batch, heads and length, "
@@ -65,7 +76,7 @@ def linear_attention(
     state = values.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
     norm = values.new_zeros(*q.shape[:2], q.shape[-1], 1)
     out = []
-    for start in range(0, q.shape[2], chunk_size):
+    for start in range(0, max(1, q.shape[2]), chunk_size):
         part = slice(start, start + chunk_size)
         nq, nk = fq[:, :, part], fk[:, :, part]
         rq, rk, rv = rotated_q[:, :, part], rotated_k[:, :, part], values[:, :, part]

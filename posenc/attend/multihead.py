@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.attend.attention import attention
-from posenc.attend.cache import KVCache
+from posenc.attend.cache import KVCache, check_cache
 from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_encoding
+from posenc.encoding.boundary import check_embedded, check_encoding
 from posenc.masks import Mask
+from posenc.positions import join
 
 Projections = Literal["separate", "k=v", "q=k", "none"]
 
@@ -59,6 +60,14 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        for name, size in (
+            ("embed_dim", embed_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads),
+            ("head_dim", 1 if head_dim is None else head_dim),
+        ):  # fmt: skip
+            if size < 1:
+                raise ValueError(f"Attention: {name} must be at least 1, got {size}.")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"Attention: dropout must be at least 0 and below 1, got {dropout}.")
         if (head_dim is None and embed_dim % num_heads) or num_heads % num_kv_heads:
             raise ValueError(
                 "Attention: num_heads must divide embed_dim and num_kv_heads divide num_heads, got "
@@ -83,12 +92,20 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch q_len embed_dim"],
-        positions: Tensor,
+        positions: Real[Tensor, "#batch q_len *axes"] | Real[Tensor, "q_len *axes"],
         *,
-        context: Tensor | None = None,
-        context_positions: Tensor | None = None,
-        memory: Tensor | None = None,
-        memory_positions: Tensor | None = None,
+        context: Float[Tensor, "batch context_len embed_dim"] | None = None,
+        context_positions: (
+            Real[Tensor, "#batch context_len *context_axes"]
+            | Real[Tensor, "context_len *context_axes"]
+            | None
+        ) = None,
+        memory: Float[Tensor, "batch memory_len embed_dim"] | None = None,
+        memory_positions: (
+            Real[Tensor, "#batch memory_len *memory_axes"]
+            | Real[Tensor, "memory_len *memory_axes"]
+            | None
+        ) = None,
         cache: KVCache | None = None,
         mask: Mask | None = None,
         encoding: PositionEncoding | None = None,
@@ -105,24 +122,32 @@ class Attention(nn.Module):
             mask: who may look at whom.
             encoding: this layer's encoding, prepared for the positions; the module's own if None.
         """
-        encoding = self.encoding if encoding is None else encoding
-        self._check_input("x", x)
-        if context is not None:
-            self._check_input("context", context)
-        token_axis = -1 if encoding.claims.num_axes == 1 else -2
+        encoding = self.encoding if encoding is None else check_encoding("Attention", encoding)
+        axes = encoding.claims.num_axes
+        width = self.o_proj.out_features
+        positions = check_embedded("Attention", x, positions, width, axes)
+        if context is not None and (context_positions is None or memory is not None):
+            raise ValueError("Attention: context needs context_positions, and no memory.")
+        if memory is not None and memory_positions is None:
+            raise ValueError("Attention: memory needs memory_positions.")
+        check_cache("Attention", cache)
+        token_axis = -1 if axes == 1 else -2
         source, source_positions = x, positions
         if context is not None:
-            if context_positions is None or memory is not None:
-                raise ValueError("Attention: context needs context_positions, and no memory.")
-            source, source_positions = context, context_positions
+            source, source_positions = (
+                context,
+                check_embedded(
+                    "Attention", context, context_positions, width, axes, name="context"
+                ),
+            )
             if cache is not None and cache.length:  # it is all there: append nothing
-                source = x[:, :0]
-                source_positions = context_positions.narrow(token_axis, 0, 0)
+                source, source_positions = x[:, :0], source_positions.narrow(token_axis, 0, 0)
         elif memory is not None:
-            if memory_positions is None:
-                raise ValueError("Attention: memory needs memory_positions.")
+            earlier = check_embedded(
+                "Attention", memory, memory_positions, width, axes, name="memory"
+            )
             source = torch.cat([memory, x], dim=1)
-            source_positions = torch.cat([memory_positions, positions], dim=token_axis)
+            source_positions = join(earlier, positions, token_axis, x.shape[0])
         past = None if cache is None or not cache.length else cache.state
         kv_state = encoding.state(source, source_positions, past)
         q_state = None
@@ -147,12 +172,6 @@ class Attention(nn.Module):
         )
         assert isinstance(out, Tensor)
         return self.o_proj(out.transpose(1, 2).flatten(2))
-
-    def _check_input(self, name: str, x: Tensor) -> None:
-        width = self.o_proj.out_features
-        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != width:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"Attention: {name} must be (batch, len, {width}), got {got}.")
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q from x, k and v from source, each (batch, heads, len, head_dim)."""

@@ -1,4 +1,4 @@
-"""What one attention is asked for, checked, and the ordinary attentions that it comes to."""
+"""The arguments of one attention, checked, and the ordinary attentions that it is made of."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.attend.cache import KVCache
+from posenc.attend.cache import KVCache, check_cache
 from posenc.attend.problem import Problem
 from posenc.encoding.base import Pass, PositionEncoding
-from posenc.encoding.boundary import check_encoding, check_positions, check_vectors
+from posenc.encoding.boundary import check_encoding, check_vectors
+from posenc.encoding.placed import check_positions
 from posenc.masks import Mask, check_mask
 from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import without_autocast
@@ -67,8 +68,7 @@ class Request:
             raise ValueError(
                 f"{_OWNER}: dropout_p must be at least 0 and below 1, got {dropout_p}."
             )
-        if cache is not None and not isinstance(cache, KVCache):
-            raise TypeError(f"{_OWNER}: cache must be a KVCache, got {type(cache).__name__}.")
+        check_cache(_OWNER, cache)
         past = 0 if cache is None else cache.length
         check_mask(_OWNER, mask, q.shape[0], q.shape[2], past + k.shape[2])
         return cls(

@@ -24,6 +24,7 @@ from posenc.compare.trial import TrialConfig
 from posenc.registry import entry, names
 from posenc.report import machine
 from posenc.report.atomic import is_partial, write_atomically
+from posenc.report.console import stdout
 from posenc.report.failure import RunFailed, Stopped
 from posenc.report.lock import LOCK, locked
 from posenc.report.progress import say
@@ -150,9 +151,7 @@ def _save(study: Study, folder: Path) -> None:
 
 
 def _show(study: Study, folder: Path, console: Console) -> None:
-    out = Console()
-    if not out.is_terminal:
-        out = Console(width=160)
+    out = stdout(160)
     out.print(tables.summary_table(study))
     out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)
     for line in tables.notes(study):

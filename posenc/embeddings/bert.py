@@ -7,7 +7,7 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from posenc.embeddings.learned import Learned
-from posenc.encoding.base import PositionEncoding
+from posenc.encoding.base import PositionEncoding, require_encoding
 
 
 class BertEmbedding(nn.Module):
@@ -53,6 +53,11 @@ class BertEmbedding(nn.Module):
         self.segments = nn.Embedding(num_segments, embed_dim) if num_segments else None
         if encoding is None:
             encoding = Learned(512, embed_dim, init="truncated_normal", init_std=init_std)
+        if set(require_encoding("BertEmbedding", encoding).claims.places) - {1}:
+            raise ValueError(
+                f"BertEmbedding: {type(encoding).__name__} acts in attention, where embeddings do "
+                "not reach. Hand it to the attention layers."
+            )
         self.encoding = encoding
         self.norm = nn.LayerNorm(embed_dim, eps=eps)
         self.dropout = nn.Dropout(dropout)

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.embeddings.sinusoidal import Sinusoidal
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_embedded
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import at_least_float32
@@ -30,8 +31,7 @@ class Learned(PositionEncoding):
         max_positions: rows of the table; a position at or above it has no embedding.
         embed_dim: width of the embeddings.
         init: how the table starts: "normal" as in GPT-2, "truncated_normal" (at two standard
-            deviations) as in BERT's own code, "sinusoidal" from the sines and cosines of the paper,
-            trained from there.
+            deviations) as in BERT's own code, "sinusoidal" as the table of Sinusoidal.
         init_std: standard deviation of the random starts: GPT-2 and BERT use 0.02.
 
     Shapes: x (batch, seq_len, embed_dim), integer positions (seq_len) or (batch, seq_len) -> like
@@ -97,8 +97,9 @@ class Learned(PositionEncoding):
     def embed(
         self,
         x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Int[Tensor, "*#batch seq_len"],
+        positions: Integer[Tensor, "*#batch seq_len"],
     ) -> Float[Tensor, "*batch seq_len embed_dim"]:
+        positions = check_embedded("Learned", x, positions, self.weight.shape[1])
         if positions.is_floating_point():
             raise TypeError(f"Learned: positions must be integers, got {positions.dtype}.")
         check_rows("Learned", "position", positions, self.weight.shape[0])
@@ -108,7 +109,7 @@ class Learned(PositionEncoding):
     def forward(
         self,
         x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Int[Tensor, "*#batch seq_len"],
+        positions: Integer[Tensor, "*#batch seq_len"],
     ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         return self.embed(x, positions)
 

@@ -6,13 +6,14 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.embeddings.grow import interpolate_2d
 from posenc.embeddings.learned import check_rows
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_embedded
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import at_least_float32
@@ -71,12 +72,15 @@ class Learned2D(PositionEncoding):
 
     def reset_parameters(self) -> None:
         std = self.init_std
-        nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+        if std:
+            nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+        else:
+            nn.init.zeros_(self.weight)
 
     def resize(
         self, height: int, width: int, *, align_corners: bool = False, antialias: bool = False
     ) -> Learned2D:
-        """The same picture of positions on another grid, see posenc.embeddings.grow."""
+        """The table resampled to another grid, see posenc.embeddings.grow."""
         table = interpolate_2d(
             self.weight.detach(),
             (self.height, self.width),
@@ -92,8 +96,9 @@ class Learned2D(PositionEncoding):
     def embed(
         self,
         x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Int[Tensor, "*#batch seq_len 2"],
+        positions: Integer[Tensor, "*#batch seq_len 2"],
     ) -> Float[Tensor, "*batch seq_len embed_dim"]:
+        positions = check_embedded("Learned2D", x, positions, self.weight.shape[1], 2)
         if positions.is_floating_point():
             raise TypeError(f"Learned2D: positions must be integers, got {positions.dtype}.")
         placeless = (positions < 0).any(-1)
@@ -107,6 +112,6 @@ class Learned2D(PositionEncoding):
     def forward(
         self,
         x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Int[Tensor, "*#batch seq_len 2"],
+        positions: Integer[Tensor, "*#batch seq_len 2"],
     ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         return self.embed(x, positions)

@@ -7,6 +7,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_embedded
 from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
@@ -47,6 +48,7 @@ class SinCos2D(PositionEncoding):
         super().__init__()
         if embed_dim % 4:
             raise ValueError(f"SinCos2D: embed_dim must be a multiple of 4, got {embed_dim}.")
+        self.embed_dim = embed_dim
         self.angles = Angles(inverse_frequencies(embed_dim // 2, base))
 
     def table(
@@ -62,6 +64,7 @@ class SinCos2D(PositionEncoding):
         x: Float[Tensor, "*batch seq_len embed_dim"],
         positions: Real[Tensor, "*#batch seq_len 2"],
     ) -> Float[Tensor, "*batch seq_len embed_dim"]:
+        positions = check_embedded("SinCos2D", x, positions, self.embed_dim, 2)
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
 

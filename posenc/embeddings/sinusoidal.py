@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_embedded
 from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import sinusoidal_frequencies
@@ -43,7 +44,7 @@ class Sinusoidal(PositionEncoding):
     Shapes: x (batch, seq_len, embed_dim), positions (seq_len) or (batch, seq_len) -> like x.
     Units: positions in tokens. Precision: exact angles, see posenc.numbers.angles; added in
     float32, returned in x's dtype.
-    Raises: ValueError if embed_dim is odd where it may not be, or for an unknown order.
+    Raises: ValueError for an unknown order, or if embed_dim is odd and order is not "fairseq".
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
 
     >>> posenc.Sinusoidal(embed_dim=4)(torch.zeros(1, 2, 4), torch.arange(2))
@@ -91,6 +92,7 @@ class Sinusoidal(PositionEncoding):
         x: Float[Tensor, "*batch seq_len embed_dim"],
         positions: Real[Tensor, "*#batch seq_len"],
     ) -> Float[Tensor, "*batch seq_len embed_dim"]:
+        positions = check_embedded("Sinusoidal", x, positions, self.embed_dim)
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
 

@@ -6,33 +6,35 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
+from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 
-from posenc.encoding.base import Pass, PositionEncoding, without_position
+from posenc.encoding.base import Pass, PositionEncoding, require_encoding, without_position
 from posenc.encoding.claims import Claims
 from posenc.terms.chain import Chain
 from posenc.terms.term import Term
 from posenc.terms.tokens import Tokens
 
 _SINGLE = {"scale": "scale", "state": "state per token", "passes": "passes"}
-"""Methods of which an attention has one, and what they decide."""
+"""Methods that only one encoding of an attention may define, and what they decide."""
 
 
 class Compose(PositionEncoding):
     """Several encodings in one attention, each at its own places, in the order given.
 
-    Embeddings, rotations and terms are chained. Not composable, because there is one of each and
-    two owners would contradict each other: the scale, the state per token, the passes, and place 4.
-    Encodings that differ per layer are composed within each layer: PerLayer([Compose(a, b), ...]).
-    Beside a position map, which asks for passes at positions of its own, the others see the true
-    positions.
+    Embeddings, rotations and terms are chained. An attention has only one scale, one state per
+    token, one list of passes and one place 4, so two encodings that define the same one cannot be
+    composed. Encodings that differ per layer are composed within each layer:
+    PerLayer([Compose(a, b), ...]). A position map asks for passes at positions of its own; the
+    other encodings still see the true ones.
 
     Args:
         encodings: two or more; a Compose among them is taken apart.
 
-    Claims hold where they hold for every one; causal_only where any that acts claims it. Parameters
-    of scope "model" stay one for all layers when another encoding is of scope "layer".
-    Raises: ValueError where two own the same thing, or positions have other numbers of components.
+    A claim holds if it holds for every encoding; causal_only if one that acts claims it. Parameters
+    of scope "model" stay shared by all layers when another encoding is of scope "layer".
+    Raises: ValueError where two define the same thing, or take positions of different numbers of
+    components.
     Source: the encodings it holds.
 
     >>> from posenc import ALiBi, Compose, RoPE
@@ -44,9 +46,8 @@ class Compose(PositionEncoding):
 
     def __init__(self, *encodings: PositionEncoding) -> None:
         super().__init__()
-        flat = [
-            part for e in encodings for part in (e.encodings if isinstance(e, Compose) else [e])
-        ]
+        each = [require_encoding("Compose", e) for e in encodings]
+        flat = [part for e in each for part in (e.encodings if isinstance(e, Compose) else [e])]
         if len(flat) < 2:
             raise ValueError(f"Compose: needs two or more encodings, got {len(flat)}.")
         self.encodings = nn.ModuleList(flat)
@@ -112,7 +113,11 @@ class Compose(PositionEncoding):
             return acting[0] if acting else without_position(self.claims.num_axes)
         return Compose(*acting)
 
-    def prepare(self, positions: Tensor, length: int | None = None) -> Self:
+    def prepare(
+        self,
+        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
+        length: int | None = None,
+    ) -> Self:
         prepared = self.shallow_copy()
         prepared._ready = tuple(e.prepare(positions, length) for e in self.members)
         return prepared
@@ -121,22 +126,40 @@ class Compose(PositionEncoding):
         owner = self._owner("scale")
         return super().scale(head_dim) if owner is None else owner.scale(head_dim)
 
-    def passes(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
+    def passes(
+        self,
+        q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
+        kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
+    ) -> tuple[Pass, ...]:
         owner = self._owner("passes")
         if owner is None:
             return super().passes(q_positions, kv_positions)
         return owner.passes(q_positions, kv_positions)
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def embed(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Real[Tensor, "*#batch seq_len"] | Real[Tensor, "*#batch seq_len axes"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         for e in self.members:
             x = e.embed(x, positions)
         return x
 
-    def state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor | None:
+    def state(
+        self,
+        x: Float[Tensor, "batch seq_len embed_dim"],
+        positions: Real[Tensor, "#batch seq_len *axes"] | Real[Tensor, "seq_len *axes"],
+        past: Shaped[Tensor, "batch heads past_len *state"] | None = None,
+    ) -> Shaped[Tensor, "batch heads seq_len *state"] | None:
         owner = self._owner("state")
         return None if owner is None else owner.state(x, positions, past)
 
-    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+    def transform(
+        self, q: Tokens, k: Tokens
+    ) -> tuple[
+        Float[Tensor, "batch num_heads {len(q)} width"],
+        Float[Tensor, "batch num_kv_heads {len(k)} width"],
+    ]:
         for e in self.members:
             new_q, new_k = e.transform(self._seen_by(e, q), self._seen_by(e, k))
             q, k = q.given(new_q), k.given(new_k)
@@ -153,7 +176,8 @@ class Compose(PositionEncoding):
         return Chain(q, k, terms) if len(terms) > 1 else next(iter(terms), None)
 
     def _seen_by(self, member: PositionEncoding, tokens: Tokens) -> Tokens:
-        """State is its owner's; positions of a pass are those of the one who asked for it."""
+        """The tokens as this member sees them: the state only if it defines it, and the positions
+        of a pass only if it asked for the pass."""
         if tokens.state is not None and member is not self._owner("state"):
             tokens = replace(tokens, state=None)
         true = tokens.true_positions

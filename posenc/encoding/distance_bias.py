@@ -1,20 +1,21 @@
-"""A score bias that depends on the distance alone."""
+"""A score bias that depends only on the distance."""
 
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding, check_heads
 from posenc.encoding.claims import Claims
-from posenc.positions import distances
+from posenc.encoding.placed import check_distances
+from posenc.positions import distances, in_double
 from posenc.terms.dense import Dense
 from posenc.terms.tokens import Tokens
 
 
 class DistanceBias(PositionEncoding):
-    """A score bias that depends on the distance alone: a subclass defines `bias` and has
-    everything else.
+    """A score bias that depends only on the distance: a subclass needs to define only `bias`.
 
     score[h, i, j] += bias(q_position[i] - kv_position[j])[h]
 
@@ -30,7 +31,7 @@ class DistanceBias(PositionEncoding):
 
     claims = Claims(places=(3,), source="see the subclass")
 
-    def bias(self, distance: Tensor) -> Tensor:
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         """(num_heads, *distance.shape), in logits, for distances in tokens, positive for the past.
 
         `distance` is integer or real, of any shape; the result is in float32, in float64 where
@@ -38,9 +39,21 @@ class DistanceBias(PositionEncoding):
         """
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
-    def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    def forward(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
         batched positions."""
+        return self.dense(*check_distances(type(self).__name__, q_positions, kv_positions))
+
+    def dense(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
+        """The same as `forward`, for positions that have been checked."""
         values = self.bias(distances(q_positions, kv_positions))
         return values if values.ndim == 3 else values.movedim(0, 1)
 
@@ -49,10 +62,10 @@ class DistanceBias(PositionEncoding):
         heads, double = q.x, q.x.dtype == torch.float64
 
         def values(q: Tokens, k: Tokens) -> Tensor:
+            where = q.positions, k.positions
             # Positions carry the precision that the bias is asked for.
-            q, k = (q.in_double(), k.in_double()) if double else (q, k)
-            values = self(q.positions, k.positions)
+            values = self.dense(*(in_double(*where) if double else where))
             check_heads(self, values.shape[-3], heads)
             return values
 
-        return Dense(q, k, values, by_distance=self.forward)
+        return Dense(q, k, values, by_distance=self.dense)

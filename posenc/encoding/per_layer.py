@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn, Self
 
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
-from posenc.encoding.base import PositionEncoding
+from posenc.encoding.base import PositionEncoding, require_encoding
 from posenc.encoding.claims import Claims
 from posenc.encoding.compose import Compose
 from posenc.encoding.within import Within
@@ -23,13 +24,13 @@ class PerLayer(PositionEncoding):
 
     Args:
         layers: the encoding of each layer; an encoding that appears twice is shared.
-        windows: for each of them, how many keys a query sees counting its own, or a mask such as a
-            chunk, or None for no limit; it narrows whatever mask the model is given.
+        windows: for each of them, how many keys a query sees, counting its own; or a mask, such as
+            masks.chunked(n); or None for no limit. The model's own mask still holds.
         repeat: start again from layers[0] after the last, for any number of layers.
 
-    It acts through `for_layer(i)` alone, but for place 1, which acts once per model: the first
-    layer's encoding embeds. Claims hold where they hold in every layer; causal_only where it does
-    in any layer that acts.
+    It acts only through `for_layer(i)`. Place 1 is the exception: it acts once per model, through
+    the first layer's encoding. A claim holds if it holds in every layer; causal_only if it holds in
+    any layer that acts.
     Raises: ValueError if layers is empty, windows has another length, or only a later layer
     embeds.
     Source: the encodings it holds.
@@ -52,6 +53,7 @@ class PerLayer(PositionEncoding):
         super().__init__()
         if not layers:
             raise ValueError("PerLayer: needs the encoding of at least one layer, got none.")
+        layers = [require_encoding("PerLayer", e) for e in layers]
         if windows is not None:
             if len(windows) != len(layers):
                 raise ValueError(
@@ -95,16 +97,28 @@ class PerLayer(PositionEncoding):
             )
         return members[index % len(members)].for_layer(index)
 
-    def prepare(self, positions: Tensor, length: int | None = None) -> Self:
+    def prepare(
+        self,
+        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
+        length: int | None = None,
+    ) -> Self:
         ready = {e: e.prepare(positions, length) for e in dict.fromkeys(self.members)}
         prepared = self.shallow_copy()
         prepared._ready = tuple(ready[e] for e in self.members)
         return prepared
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def embed(
+        self,
+        x: Float[Tensor, "*batch seq_len embed_dim"],
+        positions: Real[Tensor, "*#batch seq_len"] | Real[Tensor, "*#batch seq_len axes"],
+    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
         return self.members[0].embed(x, positions)
 
-    def passes(self, q_positions: Tensor, kv_positions: Tensor) -> NoReturn:
+    def passes(
+        self,
+        q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
+        kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
+    ) -> NoReturn:
         raise ValueError(
             f"{type(self).__name__}: layers differ, so attention needs one layer's encoding: "
             "pass encoding.for_layer(i)."
@@ -130,7 +144,7 @@ def _narrow(encoding: PositionEncoding, window: int | Mask | None) -> PositionEn
 
 
 def _own_copy(encoding: PositionEncoding) -> PositionEncoding:
-    """A deep copy with fresh parameters, but for those that all layers share."""
+    """A deep copy with fresh parameters, except those that all layers share."""
     if encoding.claims.scope == "model":
         return encoding
     shared = [encoding.get_parameter(name) for name in encoding.claims.shared_parameters]

@@ -31,11 +31,14 @@ class ModelShape:
     causal: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("embed_dim", "num_heads", "train_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"ModelShape: {name} must be at least 1, got {getattr(self, name)}."
-                )
+        for name in ("embed_dim", "num_heads", "num_kv_heads", "head_dim", "train_length"):
+            size = getattr(self, name)
+            if size is None and name in ("num_kv_heads", "head_dim"):
+                continue
+            if not isinstance(size, int):
+                raise TypeError(f"ModelShape: {name} must be a whole number, got {size!r}.")
+            if size < 1:
+                raise ValueError(f"ModelShape: {name} must be at least 1, got {size}.")
         if self.head_dim is None:
             if self.embed_dim % self.num_heads:
                 raise ValueError(

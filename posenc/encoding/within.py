@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxtyping import Real
 from torch import Tensor
 
 from posenc.encoding.base import Pass, PositionEncoding
@@ -20,7 +21,8 @@ class Within(PositionEncoding):
     Args:
         mask: an unbound mask; it is bound to the positions of each call.
 
-    shift_invariant is claimed for masks that distance alone decides (exact ones), not for chunks.
+    shift_invariant is claimed for masks that depend only on the distance (exact ones), not for
+    chunks.
     Raises: ValueError for a mask that is bound already.
 
     >>> from posenc import Within, masks
@@ -35,6 +37,10 @@ class Within(PositionEncoding):
         self.mask = mask
         self.claims = replace(self.claims, shift_invariant=mask.exact)
 
-    def passes(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
+    def passes(
+        self,
+        q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
+        kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
+    ) -> tuple[Pass, ...]:
         mask = self.mask.bind(q_positions, kv_positions)
         return (Pass(q_positions, kv_positions, mask),)

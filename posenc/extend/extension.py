@@ -155,7 +155,7 @@ def _measure_all(
         try:
             variant = build()
             evaluation = measure_variant(checkpoint, variant, windows, options, report)
-        except Exception as error:
+        except Exception as error:  # whatever a family's code makes of what it does not expect
             said = " ".join(str(error).split())
             reason = said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
             if name == "none" and isinstance(error, NotFinite):

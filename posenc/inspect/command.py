@@ -101,9 +101,12 @@ def inspect(
 
         claims_command.run(as_json)
         return
-    from posenc.inspect.encoding.command import Request, run
+    from posenc.encoding.shape import ModelShape
+    from posenc.inspect.encoding.command import run
 
-    run(Request(names, head_dim, num_heads, train_length, compare, as_json, out))
+    width = head_dim * num_heads
+    shape = ModelShape(width, num_heads, head_dim=head_dim, train_length=train_length)
+    run(names, shape, compare, as_json, out)
 
 
 def _is_path(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -12,7 +13,6 @@ from posenc.keras.layer import (
     deserialized,
     distances,
     ops,
-    serialized,
     token_positions,
     wide,
 )
@@ -190,23 +190,10 @@ class PositionAwareAttention(PositionLayer):
         if causal:
             past = distances(q_positions, kv_positions) >= 0
             masks.append(past[None, None] if len(past.shape) == 2 else past[:, None])
-        allowed = None
-        for m in masks:
-            allowed = m if allowed is None else ops.logical_and(allowed, m)
-        return allowed
+        return functools.reduce(ops.logical_and, masks) if masks else None
 
     def _heads(self, x: Any, count: int) -> Any:
         return ops.reshape(x, (-1, x.shape[1], count, self._size))
 
     def compute_output_shape(self, x_shape, context_shape=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         return x_shape
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "num_kv_heads": self.num_kv_heads,
-            "encoding": serialized(self.encoding),
-            "head_dim": self.head_dim,
-            "use_bias": self.use_bias,
-        }

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from posenc.keras.layer import PositionLayer, deserialized, ops, serialized, wide
+from posenc.keras.layer import PositionLayer, deserialized, ops, wide
 from posenc.keras.learned import LearnedPositionEmbedding
 
 
@@ -50,6 +50,7 @@ class BertEmbedding(PositionLayer):
         super().__init__(**kwargs)
         self.vocab_size, self.embed_dim, self.num_segments = vocab_size, embed_dim, num_segments
         self.padding_idx, self.init_std = padding_idx, init_std
+        self.dropout, self.eps = dropout, eps
         if encoding is None:
             start = keras.initializers.TruncatedNormal(stddev=init_std)
             encoding = LearnedPositionEmbedding(512, initializer=start, dtype=self.dtype_policy)
@@ -101,16 +102,3 @@ class BertEmbedding(PositionLayer):
 
     def compute_output_shape(self, input_shape):
         return (*input_shape, self.embed_dim)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "vocab_size": self.vocab_size,
-            "embed_dim": self.embed_dim,
-            "encoding": serialized(self.encoding),
-            "num_segments": self.num_segments,
-            "padding_idx": self.padding_idx,
-            "dropout": self.drop.rate,
-            "eps": self.norm.epsilon,
-            "init_std": self.init_std,
-        }

@@ -50,9 +50,6 @@ class ScoreBias(PositionLayer):
         kv_positions = token_positions(self.name, scores.shape[3], kv_positions, 0)
         return self.rounded(wide(scores) + self.bias(q_positions, kv_positions))
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "num_heads": self.num_heads}
-
 
 @keras.saving.register_keras_serializable(package="posenc")
 class ALiBi(ScoreBias):
@@ -108,10 +105,6 @@ class ALiBi(ScoreBias):
             return bias
         sides = ops.convert_to_tensor(self._sides, "float32")[:, None, None]
         return ops.where(sides * signed < 0, -float("inf"), bias)
-
-    def get_config(self) -> dict[str, Any]:
-        own = {"form": self.form, "learned": self.learned, "bias_max": self.bias_max}
-        return {**super().get_config(), **own}
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -169,15 +162,6 @@ class T5RelativeBias(ScoreBias):
         by_row = ops.take(wide(self.weight), self.bucket(distance), axis=0)
         return ops.moveaxis(by_row, -1, -3)
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "bidirectional": self.bidirectional,
-            "num_buckets": self.num_buckets,
-            "max_distance": self.max_distance,
-            "init_std": self.init_std,
-        }
-
 
 @keras.saving.register_keras_serializable(package="posenc")
 class KerpleBias(ScoreBias):
@@ -216,9 +200,6 @@ class KerpleBias(ScoreBias):
         if self.form == "log":
             return -r1 * ops.log1p(_bounded(self.r2) * distance)
         return -r1 * distance ** _bounded(self.r2, KERPLE_POWER_HIGH)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "form": self.form}
 
 
 def _bounded(weight: Any, high: float = float("inf")) -> Any:

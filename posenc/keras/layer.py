@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
@@ -26,6 +27,17 @@ class PositionLayer(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructors, each from the attribute of its name."""
+        kinds = type(self).__mro__
+        arguments = {
+            name: serialized(getattr(self, name))
+            for kind in reversed(kinds[: kinds.index(PositionLayer)])
+            for name in inspect.signature(kind.__init__).parameters
+            if hasattr(self, name)
+        }
+        return {**super().get_config(), **arguments}
 
     def add_float_weight(self, name: str, shape: tuple[int, ...], initializer: Any) -> Any:
         """A weight that mixed policies do not cast."""
@@ -91,16 +103,18 @@ def distances(q_positions: Any, kv_positions: Any) -> Any:
     return ops.expand_dims(q_positions, -1) - ops.expand_dims(kv_positions, -2)
 
 
-def serialized(layer: Any) -> Any:
-    """A layer given to a constructor, for `get_config`.
+def serialized(argument: Any) -> Any:
+    """An argument of a constructor, for `get_config`.
 
-    The mark lets Keras restore one object where several layers were given the same one. Keras sets
-    the same mark, but too late for the first occurrence, whose config is already copied.
+    The mark of a layer lets Keras restore one object where several layers were given the same one.
+    Keras sets the same mark, but too late for the first occurrence, whose config is already copied.
     """
-    if layer is None:
-        return None
-    config: Any = keras.saving.serialize_keras_object(layer)
-    return {**config, "shared_object_id": id(layer)}
+    if isinstance(argument, keras.initializers.Initializer):
+        return keras.initializers.serialize(argument)
+    if not isinstance(argument, keras.layers.Layer):
+        return argument
+    config: Any = keras.saving.serialize_keras_object(argument)
+    return {**config, "shared_object_id": id(argument)}
 
 
 def deserialized(layer: Any) -> Any:

@@ -144,14 +144,3 @@ class LearnedPositionEmbedding(PositionLayer):
 
     def call(self, x, positions=None, start_index=0):
         return self.rounded(self.embed(x, positions, start_index))
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "max_positions": self.max_positions,
-            "growth": self.growth,
-            "num_positions": self.num_positions,
-            "align_corners": self.align_corners,
-            "alpha": self.alpha,
-            "initializer": keras.initializers.serialize(self.initializer),
-        }

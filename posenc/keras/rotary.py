@@ -116,17 +116,11 @@ class RotaryEmbedding(PositionLayer):
         return _phases(self._width, self.rope_theta, self.scaling, length)
 
     def get_config(self) -> dict[str, Any]:
-        scaling = self.scaling
+        config, scaling = super().get_config(), self.scaling
         if scaling is not None:
             (name,) = [n for n, kind in SCALINGS.items() if kind is type(scaling)]
-            scaling = {"name": name, **dataclasses.asdict(scaling)}  # pyright: ignore
-        return {
-            **super().get_config(),
-            "rope_theta": self.rope_theta,
-            "interleaved": self.interleaved,
-            "rotary_dim": self.rotary_dim,
-            "scaling": scaling,
-        }
+            config["scaling"] = {"name": name, **dataclasses.asdict(scaling)}  # pyright: ignore
+        return config
 
 
 @lru_cache(maxsize=128)

@@ -83,13 +83,6 @@ class ShawAttention(PositionLayer):
         row = self.row(distances(q_positions, kv_positions))
         return self.attend(query, key, value, row, attention_mask)
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "max_distance": self.max_distance,
-            "values": self.values,
-        }
-
 
 def _picked(table: Any, row: Any) -> Any:
     """table (..., q_len, rows) at row (..., q_len, kv_len).

@@ -71,12 +71,3 @@ class SinusoidalPositionEncoding(PositionLayer):
 
     def call(self, x, positions=None, start_index=0):
         return self.rounded(self.embed(x, positions, start_index))
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "base": self.base,
-            "order": self.order,
-            "min_timescale": self.min_timescale,
-            "padding_idx": self.padding_idx,
-        }

@@ -20,12 +20,12 @@ Predicate = Callable[["Sight"], Tensor]
 class Sight:
     """What a predicate may look at: FlexAttention's four indices and the positions of the pair."""
 
-    batch: Tensor
-    head: Tensor
-    q_idx: Tensor
-    kv_idx: Tensor
-    q_position: Tensor
-    kv_position: Tensor
+    batch: Int[Tensor, "..."]
+    head: Int[Tensor, "..."]
+    q_idx: Int[Tensor, "..."]
+    kv_idx: Int[Tensor, "..."]
+    q_position: Real[Tensor, "..."]
+    kv_position: Real[Tensor, "..."]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Read:
     """A tensor that a predicate looks at, and what its axes count: "batch", "q_len", "kv_len"."""
 
     name: str
-    tensor: Tensor
+    tensor: Shaped[Tensor, "..."]
     axes: tuple[str, ...]
 
 
@@ -49,8 +49,8 @@ class Mask:
     window: no query sees a key at this distance or further.
     exact: causal and window describe the mask completely, so a kernel may use them and skip the
         predicate.
-    reads: tensors that the predicate looks at, each with a name and the sizes that its axes must
-        have, of "batch", "q_len" and "kv_len".
+    reads: tensors that the predicate looks at, each with a name and what its axes count: "batch",
+        "q_len" or "kv_len".
 
     >>> even = posenc.Mask(lambda sight: sight.kv_position % 2 == 0)
     >>> (even & posenc.masks.causal).rows(1, 1, 0, 3, 3, torch.device("cpu"))[0, 0].int()
@@ -63,8 +63,8 @@ class Mask:
     causal: bool = False
     window: int | None = None
     exact: bool = False
-    q_positions: Tensor | None = None
-    kv_positions: Tensor | None = None
+    q_positions: Real[Tensor, "*q_batch q_len"] | None = None
+    kv_positions: Real[Tensor, "*kv_batch kv_len"] | None = None
     reads: tuple[Read, ...] = ()
     _last: dict[tuple, Tensor] = field(default_factory=dict, init=False, repr=False)
 
@@ -214,6 +214,7 @@ def take(
     batch: Int[Tensor, "..."],
     index: Int[Tensor, "..."],
 ) -> Shaped[Tensor, "..."]:
+    """The positions, (len) or (batch, len), at these indices; None: the indices themselves."""
     if positions is None:
         return index
     if positions.ndim == 2 and positions.shape[0] == 1:

@@ -62,6 +62,6 @@ class Encoder(Stack):
             mask: who may look at whom, such as masks.padding(valid); None: all tokens see all.
             length: the current length, for encodings whose frequencies depend on it.
         """
-        check_tokens("Encoder", tokens)
+        check_tokens("Encoder", tokens, self.config.vocab_size)
         x = self.tokens(tokens)
         return self.hidden(x, positions, masks.full if mask is None else mask, length=length)

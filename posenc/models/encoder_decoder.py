@@ -12,7 +12,7 @@ from posenc import masks
 from posenc.attend.cache import KVCache
 from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
-from posenc.models.blocks import Context
+from posenc.models.blocks import Context, head_layer
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise
 from posenc.models.stack import (
@@ -71,11 +71,7 @@ class EncoderDecoder(nn.Module):
         self.encoder = Stack(config, encoder_encoding)
         self.decoder = Stack(config, decoder_encoding, cross=True)
         self.cross_encoding = one_per_model(cross_encoding, config.num_layers)
-        self.head = (
-            None
-            if config.tie_embeddings
-            else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
-        )
+        self.head = head_layer(config)
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:
@@ -98,7 +94,7 @@ class EncoderDecoder(nn.Module):
             source_valid: (batch, source_len), False where the source is padding.
             length: the source's current length, for encodings whose frequencies depend on it.
         """
-        check_tokens("EncoderDecoder", source)
+        check_tokens("EncoderDecoder", source, self.config.vocab_size)
         if source_positions is None:
             source_positions = default_positions(source, 0, self.encoder.encoding)
         mask = masks.full if source_valid is None else masks.padding(source_valid)
@@ -154,7 +150,7 @@ class Conditioned:
         tokens may have a multiple of the source's rows: consecutive rows then share a source, as
         beams do.
         """
-        check_tokens("EncoderDecoder", tokens)
+        check_tokens("EncoderDecoder", tokens, self.model.config.vocab_size)
         num_layers = self.model.config.num_layers
         check_caches("EncoderDecoder", caches, 2 * num_layers)
         x = self.model.decoder.hidden(

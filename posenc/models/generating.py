@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -75,9 +76,14 @@ def generate(
     >>> posenc.generate(model, torch.tensor([[5, 7, 9]]), max_new_tokens=4).shape
     torch.Size([1, 7])
     """
-    _check(tokens, max_new_tokens, temperature, top_k, top_p, num_beams, valid)
+    _check(tokens, max_new_tokens, temperature, top_k, top_p, num_beams, length_penalty, valid)
     with evaluating(model):
         writer = _Writer(model, tokens, valid, length)
+        vocab_size = writer.logits.shape[-1]
+        if stop_token is not None and not 0 <= stop_token < vocab_size:
+            raise ValueError(
+                f"generate: stop_token must be from 0 to {vocab_size - 1}, got {stop_token}."
+            )
         if num_beams > 1:
             return _beam_search(writer, max_new_tokens, num_beams, length_penalty, stop_token)
         return _sample(writer, max_new_tokens, temperature, top_k, top_p, stop_token, generator)
@@ -113,7 +119,8 @@ def _sample(
         if temperature == 0:
             chosen = writer.logits.argmax(-1)
         else:
-            probabilities = _truncated(writer.logits / temperature, top_k, top_p).softmax(-1)
+            above = writer.logits - writer.logits.amax(-1, keepdim=True)  # 0 at most: no overflow
+            probabilities = _truncated(above / temperature, top_k, top_p).softmax(-1)
             chosen = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
         if stop_token is not None:
             chosen = chosen.masked_fill(done, stop_token)
@@ -219,8 +226,12 @@ def _check(
     top_k: int | None,
     top_p: float | None,
     num_beams: int,
+    length_penalty: float,
     valid: Tensor | None,
 ) -> None:
+    if not isinstance(tokens, Tensor) or not isinstance(valid, Tensor | None):
+        wrong = ("tokens", tokens) if not isinstance(tokens, Tensor) else ("valid", valid)
+        raise TypeError(f"generate: {wrong[0]} must be a tensor, got {type(wrong[1]).__name__}.")
     if tokens.ndim != 2 or not tokens.shape[1]:
         raise ValueError(
             f"generate: tokens must be (batch, len) with at least one token, "
@@ -232,8 +243,9 @@ def _check(
             f"True in every row (padding goes on the left), got shape {tuple(valid.shape)}."
         )
     for name, value, good in (
-        ("max_new_tokens", max_new_tokens, max_new_tokens >= 1),
-        ("num_beams", num_beams, num_beams >= 1),
+        ("max_new_tokens", max_new_tokens, isinstance(max_new_tokens, int) and max_new_tokens >= 1),
+        ("num_beams", num_beams, isinstance(num_beams, int) and num_beams >= 1),
+        ("length_penalty", length_penalty, math.isfinite(length_penalty)),
         ("temperature", temperature, temperature >= 0),
         ("top_k", top_k, top_k is None or top_k >= 1),
         ("top_p", top_p, top_p is None or 0 < top_p <= 1),

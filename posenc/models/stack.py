@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.attend.cache import KVCache
-from posenc.encoding.base import PositionEncoding
+from posenc.encoding.base import PositionEncoding, require_encoding
+from posenc.encoding.boundary import check_embedded
 from posenc.encoding.per_layer import PerLayer
-from posenc.masks import Mask
+from posenc.masks import Mask, check_mask
 from posenc.models.blocks import Context, Layer, norm_layer
 from posenc.models.config import DecoderConfig
+from posenc.numbers.tracking import transformed
 from posenc.positions import run
 
 
@@ -51,9 +53,13 @@ class Stack(nn.Module):
         length: int | None = None,
     ) -> Float[Tensor, "batch len embed_dim"]:
         """Hidden states from embedded tokens x."""
-        past = caches[0].length if caches else 0
+        owner, past = type(self).__name__, caches[0].length if caches else 0
+        check_mask(owner, mask, x.shape[0], x.shape[1], past + x.shape[1])
         if positions is None:
             positions = default_positions(x, past, self.encoding)
+        if not isinstance(length, int | torch.SymInt | None):
+            raise TypeError(f"{owner}: length must be a whole number of tokens, got {length!r}.")
+        positions = check_embedded(owner, x, positions, num_axes=self.encoding.claims.num_axes)
         encoding = self.encoding.prepare(positions, length)
         mask = bind(mask, positions, past, encoding)
         x = encoding.embed(x, positions)
@@ -77,8 +83,7 @@ class Stack(nn.Module):
 
 def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> PositionEncoding:
     """The encoding of a whole stack."""
-    if encoding is None:
-        return PositionEncoding()
+    encoding = require_encoding("the model", encoding)
     if encoding.claims.scope == "layer":
         return PerLayer.replicate(encoding, num_layers)
     return encoding
@@ -106,15 +111,32 @@ def bind(mask: Mask, positions: Tensor, past: int, encoding: PositionEncoding) -
     return mask.bind(positions, positions)
 
 
-def check_tokens(owner: str, tokens: Tensor) -> None:
-    """Raise ValueError unless tokens are (batch, len)."""
+def check_tokens(owner: str, tokens: Tensor, vocab_size: int) -> None:
+    """Raise TypeError or ValueError unless tokens are integers (batch, len) of the vocabulary, at
+    which one looks on the CPU only."""
+    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+        got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"{owner}: tokens must be a tensor of int64 or int32, got {got}.")
     if tokens.ndim != 2:
         raise ValueError(f"{owner}: tokens must be (batch, len), got {tuple(tokens.shape)}.")
+    unseen = torch.compiler.is_compiling() or transformed() or tokens.device.type != "cpu"
+    if unseen or not tokens.numel():
+        return
+    low, high = (int(t) for t in tokens.aminmax())
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"{owner}: tokens must be from 0 to {vocab_size - 1}, the vocabulary's last, "
+            f"got {low if low < 0 else high}."
+        )
 
 
 def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> None:
     """Raise ValueError unless there are `needed` caches, or none."""
-    if caches is not None and len(caches) != needed:
+    if caches is None:
+        return
+    if isinstance(caches, KVCache) or not all(isinstance(c, KVCache) for c in caches):
+        raise TypeError(f"{owner}: caches must be a list of KVCaches. Make them with new_caches().")
+    if len(caches) != needed:
         raise ValueError(
             f"{owner}: caches must be one per layer ({needed}), got {len(caches)}. "
             "Make them with new_caches()."
@@ -123,7 +145,7 @@ def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> N
 
 def require_bidirectional(owner: str, encoding: PositionEncoding) -> None:
     """Raise ValueError for an encoding whose queries may look only at the past."""
-    if encoding.claims.causal_only:
+    if require_encoding(owner, encoding).claims.causal_only:
         raise ValueError(
             f"{owner}: {type(encoding).__name__} works in causal attention only: where a query "
             "looks at the future too, it is undefined or blind to order. Take another encoding, "

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding
@@ -91,17 +92,21 @@ class AxialRoPE(Rotation):
 
     @classmethod
     def pixtral(cls, head_dim: int, rope_theta: float = 10000.0) -> AxialRoPE:
-        """Pixtral: half-split, one series dealt out to rows and columns."""
+        """Pixtral: half-split, one series of frequencies, rows and columns in turn."""
         return cls(head_dim, rope_theta, interleaved=False, alternating=True)
 
 
-def grid(height: int, width: int, device: torch.device | None = None) -> Tensor:
+def grid(
+    height: int, width: int, device: torch.device | None = None
+) -> Int[Tensor, "{height*width} 2"]:
     """(height * width, 2): row and column of every patch, row by row."""
     rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
     return torch.cartesian_prod(rows, columns)
 
 
-def centred_grid(height: int, width: int, device: torch.device | None = None) -> Tensor:
+def centred_grid(
+    height: int, width: int, device: torch.device | None = None
+) -> Float[Tensor, "{height*width} 2"]:
     """(height * width, 2), float64: centres of the patches, from -1 to 1 along either axis."""
     size = torch.tensor([height, width], dtype=torch.float64, device=device)
     return (grid(height, width, device) + 0.5) / size * 2 - 1
@@ -167,7 +172,12 @@ class MixedRoPE(PositionEncoding):
         direction = torch.cat([turned, turned + math.pi / 2], -1)
         self.weight.copy_(torch.stack([direction.sin(), direction.cos()]) * size.repeat(2))
 
-    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+    def transform(
+        self, q: Tokens, k: Tokens
+    ) -> tuple[
+        Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
+        Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
+    ]:
         assert q.x is not None and k.x is not None
         if k.x.shape[1] != self.num_kv_heads or k.x.shape[-1] != self.head_dim:
             raise ValueError(
@@ -176,7 +186,15 @@ class MixedRoPE(PositionEncoding):
             )
         return self._rotate(q.x, q.positions), self._rotate(k.x, k.positions)
 
-    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        q: Float[Tensor, "batch num_heads len {self.head_dim}"],
+        k: Float[Tensor, "batch num_kv_heads len {self.head_dim}"],
+        positions: Real[Tensor, "#batch len 2"] | Real[Tensor, "len 2"],
+    ) -> tuple[
+        Float[Tensor, "batch num_heads len {self.head_dim}"],
+        Float[Tensor, "batch num_kv_heads len {self.head_dim}"],
+    ]:
         """Rotate q and k of the same tokens."""
         return self.transform(*check_pair("MixedRoPE", q, k, positions, self.claims.num_axes))
 
@@ -195,12 +213,21 @@ class MixedRoPE(PositionEncoding):
         return out.view_as(x)
 
 
+_FARTHEST = 2**32
+"""From here on float64 rounds position times weight by more than 1e-6 of a radian."""
+
+
 def _check_reach(positions: Tensor) -> None:
-    """Raise ValueError for positions that float64 cannot tell apart, where looking is free."""
+    """Raise ValueError for positions whose angles would be rounded, if reading them costs no
+    synchronisation."""
     unseen = torch.compiler.is_compiling() or transformed() or positions.device.type != "cpu"
-    if unseen or not positions.numel() or int(positions.abs().max()) < 2**53:
+    if unseen or not positions.numel():
         return
-    raise ValueError("MixedRoPE: positions must be below 2^53, where float64 loses neighbours.")
+    low, high = positions.aminmax()
+    if low <= -_FARTHEST or high >= _FARTHEST:
+        raise ValueError(
+            "MixedRoPE: positions must be below 2^32: beyond, float64 rounds a learned angle."
+        )
 
 
 def _check_quarters(name: str, head_dim: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from posenc.numbers.precision import at_least_float32
@@ -16,7 +17,7 @@ from posenc.terms.tokens import Tokens
 
 
 class DecoupledRoPE(RoPE):
-    """Rotate the last rotary_dim channels of q and k and leave the content channels before them.
+    """Rotate the last rotary_dim channels of q and k; keep the content channels before them.
 
     score = scale * (q_content . k_content + rotate(q_rotary) . rotate(k_rotary)),  scale =
     head_dim^-1/2
@@ -29,7 +30,8 @@ class DecoupledRoPE(RoPE):
         rope_theta: base of the geometric series of frequencies.
         interleaved: pairs are (2t, 2t+1) within the rotary part, as in DeepSeek's code; False: (t,
             t + rotary_dim/2).
-        rotary_dim: channels that turn, even; None means a third of head_dim, DeepSeek's share.
+        rotary_dim: number of rotated channels, even; None means a third of head_dim, DeepSeek's
+            share.
         scaling: how frequencies change for longer contexts, see RoPE.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
@@ -70,7 +72,12 @@ class DecoupledRoPE(RoPE):
             head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
         )
 
-    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+    def transform(
+        self, q: Tokens, k: Tokens
+    ) -> tuple[
+        Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
+        Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
+    ]:
         assert q.x is not None and k.x is not None
         self._check(q.x)
         self._check(k.x)
@@ -86,7 +93,10 @@ class DecoupledRoPE(RoPE):
         return torch.cat([content, rotate(rotary, cos, sin, interleaved=self.interleaved)], dim=-1)
 
 
-def join(content: Tensor, rotary: Tensor) -> Tensor:
+def join(
+    content: Float[Tensor, "batch heads len content_dim"],
+    rotary: Float[Tensor, "batch rotary_heads len rotary_dim"],
+) -> Float[Tensor, "batch heads len {content.shape[-1]+rotary.shape[-1]}"]:
     """Content channels (batch, heads, len, c) and rotary channels (batch, heads or 1, len, r), one
     for all heads where there is one, as q or k of width c + r."""
     if rotary.shape[1] not in (1, content.shape[1]):

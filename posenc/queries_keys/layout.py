@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from posenc.dialects.pairs import order
@@ -12,7 +13,7 @@ from posenc.dialects.pairs import order
 
 def layout_permutation(
     head_dim: int, rotary_dim: int | None = None, *, to: Literal["half_split", "interleaved"]
-) -> Tensor:
+) -> Int[Tensor, " {head_dim}"]:
     """For each channel of a head in the new layout, its index in the old one: (head_dim,).
 
     Pair t is (2t, 2t+1) if interleaved, (t, t + rotary_dim/2) if half-split; channels from
@@ -33,20 +34,20 @@ def layout_permutation(
 
 
 def convert_layout(
-    weight: Tensor,
+    weight: Shaped[Tensor, "*shape"],
     head_dim: int,
     *,
     to: Literal["half_split", "interleaved"],
     rotary_dim: int | None = None,
     dim: int = 0,
-) -> Tensor:
+) -> Shaped[Tensor, "*shape"]:
     """Permute the output channels of a query or key weight from one layout to the other.
 
     weight'[h * head_dim + c] = weight[h * head_dim + permutation[c]]
 
     Convert everything that touches the channels of q and k: projection weights, their biases, and
     the weights of q- and k-norms. v and o stay as they are. The number of heads follows from the
-    size, so grouped queries need nothing of their own.
+    size, so grouped queries need no special case.
 
     Args:
         weight: (num_heads * head_dim, in_features) as torch stores it, or a bias

@@ -1,4 +1,4 @@
-"""Multimodal RoPE: one spectrum shared out among time, height and width."""
+"""Multimodal RoPE: time, height and width share one series of frequencies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from posenc.queries_keys.rope import RoPE
@@ -19,13 +20,13 @@ class MRoPE(RoPE):
 
     Text has three equal components and is plain RoPE; `mrope_positions` builds positions for mixed
     input. Qwen2-VL gives time the fastest pairs, then height, then width (contiguous sections);
-    Qwen3-VL deals pairs out in turns, so that every axis spans the spectrum.
+    in Qwen3-VL the axes take turns, so that each has fast and slow pairs.
 
     Args:
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
         sections: pairs for time, height and width, which sum to rotary_dim / 2; None means the
             models' own shares, 1/4, 3/8 and 3/8 if contiguous, 3/8, 5/16 and 5/16 in turns.
-        in_turns: deal pairs out in turns; False: contiguous sections.
+        in_turns: the axes take turns from pair to pair; False: contiguous sections.
 
     Shapes: positions (len, 3) or (batch, len, 3); q and k as in RoPE.
     Units: components in tokens, frames and patches. Precision: as RoPE.
@@ -91,7 +92,7 @@ def mrope_positions(
     segments: Sequence[int | tuple[int, int, int]],
     start: int = 0,
     device: torch.device | None = None,
-) -> Tensor:
+) -> Int[Tensor, "len 3"]:
     """Positions (len, 3) of text runs (their length) and grids (time, height, width) in a row.
 
     A grid starts at one past the largest component so far, and so does the text after it.

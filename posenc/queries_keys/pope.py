@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,8 +25,8 @@ class PoPE(PositionEncoding):
     score[i, j] = scale * sum_c softplus(q_ic) softplus(k_jc) cos((i - j) theta_c - delta_hc),
     theta_c = rope_theta^(-c/head_dim)
 
-    A channel's phase no longer depends on its content, so that what and where do not mix. q and k
-    become twice as wide.
+    A channel's phase no longer depends on its content, so that content and position do not mix. q
+    and k become twice as wide.
 
     Args:
         head_dim: size of one head.
@@ -62,12 +63,21 @@ class PoPE(PositionEncoding):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
-    def prepare(self, positions: Tensor, length: int | None = None) -> PoPE:
+    def prepare(
+        self,
+        positions: Real[Tensor, "#batch len"] | Real[Tensor, " len"],
+        length: int | None = None,
+    ) -> PoPE:
         prepared = self.shallow_copy()
         prepared._ready = (Remembered(positions), *self._cos_sin(positions, torch.float32))
         return prepared
 
-    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+    def transform(
+        self, q: Tokens, k: Tokens
+    ) -> tuple[
+        Float[Tensor, "batch num_heads {len(q)} {2*self.head_dim}"],
+        Float[Tensor, "batch num_kv_heads {len(k)} {2*self.head_dim}"],
+    ]:
         assert q.x is not None and k.x is not None
         if k.x.shape[1] != self.num_kv_heads or k.x.shape[-1] != self.head_dim:
             raise ValueError(
@@ -82,7 +92,15 @@ class PoPE(PositionEncoding):
         k_cos, k_sin = cos * delta_cos - sin * delta_sin, sin * delta_cos + cos * delta_sin
         return _polar(q.x, q_cos, q_sin), _polar(k.x, k_cos, k_sin)
 
-    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        q: Float[Tensor, "batch num_heads len {self.head_dim}"],
+        k: Float[Tensor, "batch num_kv_heads len {self.head_dim}"],
+        positions: Real[Tensor, "#batch len"] | Real[Tensor, " len"],
+    ) -> tuple[
+        Float[Tensor, "batch num_heads len {2*self.head_dim}"],
+        Float[Tensor, "batch num_kv_heads len {2*self.head_dim}"],
+    ]:
         """q and k of the same tokens in their wide form."""
         return self.transform(*check_pair("PoPE", q, k, positions))
 

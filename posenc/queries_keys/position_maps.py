@@ -1,7 +1,7 @@
 """Longer contexts without training: RoPE over positions mapped into the trained range.
 
-Each method is two or three ordinary attentions over disjoint sets of keys, merged by the host, and
-keeps keys unrotated in the cache. All are for causal attention.
+Each method is two or three ordinary attentions over disjoint sets of keys, which attention merges.
+The cache keeps keys unrotated. All methods are for causal attention.
 """
 
 from __future__ import annotations
@@ -10,77 +10,15 @@ from dataclasses import replace
 from typing import Any, Self
 
 import torch
+from jaxtyping import Real
 from torch import Tensor
 
 from posenc.encoding.base import Pass
 from posenc.encoding.shape import ModelShape
 from posenc.masks import Mask, sliding_window
-from posenc.positions import Remembered, same
-from posenc.queries_keys.query_temperature import log_n
-from posenc.queries_keys.rope import RoPE
+from posenc.positions import in_double
+from posenc.queries_keys.position_map import PositionMap
 from posenc.queries_keys.rope_scaling import Scaling
-
-
-class PositionMap(RoPE):
-    """RoPE in several passes; a subclass defines `parts`.
-
-    `log_n_length`: queries are multiplied by max(1, ln(p + 1) / ln(log_n_length)); None: not.
-    """
-
-    claims = replace(RoPE.claims, needs_raw_k=True, causal_only=True)
-
-    def __init__(
-        self,
-        head_dim: int,
-        rope_theta: float,
-        *,
-        interleaved: bool,
-        rotary_dim: int | None,
-        scaling: Scaling | None,
-        log_n_length: int | None,
-    ) -> None:
-        super().__init__(
-            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
-        )
-        if log_n_length is not None and log_n_length < 2:
-            raise ValueError(
-                f"{type(self).__name__}: log_n_length must be at least 2, got {log_n_length}."
-            )
-        self.log_n_length = log_n_length
-        if log_n_length is not None:
-            self.claims = replace(self.claims, shift_invariant=False)
-        self._prepared: tuple[Remembered, tuple[Pass, ...]] | None = None
-
-    def parts(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
-        """The passes: mapped positions, and which true positions they are for."""
-        raise NotImplementedError(f"{type(self).__name__} must define parts()")
-
-    def passes(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
-        if self._prepared is not None:
-            positions, parts = self._prepared
-            if positions.fits(q_positions) and positions.fits(kv_positions):
-                return parts
-        parts = self.parts(q_positions, kv_positions)
-        if self.log_n_length is None:
-            return parts
-        factor = log_n(q_positions, self.log_n_length)
-        return tuple(Pass(p.q_positions, p.kv_positions, p.mask, factor) for p in parts)
-
-    def prepare(self, positions: Tensor, length: int | None = None) -> Self:
-        prepared = super().prepare(positions, length)
-        parts = self.passes(positions, positions)
-        mapped = [p for part in parts for p in (part.q_positions, part.kv_positions)]
-        prepared._prepared = (Remembered(positions), parts)
-        prepared._ready += tuple(
-            (Remembered(p), *prepared.cos_sin(p)) for p in mapped if not same(p, positions)
-        )
-        return prepared
-
-    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        raise TypeError(
-            f"{type(self).__name__} rotates q and k once for each of its passes: use it through "
-            "posenc.attention or posenc.Attention."
-        )
 
 
 class ReRoPE(PositionMap):
@@ -134,12 +72,17 @@ class ReRoPE(PositionMap):
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 2), **options})
 
-    def parts(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
+    def parts(
+        self,
+        q_positions: Real[Tensor, "*q_batch q_len"],
+        kv_positions: Real[Tensor, "*kv_batch kv_len"],
+    ) -> tuple[Pass, ...]:
         if self.leak is None:
             far = torch.full_like(q_positions, self.window), torch.zeros_like(kv_positions)
         else:
             shift = self.window - self.window / self.leak
-            far = q_positions.double() / self.leak + shift, kv_positions.double() / self.leak
+            q, k = in_double(q_positions, kv_positions)
+            far = q / self.leak + shift, k / self.leak
         return _near_and_far(q_positions, kv_positions, self.window, *far)
 
 
@@ -199,7 +142,11 @@ class SelfExtend(PositionMap):
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 4), **options})
 
-    def parts(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
+    def parts(
+        self,
+        q_positions: Real[Tensor, "*q_batch q_len"],
+        kv_positions: Real[Tensor, "*kv_batch kv_len"],
+    ) -> tuple[Pass, ...]:
         def group(positions: Tensor) -> Tensor:
             return torch.div(positions, self.group_size, rounding_mode="floor")
 
@@ -278,7 +225,11 @@ class DualChunk(PositionMap):
         }
         return super().from_shape(shape, **{**sizes, **options})
 
-    def parts(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Pass, ...]:
+    def parts(
+        self,
+        q_positions: Real[Tensor, "*q_batch q_len"],
+        kv_positions: Real[Tensor, "*kv_batch kv_len"],
+    ) -> tuple[Pass, ...]:
         stride = self.chunk_size - self.local_window
         keys, own = kv_positions % stride, q_positions % stride
         before = (own + stride).clamp(max=self.chunk_size)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding
@@ -16,7 +17,9 @@ from posenc.numbers.precision import at_least_float32
 from posenc.terms.tokens import Tokens
 
 
-def log_n(positions: Tensor, train_length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def log_n(
+    positions: Real[Tensor, "*where"], train_length: int, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "*where"]:
     """max(1, ln(p + 1) / ln(train_length)), in the shape of `positions`."""
     seen = positions.double().clamp(min=0) + 1  # before position 0 nothing changes
     return (seen.log() / math.log(train_length)).clamp(min=1).to(dtype)
@@ -27,16 +30,31 @@ class QueryTemperature(PositionEncoding):
 
     claims = Claims(places=(2,), source="see the subclass", shift_invariant=False, causal_only=True)
 
-    def factor(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def factor(
+        self, positions: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where"]:
         """What the query at each position is multiplied with, in the shape of `positions`."""
         raise NotImplementedError(f"{type(self).__name__} must define factor(positions)")
 
-    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+    def transform(
+        self, q: Tokens, k: Tokens
+    ) -> tuple[
+        Float[Tensor, "batch num_heads {len(q)} width"],
+        Float[Tensor, "batch num_kv_heads {len(k)} width"],
+    ]:
         assert q.x is not None and k.x is not None
         factor = self.factor(q.positions, at_least_float32(q.x.dtype))
         return (q.x * factor[..., None, :, None]).to(q.x.dtype), k.x
 
-    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        q: Float[Tensor, "batch num_heads len head_dim"],
+        k: Float[Tensor, "batch num_kv_heads len head_dim"],
+        positions: Real[Tensor, "#batch len"] | Real[Tensor, " len"],
+    ) -> tuple[
+        Float[Tensor, "batch num_heads len head_dim"],
+        Float[Tensor, "batch num_kv_heads len head_dim"],
+    ]:
         """q scaled, and k as it is."""
         return self.transform(*check_pair(type(self).__name__, q, k, positions))
 
@@ -46,8 +64,8 @@ class LogN(QueryTemperature):
 
     q[p] *= max(1, ln(p + 1) / ln(train_length))
 
-    Keeps the entropy of attention level while the number of visible keys grows. It tells order by
-    nothing else: combine it with another encoding.
+    Keeps the entropy of attention level while the number of visible keys grows. It says nothing
+    else about order: combine it with another encoding.
 
     Args:
         train_length: length in tokens up to which nothing changes, at least 2.
@@ -72,7 +90,9 @@ class LogN(QueryTemperature):
             raise ValueError(f"LogN: train_length must be at least 2, got {train_length}.")
         self.train_length = train_length
 
-    def factor(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def factor(
+        self, positions: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where"]:
         return log_n(positions, self.train_length, dtype)
 
 
@@ -115,6 +135,8 @@ class Llama4Temperature(QueryTemperature):
     def from_shape(cls, shape: ModelShape, **options) -> Llama4Temperature:
         return super().from_shape(shape, **{"floor_scale": shape.train_length, **options})
 
-    def factor(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def factor(
+        self, positions: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where"]:
         spans = ((positions.double() + self.offset) / self.floor_scale).floor().clamp(min=0)
         return (1 + self.attn_scale * spans.log1p()).to(dtype)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.numbers.device_copies import Constants
@@ -34,7 +35,7 @@ class XPos(Rotation):
         head_dim: size of one head, even.
         rope_theta: base of the geometric series of frequencies.
         interleaved: pairs are (2t, 2t+1), as in the authors' code; False: (t, t + head_dim/2).
-        scale_base: distance, in tokens, over which pair t fades to zeta_t.
+        scale_base: distance in tokens over which pair t shrinks by the factor zeta_t.
         origin: the position that is not scaled; it changes no score.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
@@ -86,7 +87,11 @@ class XPos(Rotation):
         room = math.log(largest / _HEADROOM)
         return int(room / -self._decay.values[0])
 
-    def prepare(self, positions: Tensor, length: int | None = None) -> XPos:
+    def prepare(
+        self,
+        positions: Real[Tensor, "#batch len"] | Real[Tensor, " len"],
+        length: int | None = None,
+    ) -> XPos:
         prepared = super().prepare(positions)
         prepared._faded = tuple(
             (Remembered(positions), sign, *prepared._faded_tables(positions, torch.float32, sign))
@@ -94,7 +99,12 @@ class XPos(Rotation):
         )
         return prepared
 
-    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+    def transform(
+        self, q: Tokens, k: Tokens
+    ) -> tuple[
+        Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
+        Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
+    ]:
         out = []
         for tokens, sign in ((q, 1), (k, -1)):
             x = tokens.x

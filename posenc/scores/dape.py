@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding.base import PositionEncoding, check_heads
+from posenc.encoding.base import PositionEncoding, check_heads, require_encoding
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.scores.alibi import ALiBi
@@ -44,7 +45,7 @@ class DAPE(PositionEncoding):
 
     Shapes: scores (batch, num_heads, q_len, kv_len) -> the same.
     Units: logits. Precision: the network in float32 or better; autocast does not reach it.
-    Raises: ValueError where `inner` is not at place 3 alone.
+    Raises: ValueError where `inner` acts elsewhere than at place 3, or is not additive.
     Source: Zheng et al. 2024, arXiv:2405.14722, section 3; github.com/chuanyang-Zheng/DAPE.
 
     >>> dape = posenc.DAPE(posenc.ALiBi(num_heads=4), num_heads=4)
@@ -63,6 +64,7 @@ class DAPE(PositionEncoding):
 
     def __init__(self, inner: PositionEncoding, num_heads: int, *, mlp_width: int = 32) -> None:
         super().__init__()
+        inner = require_encoding("DAPE", inner)
         if inner.claims.places != (3,) or not inner.claims.additive:
             raise ValueError(
                 f"DAPE: inner must add the same bias to any scores and act nowhere else, "
@@ -97,7 +99,12 @@ class DAPE(PositionEncoding):
     def scale(self, head_dim: int) -> float:
         return self.inner.scale(head_dim)
 
-    def state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor | None:
+    def state(
+        self,
+        x: Float[Tensor, "batch seq_len embed_dim"],
+        positions: Real[Tensor, "#batch seq_len *axes"] | Real[Tensor, "seq_len *axes"],
+        past: Shaped[Tensor, "batch heads past_len *state"] | None = None,
+    ) -> Shaped[Tensor, "batch heads seq_len *state"] | None:
         return self.inner.state(x, positions, past)
 
     def term(self, q: Tokens, k: Tokens) -> Adapted:
@@ -118,7 +125,17 @@ class Adapted(Term):
     def ready(self, rows: int, causal: bool) -> Adapted:
         return Adapted(self.q, self.k, self.inner.ready(rows, causal), self.dape)
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def held(self, needs_grad: bool) -> float:
+        units, heads = self.dape.out.weight.shape[::-1]
+        return 3 * units / heads + 3
+
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         bias = self._bias(scores, rows, keys)
         hidden_layer, out = self.dape.hidden, self.dape.out
         for_scores, for_bias = hidden_layer.weight.to(scores.dtype).chunk(2, dim=1)

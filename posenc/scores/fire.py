@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding, check_heads
 from posenc.encoding.claims import Claims
+from posenc.encoding.placed import check_distances
 from posenc.encoding.shape import ModelShape
-from posenc.numbers.precision import real, without_autocast
+from posenc.numbers.precision import without_autocast
 from posenc.numbers.tracking import watched
 from posenc.positions import distances
 from posenc.terms.dense import Dense
@@ -55,16 +57,12 @@ class FIRE(PositionEncoding):
     )
 
     eps = 1e-6
-    """Added to the denominator; of no effect but where c has become zero."""
+    """Added to the denominator; it matters only where c has become zero."""
 
     def __init__(
         self, num_heads: int, init_L: float = 512.0, *, mlp_width: int = 32, leaky: bool = False
     ) -> None:
         super().__init__()
-        if init_L <= 0 or mlp_width < 1:
-            raise ValueError(
-                f"FIRE: init_L and mlp_width must be positive, got {init_L} and {mlp_width}."
-            )
         self.init_L = init_L
         self.activation = F.leaky_relu if leaky else F.relu
         self.hidden = nn.Linear(1, mlp_width)
@@ -83,17 +81,35 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.c, 0.1)
         nn.init.constant_(self.multiplier, 1.0)
 
-    def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    def forward(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
         batched positions."""
-        share = self.share(q_positions, kv_positions)
+        return self.of_share(
+            self.share(*check_distances("FIRE", q_positions, kv_positions), q_positions.dtype)
+        )
+
+    def of_share(
+        self, share: Float[Tensor, "*batch q_len kv_len"]
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
+        """What the network makes of `share`: (num_heads, q_len, kv_len), or with a batch before."""
         with without_autocast(share.device):
             hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, share.dtype)))
             return F.linear(hidden, *_as(self.out, share.dtype)).movedim(-1, -3)
 
-    def share(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
-        """What the network reads for each pair: (q_len, kv_len) or (batch, q_len, kv_len)."""
-        dtype = torch.promote_types(real(q_positions).dtype, self.c.dtype)
+    def share(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+        like: torch.dtype,
+    ) -> Float[Tensor, "*batch q_len kv_len"]:
+        """What the network reads for each pair: (q_len, kv_len) or (batch, q_len, kv_len), in
+        float32, or in float64 where `like` or the parameters are."""
+        double = torch.float64 in (like, q_positions.dtype, self.c.dtype)
+        dtype = torch.float64 if double else torch.float32
         distance, q = distances(q_positions, kv_positions).to(dtype), q_positions.to(dtype)
         c = self.c.to(dtype)
         start = (self.multiplier.to(dtype) * self.init_L).abs()
@@ -110,19 +126,31 @@ class Network(Dense):
     """FIRE's bias, which a kernel without gradients adds a few rows at a time."""
 
     HIDDEN_BYTES = 2**20
-    """What the hidden layer may take, so that it stays in the cache."""
+    """Memory for the hidden layer, small enough to stay in the processor's cache."""
 
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
-        if q.x.dtype == torch.float64:
-            q, k = q.in_double(), k.in_double()
-        super().__init__(q, k, lambda q, k: fire(q.positions, k.positions))
-        self.fire = fire
+        super().__init__(
+            q, k, lambda q, k: fire.of_share(fire.share(q.positions, k.positions, self.dtype))
+        )
+        self.fire, self.dtype = fire, q.x.dtype
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def held(self, needs_grad: bool) -> float:
+        if not needs_grad and self.fire.activation is F.relu:
+            return 1.0
+        units, heads = self.fire.out.weight.shape[::-1]
+        return 3 * units / heads
+
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         if self.fire.activation is not F.relu or watched():
             return super().add(scores, rows, keys, mask)
-        share = self.fire.share(self.q[rows].positions, self.k[keys].positions)
+        share = self.fire.share(self.q[rows].positions, self.k[keys].positions, self.dtype)
         return self._in_chunks(scores, share if share.ndim == 3 else share[None])
 
     def _in_chunks(self, scores: Tensor, share: Tensor) -> Tensor:

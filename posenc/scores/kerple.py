@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.encoding.distance_bias import DistanceBias
@@ -28,8 +29,8 @@ class Kerple(DistanceBias):
     Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len); r1, r2
     (num_heads), shared by all layers as in the authors' code.
     Units: distances in tokens; the bias is in logits.
-    Precision: float32. As in the authors' code r1 and r2 act as at least 0.01, and the power's r2
-    as at most 2, and learn beyond these bounds as if there were none.
+    Precision: float32. As in the authors' code r1 and r2 are raised to at least 0.01, and the
+    power's r2 is lowered to at most 2; their gradients ignore these bounds.
     Raises: ValueError for an unknown form.
     Source: Chi et al. 2022, arXiv:2205.09921, section 4; github.com/chijames/KERPLE.
 
@@ -52,7 +53,7 @@ class Kerple(DistanceBias):
         for r, high in zip((self.r1, self.r2), KERPLE_STARTS[self.form], strict=True):
             nn.init.uniform_(r, 0, high)
 
-    def bias(self, distance: Tensor) -> Tensor:
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         distance = real(distance).abs()
         r1 = per_head(_bounded(self.r1), distance)
         if self.form == "log":
@@ -61,6 +62,6 @@ class Kerple(DistanceBias):
 
 
 def _bounded(x: Tensor, high: float = torch.inf) -> Tensor:
-    """x clamped to [0.01, high], with the gradient of x: a plain clamp's would be zero outside, and
-    a parameter that starts there (r2, one time in a hundred) would never learn."""
+    """x clamped to [0.01, high], with the gradient of x: that of a plain clamp is zero outside, and
+    a parameter that starts there (r2 does one time in a hundred) would never learn."""
     return x + (x.clamp(KERPLE_LOW, high) - x).detach()

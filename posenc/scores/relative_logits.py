@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -81,7 +82,12 @@ class RelativeLogits(PositionEncoding):
         nn.init.normal_(self.state_proj.weight, std=0.02)
         nn.init.normal_(self.profiles, std=0.02)
 
-    def state(self, x: Tensor, positions: Tensor, past: Tensor | None = None) -> Tensor:
+    def state(
+        self,
+        x: Float[Tensor, "batch seq_len embed_dim"],
+        positions: Real[Tensor, "#batch seq_len"] | Real[Tensor, " seq_len"],
+        past: Float[Tensor, "batch num_heads past_len num_profiles"] | None = None,
+    ) -> Float[Tensor, "batch num_heads seq_len num_profiles"]:
         dtype = at_least_float32(x.dtype)
         with without_autocast(x.device):
             state = F.linear(x.to(dtype), self.state_proj.weight.to(dtype))
@@ -115,7 +121,13 @@ class Profiles(ByDistance):
         super().__init__(q, k, **vectors)
         self.log_scaling = log_scaling
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         scores = super().add(scores, rows, keys, mask)
         if self.log_scaling is None:
             return scores

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.encoding.distance_bias import DistanceBias
@@ -13,14 +14,13 @@ from posenc.numbers.angles import Angles
 from posenc.numbers.device_copies import Constants
 from posenc.numbers.frequencies import geometric
 from posenc.numbers.precision import per_head, real
-from posenc.positions import check_flat
 
 CHUNK = 256
 """Distances whose dim/2 cosines are held at a time."""
 
 
 class Sandwich(DistanceBias):
-    """Add the inner product of two positions' sinusoidal embeddings, smaller from head to head.
+    """Add the inner product of two positions' sinusoidal embeddings, smaller in later heads.
 
     score[h, i, j] += sum_t cos((position_i - position_j) / 10000^(2t/dim)) / (8 (h+1) / num_heads)
 
@@ -56,16 +56,19 @@ class Sandwich(DistanceBias):
         self.offset = first * dim / 2
         self._shares = Constants([num_heads / (8 * h) for h in range(1, num_heads + 1)])
 
-    def bias(self, distance: Tensor) -> Tensor:
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         parts = distance.flatten().split(CHUNK)
         dtype = real(distance).dtype
         cosines = (self.angles.reduced(part).to(dtype).cos() for part in parts)
         total = torch.cat([part.sum(-1, dtype=torch.float64) for part in cosines])
         return self._shared(total.view(distance.shape), dtype)
 
-    def forward(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
+    def dense(
+        self,
+        q_positions: Real[Tensor, "*#batch q_len"],
+        kv_positions: Real[Tensor, "*#batch kv_len"],
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """cos(a - b) = cos a cos b + sin a sin b: one product in place of a cosine per pair."""
-        check_flat(q_positions, kv_positions)
         q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
         values = self._shared(q @ k.mT, real(q_positions).dtype)

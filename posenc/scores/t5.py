@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from posenc.encoding.distance_bias import DistanceBias
@@ -19,12 +20,12 @@ class T5Bias(DistanceBias):
 
     score[h, i, j] += weight[bucket(position_i - position_j), h]
 
-    Buckets are exact for the nearest half and logarithmic up to max_distance; all that is further
-    shares the last one (from 113 with the defaults, from 91 on either side if bidirectional). T5
-    has no 1/sqrt(head_dim): scale() is 1, and the model's initial weights are expected to make up
-    for it, so that the table meets logits of size 1. AdamW moves an entry by about the learning
-    rate per step, and it must travel several logits: give the table a higher rate than the weights
-    in a short training (posenc compare gives 20 times, to everything that any encoding learns).
+    Buckets are exact for the nearest half and logarithmic up to max_distance; all larger distances
+    share the last one (from 113 with the defaults, from 91 on either side if bidirectional). T5
+    has no 1/sqrt(head_dim): scale() is 1, and the model's initial weights must make up for it, so
+    that the table is added to logits of size 1. AdamW moves an entry by about the learning rate per
+    step, and an entry has to move by several logits: in a short training give the table a higher
+    rate than the weights (posenc compare gives 20 times, to everything that any encoding learns).
 
     Args:
         num_heads: number of query heads.
@@ -79,12 +80,12 @@ class T5Bias(DistanceBias):
     def scale(self, head_dim: int) -> float:
         return 1.0
 
-    def bucket(self, distance: Tensor) -> Tensor:
+    def bucket(self, distance: Real[Tensor, "*where"]) -> Int[Tensor, "*where"]:
         """The row of the table for each distance (positive: the past)."""
         near = distance.abs() if self.bidirectional else distance.clamp(min=0)
         bucket = torch.bucketize(near.contiguous(), self._edges.like(near), right=True)
         return bucket + (len(self.edges) + 1) * (distance < 0) if self.bidirectional else bucket
 
-    def bias(self, distance: Tensor) -> Tensor:
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         dtype = torch.promote_types(self.weight.dtype, real(distance).dtype)
         return self.weight.to(dtype).T[:, self.bucket(distance)]

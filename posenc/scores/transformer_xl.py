@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding, check_head_dim, check_heads
@@ -28,14 +29,14 @@ class TransformerXL(PositionEncoding):
     u joins the query at place 2, which adds u . k for every key. Where positions are runs, W R is
     one table over distances and the scores are its skewed view. For any other positions, integer or
     real, sin and cos of a difference are split into products of the query's and the key's, so that
-    the term is one matrix product of inner size embed_dim: exact, and num_heads/2 times dearer.
+    the term is one matrix product of inner size embed_dim: exact, at num_heads/2 times the cost.
     Earlier segments come in as Attention's `memory`, with their own positions.
 
     Args:
         embed_dim: width of the sinusoid, even.
         num_heads: number of query heads.
         head_dim: size of one head.
-        clamp_len: distances beyond this count as this; None means none do.
+        clamp_len: the largest distance; longer ones count as this one. None: no limit.
         untied: every layer has its own u and v (the authors' untie_r); the paper shares them.
 
     Shapes: q_positions (batch, q_len), kv_positions (batch, kv_len) -> (batch, num_heads, q_len,
@@ -86,7 +87,9 @@ class TransformerXL(PositionEncoding):
         for parameter in (self.u, self.v, self.projection.weight):
             nn.init.normal_(parameter, std=0.02)
 
-    def sinusoid(self, distance: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def sinusoid(
+        self, distance: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where embed_dim"]:
         """R of each distance, clamped: (*distance.shape, embed_dim), all sines before all
         cosines."""
         if self.clamp_len is not None:
@@ -94,7 +97,12 @@ class TransformerXL(PositionEncoding):
         cos, sin = self.angles.cos_sin(distance, dtype)
         return torch.cat([sin, cos], dim=-1)
 
-    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+    def transform(
+        self, q: Tokens, k: Tokens
+    ) -> tuple[
+        Float[Tensor, "batch num_heads {len(q)} width"],
+        Float[Tensor, "batch num_kv_heads {len(k)} width"],
+    ]:
         assert q.x is not None and k.x is not None
         check_heads(self, self.u.shape[0], q.x)
         check_head_dim(self, self.u.shape[1], q.x)
@@ -107,15 +115,21 @@ class TransformerXL(PositionEncoding):
         queries = (q.x.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.x.shape[-1])
         return DistanceVectors(q, k, queries, self)
 
-    def weight(self, dtype: torch.dtype) -> Tensor:
-        """(num_heads, head_dim, embed_dim)"""
+    def weight(self, dtype: torch.dtype) -> Float[Tensor, "num_heads head_dim embed_dim"]:
+        """The projection by head."""
         return self.projection.weight.to(dtype).unflatten(0, self.u.shape)
 
 
 class DistanceVectors(ByDistance):
     """Queries against the projected sinusoid of the distance."""
 
-    def __init__(self, q: Tokens, k: Tokens, queries: Tensor, xl: TransformerXL) -> None:
+    def __init__(
+        self,
+        q: Tokens,
+        k: Tokens,
+        queries: Float[Tensor, "batch num_heads {len(q)} head_dim"],
+        xl: TransformerXL,
+    ) -> None:
         dtype, clamp = queries.dtype, xl.clamp_len
         super().__init__(
             q, k, None if clamp is None else (-clamp, clamp), queries,

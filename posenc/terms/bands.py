@@ -1,5 +1,6 @@
-"""Terms that read a table by distance, for blocks of two runs of positions: products over the few
-distances at which the table changes, through skewed views, and one number per row beyond."""
+"""Terms that read a table by distance, where queries and keys are runs of positions. Only distances
+at which the table changes need products, read through skewed views; beyond them one number serves a
+whole row."""
 
 from __future__ import annotations
 
@@ -16,16 +17,17 @@ from posenc.terms.skew import Part, add_parts, shared_run, skew
 Table = Callable[[Tensor], Tensor]
 """From distances to (num_heads or 1, distances, width)."""
 
-TILE = 64
-"""Keys whose products with the table are made at a time."""
+QUERIES, KEYS = 128, 64
+"""Queries or keys whose products with the table are made at a time: each needs the vectors of as
+many distances more."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """A table by distance, the same from `high` on and up to `low`.
+    """A table by distance that is constant from `high` on, and again up to `low`.
 
     values (num_heads or 1, distances, width) begins at distance `first` and goes on by `step`, 1 or
-    -1, with as many distances beyond `low` and `high` as a block has queries.
+    -1; it has as many distances beyond `low` and beyond `high` as a block has queries.
     """
 
     values: Tensor
@@ -35,10 +37,12 @@ class Band:
     high: int
 
     def __getitem__(self, distances: tuple[int, int]) -> Tensor:
-        """`count` entries from `distance` on, in the order of the table."""
+        """`count` entries from `distance` on, in the order of the table; without the axis of heads
+        where they share the table, since that makes one product for all of them."""
         distance, count = distances
         start = (distance - self.first) * self.step
-        return self.values[:, start : start + count]
+        values = self.values[0] if len(self.values) == 1 else self.values
+        return values.narrow(-2, start, count)
 
     def near(self, shift: int, rows: int, keys: int) -> tuple[int, int]:
         """first, last: keys before `first` are at `high` or beyond for every query, those from
@@ -50,9 +54,9 @@ class Band:
 
 @dataclass(frozen=True)
 class Bands:
-    """What the blocks of one attention share: a band that queries meet, by falling distance, and
-    one that keys meet, by rising distance; k_ends (2, batch, num_heads, 1, kv_len) are the keys'
-    products with its lowest and highest entry."""
+    """What the blocks of one attention share: a band that queries are multiplied with, by falling
+    distance, and one for the keys, by rising distance; k_ends (2, batch, num_heads, 1, kv_len) are
+    the keys' products with its lowest and highest entry."""
 
     kv_start: int
     for_q: Band | None
@@ -75,7 +79,7 @@ class Bands:
         be runs.
 
         `ends` are the lowest and highest distance at which the tables change; None: they always do.
-        Where `causal`, nothing is asked for below -rows.
+        If `causal`, the blocks ask for no distance below -rows.
         """
         shift, kv_start = shared_run(q_positions, kv_positions), run_start(kv_positions)
         if shift is None or kv_start is None:
@@ -96,8 +100,7 @@ class Bands:
         k_ends = None
         if k_band is not None:
             assert k is not None
-            entries = torch.stack([k_band[end, 1] for end in (low, high)])
-            k_ends = entries.unsqueeze(1) @ k.mT
+            k_ends = torch.stack([k_band[end, 1] @ k.mT for end in (low, high)])
         return cls(kv_start, q_band, k_band, k_ends)
 
     def add(
@@ -117,7 +120,11 @@ class Bands:
         rows, keys = scores.shape[-2:]
         if self.for_q is not None:
             assert q is not None
-            scores = add_parts(scores, _of_queries(self.for_q, shift, rows, keys, q))
+            tiles = [
+                _of_queries(self.for_q, shift + i * QUERIES, keys, tile)
+                for i, tile in enumerate(q.split(QUERIES, 2))
+            ]
+            scores = add_parts(scores, *tiles, rows=QUERIES)
         if self.for_k is not None:
             assert k is not None and self.k_ends is not None
             first = run_start(kv_positions) - self.kv_start  # type: ignore[operator]
@@ -128,7 +135,13 @@ class Bands:
     def weigh(self, weights: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
         """sum over j of weights[i, j] * for_q[position_i - position_j]: (batch, num_heads, rows,
         width)."""
-        table, shift = self.for_q, _shift(q_positions, kv_positions)
+        shift = _shift(q_positions, kv_positions)
+        tiles = enumerate(weights.split(QUERIES, -2))
+        outs = [self._weigh(tile, shift + i * QUERIES) for i, tile in tiles]
+        return outs[0] if len(outs) == 1 else torch.cat(outs, -2)
+
+    def _weigh(self, weights: Tensor, shift: int) -> Tensor:
+        table = self.for_q
         assert table is not None
         rows, keys = weights.shape[-2:]
         first, last = table.near(shift, rows, keys)
@@ -150,7 +163,8 @@ def _shift(q_positions: Tensor, kv_positions: Tensor) -> int:
     return shift
 
 
-def _of_queries(table: Band, shift: int, rows: int, keys: int, q: Tensor) -> Iterator[Part]:
+def _of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]:
+    rows = q.shape[2]
     first, last = table.near(shift, rows, keys)
     if first:
         yield 0, first, q @ table[table.high, 1].mT
@@ -167,8 +181,8 @@ def _of_keys(
     first, last = table.near(shift, rows, keys)
     if first:
         yield 0, first, k_ends[1, ..., :first]
-    for start in range(first, last, TILE):
-        stop = min(start + TILE, last)
+    for start in range(first, last, KEYS):
+        stop = min(start + KEYS, last)
         rising = table[shift - stop + 1, stop - start + rows]
         yield start, stop, skew(k[:, :, start:stop] @ rising.mT, rows).mT
     if last < keys:

@@ -1,10 +1,11 @@
-"""Scores that a query, a key or both read from vectors that belong to the distance."""
+"""Scores from products of queries, of keys or of both with vectors that belong to the distance."""
 
 from __future__ import annotations
 
 from typing import Self
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.positions import distances
@@ -18,12 +19,13 @@ class ByDistance(Term):
 
     scores[i, j] += q_vectors[i] . for_q(D) + k_vectors[j] . for_k(D),  D = position_i - position_j
 
-    Where positions are runs, products are made with the vectors that occur and read through skewed
-    views; elsewhere with all of them, and gathered.
+    Where positions are runs, only the vectors of distances that occur are multiplied, and the
+    products are read through skewed views. Elsewhere, and where a single block has more queries
+    than there are vectors, all vectors are multiplied and the products gathered.
 
     Args:
-        ends: (low, high), the distances from which on nothing changes; real distances are rounded
-            down.
+        ends: (low, high): distances outside have the vector of the nearer end; real distances are
+            rounded down.
         q_vectors, for_q: (batch, num_heads, q_len, width), and from distances to (num_heads or 1,
             distances, width); or both None.
         k_vectors, for_k: the same for the keys.
@@ -34,9 +36,9 @@ class ByDistance(Term):
         q: Tokens,
         k: Tokens,
         ends: tuple[int, int] | None,
-        q_vectors: Tensor | None = None,
+        q_vectors: Float[Tensor, "batch num_heads {len(q)} q_width"] | None = None,
         for_q: Table | None = None,
-        k_vectors: Tensor | None = None,
+        k_vectors: Float[Tensor, "batch num_heads {len(k)} k_width"] | None = None,
         for_k: Table | None = None,
     ) -> None:
         super().__init__(q, k)
@@ -48,6 +50,9 @@ class ByDistance(Term):
         self._all_k: Tensor | None = None
 
     def ready(self, rows: int, causal: bool) -> Self:
+        if not torch.compiler.is_compiling():  # a compiled graph is for any length
+            if self.ends is not None and self.ends[1] - self.ends[0] < len(self.q) <= rows:
+                return self._with_all_vectors()
         bands = Bands.of(
             self.q.positions, self.k.positions, rows, causal, self.ends, self.for_q, self.for_k,
             self.k_vectors,
@@ -67,7 +72,13 @@ class ByDistance(Term):
             ready._all_k = None if self.for_k is None else self.for_k(distance)
         return ready
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         q = None if self.q_vectors is None else self.q_vectors[:, :, rows]
         k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
         where = self.q[rows].positions, self.k[keys].positions

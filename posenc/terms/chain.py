@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.terms.term import ScoreMod, Term
@@ -11,7 +12,7 @@ from posenc.terms.tokens import Tokens
 
 
 class Chain(Term):
-    """Apply terms in order; what all of them offer, their sum offers.
+    """Apply terms in order; a form that all of them offer, the chain offers too.
 
     Raises: ValueError where two act on the values.
     """
@@ -34,7 +35,16 @@ class Chain(Term):
     def ready(self, rows: int, causal: bool) -> Chain:
         return Chain(self.q, self.k, [t.ready(rows, causal) for t in self.terms])
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def held(self, needs_grad: bool) -> float:
+        return sum(term.held(needs_grad) for term in self.terms)
+
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         for term in self.terms:
             scores = term.add(scores, rows, keys, mask)
         return scores

@@ -1,10 +1,11 @@
-"""A term with a ready number for every pair of a block."""
+"""A term that adds one value to each pair of a query and a key."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.terms.term import ByDistance, ScoreMod, Term
@@ -35,12 +36,18 @@ class Dense(Term):
         self._values = values
         self.by_distance, self.split = by_distance, split
 
-    def values(self, rows: slice, keys: slice) -> Tensor:
+    def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
         """What is added, (batch or 1, num_heads, rows, keys)."""
         values = self._values(self.q[rows], self.k[keys])
         return values if values.ndim == 4 else values[None]
 
-    def add(self, scores: Tensor, rows: slice, keys: slice, mask: Tensor | None) -> Tensor:
+    def add(
+        self,
+        scores: Float[Tensor, "batch num_heads rows keys"],
+        rows: slice,
+        keys: slice,
+        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
+    ) -> Float[Tensor, "batch num_heads rows keys"]:
         return scores.add_(self.values(rows, keys).to(scores.dtype))
 
     def pair(self) -> ScoreMod:  # type: ignore[override]

@@ -34,18 +34,23 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
 
 
 Part = tuple[int, int, Tensor]
-"""first, last and what is added to the columns between them."""
+"""first, last, and what is added to columns first .. last."""
 
 
-def add_parts(scores: Tensor, parts: Iterable[Part]) -> Tensor:
-    """Scores with the parts, which cover all columns, in place."""
+def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -> Tensor:
+    """Add the parts, which cover all columns, to the scores in place. Each of `tiles` holds the
+    parts of the next `rows` rows; None: there is one, for all rows."""
+    blocks = scores.split(rows or scores.shape[-2], -2)
     if not torch.is_grad_enabled():
-        for first, last, part in parts:
-            scores[..., first:last].add_(part)
+        for block, parts in zip(blocks, tiles, strict=True):
+            for first, last, part in parts:
+                block[..., first:last].add_(part)
         return scores
     # One addition: the gradient of one to a slice would be a copy of the whole.
-    shape = scores.shape[:-1]
+    added = [_joined(parts, block) for parts, block in zip(tiles, blocks, strict=True)]
+    return scores.add_(added[0] if len(added) == 1 else torch.cat(added, -2))
+
+
+def _joined(parts: Iterable[Part], like: Tensor) -> Tensor:
     ordered = sorted(parts, key=lambda part: part[0])
-    return scores.add_(
-        torch.cat([t.expand(*shape, last - first) for first, last, t in ordered], -1)
-    )
+    return torch.cat([t.expand(*like.shape[:-1], last - first) for first, last, t in ordered], -1)

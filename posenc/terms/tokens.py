@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
+from jaxtyping import Float, Real, Shaped
 from torch import Tensor
 
 from posenc.positions import part
@@ -15,14 +15,14 @@ class Tokens:
     """The queries or the keys of one attention; sliceable along the tokens.
 
     Args:
-        x: (batch, heads, len, width). For place 2 what is to be transformed; in a term what came
-            before place 2, keys with as many heads as queries, and None unless the encoding claims
-            needs_raw_k.
+        x: (batch, heads, len, width). At place 2 the vectors to transform; in a term those from
+            before place 2. A term's keys have as many heads as its queries, and are None unless the
+            encoding claims needs_raw_k.
         positions: (len) or (batch, len), with a last axis of components where num_axes > 1.
         state: what `state` gave for these tokens, (batch, heads, len, ...), or None.
         num_axes: number of components of a position.
-        true_positions: where the tokens stand, if `positions` are what a position map makes of
-            that; None: `positions` are true.
+        true_positions: the tokens' own positions, if `positions` are what a position map made of
+            them; None: `positions` are their own.
 
     >>> import torch
     >>> keys = Tokens(torch.randn(1, 4, 10, 16), torch.arange(10))
@@ -30,11 +30,11 @@ class Tokens:
     tensor([2, 3, 4])
     """
 
-    x: Tensor | None
-    positions: Tensor
-    state: Tensor | None = None
+    x: Float[Tensor, "batch heads len width"] | None
+    positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
+    state: Shaped[Tensor, "batch state_heads len *state"] | None = None
     num_axes: int = 1
-    true_positions: Tensor | None = None
+    true_positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"] | None = None
 
     def __getitem__(self, span: slice) -> Tokens:
         true = self.true_positions
@@ -54,10 +54,6 @@ class Tokens:
             return positions[..., span, :]
         return part(positions, span.start or 0, len(self) if span.stop is None else span.stop)
 
-    def given(self, x: Tensor | None) -> Tokens:
+    def given(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> Tokens:
         """The same tokens with other vectors."""
         return replace(self, x=x)
-
-    def in_double(self) -> Tokens:
-        """The same tokens with positions in float64, in which float64 scores are computed."""
-        return replace(self, positions=self.positions.to(torch.float64))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Self
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding, check_head_dim
@@ -26,7 +27,7 @@ class Shaw(PositionEncoding):
     value_table[r]),  r = clip(position_j - position_i, -max_distance, max_distance) + max_distance
 
     No tensor of q_len x kv_len x head_dim is made: q . key_table has a column per distance, and
-    weights are summed per distance before they meet value_table.
+    weights are summed per distance before they are multiplied with value_table.
 
     Args:
         head_dim: size of one head; the tables are shared by all heads.
@@ -69,7 +70,7 @@ class Shaw(PositionEncoding):
         if self.value_table is not None:
             nn.init.xavier_uniform_(self.value_table)
 
-    def row(self, distance: Tensor) -> Tensor:
+    def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
         """The row of the tables for each distance (positive: the past)."""
         return self.max_distance - distance.clamp(-self.max_distance, self.max_distance)
 
@@ -81,7 +82,7 @@ class Shaw(PositionEncoding):
 
 
 class ShawTerm(ByDistance):
-    """Vectors by distance that queries meet, and that weights are summed over."""
+    """Scores of queries against vectors by distance, and such vectors weighted like values."""
 
     def __init__(self, q: Tokens, k: Tokens, shaw: Shaw) -> None:
         assert q.x is not None
@@ -99,7 +100,7 @@ class ShawTerm(ByDistance):
 
     def ready(self, rows: int, causal: bool) -> Self:
         ready, values = super().ready(rows, causal), self.shaw.value_table
-        if values is not None:
+        if values is not None and ready.bands is not None:
             ready.value_bands = Bands.of(
                 self.q.positions, self.k.positions, rows, causal, self.ends,
                 for_q=lambda d: values.to(self.dtype)[None, self.shaw.row(d)],

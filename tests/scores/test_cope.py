@@ -44,7 +44,9 @@ def test_cope_matches_the_authors_code(case: Case):
     )  # fmt: skip
     case.assert_close("output", out[:, 0])
     scores = q @ k.mT * encoding.scale(p["head_dim"])
-    with_term = scored(encoding, scores, q, None, positions, positions, None, state, mask=seen)
+    with_term = scored(
+        encoding, scores, q, None, positions, positions, None, state, mask=seen[None, None]
+    )
     case.assert_close("logits", with_term.masked_fill(~seen, -torch.inf)[:, 0])
 
 
@@ -68,7 +70,7 @@ def test_cope_matches_the_paper(divide: bool):
     visible[5, 2] = False
     positions = torch.arange(9)
     scores = q @ k.mT / 2
-    with_term = scored(encoding, scores, q, None, positions, positions, mask=visible)
+    with_term = scored(encoding, scores, q, None, positions, positions, mask=visible[None, None])
     got = (with_term - scores)[0, 0].detach().numpy()
     want = paper.term(
         q[0, 0].numpy(), k[0, 0].numpy(), encoding.e.detach().numpy(), visible.numpy(), divide
@@ -159,7 +161,7 @@ def test_counting_in_parts_changes_nothing(openness: float):
     q = torch.randn(1, 2, length, 8).double()
     scores = (torch.randn(1, 2, length, length) + openness).double().requires_grad_()
     seen = torch.ones(length, length).bool().tril()
-    got = scored(encoding, scores, q, None, positions, positions, mask=seen) - scores
+    got = scored(encoding, scores, q, None, positions, positions, mask=seen[None, None]) - scores
     gates = scores.sigmoid().masked_fill(~seen, 0)
     count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=39)
     table = q @ encoding.e.mT * 8**-0.5

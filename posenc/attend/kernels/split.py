@@ -1,5 +1,4 @@
-"""A bias that is a term of the query minus a term of the key: as one row of numbers for a block of
-queries, or carried in extra columns of q and k."""
+"""A bias that is a term of the query minus a term of the key, in extra columns of q and k."""
 
 from __future__ import annotations
 
@@ -11,11 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from posenc.attend.kernels.cost import negligible
-from posenc.attend.kernels.toeplitz_gradients import rows_in_memory
 from posenc.attend.problem import Problem
 from posenc.numbers.heads import for_every_head
-from posenc.numbers.precision import at_least_float32
 
 ROWS, STEEP_ROWS = 512, 128
 """Queries that share a row of key terms, which count from its middle: fewer where the terms fall by
@@ -40,69 +36,12 @@ def terms(problem: Problem) -> tuple[Tensor, Tensor]:
     return row if row.ndim == 3 else row[None], key if key.ndim == 3 else key[None]
 
 
-def refuse_rows(problem: Problem) -> str | None:
-    """Why `run_rows` cannot compute a call that is_causal fits."""
-    if problem.q.device.type != "cpu" or problem.needs_grad:
-        return "CUDA's kernels would write the row out, and its gradient is not computed"
-    if problem.v.shape[-1] != problem.q.shape[-1]:
-        return "torch's kernel wants values of the width of queries"
-    return None
-
-
-def run_rows(problem: Problem) -> Tensor:
-    """Causal attention over equal runs by torch's flash kernel: block by block, earlier keys and
-    the block's own apart, since one row of bias serves all queries and is_causal does the rest.
-
-    Earlier keys that no query of a block can give more than a negligible weight are left out: no
-    score is further from zero than the norms of q and k allow, and a query sees its own key.
-    """
-    row, key = terms(problem)
-    # torch's kernel reads channels as if they lay side by side.
-    q, k, v = (rows_in_memory(t) for t in (problem.q, problem.k, problem.v))
-    problem = replace(problem, q=q, k=k, v=v)
-    dtype = at_least_float32(problem.q.dtype)
-    batch, heads, q_len, width = problem.q.shape
-    q_size, k_size = (
-        torch.linalg.vector_norm(t, dim=-1, dtype=dtype).amax(-1) for t in (problem.q, problem.k)
-    )
-    spread = 2 * abs(problem.scale) * q_size * for_every_head(k_size, heads)
-    least = (row - key).amin(-1) - spread + negligible(dtype)
-    out = problem.q.new_empty(batch, q_len, heads, width).transpose(1, 2)
-    rows = _block_rows(key)
-    for start in range(0, q_len, rows):
-        stop = min(start + rows, q_len)
-        bias = row[..., (start + stop) // 2, None] - key[..., :stop]
-        lost = row[..., start:stop].amax(-1, keepdim=True) - key[..., :start] < least[..., None]
-        bias = bias.to(dtype).expand(batch, -1, -1).contiguous()
-        bias[..., :start].masked_fill_(lost, -torch.inf)
-        kept = torch.nonzero(~lost.flatten(0, 1).all(0))
-        first = int(kept[0]) if len(kept) else start
-        own, own_lse = _flash(problem, start, stop, start, stop, bias)
-        if first < start:
-            past, past_lse = _flash(problem, start, stop, first, start, bias)
-            past_lse = past_lse.masked_fill(lost[..., first:].all(-1, keepdim=True), -torch.inf)
-            own = own.lerp(past, (past_lse - own_lse).sigmoid()[..., None].to(own.dtype))
-        out[:, :, start:stop] = own
-    return out
-
-
-def _flash(
-    problem: Problem, start: int, stop: int, first: int, last: int, bias: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Queries start .. stop over keys first .. last, each of which has its bias; causal where the
-    two are the same."""
-    mask = bias[:, :, None, first:last].expand(-1, -1, stop - start, -1)
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        problem.q[:, :, start:stop], problem.k[:, :, first:last], problem.v[:, :, first:last], 0.0,
-        start == first, attn_mask=mask, scale=problem.scale,
-    )  # fmt: skip
-
-
-def _block_rows(key: Tensor) -> int:
+def block_rows(key: Tensor) -> int:
     """Queries that share a row of key terms (batch or 1, num_heads, kv_len). On CUDA looking would
     cost a synchronisation, so that the smaller number is taken."""
     if key.device.type != "cpu" or not key.numel():
         return STEEP_ROWS
+    key = key.detach()
     fall = float((key.amax(-1) - key.amin(-1)).amax()) / key.shape[-1]
     return ROWS if fall * ROWS <= 64 else STEEP_ROWS
 
@@ -115,7 +54,7 @@ def run_folded(problem: Problem, kernel: Callable[[Problem, int, int], Tensor]) 
     to a block are then small, and no coarser at key 100,000 than at key 100.
     """
     row, key = terms(problem)
-    rows = _block_rows(key)
+    rows = block_rows(key)
     outs = []
     for start in range(0, problem.q_len, rows):
         stop = min(start + rows, problem.q_len)

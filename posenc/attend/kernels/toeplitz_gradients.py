@@ -1,4 +1,4 @@
-"""The backward pass of a bias that depends on distance alone, block by block."""
+"""The backward pass of a bias that depends only on the distance, block by block."""
 
 from __future__ import annotations
 
@@ -103,24 +103,36 @@ def differentiable_gradients(
     scale: float,
     grads: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
-    """The gradients of q, k, v and the table as functions that have gradients themselves: by plain
-    operations, with all scores at once."""
-    q_len, kv_len = q.shape[2], k.shape[2]
-    entry = torch.arange(q_len - 1, -1, -1)[:, None] + torch.arange(kv_len)
+    """The gradients of q, k, v and the table as functions that have gradients themselves."""
+    entry = torch.arange(q.shape[2] - 1, -1, -1)[:, None] + torch.arange(k.shape[2])
     bias = table[:, entry]
-    hidden = bias == -torch.inf
-    scores = grouped_matmul(q.to(table.dtype) * scale, k.to(table.dtype).mT)
+    return dense_gradients((q, k, v, table), bias, bias == -torch.inf, scale, grads)
+
+
+def dense_gradients(
+    inputs: tuple[Tensor, ...],
+    bias: Tensor,
+    hidden: Tensor,
+    scale: float,
+    grads: tuple[Tensor | None, ...],
+) -> list[Tensor | None]:
+    """The gradients of inputs, which are q, k, v and what the bias was computed from, by plain
+    operations with all scores at once; they have gradients themselves. `grads` are those of the
+    results and of the log-sum-exp."""
+    q, k, v = inputs[:3]
+    scores = grouped_matmul(q.to(bias.dtype) * scale, k.to(bias.dtype).mT)
     scores = (scores + bias.masked_fill(hidden, 0)).masked_fill(hidden, torch.finfo(bias.dtype).min)
     weights = scores.softmax(-1).masked_fill(hidden, 0)
-    outputs = grouped_matmul(weights, v.to(table.dtype)).to(q.dtype), scores.logsumexp(-1)
-    given = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
-    inputs = [t for t in (q, k, v, table) if t.requires_grad]
+    outputs = grouped_matmul(weights, v.to(bias.dtype)).to(q.dtype), scores.logsumexp(-1)
+    given = [(out, grad) for out, grad in zip(outputs, grads, strict=False) if grad is not None]
+    wanted = [t for t in inputs if t.requires_grad]
     found = iter(
         torch.autograd.grad(
-            [out for out, _ in given], inputs, [grad for _, grad in given], create_graph=True
+            [out for out, _ in given], wanted, [grad for _, grad in given], create_graph=True,
+            allow_unused=True,
         )
-    )
-    return [next(found) if t.requires_grad else None for t in (q, k, v, table)]
+    )  # fmt: skip
+    return [next(found) if t.requires_grad else None for t in inputs]
 
 
 def _finer(blocks: Sequence[Block], row_bytes: int) -> list[Block]:

@@ -14,7 +14,8 @@ from posenc.hf.attention import attached, exchangeable
 from posenc.hf.loading import Checkpoint
 from posenc.hf.rope_config import head_size
 from posenc.queries_keys import rope_scaling as rs
-from posenc.queries_keys.position_maps import DualChunk, PositionMap, ReRoPE, SelfExtend
+from posenc.queries_keys.position_map import PositionMap
+from posenc.queries_keys.position_maps import DualChunk, ReRoPE, SelfExtend
 
 DUAL_CHUNK = "dual-chunk"
 COMPARED = 128

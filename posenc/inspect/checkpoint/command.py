@@ -6,8 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+from rich.markup import escape
+
 from posenc.inspect.checkpoint import words as rows
 from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
+from posenc.report.console import print_table, stdout
 from posenc.report.progress import tell
 
 
@@ -30,17 +33,9 @@ def inspect_checkpoint(request: Request, as_json: bool, out: Path | None, comman
 
 
 def _print(sheet: Sheet) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    console = Console()
-    console = console if console.is_terminal else Console(width=140)
-    facts = Table("", str(sheet.folder))
-    for lines in (rows.structure_lines(sheet), rows.positions_lines(sheet.positions)):
-        for label, value in lines.items():
-            facts.add_row(escape(label), escape(value))
-    console.print(facts)
+    console = stdout(140)
+    facts = [*rows.structure_lines(sheet).items(), *rows.positions_lines(sheet.positions).items()]
+    print_table(console, ("", str(sheet.folder)), facts)
     if sheet.reason:
         console.print(sheet.reason, markup=False)
     console.print(
@@ -51,9 +46,6 @@ def _print(sheet: Sheet) -> None:
         words = " and ".join(sheet.swap.words)
         tables.append((f"{words} exchanged: relative change", *rows.exchange_lines(sheet.swap)))
     for title, header, lines in tables:
-        table = Table(*header, title=escape(title))
-        for line in lines:
-            table.add_row(*map(escape, line))
-        console.print(table)
+        print_table(console, header, lines, title=escape(title))
     for said in sheet.swap.verdicts if sheet.swap else ():
         console.print(said, markup=False)

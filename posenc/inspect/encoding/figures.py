@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -50,10 +51,8 @@ def single_lines(
 ) -> Figure:
     """values (points, lines): the columns in `picked`, one curve each, named "`what` 3"."""
     with figure(x_label, y_label) as (drawn, axes):
-        for index, style in zip(
-            picked, line_styles([f"{what} {i}" for i in picked]).items(), strict=True
-        ):
-            label, look = style
+        styles = line_styles([f"{what} {i}" for i in picked])
+        for index, (label, look) in zip(picked, styles.items(), strict=True):
             axes.plot(values[:, index], label=label, **look.curve(len(values)))
         legend_above(drawn)
     return drawn
@@ -86,13 +85,9 @@ def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int)
 def bias_by_distance(values: Array, distances: Sequence[int]) -> Figure:
     """values (heads, distances) in logits, one curve per head; negative distances are in the
     future."""
-    heads = len(values)
     ahead = "; ahead is negative" if min(distances) < 0 else ""
     with figure(f"distance to the key, tokens{ahead}", "bias, logits") as (drawn, axes):
-        named = _named(heads)
-        for head, colour in enumerate(ordered_colours(heads)):
-            label = f"head {head}" if head in named else None
-            axes.plot(distances, values[head], color=colour, label=label)
+        _plot_heads(axes, distances, values)
         axes.set_xscale("symlog", base=2, linthresh=1)
         _distance_ticks(axes, max(distances), -min(distances))
         legend_above(drawn)
@@ -196,20 +191,21 @@ def precision_map(
 def attention_distance(values: Array) -> Figure:
     """values (layers, heads): the mean distance of attention in tokens, one dot per head."""
     with figure("layer", "mean distance of attention, tokens") as (drawn, axes):
-        layers, heads = values.shape
-        named = _named(heads)
-        for head, colour in enumerate(ordered_colours(heads)):
-            label = f"head {head}" if head in named else None
-            axes.plot(range(layers), values[:, head], "o", color=colour, label=label)
-        axes.set_xticks(range(layers))
+        layers = range(len(values))
+        _plot_heads(axes, layers, values.T, "o")
+        axes.set_xticks(layers)
         axes.set_ylim(bottom=0)
         legend_above(drawn)
     return drawn
 
 
-def _named(heads: int) -> Sequence[int]:
-    """The heads that fit into a legend; the colours between follow their order."""
-    return range(heads) if heads <= 4 else (0, heads // 2, heads - 1)
+def _plot_heads(axes: Axes, x: Sequence[int], values: Array, *marker: str) -> None:
+    """values (heads, x). The legend names as many heads as fit; colours follow their order."""
+    heads = len(values)
+    named = range(heads) if heads <= 4 else (0, heads // 2, heads - 1)
+    for head, colour in enumerate(ordered_colours(heads)):
+        label = f"head {head}" if head in named else None
+        axes.plot(x, values[head], *marker, color=colour, label=label)
 
 
 def frame(axes) -> None:

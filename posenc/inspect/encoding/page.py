@@ -13,7 +13,7 @@ from posenc.encoding.distance_bias import DistanceBias
 from posenc.inspect.encoding import figures, precision
 from posenc.inspect.encoding.layer import first_layer, line
 from posenc.inspect.encoding.sheet import SpecSheet
-from posenc.inspect.encoding.words import LEGEND, rows
+from posenc.inspect.encoding.words import LEGEND, table
 from posenc.registry import create
 from posenc.report.page import Code, Page, Plot, Table
 from posenc.scores.alibi import ALiBi
@@ -34,7 +34,8 @@ def write_page(sheets: Sequence[SpecSheet], path: Path, compare: bool, command: 
     )
     for group in [sheets] if compare else [[sheet] for sheet in sheets]:
         name = ", ".join(sheet.name for sheet in group)
-        page.section(name, _table(group), *_shared(group))
+        measured = Table(["measured", *(sheet.name for sheet in group)], table(group), LEGEND)
+        page.section(name, measured, *_shared(group))
         for sheet in group:
             plots = list(_own(sheet))
             if plots:
@@ -42,16 +43,6 @@ def write_page(sheets: Sequence[SpecSheet], path: Path, compare: bool, command: 
     page.section("How to repeat it", Code(command))
     path.parent.mkdir(parents=True, exist_ok=True)
     page.write(path)
-
-
-def _table(sheets: Sequence[SpecSheet]) -> Table:
-    lines = [rows(sheet) for sheet in sheets]
-    labels = dict.fromkeys(label for each in lines for label in each)
-    return Table(
-        ["measured", *(sheet.name for sheet in sheets)],
-        [[label, *(each.get(label, "–") for each in lines)] for label in labels],
-        LEGEND,
-    )
 
 
 def _shared(sheets: Sequence[SpecSheet]) -> Iterator[Plot]:

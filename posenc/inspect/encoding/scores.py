@@ -37,15 +37,9 @@ class Decay:
 def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Decay:
     """Scores by distance within the training length, in float64."""
     exact = copy.deepcopy(encoding).double()
-    reach = (
-        shape.train_length
-        if encoding.claims.max_positions is None
-        else encoding.claims.max_positions
-    )
-    last = min(reach, shape.train_length) - 1
-    distances = sorted(
-        {0, *(min(last, round(2 ** (i / 2))) for i in range(2, 64))} | {min(1, last)}
-    )
+    limit, trained = encoding.claims.max_positions, shape.train_length
+    last = (trained if limit is None else min(limit, trained)) - 1
+    distances = sorted({0, min(1, last), *(min(last, round(2 ** (i / 2))) for i in range(2, 64))})
     if encoding.claims.permutation_invariant:
         x, y = hidden(2 * pairs, shape)[0].split(pairs)
         far = torch.full((len(distances),), last)
@@ -61,13 +55,7 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Dec
     flat = random.flatten(0, 1)
     cuts = torch.tensor([0.05, 0.95], dtype=flat.dtype)
     low, high = flat.quantile(cuts, dim=0) if flat.isfinite().all() else _finite_cuts(flat, cuts)
-    return Decay(
-        distances,
-        _numbers(flat.mean(0)),
-        _numbers(low),
-        _numbers(high),
-        _numbers(same.flatten(0, 1).mean(0)),
-    )
+    return Decay(distances, *map(_numbers, (flat.mean(0), low, high, same.flatten(0, 1).mean(0))))
 
 
 def _last_row(encoding: PositionEncoding, shape: ModelShape, x: Tensor) -> Tensor:

@@ -26,6 +26,13 @@ _INVARIANT = {
 }
 
 
+def table(sheets: Sequence[SpecSheet]) -> list[list[str]]:
+    """A row for each property that one of the sheets has: its name, and what each sheet says."""
+    lines = [rows(sheet) for sheet in sheets]
+    labels = dict.fromkeys(label for each in lines for label in each)
+    return [[label, *(each.get(label, "–") for each in lines)] for label in labels]
+
+
 def rows(sheet: SpecSheet) -> dict[str, str]:
     """The lines of one sheet, in order."""
     lines = {

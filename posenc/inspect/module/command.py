@@ -6,7 +6,10 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
+from rich.markup import escape
+
 from posenc.inspect.module.sheet import build, find_form, verdicts
+from posenc.report.console import print_table, stdout
 from posenc.report.progress import tell
 
 
@@ -21,13 +24,7 @@ def run(path: str, arguments: Sequence[str], as_json: bool) -> None:
         checks = [dataclasses.asdict(verdict) for verdict in found]
         print(json.dumps({"module": path, "called_as": form.name, "checks": checks}, indent=1))
         return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("check", "holds", "measured", title=escape(f"{path}, called as {form.name}"))
-    for verdict in found:
-        holds = {True: "yes", False: "no", None: "–"}[verdict.holds]
-        table.add_row(escape(verdict.check), holds, escape(verdict.measured))
-    console = Console()
-    (console if console.is_terminal else Console(width=140)).print(table)
+    words = {True: "yes", False: "no", None: "–"}
+    rows = [(verdict.check, words[verdict.holds], verdict.measured) for verdict in found]
+    title = escape(f"{path}, called as {form.name}")
+    print_table(stdout(140), ("check", "holds", "measured"), rows, title=title)

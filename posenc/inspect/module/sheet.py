@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Call = Callable[[nn.Module, Tensor, torch.dtype], Any]
+Call = Callable[[Any, Tensor, torch.dtype], Any]
 """(module, positions (len), dtype of the activations) -> what the module returns."""
+
+Measured = tuple[bool | None, str]
+"""Whether a property holds (None: it does not apply), and the numbers."""
 
 _SIZES = ("head_dim", "dim", "channels", "embed_dim", "d_model", "dim_model", "hidden_size")
 
@@ -64,7 +67,7 @@ def build(path: str, arguments: Sequence[str]) -> nn.Module:
         options["config"] = AutoConfig.for_model(config.pop("model_type"), **config)
     try:
         made = made_by(**options)
-    except Exception as error:
+    except Exception as error:  # somebody else's constructor: whatever it raises is its refusal
         raise ValueError(f"{path}: refuses these arguments: {error}") from error
     if not isinstance(made, nn.Module):
         raise ValueError(f"{path}: must make a torch module, made a {type(made).__name__}.")
@@ -83,7 +86,7 @@ def find_form(module: nn.Module, arguments: Sequence[str]) -> Form:
     for form in _forms(width, names, hasattr(module, "rotate_queries_or_keys")):
         try:
             rows = as_rows(form.call(copy.deepcopy(module), torch.arange(7), torch.float32), 7)
-        except Exception as error:
+        except Exception as error:  # a form that does not fit may fail in any way
             tried.append(f"{form.name} ({type(error).__name__})")
             continue
         if rows is not None and rows.isfinite().all() and not torch.equal(rows[0], rows[5]):
@@ -96,42 +99,27 @@ def find_form(module: nn.Module, arguments: Sequence[str]) -> Form:
 
 
 def _forms(width: int, names: list[str], rotates: bool) -> list[Form]:
-    def x(n: int, dtype: torch.dtype, heads: bool = False) -> Tensor:
-        return (
-            torch.ones(1, 1, n, width, dtype=dtype)
-            if heads
-            else torch.ones(1, n, width, dtype=dtype)
-        )
+    def x(p: Tensor, d: torch.dtype) -> Tensor:
+        return torch.ones(1, len(p), width, dtype=d)
 
-    forms = []
-    if rotates:
-        forms.append(
-            Form(
-                "rotate_queries_or_keys(t)",
-                lambda m, p, d: _method(m, "rotate_queries_or_keys")(x(len(p), d, True)),
-                False,
-            )
-        )
-    if names[:2] == ["x", "position_ids"]:
-        forms.append(Form("(x, position_ids)", lambda m, p, d: m(x(len(p), d), p[None]), True))
+    def q(p: Tensor, d: torch.dtype) -> Tensor:
+        return torch.ones(1, 1, len(p), width, dtype=d)
+
+    turn = Form(
+        "rotate_queries_or_keys(t)", lambda m, p, d: m.rotate_queries_or_keys(q(p, d)), False
+    )
+    with_ids = Form("(x, position_ids)", lambda m, p, d: m(x(p, d), p[None]), True)
     return [
-        *forms,
-        Form(
-            "(q, k, positions)",
-            lambda m, p, d: m(x(len(p), d, True), x(len(p), d, True), p),
-            True,
-        ),
-        Form("(x, positions)", lambda m, p, d: m(x(len(p), d), p), True),
+        *([turn] if rotates else []),
+        *([with_ids] if names[:2] == ["x", "position_ids"] else []),
+        Form("(q, k, positions)", lambda m, p, d: m(q(p, d), q(p, d), p), True),
+        Form("(x, positions)", lambda m, p, d: m(x(p, d), p), True),
         Form("(positions)", lambda m, p, d: m(p), True),
         Form("(positions, positions)", lambda m, p, d: m(p, p), True),
         Form("(q_len, kv_len)", lambda m, p, d: m(len(p), len(p)), False),
-        Form("(x)", lambda m, p, d: m(x(len(p), d)), False),
-        Form("(q, k)", lambda m, p, d: m(x(len(p), d, True), x(len(p), d, True)), False),
+        Form("(x)", lambda m, p, d: m(x(p, d)), False),
+        Form("(q, k)", lambda m, p, d: m(q(p, d), q(p, d)), False),
     ]
-
-
-def _method(module: nn.Module, name: str) -> Callable[..., Any]:
-    return getattr(module, name)
 
 
 def as_rows(returned: Any, count: int) -> Tensor | None:
@@ -149,126 +137,91 @@ def as_rows(returned: Any, count: int) -> Tensor | None:
 @torch.no_grad()
 def verdicts(module: nn.Module, form: Form, length: int = 4096) -> list[Verdict]:
     """Check what every encoding of posenc must satisfy, as far as the module's form allows."""
-    checks = (_activations, _cast, _history, _lengths, _rows_alone, _far)
-    return [check(module, form, length) for check in checks]
+    return [_verdict(check, module, form, length) for check in _CHECKS]
 
 
-def _rows(module: nn.Module, form: Form, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    rows = as_rows(form.call(module, positions, dtype), len(positions))
+def _verdict(check: str, module: nn.Module, form: Form, length: int) -> Verdict:
+    try:
+        return Verdict(check, *_CHECKS[check](module, form, length))
+    except Exception as error:  # somebody else's code: whatever it raises is the finding
+        line = (str(error).strip().splitlines() or [""])[0][:120]
+        return Verdict(check, None, f"does not run: {type(error).__name__}: {line}")
+
+
+def _rows(module: nn.Module, form: Form, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """What the module gives for positions 0 .. length - 1."""
+    rows = as_rows(form.call(module, torch.arange(length), dtype), length)
     if rows is None:
         raise ValueError("no row per position")
     return rows
 
 
-def _collapse(check: str, rounded: Tensor, exact: Tensor) -> Verdict:
+def _fresh(
+    module: nn.Module, form: Form, length: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The same from a copy that no call has changed."""
+    return _rows(copy.deepcopy(module), form, length, dtype)
+
+
+def _apart(exact: Tensor, rounded: Tensor) -> Measured:
     """Compare rows in bfloat16 with float32 rows rounded to bfloat16 at the end."""
     have, could = len(rounded.bfloat16().unique(dim=0)), len(exact.bfloat16().unique(dim=0))
     error = (rounded.float() - exact).abs().max().item()
     allowed = 4 * torch.finfo(torch.bfloat16).eps * exact.abs().max().item()
     text = f"{have:,} of {len(exact):,} positions distinct ({could:,} possible), error {error:.2g}"
-    return Verdict(check, have >= 0.95 * could and error <= allowed, text)
+    return have >= 0.95 * could and error <= allowed, text
 
 
-def _guard(check: str, run: Callable[[], Verdict]) -> Verdict:
-    try:
-        return run()
-    except Exception as error:
-        line = (str(error).strip().splitlines() or [""])[0][:120]
-        return Verdict(check, None, f"does not run: {type(error).__name__}: {line}")
+def _activations(module: nn.Module, form: Form, length: int) -> Measured:
+    exact = _fresh(module, form, length).float()
+    return _apart(exact, _fresh(module, form, length, torch.bfloat16))
 
 
-def _activations(module: nn.Module, form: Form, length: int) -> Verdict:
-    check = "bfloat16 activations keep positions apart"
-    positions = torch.arange(length)
-
-    def run() -> Verdict:
-        exact = _rows(copy.deepcopy(module), form, positions, torch.float32).float()
-        return _collapse(
-            check, _rows(copy.deepcopy(module), form, positions, torch.bfloat16), exact
-        )
-
-    return _guard(check, run)
+def _cast(module: nn.Module, form: Form, length: int) -> Measured:
+    exact = _fresh(module, form, length).float()
+    return _apart(exact, _rows(copy.deepcopy(module).bfloat16(), form, length, torch.bfloat16))
 
 
-def _cast(module: nn.Module, form: Form, length: int) -> Verdict:
-    check = "module.bfloat16() keeps positions apart"
-    positions = torch.arange(length)
-
-    def run() -> Verdict:
-        exact = _rows(copy.deepcopy(module), form, positions, torch.float32).float()
-        cast = copy.deepcopy(module).bfloat16()
-        return _collapse(check, _rows(cast, form, positions, torch.bfloat16), exact)
-
-    return _guard(check, run)
-
-
-def _history(module: nn.Module, form: Form, length: int) -> Verdict:
+def _history(module: nn.Module, form: Form, length: int) -> Measured:
     """Compare each call of a sequence of calls with the same call of a fresh module."""
-    check = "earlier calls leave no trace"
-
-    def run() -> Verdict:
-        used, found = copy.deepcopy(module), []
-        calls = [
-            (length, torch.float32),
-            (64, torch.float32),
-            (length, torch.bfloat16),
-            (length, torch.float32),
-        ]
-        orders = [calls, calls[2:]]
-        for order in orders:
-            used = copy.deepcopy(module)
-            for n, dtype in order:
-                got = _rows(used, form, torch.arange(n), dtype)
-                want = _rows(copy.deepcopy(module), form, torch.arange(n), dtype)
-                name = str(dtype).removeprefix("torch.")
-                if got.dtype != want.dtype:
-                    found.append(f"{name} after others returns {got.dtype}, fresh {want.dtype}")
-                elif not torch.equal(got, want):
-                    gap = (got - want).abs().max().item()
-                    found.append(f"{n} tokens in {name} after others are off by {gap:.2g}")
-        return Verdict(check, not found, "; ".join(dict.fromkeys(found)) or "all calls as if fresh")
-
-    return _guard(check, run)
+    wide, narrow = torch.float32, torch.bfloat16
+    calls, found = [(length, wide), (64, wide), (length, narrow), (length, wide)], []
+    for order in (calls, calls[2:]):
+        used = copy.deepcopy(module)
+        for n, dtype in order:
+            got, want = _rows(used, form, n, dtype), _fresh(module, form, n, dtype)
+            name = str(dtype).removeprefix("torch.")
+            if got.dtype != want.dtype:
+                found.append(f"{name} after others returns {got.dtype}, fresh {want.dtype}")
+            elif not torch.equal(got, want):
+                gap = (got - want).abs().max().item()
+                found.append(f"{n} tokens in {name} after others are off by {gap:.2g}")
+    return not found, "; ".join(dict.fromkeys(found)) or "all calls as if fresh"
 
 
-def _lengths(module: nn.Module, form: Form, length: int) -> Verdict:
-    check = "a position keeps its values as the sequence grows"
-
-    def run() -> Verdict:
-        long = _rows(copy.deepcopy(module), form, torch.arange(length), torch.float32)[:16]
-        short = _rows(copy.deepcopy(module), form, torch.arange(16), torch.float32)
-        if long.shape != short.shape:
-            return Verdict(check, None, "a matrix, whose width is the length")
-        gap = (long - short).abs().max().item()
-        return Verdict(
-            check, gap < 1e-5, f"positions below 16 move by {gap:.2g} at length {length:,}"
-        )
-
-    return _guard(check, run)
+def _lengths(module: nn.Module, form: Form, length: int) -> Measured:
+    long, short = _fresh(module, form, length)[:16], _fresh(module, form, 16)
+    if long.shape != short.shape:
+        return None, "a matrix, whose width is the length"
+    gap = (long - short).abs().max().item()
+    return gap < 1e-5, f"positions below 16 move by {gap:.2g} at length {length:,}"
 
 
-def _rows_alone(module: nn.Module, form: Form, length: int) -> Verdict:
-    check = "a row does not depend on the batch's longest"
+def _rows_alone(module: nn.Module, form: Form, length: int) -> Measured:
     if form.name != "(x, position_ids)":
-        return Verdict(check, None, "takes no batch of positions")
-
-    def run() -> Verdict:
-        near = torch.arange(16)
-        both = torch.stack([near, near + length])
-        x = torch.ones(2, 16, 8)
-        together = copy.deepcopy(module)(x, both)[0][0]
-        alone = copy.deepcopy(module)(x[:1], near[None])[0][0]
-        gap = (together - alone).abs().max().item()
-        return Verdict(check, gap < 1e-5, f"beside a far row it moves by {gap:.2g}")
-
-    return _guard(check, run)
+        return None, "takes no batch of positions"
+    near = torch.arange(16)
+    x = torch.ones(2, 16, 8)
+    together = copy.deepcopy(module)(x, torch.stack([near, near + length]))[0][0]
+    alone = copy.deepcopy(module)(x[:1], near[None])[0][0]
+    gap = (together - alone).abs().max().item()
+    return gap < 1e-5, f"beside a far row it moves by {gap:.2g}"
 
 
-def _far(module: nn.Module, form: Form, length: int) -> Verdict:
+def _far(module: nn.Module, form: Form, length: int) -> Measured:
     """Compare angles at 10^6 by cosines of their differences, which a shift must not change."""
-    check = "angles right at position 1,000,000"
     if not form.anywhere:
-        return Verdict(check, None, "takes no positions")
+        return None, "takes no positions"
 
     def parts(start: int) -> list[Tensor]:
         returned = form.call(copy.deepcopy(module), torch.arange(start, start + 8), torch.float32)
@@ -289,11 +242,16 @@ def _far(module: nn.Module, form: Form, length: int) -> Verdict:
             return found[0][3:] - found[0][:-3]
         raise ValueError("returns neither cos and sin nor angles")
 
-    def run() -> Verdict:
-        gap = turned(0) - turned(10**6)
-        error = torch.atan2(gap.sin(), gap.cos()).abs().max().item()
-        return Verdict(
-            check, error < 1e-3, f"differences of 3 positions are off by {error:.2g} rad"
-        )
+    gap = turned(0) - turned(10**6)
+    error = torch.atan2(gap.sin(), gap.cos()).abs().max().item()
+    return error < 1e-3, f"differences of 3 positions are off by {error:.2g} rad"
 
-    return _guard(check, run)
+
+_CHECKS: dict[str, Callable[[nn.Module, Form, int], Measured]] = {
+    "bfloat16 activations keep positions apart": _activations,
+    "module.bfloat16() keeps positions apart": _cast,
+    "earlier calls leave no trace": _history,
+    "a position keeps its values as the sequence grows": _lengths,
+    "a row does not depend on the batch's longest": _rows_alone,
+    "angles right at position 1,000,000": _far,
+}

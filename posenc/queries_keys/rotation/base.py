@@ -1,4 +1,4 @@
-"""What all methods share that rotate q and k by angles known from the positions alone."""
+"""What all methods share that rotate q and k by angles which depend only on the positions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding
@@ -40,8 +41,12 @@ class Rotation(PositionEncoding):
         self._ready = ()
 
     def cos_sin(
-        self, positions: Tensor, dtype: torch.dtype = torch.float32
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
+        dtype: torch.dtype = torch.float32,
+    ) -> tuple[
+        Float[Tensor, "*tokens {len(self.angles)}"], Float[Tensor, "*tokens {len(self.angles)}"]
+    ]:
         """cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
         attention_factor."""
         for ready, cos, sin in self._ready:
@@ -52,12 +57,21 @@ class Rotation(PositionEncoding):
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.angles.cos_sin(positions, dtype, self.attention_factor)
 
-    def prepare(self, positions: Tensor, length: int | None = None) -> Self:
+    def prepare(
+        self,
+        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
+        length: int | None = None,
+    ) -> Self:
         prepared = self.shallow_copy()
         prepared._ready = ((Remembered(positions), *self.cos_sin(positions)),)
         return prepared
 
-    def transform(self, q: Tokens, k: Tokens) -> tuple[Tensor, Tensor]:
+    def transform(
+        self, q: Tokens, k: Tokens
+    ) -> tuple[
+        Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
+        Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
+    ]:
         assert q.x is not None and k.x is not None
         self._check(q.x)
         self._check(k.x)
@@ -70,7 +84,15 @@ class Rotation(PositionEncoding):
         cos, sin = self.cos_sin(k.positions, dtype)
         return new_q, rotate(k.x, cos, sin, interleaved=self.interleaved)
 
-    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        q: Float[Tensor, "batch num_heads len {self.head_dim}"],
+        k: Float[Tensor, "batch num_kv_heads len {self.head_dim}"],
+        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
+    ) -> tuple[
+        Float[Tensor, "batch num_heads len {self.head_dim}"],
+        Float[Tensor, "batch num_kv_heads len {self.head_dim}"],
+    ]:
         """Rotate q and k of the same tokens."""
         pair = check_pair(type(self).__name__, q, k, positions, self.claims.num_axes)
         return self.transform(*pair)
