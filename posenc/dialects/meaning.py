@@ -173,6 +173,8 @@ def _meant(p: Mapping[str, Any], model: Model, kind: str, doubts: list[str]) -> 
     inner = given.get(kind) if isinstance(given, Mapping) and kind in given else given
     if isinstance(inner, Mapping) and "truncate" in inner:
         p["truncate"] = inner["truncate"]  # transformers drops it where dicts are nested
+    if model.model_type in transformers5.OWN_MSCALES and p.get("attention_factor") is None:
+        p["attention_factor"] = p.get("long_mscale")
     if p["rope_type"] == "ntk":
         dim = int(model.head_dim * p.get("partial_rotary_factor", 1.0))
         factor = float(p.pop("factor", 1.0))

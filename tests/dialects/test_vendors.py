@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ CONFIGS = json.loads(Path(__file__).with_name("vendors.json").read_text("utf-8")
 
 
 def computed_by(transformers, config):
-    """Kind of layer -> {length: (inv_freq, multiplier)}, and the softmax scales of attentions."""
+    """Kind of layer -> {length: (angles at position 1, multipliers)}, from the cos and sin that the
+    rotary modules return, and the softmax scales of the attentions."""
     loaded = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(config))
     loaded._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(loaded)
@@ -33,14 +35,29 @@ def computed_by(transformers, config):
         nested = isinstance(getattr(module, "rope_type", None), dict)
         for kind in list(module.layer_types) if nested else [None]:
             for length in (64, config["max_position_embeddings"]):
-                given = (torch.zeros(1, 1, 1), torch.tensor([[length - 1]]))
-                module(*given) if kind is None else module(*given, kind)
-                prefix = "" if kind is None else f"{kind}_"
-                inv_freq = getattr(module, f"{prefix}inv_freq").double().tolist()
-                multiplier = float(getattr(module, f"{prefix}attention_scaling"))
                 label = kind or ("sliding_attention" if "local" in name else "all")
-                found.setdefault(label, {})[length] = (inv_freq, multiplier)
+                found.setdefault(label, {})[length] = turned(module, kind, length)
     return found, scales
+
+
+def turned(module, kind, length):
+    """Angle and length of each pair at position 1, in a batch whose last position is length - 1."""
+    x, positions = torch.zeros(1, 1, 1), torch.tensor([[1, length - 1]])
+    got: Any
+    try:
+        got = module(x, positions) if kind is None else module(x, positions, kind)
+    except (TypeError, IndexError, RuntimeError):  # transformers 4's Phi-3.5-MoE takes a length
+        got = tuple(table[None, :2].flip(1) for table in module(x, seq_len=length))
+    if isinstance(got, torch.Tensor):  # complex numbers
+        got = (got.real, got.imag)
+    cos, sin = (part[0, 0].double() for part in got)
+    angles, lengths = torch.atan2(sin, cos).tolist(), torch.hypot(cos, sin).tolist()
+    count = len(angles)
+    if hasattr(module, "inv_freq") and count == len(module.inv_freq):
+        return angles, lengths
+    interleaved = angles[0::2] == angles[1::2]
+    chosen = slice(0, None, 2) if interleaved else slice(0, count // 2)
+    return angles[chosen], lengths[chosen]
 
 
 def differences(transformers, config):
@@ -51,7 +68,7 @@ def differences(transformers, config):
     real, scales = computed_by(transformers, config)
     wrong = []
     for kind, by_length in real.items():
-        for length, (inv_freq, multiplier) in by_length.items():
+        for length, (inv_freq, multipliers) in by_length.items():
             computed = RUNTIMES[runtime](config, length)
             layers = computed.layers
             ours = layers.get(kind) or layers.get("all") or layers.get("full_attention")
@@ -59,11 +76,11 @@ def differences(transformers, config):
                 wrong.append(f"{kind}: {computed.error or 'other pairs'}")
                 continue
             pairs = zip(ours.inv_freq, inv_freq, strict=True)
-            # float32 to the power of a float32 exponent is off by up to 1.5e-6 at small bases
-            if not all(abs(a - b) <= 1.5e-6 * abs(b) + 1e-20 for a, b in pairs):
+            # cos and sin in float32: an angle of 1 is off by 1e-7
+            if not all(abs(a - b) <= 2e-6 * abs(b) + 1e-7 for a, b in pairs):
                 wrong.append(f"{kind} at {length}: frequencies")
-            if not abs(ours.multiplier - multiplier) <= 1e-6 * multiplier:
-                wrong.append(f"{kind} at {length}: multiplier {ours.multiplier}, not {multiplier}")
+            if not all(abs(ours.multiplier - m) <= 1e-6 * m for m in multipliers):
+                wrong.append(f"{kind} at {length}: multiplier {ours.multiplier}, {multipliers[:2]}")
             ok = any(abs(computed.softmax_scale - s) <= 1e-6 * s for s in scales)
             if scales and not ok:
                 wrong.append(f"softmax scale {computed.softmax_scale}, not {scales}")
@@ -103,9 +120,28 @@ def test_a_fixed_alpha_stretches_the_base_of_hunyuan():
 
 def test_deepseek_2_has_a_temperature_in_its_scale_since_transformers_5():
     config = CONFIGS["deepseek-v2-lite"]
-    old, new = (RUNTIMES[f"transformers-{v}"](config, 64).softmax_scale for v in (4, 5))
+    old, new = (RUNTIMES[f"transformers-{v}"](config, 64).softmax_scale or 0.0 for v in (4, 5))
     assert old == pytest.approx(96**-0.5, rel=1e-9)
     assert new == pytest.approx(old * 1.2608037774**2, rel=1e-6)
+
+
+def test_phi_3_5_moe_multiplies_by_its_mscales():
+    """transformers 5 takes the short list at any length, 4 the long one beyond the original."""
+    lists = {**CONFIGS["phi-3.5-moe"]["rope_scaling"], "rope_type": "longrope"}
+    config = {**CONFIGS["phi-3.5-moe"], "rope_scaling": lists}
+    for runtime, long in (("transformers-4", "long_factor"), ("transformers-5", "short_factor")):
+        for length, name in ((64, "short_factor"), (131072, long)):
+            layer = RUNTIMES[runtime](config, length).layers["all"]
+            assert layer.multiplier == lists["long_mscale"]
+            assert layer.inv_freq[9] == pytest.approx(10000.0 ** (-18 / 128) / lists[name][9])
+
+
+def test_llama_cpp_writes_hunyuans_base():
+    config = CONFIGS["hunyuan-7b"]
+    layer = RUNTIMES["llama.cpp"](config, None).layers["all"]
+    assert layer.inv_freq[1] == pytest.approx((10000.0 * 1000.0 ** (128 / 126)) ** (-2 / 128))
+    told = RUNTIMES["llama.cpp"]({**config, "rope_theta": 20000.0}, None).error
+    assert "assumptions changed" in (told or "")
 
 
 def test_servers_stop_at_sections_as_their_code_does():

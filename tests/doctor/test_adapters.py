@@ -71,20 +71,17 @@ def test_an_adapter_is_scaled_with_its_model(family, targets, tmp_path):
 def test_an_adapter_is_permuted_with_its_model(tmp_path):
     base = checkpoint(tmp_path / "base", "llama")
     adapter = write_adapter(base, tmp_path / "adapter", ("q_proj", "k_proj"))
-    given = {"convert_layout": "interleaved"}
-    run(Options((base,), out=tmp_path / "model", **given))
-    said, _ = run(Options((adapter,), like=base, out=tmp_path / "other", **given))
+    run(Options((base,), out=tmp_path / "model", convert_layout="interleaved"))
+    said, _ = run(
+        Options((adapter,), like=base, out=tmp_path / "other", convert_layout="interleaved")
+    )
     assert "rows of 4 tensors permuted" in said
     for folder, name in ((tmp_path / "model", "model"), (tmp_path / "other", "adapter_model")):
         assert (folder / f"{name}.safetensors").is_file()
-    back = {"convert_layout": "half-split", "like": base}
-    run(Options((tmp_path / "other",), out=tmp_path / "again", **back))
-    first, again = (
-        (folder / "adapter_model.safetensors").read_bytes()
-        for folder in (adapter, tmp_path / "again")
-    )
-    assert first == again
-    assert (tmp_path / "other/adapter_model.safetensors").read_bytes() != first
+    other, again = tmp_path / "other", tmp_path / "again"
+    run(Options((other,), like=base, out=again, convert_layout="half-split"))
+    weights = [(f / "adapter_model.safetensors").read_bytes() for f in (adapter, again, other)]
+    assert weights[0] == weights[1] != weights[2]
 
 
 REFUSED = {

@@ -12,6 +12,7 @@ from posenc.dialects.gguf_metadata import Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
 
+HUNYUAN_LENGTH = 256 << 10
 WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
 """Architectures whose converter writes longrope's lists and their temperature."""
 
@@ -35,7 +36,9 @@ def convert(model: Model) -> Metadata:
         fields["freq_base_swa"] = _float32(sliding)
     kind = str(parameters.get("rope_type", "default"))
     dims = _dimension_count(model, parameters)
-    if facts["architecture"] in WRITES_FACTORS:
+    if model.model_type in transformers5.ALPHA and kind == "dynamic":
+        fields.update(_fixed_alpha(model, parameters, dims))
+    elif facts["architecture"] in WRITES_FACTORS:
         fields.update(_own_factors(model, parameters, kind, dims))
     else:
         fields.update(_scaling(parameters, kind))
@@ -120,6 +123,20 @@ def _scaling(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
     if kind in ("su", "longrope"):
         return {"scaling_type": "longrope"}
     return {}
+
+
+def _fixed_alpha(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any]:
+    """HunYuan's base, stretched; the converter stops where the rest is not the published one."""
+    dense = model.model_type == "hunyuan_v1_dense"
+    alpha = number(p.get("alpha", 50 if dense else 1000), "alpha")
+    base = number(p.get("rope_theta", 10000.0), "rope_theta")
+    usual = base == 10000.0 and model.max_positions in (32 << 10, HUNYUAN_LENGTH)
+    if not usual or not (dense or (alpha == 1000 and dims == 128)):
+        raise RefusedError("AssertionError: HunYuan dynamic RoPE scaling assumptions changed")
+    return {
+        "freq_base": formulas.ntk_theta(base, alpha, dims), "scaling_type": "none",
+        "scaling_factor": 1.0, "original_length": HUNYUAN_LENGTH, "context_length": HUNYUAN_LENGTH,
+    }  # fmt: skip
 
 
 def _own_factors(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> dict[str, Any]:

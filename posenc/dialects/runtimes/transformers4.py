@@ -88,6 +88,10 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
         _check_three_keys(scaling, model)
     if "type" in scaling and (classes.get("type_wins", True) or model.model_type in THREE_KEYS):
         scaling["rope_type"] = scaling["type"]
+    if model.model_type in transformers5.OWN_MSCALES:
+        scaling.setdefault("rope_type", scaling.get("type"))
+        for name in ("short_mscale", "long_mscale"):
+            number(scaling.get(name), name)
     if classes.get("validates", True):
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         missing = {key for key in ("rope_type", *NEEDED.get(kind, ())) if key not in scaling}
@@ -139,7 +143,12 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
         return Layer(plain)
     kind, trained = scaling["rope_type"], model.max_positions
     if kind == "longrope":
-        return _longrope(model, scaling, plain, length)
+        layer = _longrope(model, scaling, plain, length)
+        if model.model_type not in transformers5.OWN_MSCALES:
+            return layer
+        original = number(required(scaling, "original_max_position_embeddings"), "original length")
+        given = scaling.get("long_mscale" if length > original else "short_mscale")
+        return layer if given is None else Layer(layer.inv_freq, number(given, "mscale"))
     factor = number(scaling["factor"], "factor")
     if kind == "linear":
         return Layer(tuple(f / factor for f in plain))
@@ -169,10 +178,12 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
     return Layer(inv_freq, transformers5.yarn_multiplier(scaling, factor))
 
 
-def _original(model: Model) -> tuple[float, bool]:
+def _original(model: Model, scaling: Mapping[str, Any]) -> tuple[float, bool]:
     """longrope's original length: the top level's only, else the largest; and whether it was
-    given."""
+    given. Phi-3.5-MoE's class copies the dict's there."""
     outer = model.config.get("original_max_position_embeddings")
+    if model.model_type in transformers5.OWN_MSCALES:
+        outer = scaling.get("original_max_position_embeddings", outer)
     if outer is None and model.facts.get("original_field"):
         outer = model.get("original_max_position_embeddings")
     if outer is None:
@@ -183,7 +194,7 @@ def _original(model: Model) -> tuple[float, bool]:
 def _longrope(
     model: Model, scaling: dict[str, Any], plain: tuple[float, ...], length: int
 ) -> Layer:
-    original, given = _original(model)
+    original, given = _original(model, scaling)
     short = factors(scaling, "short_factor", len(plain))
     long = factors(scaling, "long_factor", len(plain))
     temperature = scaling.get("attention_factor")
@@ -201,7 +212,7 @@ def _switch(model: Model, scaling: dict[str, Any] | None) -> Switch:
     if scaling["rope_type"] == "dynamic":
         return "length" if model.max_positions < looked_at else "static"
     same = scaling["short_factor"] == scaling["long_factor"]
-    return "static" if same or _original(model)[0] >= looked_at else "length"
+    return "static" if same or _original(model, scaling)[0] >= looked_at else "length"
 
 
 def softmax_scale(model: Model, scaling: dict[str, Any] | None) -> float:

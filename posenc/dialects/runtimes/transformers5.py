@@ -33,6 +33,8 @@ PHI3 = ("phi3", "phi4_multimodal")
 """Families that know longrope only, by three names."""
 ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose class stretches the base by a fixed alpha where the type is dynamic."""
+OWN_MSCALES = ("phimoe",)
+"""Families whose module multiplies by short_mscale and long_mscale."""
 STRETCHED = ("llama3", "yarn", "longrope")
 Parameters = dict[str, Any]
 
@@ -240,12 +242,23 @@ def softmax_scale(model: Model, parameters: Parameters) -> float:
     return model.scale * formulas.yarn_scale(factor, number(all_dim, "mscale_all_dim")) ** 2
 
 
+def own_rotation(p: Parameters, model: Model, length: int) -> Layer:
+    """The rotation of a family's own module: Phi-3.5-MoE's takes the short list whatever the
+    length, and one of its two mscales for every type."""
+    if model.model_type not in OWN_MSCALES or p["rope_type"] == "default":
+        return rotation(p, model, length)
+    original = number(required(p, "original_max_position_embeddings"), "original length")
+    name = "long_mscale" if length > original else "short_mscale"
+    short = rotation(p, model, min(length, int(original)))
+    return Layer(short.inv_freq, number(required(p, name), name))
+
+
 @emulator("transformers-5")
 def emulate(model: Model, length: int | None) -> Computed:
     """What transformers 5.23 computes; it never refuses a length."""
     resolved = resolve(model)
     length = length or model.max_positions
-    layers = {kind: rotation(p, model, length) for kind, p in resolved.items()}
+    layers = {kind: own_rotation(p, model, length) for kind, p in resolved.items()}
     first = next(iter(resolved.values()))
     return Computed(
         "transformers-5",
