@@ -4,7 +4,7 @@ follows."""
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from posenc.attend.cache import KVCache
 from posenc.attend.kernels import blockwise, flex, reference, sdpa
+from posenc.attend.kernels.cost import scores_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.request import Request
 from posenc.encoding.base import PositionEncoding
@@ -34,8 +35,8 @@ log-sum-exp or None)."""
 class Plan:
     """Which implementation runs, what it is expected to cost, and why not the others.
 
-    `time` is the order in which time grows; `extra_bytes` counts memory beyond inputs and output,
-    per forward.
+    `time` is the order in which time grows; `extra_bytes` is the most memory held at once beyond
+    inputs, output and gradients, in the backward pass too where gradients are needed.
     """
 
     impl: str
@@ -103,7 +104,7 @@ def attention(
         problems = request.problems()
         results = [_run(p, impl) for p in problems]
         out, lse = results[0] if len(results) == 1 else _merge(results)
-        out = out.to(q.dtype)  # torch's kernels return autocast's
+        out = out.to(q.dtype)  # torch's kernels return the dtype of autocast
     return (out, lse) if return_lse else out
 
 
@@ -122,9 +123,8 @@ def explain(
     return_lse: bool = False,
     impl: str = "auto",
 ) -> Plan:
-    """What `attention` would do with the same arguments, without computing it. An encoding of
-    several
-    passes is described by its first.
+    """What `attention` would do with the same arguments, without computing it. For an encoding of
+    several passes this is the plan of the first.
 
     >>> q = k = v = torch.randn(1, 4, 600, 16)
     >>> p = torch.arange(600)
@@ -136,14 +136,26 @@ def explain(
         q, k, v, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
         kv_state=kv_state, mask=mask, cache=None, dropout_p=dropout_p, return_lse=return_lse,
     )  # fmt: skip
-    return _choose(request.problems()[0], impl)
+    problems = request.problems()
+    plans = [_choose(problem, impl) for problem in problems]
+    each = [plan.extra_bytes for plan in plans]
+    # A backward pass needs what all passes kept; without one, each lets go of its own.
+    extra = (sum(each) if problems[0].needs_grad else max(each)) + sum(
+        t.numel() * t.element_size() * (1 if t.shape == own.shape else 2)
+        for problem in problems
+        for t, own in ((problem.q, request.queries.x), (problem.k, request.new.x))
+        if own is not None and t is not own  # what place 2 makes, by way of more where it widens
+    )
+    if len(plans) > 1:  # each has a result, until they are merged
+        extra += 2 * len(plans) * problems[0].q.numel() * problems[0].q.element_size()
+    return replace(plans[0], extra_bytes=extra)
 
 
 def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:
     kernel = IMPLEMENTATIONS[_choose(problem, impl).impl]
     if problem.q.numel() and problem.kv_len:
         return kernel.run(problem)
-    # Nothing to attend to, or nobody who attends: zeros, through which a gradient may flow.
+    # No keys or no queries: zeros, through which a gradient may flow.
     none = 0 * (problem.q.sum() + problem.k.sum() + problem.v.sum())
     out = problem.q.new_zeros(*problem.q.shape[:3], problem.v.shape[-1]) + none
     lse = problem.q.new_full(problem.q.shape[:3], -torch.inf, dtype=at_least_float32(out.dtype))
@@ -186,7 +198,7 @@ def _best(problem: Problem, rejected: dict[str, str]) -> tuple[str, str]:
     """An implementation that has not refused the call, and why it is the one."""
     on_cpu = problem.q.device.type == "cpu"
     lean = on_cpu and not problem.needs_grad
-    dense = reference.cost(problem).extra_bytes <= (LEAN_BYTES if lean else DENSE_BYTES)
+    dense = 2 * scores_bytes(problem, problem.q_len) <= (LEAN_BYTES if lean else DENSE_BYTES)
     half = problem.q.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cpu")
     slow_flash = half or problem.term is not None
     if on_cpu and problem.needs_grad and problem.kv_len <= SHORT_ROW and dense and slow_flash:

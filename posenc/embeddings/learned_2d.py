@@ -68,12 +68,15 @@ class Learned2D(AddedEmbedding):
 
     def reset_parameters(self) -> None:
         std = self.init_std
-        nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+        if std:
+            nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+        else:
+            nn.init.zeros_(self.weight)
 
     def resize(
         self, height: int, width: int, *, align_corners: bool = False, antialias: bool = False
     ) -> Learned2D:
-        """The same picture of positions on another grid, see posenc.embeddings.grow."""
+        """The table resampled to another grid, see posenc.embeddings.grow."""
         table = interpolate_2d(
             self.weight.detach(),
             (self.height, self.width),

@@ -25,7 +25,7 @@ class RoPE(Rotation):
     (q_a, q_b) -> m (q_a cos - q_b sin, q_b cos + q_a sin), angle = position * inv_freq[t]
 
     inv_freq[t] = rope_theta^(-2t/rotary_dim) and m = 1, unless `scaling` says otherwise. The score
-    of a rotated query and key depends on their positions through the difference alone.
+    of a rotated query and key depends only on the difference of their positions.
 
     Args:
         head_dim: size of one head.
@@ -89,6 +89,11 @@ class RoPE(Rotation):
         self._traced_length: int | None = None
         self._unscaled: Angles | None = None
         if scaling is not None:
+            if not isinstance(scaling, Scaling):
+                raise TypeError(
+                    f"{name}: scaling must be a method such as YaRN(4.0, 4096), or None, "
+                    f"got {scaling!r}."
+                )
             self._recipe = recipe(rotary_dim, rope_theta, scaling)
             if scaling.exempt_tokens:
                 self._unscaled = Angles(inverse_frequencies(rotary_dim, rope_theta))

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding.base import PositionEncoding, check_heads
+from posenc.encoding.base import PositionEncoding, check_heads, require_encoding
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.scores.alibi import ALiBi
@@ -45,7 +45,7 @@ class DAPE(PositionEncoding):
 
     Shapes: scores (batch, num_heads, q_len, kv_len) -> the same.
     Units: logits. Precision: the network in float32 or better; autocast does not reach it.
-    Raises: ValueError where `inner` is not at place 3 alone.
+    Raises: ValueError where `inner` acts elsewhere than at place 3, or is not additive.
     Source: Zheng et al. 2024, arXiv:2405.14722, section 3; github.com/chuanyang-Zheng/DAPE.
 
     >>> dape = posenc.DAPE(posenc.ALiBi(num_heads=4), num_heads=4)
@@ -64,6 +64,7 @@ class DAPE(PositionEncoding):
 
     def __init__(self, inner: PositionEncoding, num_heads: int, *, mlp_width: int = 32) -> None:
         super().__init__()
+        inner = require_encoding("DAPE", inner)
         if inner.claims.places != (3,) or not inner.claims.additive:
             raise ValueError(
                 f"DAPE: inner must add the same bias to any scores and act nowhere else, "
@@ -123,6 +124,10 @@ class Adapted(Term):
 
     def ready(self, rows: int, causal: bool) -> Adapted:
         return Adapted(self.q, self.k, self.inner.ready(rows, causal), self.dape)
+
+    def held(self, needs_grad: bool) -> float:
+        units, heads = self.dape.out.weight.shape[::-1]
+        return 3 * units / heads + 3
 
     def add(
         self,

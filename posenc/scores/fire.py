@@ -57,16 +57,12 @@ class FIRE(PositionEncoding):
     )
 
     eps = 1e-6
-    """Added to the denominator; of no effect but where c has become zero."""
+    """Added to the denominator; it matters only where c has become zero."""
 
     def __init__(
         self, num_heads: int, init_L: float = 512.0, *, mlp_width: int = 32, leaky: bool = False
     ) -> None:
         super().__init__()
-        if init_L <= 0 or mlp_width < 1:
-            raise ValueError(
-                f"FIRE: init_L and mlp_width must be positive, got {init_L} and {mlp_width}."
-            )
         self.init_L = init_L
         self.activation = F.leaky_relu if leaky else F.relu
         self.hidden = nn.Linear(1, mlp_width)
@@ -96,7 +92,9 @@ class FIRE(PositionEncoding):
             self.share(*check_distances("FIRE", q_positions, kv_positions), q_positions.dtype)
         )
 
-    def of_share(self, share: Tensor) -> Tensor:
+    def of_share(
+        self, share: Float[Tensor, "*batch q_len kv_len"]
+    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
         """What the network makes of `share`: (num_heads, q_len, kv_len), or with a batch before."""
         with without_autocast(share.device):
             hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, share.dtype)))
@@ -128,7 +126,7 @@ class Network(Dense):
     """FIRE's bias, which a kernel without gradients adds a few rows at a time."""
 
     HIDDEN_BYTES = 2**20
-    """What the hidden layer may take, so that it stays in the cache."""
+    """Memory for the hidden layer, small enough to stay in the processor's cache."""
 
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
@@ -136,6 +134,12 @@ class Network(Dense):
             q, k, lambda q, k: fire.of_share(fire.share(q.positions, k.positions, self.dtype))
         )
         self.fire, self.dtype = fire, q.x.dtype
+
+    def held(self, needs_grad: bool) -> float:
+        if not needs_grad and self.fire.activation is F.relu:
+            return 1.0
+        units, heads = self.fire.out.weight.shape[::-1]
+        return 3 * units / heads
 
     def add(
         self,

@@ -12,7 +12,7 @@ from posenc.terms.tokens import Tokens
 
 
 class Chain(Term):
-    """Apply terms in order; what all of them offer, their sum offers.
+    """Apply terms in order; a form that all of them offer, the chain offers too.
 
     Raises: ValueError where two act on the values.
     """
@@ -34,6 +34,9 @@ class Chain(Term):
 
     def ready(self, rows: int, causal: bool) -> Chain:
         return Chain(self.q, self.k, [t.ready(rows, causal) for t in self.terms])
+
+    def held(self, needs_grad: bool) -> float:
+        return sum(term.held(needs_grad) for term in self.terms)
 
     def add(
         self,

@@ -230,9 +230,8 @@ def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
     )
-    monkeypatch.setattr(
-        sweep, "_environment", lambda trial: real(trial) | {"PYTHONPATH": str(folder)}
-    )
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setattr(sweep, "_environment", lambda trial: real(trial) | {"PYTHONPATH": paths})
     log = Log()
     sweep.run_trials(folder, [config], 1, log)
     assert log.results["rope"].reason.startswith("the disk is full")

@@ -167,6 +167,8 @@ def main(cases: int, seed: int = 0) -> list[tuple[Case, str]]:
         if found is not None and not found.startswith("refused"):
             wrong.append((case, found))
             print(case, found, flush=True)
+        if (number + 1 - seed) % 10_000 == 0:
+            print(f"{number + 1 - seed} done: {dict(counts)}", flush=True)
     print(f"{cases} attentions from seed {seed}: {dict(counts)}")
     return wrong
 

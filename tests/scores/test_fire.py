@@ -66,5 +66,5 @@ def test_autocast_does_not_round_the_bias():
 
 
 def test_sizes_must_be_positive():
-    with pytest.raises(ValueError, match="got -4 and 32"):
+    with pytest.raises(ValueError, match="init_L must be positive, got -4"):
         FIRE(2, init_L=-4)

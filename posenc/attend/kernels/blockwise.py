@@ -1,5 +1,5 @@
 """Query blocks, each with a plain softmax, recomputed in the backward pass: any encoding in memory
-that grows with length alone."""
+that grows only with the length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc.attend.kernels import reference
-from posenc.attend.kernels.cost import Cost
+from posenc.attend.kernels.cost import Cost, dense_bytes
 from posenc.attend.problem import Problem
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import transformed
@@ -25,10 +25,7 @@ def refuse(problem: Problem) -> str | None:
 
 
 def cost(problem: Problem) -> Cost:
-    batch, heads = problem.q.shape[:2]
-    scores = batch * heads * block_rows(problem) * problem.kv_len * max(4, problem.q.element_size())
-    # Scores and what place 3 makes of them, and in the backward pass their gradients and the bias.
-    return Cost("O(q_len * kv_len)", (6 if problem.needs_grad else 2) * scores)
+    return Cost("O(q_len * kv_len)", dense_bytes(problem, min(problem.q_len, block_rows(problem))))
 
 
 def block_rows(problem: Problem) -> int:

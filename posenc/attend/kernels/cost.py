@@ -1,16 +1,34 @@
-"""What a plan says about its cost, and which keys cost nothing."""
+"""What a plan says about its cost, and which keys may be left out."""
 
 import math
 from typing import NamedTuple
 
 import torch
 
+from posenc.attend.problem import Problem
+
 
 class Cost(NamedTuple):
     time: str
     """How time grows."""
     extra_bytes: int
-    """Memory beyond inputs and output, per forward."""
+    """The most memory held at once beyond inputs, output and gradients; of the backward pass too
+    where gradients are needed."""
+
+
+def scores_bytes(problem: Problem, rows: int) -> int:
+    """What the scores of so many queries take."""
+    batch, heads = problem.q.shape[:2]
+    return batch * heads * rows * problem.kv_len * max(4, problem.q.element_size())
+
+
+def dense_bytes(problem: Problem, rows: int) -> int:
+    """What so many queries take whose scores are written out: scores, weights, in a backward pass
+    a gradient, and what the term makes on the way."""
+    arrays = 2 if problem.term is None else 2 + problem.term.held(problem.needs_grad)
+    if problem.needs_grad:  # weights are kept as they were before rows without a key were emptied
+        arrays += 1 if problem.every_row_sees_a_key else 2
+    return int(arrays * scores_bytes(problem, rows))
 
 
 def negligible(dtype: torch.dtype) -> float:

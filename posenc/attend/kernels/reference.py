@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.attend.kernels.cost import Cost
+from posenc.attend.kernels.cost import Cost, dense_bytes
 from posenc.attend.problem import Problem
 
 
@@ -16,9 +16,7 @@ def refuse(problem: Problem) -> str | None:
 
 
 def cost(problem: Problem) -> Cost:
-    batch, heads = problem.q.shape[:2]
-    scores = batch * heads * problem.q_len * problem.kv_len * max(4, problem.q.element_size())
-    return Cost("O(q_len * kv_len)", 2 * scores)
+    return Cost("O(q_len * kv_len)", dense_bytes(problem, problem.q_len))
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.attend.kernels import split, split_rows, toeplitz, toeplitz_forward, toeplitz_gradients
-from posenc.attend.kernels.cost import Cost
+from posenc.attend.kernels.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
 from posenc.numbers.tracking import transformed
 
@@ -20,7 +20,7 @@ def refuse(problem: Problem) -> str | None:
     if transformed():
         return "torch.func's transforms do not reach into its kernels"
     if problem.dropout_p:
-        return "dropout is honoured by reference and blockwise alone"
+        return "only reference and blockwise apply dropout"
     why_not = toeplitz.refuse(problem)
     if why_not is None:
         return None
@@ -39,19 +39,27 @@ def cost(problem: Problem) -> Cost:
         at_once = heads if grouped else toeplitz_forward.heads_at_once(heads, problem.q_len)
         rows = at_once * min(problem.q_len, toeplitz_forward.GROUP)
         block = 2 * batch * rows * problem.q.shape[-1] * size
-        backward = 3 * toeplitz_gradients.BYTES + 4 * problem.k.numel() if problem.needs_grad else 0
+        backward = 0
+        if problem.needs_grad:
+            scores = scores_bytes(problem, min(problem.q_len, toeplitz_gradients.ROWS))
+            backward = 3 * min(toeplitz_gradients.BYTES, scores) + 4 * problem.k.numel()
         return Cost(
             _visible_time(problem), 4 * heads * (problem.q_len + problem.kv_len) + block + backward
         )
     dense_mask = 0
     if problem.mask is not None and not is_plain_causal(problem):  # torch makes numbers of it
         rows = problem.q_len if _mask_in_one(problem) else min(problem.q_len, MASKED_ROWS)
-        dense_mask = rows * problem.kv_len * (1 + size)
+        dense_mask = batch * rows * problem.kv_len * (1 + size)
+        dense_mask += size * (problem.k.numel() + problem.v.numel())  # without what nobody sees
     folded = 0
     if problem.term is not None:
         folded = sum(
             t.numel() + t.numel() // t.shape[-1] * 8 for t in (problem.q, problem.k, problem.v)
         )
+    if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output as wide as q
+        folded += problem.q.numel() + problem.k.numel()
+    if problem.needs_grad:  # what the kernel makes of the three on the way back
+        folded += max(folded, problem.q.numel() + problem.k.numel())
     return Cost("O(q_len * kv_len)", dense_mask + folded * size)
 
 

@@ -1,0 +1,56 @@
+"""The numbers that an encoding is built from, checked by the annotations of its constructor."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "bool": (bool, "True or False"),
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a finite number"),
+}
+_FROM_ONE = ("embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_width")
+_POSITIVE = ("base", "rope_theta", "init_L", "bias_max", "partial_rotary_factor")
+
+
+def checked(init: Callable[..., None]) -> Callable[..., None]:
+    """The constructor, which raises TypeError or ValueError for an argument that is not what its
+    annotation says: bool, int or float, or one of these or None. NaN and infinity are no numbers
+    that a model can have."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def built(*args: Any, **kwargs: Any) -> None:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            given = {}  # Python says it better
+        owner = type(args[0]).__name__
+        for name, value in given.items():
+            _check(owner, name, value, signature.parameters[name].annotation)
+        init(*args, **kwargs)
+
+    return built
+
+
+def _check(owner: str, name: str, value: Any, annotation: Any) -> None:
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    kind, *others = (part.strip() for part in text.split("|"))
+    if kind not in _KINDS or others not in ([], ["None"]) or (others and value is None):
+        return
+    wanted, words = _KINDS[kind]
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
+        raise TypeError(f"{owner}: {name} must be {words}, got {value!r}.")
+    if kind == "float" and not math.isfinite(value):
+        raise ValueError(f"{owner}: {name} must be {words}, got {value}.")
+    if name in _FROM_ONE and value < 1:
+        raise ValueError(f"{owner}: {name} must be at least 1, got {value}.")
+    if name == "init_std" and value < 0:
+        raise ValueError(f"{owner}: init_std must not be negative, got {value}.")
+    if name in _POSITIVE and not value > 0:
+        raise ValueError(f"{owner}: {name} must be positive, got {value}.")
