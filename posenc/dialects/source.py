@@ -60,6 +60,7 @@ def load(path: Path) -> Source:
         path = found
     if not path.exists():
         raise ValueError(f"{path}: no such file.")
+    require_ordinary(path)
     with path.open("rb") as file:
         is_gguf = file.read(4) == b"GGUF"
     if is_gguf or path.suffix == ".gguf":
@@ -79,6 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises: ValueError where it is too large, no UTF-8, no JSON, no object, holds NaN or infinity,
     or gives one key twice with two values.
     """
+    require_ordinary(path)
     size = path.stat().st_size
     if size > LARGEST_JSON:
         raise ValueError(f"{path}: {size} bytes, expected a config of at most {LARGEST_JSON}.")
@@ -95,6 +97,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected one JSON object, got {type(value).__name__}.")
     return value
+
+
+def require_ordinary(path: Path) -> None:
+    """Raise ValueError for a pipe, which would be waited for, and a device, which has no end."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: not an ordinary file, but a pipe, a device or a folder.")
 
 
 def _one_value_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

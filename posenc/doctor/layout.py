@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.dialects.model import Model, model_of
-from posenc.dialects.source import load
+from posenc.dialects.source import load, require_ordinary
 from posenc.dialects.writers.folder import copy_files
 from posenc.dialects.writers.layout import convert
 from posenc.report.new_folder import new_folder
@@ -121,6 +121,7 @@ def _model(folder: Path) -> Model:
 def _tokens(folder: Path, text: Path) -> list[int]:
     from posenc.hf.text import load_tokenizer
 
+    require_ordinary(text)
     words = text.read_text(encoding="utf-8")
     return list(load_tokenizer(folder)(words)["input_ids"])[:MOST]
 

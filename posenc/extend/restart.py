@@ -81,6 +81,8 @@ def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
+        if not path.is_file():
+            raise ValueError("it is not an ordinary file")
         found = json.loads(path.read_text(encoding="utf-8"))
         seal = found.pop("sha256")
         if seal != _hash(json.dumps(found)):

@@ -36,6 +36,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A file that holds one JSON object. Raises: ValueError naming the file."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: not an ordinary file.")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
