@@ -104,7 +104,7 @@ def attention(
         problems = request.problems()
         results = [_run(p, impl) for p in problems]
         out, lse = results[0] if len(results) == 1 else _merge(results)
-        out = out.to(q.dtype)  # torch's kernels return autocast's
+        out = out.to(q.dtype)  # torch's kernels return the dtype of autocast
     return (out, lse) if return_lse else out
 
 
@@ -123,9 +123,8 @@ def explain(
     return_lse: bool = False,
     impl: str = "auto",
 ) -> Plan:
-    """What `attention` would do with the same arguments, without computing it. An encoding of
-    several
-    passes is described by its first.
+    """What `attention` would do with the same arguments, without computing it. For an encoding of
+    several passes this is the plan of the first.
 
     >>> q = k = v = torch.randn(1, 4, 600, 16)
     >>> p = torch.arange(600)
@@ -145,7 +144,7 @@ def explain(
         t.numel() * t.element_size() * (1 if t.shape == own.shape else 2)
         for problem in problems
         for t, own in ((problem.q, request.queries.x), (problem.k, request.new.x))
-        if t is not own  # what place 2 makes, by way of more where it widens
+        if own is not None and t is not own  # what place 2 makes, by way of more where it widens
     )
     if len(plans) > 1:  # each has a result, until they are merged
         extra += 2 * len(plans) * problems[0].q.numel() * problems[0].q.element_size()
@@ -156,7 +155,7 @@ def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:
     kernel = IMPLEMENTATIONS[_choose(problem, impl).impl]
     if problem.q.numel() and problem.kv_len:
         return kernel.run(problem)
-    # Nothing to attend to, or nobody who attends: zeros, through which a gradient may flow.
+    # No keys or no queries: zeros, through which a gradient may flow.
     none = 0 * (problem.q.sum() + problem.k.sum() + problem.v.sum())
     out = problem.q.new_zeros(*problem.q.shape[:3], problem.v.shape[-1]) + none
     lse = problem.q.new_full(problem.q.shape[:3], -torch.inf, dtype=at_least_float32(out.dtype))

@@ -1,4 +1,4 @@
-"""RoPE for linear attention: a function, since there are no scores to be encoded."""
+"""RoPE for linear attention: a function, since linear attention has no scores to change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def linear_attention(
 
     Args:
         rope: the rotation R, of the head's size.
-        positions: (len) or (batch, len); causal attention follows the order in memory.
+        positions: (len) or (batch, len), as `rope` takes them; causal attention follows the order
+            in memory.
         causal: sum over j <= i; False: over all j.
         feature: a positive map of the channels, f.
         chunk_size: tokens handled at once in the causal form.

@@ -130,25 +130,24 @@ class Attention(nn.Module):
             raise ValueError("Attention: context needs context_positions, and no memory.")
         if memory is not None and memory_positions is None:
             raise ValueError("Attention: memory needs memory_positions.")
-        if context is not None:
-            context_positions = check_embedded(
-                "Attention", context, context_positions, width, axes, name="context"
-            )
-        if memory is not None:
-            memory_positions = check_embedded(
-                "Attention", memory, memory_positions, width, axes, name="memory"
-            )
         check_cache("Attention", cache)
         token_axis = -1 if axes == 1 else -2
         source, source_positions = x, positions
         if context is not None:
-            source, source_positions = context, context_positions
+            source, source_positions = (
+                context,
+                check_embedded(
+                    "Attention", context, context_positions, width, axes, name="context"
+                ),
+            )
             if cache is not None and cache.length:  # it is all there: append nothing
-                source = x[:, :0]
-                source_positions = context_positions.narrow(token_axis, 0, 0)
+                source, source_positions = x[:, :0], source_positions.narrow(token_axis, 0, 0)
         elif memory is not None:
+            earlier = check_embedded(
+                "Attention", memory, memory_positions, width, axes, name="memory"
+            )
             source = torch.cat([memory, x], dim=1)
-            source_positions = join(memory_positions, positions, token_axis, x.shape[0])
+            source_positions = join(earlier, positions, token_axis, x.shape[0])
         past = None if cache is None or not cache.length else cache.state
         kv_state = encoding.state(source, source_positions, past)
         q_state = None

@@ -1,4 +1,4 @@
-"""One ordinary attention ready to run: what a kernel is handed."""
+"""One ordinary attention, ready to run: what a kernel gets."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class Problem:
 
     @property
     def every_row_sees_a_key(self) -> bool:
-        """Known without reading masks: under an exact mask over one set of positions each token
-        sees itself."""
+        """Whether this is known without reading masks: each token sees itself under an exact mask
+        over one set of positions."""
         mask = self.mask
         if mask is None:
             return True
@@ -140,7 +140,8 @@ class Problem:
         return (first, last) if first < last else (0, 0)
 
     def ready(self, rows: int) -> Problem:
-        """The same problem, with what its blocks of at most `rows` queries share computed once."""
+        """The same problem, with everything computed that its blocks of at most `rows` queries
+        share."""
         if self.term is None:
             return self
         with without_autocast(self.q.device):

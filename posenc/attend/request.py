@@ -1,4 +1,4 @@
-"""What one attention is asked for, checked, and the ordinary attentions that it comes to."""
+"""The arguments of one attention, checked, and the ordinary attentions that it is made of."""
 
 from __future__ import annotations
 

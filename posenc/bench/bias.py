@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -35,36 +36,28 @@ def measure_bias(
     peers: also other libraries' versions, where they can be imported, forward. flex: also impl
     "flex", FlexAttention compiled.
     """
+    plain = partial(F.scaled_dot_product_attention, is_causal=True)
     found = []
     for n in lengths:
         torch.manual_seed(0)
         q, k, v, grad = (torch.randn(1, HEADS, n, HEAD_DIM) for _ in range(4))
         shape = ModelShape(HEADS * HEAD_DIM, HEADS, train_length=n)
-        cases: dict[str, measure.Case] = {FLOOR: _plain(q, k, v, grad, backward)}
+        cases: dict[str, measure.Case] = {FLOOR: _case(plain, (q, k, v), grad, backward)}
         for name in names:
             encoding = create(name, shape).for_layer(0)
-            cases[name] = _encoded(q, k, v, grad, encoding, backward)
+            cases[name] = _encoded((q, k, v), grad, encoding, backward)
             if flex:
                 encoding.requires_grad_(False)
-                cases[f"{name}, flex"] = _encoded(q, k, v, grad, encoding, backward, "flex")
+                cases[f"{name}, flex"] = _encoded((q, k, v), grad, encoding, backward, "flex")
             if peers:
                 cases |= _peers(name, q, k, v, encoding)
-        peaks = {name: measure.peak_bytes(case) for name, case in cases.items()}
-        seconds = measure.interleaved(cases, repeats)
-        ran = measure.timing_rows(
-            "bias",
-            {
-                "n": n,
-                "dtype": "float32",
-                "pass": "fwd+bwd" if backward else "fwd",
-                "output_mib": _output_bytes(n) / 2**20,
-            },
-            seconds,
-            FLOOR,
-            peaks,
-        )
-        measure.show_rows(ran)
-        found += ran
+        columns = {
+            "n": n,
+            "dtype": "float32",
+            "pass": "fwd+bwd" if backward else "fwd",
+            "output_mib": _output_bytes(n) / 2**20,
+        }
+        found += measure.measured_rows("bias", columns, cases, FLOOR, repeats)
     return found
 
 
@@ -78,7 +71,8 @@ def measure_memory(names: Sequence[str], lengths: Sequence[int]) -> list[dict[st
             torch.manual_seed(0)
             q, k, v = (torch.randn(1, HEADS, n, HEAD_DIM) for _ in range(3))
             shape = ModelShape(HEADS * HEAD_DIM, HEADS, train_length=n)
-            case = _encoded(q, k, v, q, create(name, shape).for_layer(0), False, checked=False)
+            encoding = create(name, shape).for_layer(0)
+            case = _encoded((q, k, v), q, encoding, False, checked=False)
             sizes.append(max(1, measure.live_bytes(case) - _output_bytes(n)))
         exponent = _exponent(lengths, sizes)
         for n, size in zip(lengths, sizes, strict=True):
@@ -101,28 +95,17 @@ def _output_bytes(n: int) -> int:
 
 def _exponent(lengths: Sequence[int], sizes: Sequence[int]) -> float:
     """The slope of log size against log length, by least squares."""
-    x, y = ([math.log(value) for value in values] for values in (lengths, sizes))
-    x_mean, y_mean = sum(x) / len(x), sum(y) / len(y)
-    over = sum((a - x_mean) * (b - y_mean) for a, b in zip(x, y, strict=True))
-    return over / sum((a - x_mean) ** 2 for a in x)
+    return float(np.polyfit(np.log(lengths), np.log(sizes), 1)[0])
 
 
 def _peers(
     name: str, q: Tensor, k: Tensor, v: Tensor, encoding: PositionEncoding
 ) -> dict[str, measure.Case]:
     few = [t[:, :, :200] for t in (q, k, v)]
-    positions = torch.arange(200)
+    run = _attention_with(encoding, torch.arange(200))
     found = {}
     with torch.no_grad():
-        want = attention(
-            few[0],
-            few[1],
-            few[2],
-            encoding,
-            q_positions=positions,
-            kv_positions=positions,
-            mask=masks.causal,
-        )
+        want = run(*few)
         for attend in bias_peers.attention_peers(name, encoding, 200).values():
             torch.testing.assert_close(attend(*few), want, rtol=1e-4, atol=1e-5)
     for peer, attend in bias_peers.attention_peers(name, encoding, q.shape[2]).items():
@@ -130,15 +113,35 @@ def _peers(
     return found
 
 
-def _leaves(tensors: Sequence[Tensor], backward: bool) -> list[Tensor]:
-    return [t.detach().requires_grad_(backward) for t in tensors]
+def _attention_with(
+    encoding: PositionEncoding, positions: Tensor, state: Tensor | None = None
+) -> Callable[..., Tensor]:
+    """Causal attention of q, k and v of these positions."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, impl: str = "auto") -> Tensor:
+        out = attention(
+            q, k, v, encoding, q_positions=positions, kv_positions=positions, mask=masks.causal,
+            q_state=state, kv_state=state, impl=impl,
+        )  # fmt: skip
+        assert isinstance(out, Tensor)
+        return out
+
+    return run
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, backward: bool) -> measure.Case:
+def _case(
+    run: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    grad: Tensor,
+    backward: bool,
+    encoding: PositionEncoding | None = None,
+) -> measure.Case:
     def case() -> None:
-        leaves = _leaves((q, k, v), backward)
+        leaves = [t.detach().requires_grad_(backward) for t in inputs]
+        for parameter in encoding.parameters() if encoding is not None else ():
+            parameter.grad = None
         with torch.set_grad_enabled(backward):
-            out = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=True)
+            out = run(*leaves)
         if backward:
             out.backward(grad)
 
@@ -146,9 +149,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, backward: bool) -> mea
 
 
 def _encoded(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    inputs: Sequence[Tensor],
     grad: Tensor,
     encoding: PositionEncoding,
     backward: bool,
@@ -156,42 +157,21 @@ def _encoded(
     *,
     checked: bool = True,
 ) -> measure.Case:
-    n = q.shape[2]
+    n = grad.shape[2]
     positions = torch.arange(n)
     x = torch.randn(1, n, HEADS * HEAD_DIM)
     state = encoding.state(x, positions)
     state = None if state is None else state.detach()
-
-    def call(inputs: list[Tensor], impl: str) -> Tensor:
-        q, k, v = inputs
-        out = attention(
-            q, k, v, encoding, q_positions=positions[: q.shape[2]],
-            kv_positions=positions[: q.shape[2]], mask=masks.causal, impl=impl,
-            q_state=None if state is None else state[:, :, : q.shape[2]],
-            kv_state=None if state is None else state[:, :, : q.shape[2]],
-        )  # fmt: skip
-        assert isinstance(out, Tensor)
-        return out
-
     if checked:  # right before fast: in float32, sums in another order
         # Long enough for "auto" to take what it takes at n.
-        few = [t[:, :, : min(n, 2100)] for t in (q, k, v)]
+        few = min(n, 2100)
+        run = _attention_with(
+            encoding, positions[:few], None if state is None else state[:, :, :few]
+        )
+        short = [t[:, :, :few] for t in inputs]
         with torch.no_grad():
             torch.testing.assert_close(
-                call(few, impl), call(few, "reference"), rtol=1e-3, atol=1e-4
+                run(*short, impl), run(*short, "reference"), rtol=1e-3, atol=1e-4
             )
-
-    def case() -> None:
-        leaf_q, leaf_k, leaf_v = _leaves((q, k, v), backward)
-        for parameter in encoding.parameters():
-            parameter.grad = None
-        with torch.set_grad_enabled(backward):
-            out = attention(
-                leaf_q, leaf_k, leaf_v, encoding, q_positions=positions, kv_positions=positions,
-                mask=masks.causal, q_state=state, kv_state=state, impl=impl,
-            )  # fmt: skip
-        if backward:
-            assert isinstance(out, Tensor)
-            out.backward(grad)
-
-    return case
+    run = partial(_attention_with(encoding, positions, state), impl=impl)
+    return _case(run, inputs, grad, backward, encoding)

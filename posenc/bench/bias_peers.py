@@ -4,7 +4,7 @@ our encoding's parameters and without projections."""
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,17 @@ class _Given(nn.Module):
         self.given = t.transpose(1, 2).flatten(2)
 
 
+def _attend_by(run: Callable[[Tensor], Tensor], given: Sequence[_Given]) -> Attend:
+    """`run` an attention module whose projections give what they were given."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for projection, t in zip(given, (q, k, v), strict=True):
+            projection.give(t)
+        return run(given[0](q)).unflatten(-1, (8, 64)).transpose(1, 2)
+
+    return attend
+
+
 def _transformers_t5(encoding: PositionEncoding, n: int) -> Attend:
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Attention
@@ -65,16 +76,10 @@ def _transformers_t5(encoding: PositionEncoding, n: int) -> Attend:
     config = T5Config(d_model=512, d_kv=64, num_heads=8, is_decoder=True)
     module = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
     module.relative_attention_bias.weight = encoding.weight  # type: ignore[assignment]
-    module.q, module.k, module.v, module.o = _Given(), _Given(), _Given(), nn.Identity()  # type: ignore[assignment]
+    given = module.q, module.k, module.v = _Given(), _Given(), _Given()  # type: ignore[assignment]
+    module.o = nn.Identity()  # type: ignore[assignment]
     mask = torch.full((1, 1, n, n), torch.finfo(torch.float32).min).triu(1)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        for given, t in zip((module.q, module.k, module.v), (q, k, v), strict=True):
-            given.give(t)  # type: ignore[operator]
-        out = module(module.q(q), mask=mask)[0]
-        return out.unflatten(-1, (8, 64)).transpose(1, 2)
-
-    return attend
+    return _attend_by(lambda x: module(x, mask=mask)[0], given)
 
 
 def _transformers_deberta(encoding: PositionEncoding, n: int) -> Attend:
@@ -88,14 +93,6 @@ def _transformers_deberta(encoding: PositionEncoding, n: int) -> Attend:
     module = DisentangledSelfAttention(config).eval()
     module.pos_key_proj = encoding.pos_key  # type: ignore[assignment]
     module.pos_query_proj = encoding.pos_query  # type: ignore[assignment]
-    module.query_proj, module.key_proj, module.value_proj = _Given(), _Given(), _Given()  # type: ignore[assignment]
+    given = module.query_proj, module.key_proj, module.value_proj = _Given(), _Given(), _Given()  # type: ignore[assignment]
     mask = torch.ones(1, 1, n, n, dtype=torch.bool).tril()
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        projections = (module.query_proj, module.key_proj, module.value_proj)
-        for given, t in zip(projections, (q, k, v), strict=True):
-            given.give(t)  # type: ignore[operator]
-        out = module(module.query_proj(q), mask, rel_embeddings=encoding.table)[0]
-        return out.unflatten(-1, (8, 64)).transpose(1, 2)
-
-    return attend
+    return _attend_by(lambda x: module(x, mask, rel_embeddings=encoding.table)[0], given)

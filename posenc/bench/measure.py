@@ -67,8 +67,6 @@ def peak_bytes(case: Case) -> int | None:
         case()
         return torch.cuda.max_memory_allocated() - before
     reset = Path("/proc/self/clear_refs")
-    if not reset.exists():
-        return None
     if not os.access(reset, os.W_OK):
         return None
     # Return freed memory to the system first, or the case reuses it and seems to need none.
@@ -114,6 +112,16 @@ def machine_columns() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def measured_rows(
+    question: str, columns: Mapping[str, Any], cases: Mapping[str, Case], floor: str, repeats: int
+) -> list[dict[str, Any]]:
+    """One row per case with its peak of memory and its time, shown as soon as it is known."""
+    peaks = {name: peak_bytes(case) for name, case in cases.items()}
+    rows = timing_rows(question, columns, interleaved(cases, repeats), floor, peaks)
+    show_rows(rows)
+    return rows
 
 
 def timing_rows(

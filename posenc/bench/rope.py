@@ -69,15 +69,11 @@ def _one(
         torch.compiler.reset()
         pairs[COMPILED] = torch.compile(ours(False))
     cases = {name: _case(pair, q, k, backward) for name, pair in pairs.items()}
-    peaks = {name: measure.peak_bytes(case) for name, case in cases.items()}
-    seconds = measure.interleaved(cases, repeats)
-    shape = {
+    columns = {
         "n": n, "heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": head_dim,
         "dtype": str(q.dtype).removeprefix("torch."), "pass": "fwd+bwd" if backward else "fwd",
     }  # fmt: skip
-    ran = measure.timing_rows("rope", shape, seconds, FLOOR, peaks)
-    measure.show_rows(ran)
-    return ran
+    return measure.measured_rows("rope", columns, cases, FLOOR, repeats)
 
 
 def _plain(cos: Tensor, sin: Tensor, interleaved: bool) -> Pair:

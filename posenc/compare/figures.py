@@ -56,8 +56,7 @@ def by_position(study: Study, styles: Styles) -> Figure:
         first = longest = max(_lengths(study))
         for encoding, trials in _by_encoding(study):
             middles, means = _mean_curve(
-                trials,
-                lambda t: _merged(t.by_position, t.config.train_length),
+                trials, lambda t: _merged(t.by_position, t.config.train_length)
             )
             axes.plot(middles, means, label=encoding, **styles[encoding].curve(len(middles)))
             first = min(first, *middles)

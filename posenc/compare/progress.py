@@ -39,22 +39,19 @@ class PlainLines:
         if part > self.said.setdefault(trial, pace.first * LINES // trial.steps):
             self.said[trial] = part
             left = (pace.seconds_per_step(step) or 0.0) * (trial.steps - step)
-            self._say(
+            self.note(
                 trial,
                 f"step {step} of {trial.steps}, loss {loss:.3f} bits per byte, {clock(left)} left",
             )
 
     def testing(self, trial: TrialConfig) -> None:
-        self._say(trial, "testing")
+        self.note(trial, "testing")
 
     def note(self, trial: TrialConfig, text: str) -> None:
-        self._say(trial, text)
+        say(self.console, f"{name_of(trial)}: {text}")
 
     def finished(self, trial: TrialConfig, result: TrialResult) -> None:
         say(self.console, outcome(trial, result))
-
-    def _say(self, trial: TrialConfig, text: str) -> None:
-        say(self.console, f"{name_of(trial)}: {text}")
 
 
 class LiveBars:
@@ -70,11 +67,11 @@ class LiveBars:
         self._show_all()
 
     def __enter__(self) -> LiveBars:
-        self.bars.__enter__()
+        self.bars.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.bars.__exit__(*exc)
+        self.bars.stop()
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None:
         seconds = self.paces.setdefault(trial, Pace(step)).seconds_per_step(step)

@@ -55,7 +55,7 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
     config = read_trial(folder)
     try:
         run_trial(config, Path(study_folder), folder, _Events(events), int(checkpoint_steps))
-    except Exception as error:
+    except Exception as error:  # of torch, of the system, of an encoding: all end in a result
         traceback.print_exc()
         failed = TrialResult(config, reason=reason_of(error))
         write_atomically(folder / "result.json", failed.to_json())

@@ -55,11 +55,13 @@ def yarn(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
     truncate: bool = True,
+    extrapolation: float = 1.0,
 ) -> tuple[float, ...]:
     """YaRN's frequencies: kept where a pair turns more than beta_fast times within the original
     length, divided by `factor` where it turns less than beta_slow times, and a ramp between.
 
-    truncate: round the ends of the ramp outward to whole pairs.
+    truncate: round the ends of the ramp outward to whole pairs. extrapolation: the share of the
+    kept frequencies that is kept.
     """
 
     def pair(turns: float) -> float:
@@ -70,10 +72,20 @@ def yarn(
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     width = high - low or 0.001
-    shares = [min(max((i - low) / width, 0.0), 1.0) for i in range(dim // 2)]
+    ramp = (min(max((i - low) / width, 0.0), 1.0) for i in range(dim // 2))
+    shares = [1 - (1 - r) * extrapolation for r in ramp]
     return tuple(
         f * (1 - r) + f / factor * r for f, r in zip(plain(dim, theta), shares, strict=True)
     )
+
+
+def stretched(original: float, factor: float) -> int:
+    """The tokens that a factor stretches an original length to; rounding takes none away.
+
+    >>> stretched(3, 5 / 3)
+    5
+    """
+    return int(original * factor * (1 + 1e-12))
 
 
 def longrope_scale(ratio: float, original: float) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 DEFAULT_FREQ_BASE = 10000.0
 KEYS = {
     "context_length": "context_length",
+    "sliding_window": "attention.sliding_window",
     "freq_base": "rope.freq_base",
     "freq_base_swa": "rope.freq_base_swa",
     "dimension_count": "rope.dimension_count",
@@ -46,6 +47,7 @@ class Metadata:
     yarn_attn_factor: float | None = None
     yarn_ext_factor: float | None = None
     log_multiplier: float | None = None
+    sliding_window: int | None = None
     rope_freqs: tuple[float, ...] | None = None
     factors_long: tuple[float, ...] | None = None
     factors_short: tuple[float, ...] | None = None

@@ -12,7 +12,7 @@ FACTORS = {
     "factors_long": "rope_factors_long.weight",
     "factors_short": "rope_factors_short.weight",
 }
-WHOLE = ("context_length", "dimension_count", "dimension_count_swa")
+WHOLE = ("context_length", "dimension_count", "dimension_count_swa", "sliding_window")
 
 
 def open_gguf(path: Path, mode: str = "r") -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import ARITHMETIC, Computed, Layer, RefusedError, first_switch
-from posenc.dialects.model import BadConfigError, Model, model_of
+from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
 
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
@@ -199,7 +199,7 @@ def _rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
 
 
 def _trained(p: Mapping[str, Any], model: Model) -> int:
-    original = p.get("original_max_position_embeddings")
+    original = model.config.get(TRAINED_KEY, p.get("original_max_position_embeddings"))
     if p["rope_type"] in transformers5.STRETCHED and isinstance(original, int | float):
         return int(original)
     return model.max_positions
@@ -210,5 +210,5 @@ def _longest(p: Mapping[str, Any], model: Model) -> int:
     more."""
     longest, factor = model.max_positions, p.get("factor")
     if p["rope_type"] == "yarn" and isinstance(factor, int | float):
-        return max(longest, int(_trained(p, model) * factor))
+        return max(longest, formulas.stretched(_trained(p, model), factor))
     return longest

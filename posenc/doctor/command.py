@@ -12,8 +12,8 @@ def doctor(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="A model's folder, a config.json, params.json or .gguf file; two of them to "
-            "compare, any number with --each.",
+            help="A folder of a model or a LoRA adapter, a config.json, params.json or .gguf file; "
+            "two of them to compare, any number with --each.",
             metavar="PATH...",
             show_default=False,
         ),
@@ -51,7 +51,10 @@ def doctor(
     ] = None,
     like: Annotated[
         Path | None,
-        typer.Option(help="With --fix of a GGUF file: the config whose positions it is to have."),
+        typer.Option(
+            help="With --fix of a GGUF file: the config whose positions it is to have. With a LoRA "
+            "adapter: the folder of its model."
+        ),
     ] = None,
     explain: Annotated[
         str | None, typer.Option(help="Explain a rule, such as PD017, instead.", metavar="CODE")

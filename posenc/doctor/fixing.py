@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from posenc.dialects.json_object import read_json
 from posenc.dialects.meaning import Meaning, meaning_of
-from posenc.dialects.source import Source, load, read_json
+from posenc.dialects.runtimes.llama_cpp import sliding_base
+from posenc.dialects.source import Source, load
 from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.changes import config_changes
+from posenc.dialects.writers.dual import OURS
 from posenc.dialects.writers.fold import fold, foldable
 from posenc.dialects.writers.folder import copy_files, write_config
 from posenc.dialects.writers.proof import failures
@@ -15,6 +19,11 @@ from posenc.dialects.writers.recipes import Recipe, best, require_static
 from posenc.report.new_folder import new_folder
 
 CONFIG = "config.json"
+INSTEAD = {
+    "llama.cpp": "; a config cannot tell it these numbers: convert, then edit the GGUF file: "
+    "posenc doctor model.gguf --like CONFIG --fix --out NEW",
+}
+"""What to do where no config helps."""
 
 
 def fix(
@@ -32,12 +41,10 @@ def fix(
         return _fix_gguf(source, out, like)
     if like is not None:
         raise ValueError("--like goes with --fix of a GGUF file.")
-    if source.spelling != "transformers":
-        raise ValueError(
-            f"{source.path} is in {source.spelling}'s words; --fix needs a config.json."
-        )
     meaning = meaning_of(source.config, length)
     require_static(meaning, length)
+    if source.spelling != "transformers":
+        raise ValueError(_convert_first(source, meaning, named))
     alone = source.path.name != CONFIG or not any(source.folder.glob("*.safetensors"))
     why = "a config alone has no weights" if alone else foldable(source.folder, meaning.model)
     recipe = best(source.raw, meaning, named, fold=not why)
@@ -45,6 +52,22 @@ def fix(
     if why and recipe.cannot:
         lines.append(f"a temperature cannot be folded into q: {why}")
     return "\n".join(lines), int(bool(recipe.cannot))
+
+
+def _convert_first(source: Source, meaning: Meaning, named: tuple[str, ...]) -> str:
+    """What to do with a checkpoint in its maker's own words, whose weights have other names and
+    mostly another order of rows than a config.json stands for."""
+    try:
+        written = best(source.config, meaning, named).config
+    except ValueError:  # no spelling is better than what was read
+        written = source.config
+    keys = {k: written[k] for k in (*OURS, "max_position_embeddings") if k in written}
+    return (
+        f"{source.path} is in {source.spelling}'s words, and so are the names and rows of its "
+        "weights: --fix writes a config.json only beside weights that go with one. Convert the "
+        "folder first (transformers has convert_..._weights_to_hf.py for Llama and Mistral), and "
+        f"put these rotary keys into its config.json: {json.dumps(keys)}"
+    )
 
 
 def _write(
@@ -65,28 +88,28 @@ def _write(
             raise RuntimeError(f"not written, the proof failed: {wrong}")
     right = [name for name in named if name not in wrong]
     lines.append(f"proved by their emulators: {', '.join(right) or 'none'}")
-    lines += [f"cannot: {name}: {why}" for name, why in recipe.cannot.items()]
+    lines += [f"cannot: {n}: {why}{INSTEAD.get(n, '')}" for n, why in recipe.cannot.items()]
     return lines + [f"note: {note}" for note in recipe.notes]
 
 
 def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
     meta = source.metadata
     assert meta is not None
-    theta, largest = meta.freq_base, meta.context_length
+    largest = meta.context_length
     if like is None:
         wanted = gguf_edit.meant_by(meta)
+        bases = dict.fromkeys(wanted, meta.freq_base)
+        if gguf_edit.SLIDING in bases:
+            bases[gguf_edit.SLIDING] = sliding_base(meta)
     else:
         other = load(like)
         if other.metadata is not None:
             raise ValueError(f"--like: expected a config, {like} is a GGUF file.")
         meaning = meaning_of(other.config)
         require_static(meaning, None)
-        if len(meaning.computed.layers) != 1:
-            raise ValueError(f"--like: {like} has several kinds of layers; GGUF edits know one.")
-        (wanted,) = meaning.computed.layers.values()
-        (parameters,) = meaning.parameters.values()
-        theta, largest = float(parameters["rope_theta"]), meaning.max_length
-    edit = gguf_edit.plan(meta, wanted, theta, largest)
+        wanted, largest = dict(meaning.computed.layers), meaning.max_length
+        bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
+    edit = gguf_edit.plan(meta, wanted, bases, largest)
     gguf_edit.write(source.path, out, edit, wanted)
     lines = [f"{out}:", *(f"  {line}" for line in edit.lines or ("nothing to change",))]
     return "\n".join([*lines, "proved by the emulator: llama.cpp"]), 0

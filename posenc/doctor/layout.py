@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.json_object import require_ordinary
 from posenc.dialects.model import Model, model_of
-from posenc.dialects.source import load, require_ordinary
+from posenc.dialects.source import load
 from posenc.dialects.writers.folder import copy_files
 from posenc.dialects.writers.layout import convert
 from posenc.report.new_folder import new_folder
@@ -95,20 +96,27 @@ def measure(folder: Path, text: Path) -> Verdict:
     return Verdict(expected, found, losses, len(tokens), "")
 
 
+def is_interleaved(target: str) -> bool:
+    """Whether a layout by its name is that of neighbouring channels. Raises: ValueError for a word
+    that is no layout."""
+    if target not in WORDS.values():
+        raise ValueError(
+            f"--convert-layout: expected {' or '.join(sorted(WORDS.values()))}, got {target!r}."
+        )
+    return target == WORDS[True]
+
+
 def write(folder: Path, out: Path, target: str) -> str:
     """Write a copy whose rows of q and k are in the layout `target`; they are taken to be in the
     other one.
 
     Raises: ValueError where `out` exists, the rows are not to be found, or target is no layout.
     """
-    if target not in WORDS.values():
-        raise ValueError(
-            f"--convert-layout: expected {' or '.join(sorted(WORDS.values()))}, got {target!r}."
-        )
+    to_interleaved = is_interleaved(target)
     model = _model(folder)
     with new_folder(out) as temporary:
         copy_files(folder, temporary)
-        changed = convert(temporary, model, to_interleaved=target == WORDS[True])
+        changed = convert(temporary, model, to_interleaved=to_interleaved)
     return f"{out}: rows of {len(changed)} tensors permuted to {target}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.source import Source, load
+from posenc.dialects.source import Source, is_adapter, load
 from posenc.dialects.writers.overrides import overridden, override
 from posenc.doctor import comparing, page, sarif
 from posenc.doctor.case import Case
@@ -58,6 +58,8 @@ def run(options: Options) -> tuple[str, int]:
         return every.judge(options)
     if len(options.paths) == 2:
         return _compare(options)
+    if is_adapter(options.paths[0]):
+        return _adapter(options), 0
     if options.layout or options.convert_layout is not None:
         return _layout(options)
     source = load(options.paths[0])
@@ -103,13 +105,32 @@ def _check(options: Options) -> None:
         raise ValueError("--layout and --text go together: --layout --text FILE.")
     if options.convert_layout is not None and (options.fix or options.layout):
         raise ValueError("--convert-layout takes neither --fix nor --layout.")
-    if options.like is not None and not options.fix:
-        raise ValueError("--like goes with --fix of a GGUF file.")
+    adapter = len(options.paths) == 1 and is_adapter(options.paths[0])
+    if options.like is not None and not (options.fix or (adapter and writes)):
+        raise ValueError("--like goes with --fix of a GGUF file, or with a LoRA adapter.")
     if options.as_json and options.as_sarif:
         raise ValueError("give --json or --sarif, not both.")
     single = (options.fix, options.overrides, options.as_sarif, options.layout, writes)
     if len(options.paths) == 2 and any(single):
         raise ValueError("--fix, --overrides, --sarif and the layout's options take one path.")
+
+
+def _adapter(options: Options) -> str:
+    """What is written of a LoRA adapter; there is nothing in it to judge."""
+    from posenc.doctor import adapters, layout  # NumPy
+
+    folder = options.paths[0]
+    if options.fix:
+        assert options.out is not None
+        return adapters.fix(folder, options.like, options.out, _named(options), options.length)
+    if options.convert_layout is not None:
+        assert options.out is not None
+        to = layout.is_interleaved(options.convert_layout)
+        return adapters.convert_layout(folder, options.like, options.out, to_interleaved=to)
+    raise ValueError(
+        f"{folder} is a LoRA adapter: its positions are its model's. --fix or --convert-layout, "
+        "with --like MODEL --out NEW, write the one that goes with a fixed model."
+    )
 
 
 def _layout(options: Options) -> tuple[str, int]:

@@ -1,5 +1,4 @@
-"""Make a learned table of position embeddings longer: four ways, and rows that are kept as they
-are."""
+"""Four ways to make a learned table of position embeddings longer; chosen rows stay as they are."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ class Learned(PositionEncoding):
         max_positions: rows of the table; a position at or above it has no embedding.
         embed_dim: width of the embeddings.
         init: how the table starts: "normal" as in GPT-2, "truncated_normal" (at two standard
-            deviations) as in BERT's own code, "sinusoidal" from the sines and cosines of the paper,
-            trained from there.
+            deviations) as in BERT's own code, "sinusoidal" as the table of Sinusoidal.
         init_std: standard deviation of the random starts: GPT-2 and BERT use 0.02.
 
     Shapes: x (batch, seq_len, embed_dim), integer positions (seq_len) or (batch, seq_len) -> like

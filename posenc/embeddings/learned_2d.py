@@ -80,7 +80,7 @@ class Learned2D(PositionEncoding):
     def resize(
         self, height: int, width: int, *, align_corners: bool = False, antialias: bool = False
     ) -> Learned2D:
-        """The same picture of positions on another grid, see posenc.embeddings.grow."""
+        """The table resampled to another grid, see posenc.embeddings.grow."""
         table = interpolate_2d(
             self.weight.detach(),
             (self.height, self.width),

@@ -44,7 +44,7 @@ class Sinusoidal(PositionEncoding):
     Shapes: x (batch, seq_len, embed_dim), positions (seq_len) or (batch, seq_len) -> like x.
     Units: positions in tokens. Precision: exact angles, see posenc.numbers.angles; added in
     float32, returned in x's dtype.
-    Raises: ValueError if embed_dim is odd where it may not be, or for an unknown order.
+    Raises: ValueError for an unknown order, or if embed_dim is odd and order is not "fairseq".
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
 
     >>> posenc.Sinusoidal(embed_dim=4)(torch.zeros(1, 2, 4), torch.arange(2))

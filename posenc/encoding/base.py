@@ -39,8 +39,8 @@ _RENAMED = {
 class Pass:
     """One ordinary attention among several that are merged by log-sum-exp.
 
-    q_positions and kv_positions are what the encoding sees in this pass. `mask` says which pairs of
-    true positions, to which attention binds it, the pass is responsible for (None: all of them).
+    q_positions and kv_positions are what the encoding sees in this pass. `mask` shows the pairs
+    that the pass is responsible for (None: all); attention binds it to the true positions.
     `q_factor` (q_len) or (batch, q_len) multiplies the queries.
 
     >>> (one,) = posenc.RoPE(16, interleaved=False).passes(torch.arange(4), torch.arange(4))
@@ -57,8 +57,8 @@ class Pass:
 class PositionEncoding(nn.Module):
     """A position encoding; used as it is, the one that does nothing (NoPE).
 
-    A method overrides the places where it acts and states its claims, which the contract tests hold
-    it to.
+    A subclass overrides the places where it acts and states its claims; the contract tests check
+    them.
 
     Shapes: x (batch, seq_len, embed_dim); q (batch, num_heads, q_len, head_dim); k, v (batch,
     num_kv_heads, kv_len, head_dim); positions (len) or (batch, len), integer or float, with a last
@@ -123,14 +123,15 @@ class PositionEncoding(nn.Module):
         """Draw fresh initial values; a no-op where there are none."""
 
     def shallow_copy(self) -> Self:
-        """A second object over the same parameters, for `prepare`; copy.copy cannot be traced."""
+        """A second object over the same parameters, for `prepare`; torch.compile cannot trace
+        copy.copy."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
 
     def for_layer(self, index: int) -> PositionEncoding:
-        """The encoding that the attention of layer `index` uses: without what acts at the
-        embeddings, which the model has called."""
+        """The encoding that attention in layer `index` uses. What acts at the embeddings is left
+        out: the model has applied it already."""
         return without_position(self.claims.num_axes) if self.claims.places == (1,) else self
 
     def prepare(
@@ -138,8 +139,7 @@ class PositionEncoding(nn.Module):
         positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
         length: int | None = None,
     ) -> PositionEncoding:
-        """An encoding with the same answers, and with what depends on `positions` alone computed
-        once.
+        """The same encoding, with what depends only on `positions` computed already.
 
         A model calls it once per forward and hands the result to every layer. `length` is the
         current length in tokens for methods whose frequencies depend on it; None means the trained
@@ -148,7 +148,7 @@ class PositionEncoding(nn.Module):
         return self
 
     def scale(self, head_dim: int) -> float:
-        """What q @ k.mT is multiplied with, from the width before place 2."""
+        """The factor of q @ k.mT; head_dim is the width before place 2."""
         return head_dim**-0.5
 
     def passes(
@@ -202,7 +202,7 @@ class PositionEncoding(nn.Module):
 
 
 def without_position(num_axes: int) -> PositionEncoding:
-    """NoPE for positions of so many components."""
+    """NoPE for positions of `num_axes` components."""
     nope = PositionEncoding()
     nope.claims = dataclasses.replace(nope.claims, num_axes=num_axes)
     return nope

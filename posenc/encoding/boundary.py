@@ -12,7 +12,7 @@ from posenc.terms.tokens import Tokens
 
 
 def check_encoding(owner: str, encoding: Any) -> PositionEncoding:
-    """The encoding that attention is to use; None is none. Raises TypeError for anything but a
+    """The encoding that attention uses; None means none. Raises TypeError for anything but a
     PositionEncoding, and ValueError for one that acts at the embeddings, where attention cannot."""
     encoding = require_encoding(owner, encoding)
     if 1 in encoding.claims.places:

@@ -1,4 +1,4 @@
-"""What an encoding says of itself, which the contract tests hold it to."""
+"""What an encoding says of itself; the contract tests check it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Claims:
-    """What holds for an encoding; every claim is tested both ways.
+    """What holds for an encoding; tests check each claim where it is made and where it is not.
 
     Args:
         places: where it acts: 1 embeddings, 2 queries and keys, 3 scores, 4 values.
@@ -30,7 +30,7 @@ class Claims:
             the keys, or "last", where only place 2 and the next state read it.
         scope: "model": one instance serves all layers; "layer": each layer has parameters of its
             own.
-        shared_parameters: names of parameters that all layers have in common all the same.
+        shared_parameters: names of the parameters that all layers share although scope is "layer".
         max_positions: positions must be below this number; None: no limit.
         num_axes: number of components of a position.
 
@@ -58,8 +58,8 @@ class Claims:
     def all(cls, encodings: Sequence[PositionEncoding]) -> Claims:
         """What holds for several encodings that act together, or one per layer.
 
-        Positions end where the first of them ends, and causal_only counts where it is claimed by
-        one that acts. `num_axes` is the largest; scope and shared parameters are the caller's.
+        max_positions is the smallest and num_axes the largest; causal_only holds if an encoding
+        that acts claims it. scope and shared_parameters are left to the caller.
         """
         claims = [e.claims for e in encodings]
         acting = [c for c in claims if c.places] or claims

@@ -16,24 +16,25 @@ from posenc.terms.term import Term
 from posenc.terms.tokens import Tokens
 
 _SINGLE = {"scale": "scale", "state": "state per token", "passes": "passes"}
-"""Methods of which an attention has one, and what they decide."""
+"""Methods that only one encoding of an attention may define, and what they decide."""
 
 
 class Compose(PositionEncoding):
     """Several encodings in one attention, each at its own places, in the order given.
 
-    Embeddings, rotations and terms are chained. Not composable, because there is one of each and
-    two owners would contradict each other: the scale, the state per token, the passes, and place 4.
-    Encodings that differ per layer are composed within each layer: PerLayer([Compose(a, b), ...]).
-    Beside a position map, which asks for passes at positions of its own, the others see the true
-    positions.
+    Embeddings, rotations and terms are chained. An attention has only one scale, one state per
+    token, one list of passes and one place 4, so two encodings that define the same one cannot be
+    composed. Encodings that differ per layer are composed within each layer:
+    PerLayer([Compose(a, b), ...]). A position map asks for passes at positions of its own; the
+    other encodings still see the true ones.
 
     Args:
         encodings: two or more; a Compose among them is taken apart.
 
-    Claims hold where they hold for every one; causal_only where any that acts claims it. Parameters
-    of scope "model" stay one for all layers when another encoding is of scope "layer".
-    Raises: ValueError where two own the same thing, or positions have other numbers of components.
+    A claim holds if it holds for every encoding; causal_only if one that acts claims it. Parameters
+    of scope "model" stay shared by all layers when another encoding is of scope "layer".
+    Raises: ValueError where two define the same thing, or take positions of different numbers of
+    components.
     Source: the encodings it holds.
 
     >>> from posenc import ALiBi, Compose, RoPE
@@ -175,7 +176,8 @@ class Compose(PositionEncoding):
         return Chain(q, k, terms) if len(terms) > 1 else next(iter(terms), None)
 
     def _seen_by(self, member: PositionEncoding, tokens: Tokens) -> Tokens:
-        """State is its owner's; positions of a pass are those of the one who asked for it."""
+        """The tokens as this member sees them: the state only if it defines it, and the positions
+        of a pass only if it asked for the pass."""
         if tokens.state is not None and member is not self._owner("state"):
             tokens = replace(tokens, state=None)
         true = tokens.true_positions

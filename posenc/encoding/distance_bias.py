@@ -1,4 +1,4 @@
-"""A score bias that depends on the distance alone."""
+"""A score bias that depends only on the distance."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from posenc.terms.tokens import Tokens
 
 
 class DistanceBias(PositionEncoding):
-    """A score bias that depends on the distance alone: a subclass defines `bias` and has
-    everything else.
+    """A score bias that depends only on the distance: a subclass needs to define only `bias`.
 
     score[h, i, j] += bias(q_position[i] - kv_position[j])[h]
 
@@ -54,7 +53,7 @@ class DistanceBias(PositionEncoding):
         q_positions: Real[Tensor, "*#batch q_len"],
         kv_positions: Real[Tensor, "*#batch kv_len"],
     ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
-        """What forward gives, for positions that are known to be good."""
+        """The same as `forward`, for positions that have been checked."""
         values = self.bias(distances(q_positions, kv_positions))
         return values if values.ndim == 3 else values.movedim(0, 1)
 

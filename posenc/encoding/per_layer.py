@@ -24,13 +24,13 @@ class PerLayer(PositionEncoding):
 
     Args:
         layers: the encoding of each layer; an encoding that appears twice is shared.
-        windows: for each of them, how many keys a query sees counting its own, or a mask such as a
-            chunk, or None for no limit; it narrows whatever mask the model is given.
+        windows: for each of them, how many keys a query sees, counting its own; or a mask, such as
+            masks.chunked(n); or None for no limit. The model's own mask still holds.
         repeat: start again from layers[0] after the last, for any number of layers.
 
-    It acts through `for_layer(i)` alone, but for place 1, which acts once per model: the first
-    layer's encoding embeds. Claims hold where they hold in every layer; causal_only where it does
-    in any layer that acts.
+    It acts only through `for_layer(i)`. Place 1 is the exception: it acts once per model, through
+    the first layer's encoding. A claim holds if it holds in every layer; causal_only if it holds in
+    any layer that acts.
     Raises: ValueError if layers is empty, windows has another length, or only a later layer
     embeds.
     Source: the encodings it holds.
@@ -144,7 +144,7 @@ def _narrow(encoding: PositionEncoding, window: int | Mask | None) -> PositionEn
 
 
 def _own_copy(encoding: PositionEncoding) -> PositionEncoding:
-    """A deep copy with fresh parameters, but for those that all layers share."""
+    """A deep copy with fresh parameters, except those that all layers share."""
     if encoding.claims.scope == "model":
         return encoding
     shared = [encoding.get_parameter(name) for name in encoding.claims.shared_parameters]

@@ -12,7 +12,7 @@ from posenc.numbers.tracking import transformed
 from posenc.positions import check_flat, one_row
 
 _NEIGHBOURS = {torch.float32: 2**24, torch.float64: 2**53}
-"""From here on a dtype has no room for every whole number."""
+"""From here on a dtype cannot hold every whole number."""
 
 
 def check_positions(owner: str, name: str, positions: Any, x: Tensor, num_axes: int = 1) -> Tensor:
@@ -53,7 +53,7 @@ def positions_of(
     _check_kind(owner, name, positions)
     tokens = positions.shape[: positions.ndim - (num_axes > 1)]
     components = num_axes == 1 or (positions.ndim > 1 and positions.shape[-1] == num_axes)
-    # Compared one by one: a set would hash the sizes, and compiled code be made per length.
+    # Compared one by one: a set would hash the sizes, and torch.compile would start anew for each.
     fits = 1 <= len(tokens) <= len(sizes) and tokens[-1] == sizes[-1]
     for token, size in zip(tokens[-2::-1], sizes[-2::-1], strict=False):
         fits = fits and (token == 1 or token == size)

@@ -21,7 +21,8 @@ class Within(PositionEncoding):
     Args:
         mask: an unbound mask; it is bound to the positions of each call.
 
-    shift_invariant is claimed for masks that distance alone decides (exact ones), not for chunks.
+    shift_invariant is claimed for masks that depend only on the distance (exact ones), not for
+    chunks.
     Raises: ValueError for a mask that is bound already.
 
     >>> from posenc import Within, masks

@@ -22,7 +22,7 @@ def extend(
         str | None,
         typer.Option(
             help="One method instead of all: none, linear, ntk, ntk-1.5x, ntk-2x, by-parts, "
-            "yarn, llama3, proportional, dynamic, longrope-switch or search.",
+            "yarn, llama3, proportional, dynamic, longrope-switch, search, or dual-chunk for vLLM.",
             show_default="try all, recommend",
         ),
     ] = None,

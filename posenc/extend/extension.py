@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from posenc.extend.export.folder import export_checkpoint
+from posenc.extend.export.folder import Plan, export_checkpoint
 from posenc.extend.export.prover import Proof, Prover
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.extend.measure.losses import NotFinite
@@ -31,6 +31,7 @@ from posenc.extend.variants.candidates import (
     needs_search,
 )
 from posenc.extend.variants.variant import Variant, as_is
+from posenc.hf.apply import applied
 from posenc.hf.loading import Checkpoint, load_checkpoint
 from posenc.hf.text import Windows, mask_token, text_encoder
 from posenc.report.failure import RunFailed
@@ -154,7 +155,7 @@ def _measure_all(
         try:
             variant = build()
             evaluation = measure_variant(checkpoint, variant, windows, options, report)
-        except Exception as error:
+        except Exception as error:  # whatever a family's code makes of what it does not expect
             said = " ".join(str(error).split())
             reason = said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
             if name == "none" and isinstance(error, NotFinite):
@@ -175,7 +176,9 @@ def _export(
     teacher = None
     if options.tune is not None and options.tune.distill and not checkpoint.masked:
         teacher = copy.deepcopy(checkpoint.model)  # before it is stretched
-    with chosen.active():
+    # A map of positions is a server's: its config is written for the model as trained.
+    stretched = applied(checkpoint.model, chosen.settings, outcome.target)
+    with stretched if chosen.extra else chosen.active():
         if options.tune is not None:
             assert fitting is not None
             assert options.state is not None
@@ -187,8 +190,12 @@ def _export(
             same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
             outcome.tuned = measure_variant(checkpoint, same, windows, options, progress)
         tokens = _proof_tokens(windows, trained)
+        plan = Plan(
+            f"{chosen.name}, {chosen.summary}", outcome.target, chosen.cache_safe,
+            changed=options.tune is not None, extra=chosen.extra,
+        )  # fmt: skip
         outcome.config_diff, outcome.proof = export_checkpoint(
-            checkpoint, out, prover, tokens, outcome.target, cache_safe=chosen.cache_safe
+            checkpoint, out, prover, tokens, plan
         )
 
 

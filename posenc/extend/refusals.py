@@ -7,10 +7,12 @@ from typing import Any
 
 from posenc.extend.options import Options
 from posenc.extend.variants.methods import METHODS
+from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
 from posenc.hf import tables
 from posenc.hf.folder import read_config, tokenizer_files
 from posenc.hf.loading import Checkpoint
 
+DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 NO_EXTENSION = {
     "t5": "T5's bias saturates at a distance, so that any length has a bias; it needs no extension",
     "umt5": "T5's bias saturates, so that any length has a bias; it needs no extension",
@@ -51,11 +53,14 @@ def check_request(
         )
     if reason := _nothing_to_extend(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
-    known: tuple[str, ...] = (*METHODS, "search") if rotary else ("none", *tables.METHODS)
+    rotating = (*METHODS, "search", DUAL_CHUNK)
+    known: tuple[str, ...] = rotating if rotary else ("none", *tables.METHODS)
     if method is not None and method not in known:
         raise ValueError(f"Unknown method {method!r}; known: {', '.join(known)}.")
     if method == "search" and not options.search_tries:
         raise ValueError("--search-tries 0 leaves nothing to search; give more.")
+    if method == DUAL_CHUNK and writes and (reason := _no_dual_chunk(checkpoint, options)):
+        raise ValueError(f"{checkpoint.folder}: {reason}.")
     if (
         writes
         and method in METHODS
@@ -67,6 +72,23 @@ def check_request(
             "rotation, and step-by-step decoding differs from a full pass. Give "
             "--allow-cache-unsafe to write it all the same."
         )
+
+
+def _no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
+    """Why vLLM could not run this model with dual chunk attention, or None."""
+    kind, setting = checkpoint.config.model_type, checkpoint.rotary[0]
+    if kind not in DUAL_CHUNK_READERS:
+        return (
+            f"vLLM reads dual_chunk_attention_config for {', '.join(DUAL_CHUNK_READERS)}, and not "
+            f"for a {kind} model"
+        )
+    if setting.scaling is not None or setting.compression != 1.0:
+        return "vLLM's dual chunk attention knows the plain rotation only, and this one is scaled"
+    if options.tune is not None:
+        return "dual-chunk changes no frequencies, so that there is nothing to tune for"
+    if not position_maps(checkpoint, checkpoint.trained_length + 1):
+        return "its attention cannot be exchanged, so that dual-chunk cannot be measured"
+    return None
 
 
 def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:

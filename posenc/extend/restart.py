@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from posenc.hf.text import Windows
 from posenc.report.atomic import write_atomically
 from posenc.report.lock import held
+from posenc.report.record import seal, unseal
 
 LOG = logging.getLogger("posenc.extend")
 """Says on stderr what starts again and why; a library's user may send it elsewhere."""
@@ -68,9 +69,8 @@ _OF_THE_FOLDER = ("_name_or_path", "transformers_version")
 
 def write_sealed(path: Path, whose: Identity, content: dict[str, Any]) -> None:
     """Write content with the identity of what it belongs to and a hash of it all."""
-    sealed = {"of": whose, "content": content}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({**sealed, "sha256": _hash(json.dumps(sealed))}))
+    write_atomically(path, seal({"of": whose, "content": content}))
 
 
 def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
@@ -83,12 +83,9 @@ def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
     try:
         if not path.is_file():
             raise ValueError("it is not an ordinary file")
-        found = json.loads(path.read_text(encoding="utf-8"))
-        seal = found.pop("sha256")
-        if seal != _hash(json.dumps(found)):
-            raise ValueError("it is not what was written")
+        found = unseal(path.read_text(encoding="utf-8"))
         differs = [k for k in sorted({*whose, *found["of"]}) if found["of"].get(k) != whose.get(k)]
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         start_again(path, error)
         return None
     if differs:

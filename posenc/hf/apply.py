@@ -16,14 +16,19 @@ from posenc.hf.rope_config_write import write_settings
 _FIELDS = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings")
 
 
-def rebuild_rotary(model: Any) -> int:
-    """Make every rotary module anew from the model's config; how many there were."""
-    found = [
+def rotary_modules(model: Any) -> list[tuple[nn.Module, str, Any]]:
+    """Every rotary module of a transformers model, after its parent and its name there."""
+    return [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if "RotaryEmbedding" in type(child).__name__ and hasattr(child, "config")
+        if "RotaryEmbedding" in type(child).__name__
     ]
+
+
+def rebuild_rotary(model: Any) -> int:
+    """Make every rotary module anew from the model's config; how many there were."""
+    found = [each for each in rotary_modules(model) if hasattr(each[2], "config")]
     for parent, name, child in found:
         device = next(child.buffers()).device
         setattr(parent, name, type(child)(child.config).to(device))
@@ -34,9 +39,7 @@ def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
     """inv_freq and attention factor that the model's rotary module holds, by layer type (None:
     all)."""
     found: dict[str | None, tuple[Tensor, float]] = {}
-    for module in model.modules():
-        if "RotaryEmbedding" not in type(module).__name__:
-            continue
+    for _, _, module in rotary_modules(model):
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("inv_freq") and "original" not in name:
                 layer_type = name.removesuffix("inv_freq").removesuffix("_") or None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from posenc.attend.attention import attention
 from posenc.encoding.base import PositionEncoding
+from posenc.hf.apply import rotary_modules
 from posenc.masks import Mask, causal
 
 NAME = "posenc"
@@ -140,9 +141,8 @@ def _mask(
             )
         ).bind(q_positions, kv_positions)
     allowed = attention_mask if attention_mask.dtype == torch.bool else attention_mask >= 0
-    return Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx]).bind(
-        q_positions, kv_positions
-    )
+    dense = Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx])
+    return dense.bind(q_positions, kv_positions)
 
 
 class Unrotated(nn.Module):
@@ -154,11 +154,15 @@ class Unrotated(nn.Module):
         self.rotation = rotation
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
-        turn = self.rotation(*args, **kwargs)
-        if isinstance(turn, Tensor):  # cosine + i sine
-            return torch.ones_like(turn)
-        cos, sin = turn
-        return torch.ones_like(cos), torch.zeros_like(sin)
+        return no_turn(self.rotation(*args, **kwargs))
+
+
+def no_turn(turn: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+    """The rotation by nothing, in the shape of a rotary module's output."""
+    if isinstance(turn, Tensor):  # cosine + i sine
+        return torch.ones_like(turn)
+    cos, sin = turn
+    return torch.ones_like(cos), torch.zeros_like(sin)
 
 
 def exchangeable(model: Any) -> bool:
@@ -180,12 +184,7 @@ def attached(model: Any, encoding: Callable[[int], PositionEncoding]) -> Iterato
     Raises: ValueError where the model has no rotary module or its attention does not go through the
     interface.
     """
-    rotary = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if "RotaryEmbedding" in type(child).__name__
-    ]
+    rotary = rotary_modules(model)
     layers = [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "is_causal")]
     if not rotary or not layers:
         raise ValueError("the model has no rotary module that could be replaced")

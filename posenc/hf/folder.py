@@ -6,11 +6,11 @@ outside of it is touched because something in it says so.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from posenc.dialects.inside import inside
+from posenc.dialects.json_object import LARGEST_INDEX, read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -32,21 +32,6 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder}: not a model folder, it has no config.json.")
     return read_json(folder / "config.json")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A file that holds one JSON object. Raises: ValueError naming the file."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path}: not an ordinary file.")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 ({error}).") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error}).") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {_kind(found)}.")
-    return found
 
 
 def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> None:
@@ -76,7 +61,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).exists():
         return [inside(folder, WEIGHTS, "the weights")]
     if (folder / INDEX).exists():
-        names = read_json(inside(folder, INDEX, "the index")).get("weight_map")
+        names = read_json(inside(folder, INDEX, "the index"), LARGEST_INDEX).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
             raise ValueError(f"{folder / INDEX}: weight_map must give a file for every weight.")
         return [inside(folder, name, INDEX) for name in sorted(set(names.values()))]
@@ -111,7 +96,3 @@ def _nested(found: Any) -> list[tuple[str, Any]]:
     if not isinstance(found, dict):
         return []
     return [*found.items(), *(pair for value in found.values() for pair in _nested(value))]
-
-
-def _kind(value: Any) -> str:
-    return {list: "a list", str: "a string", type(None): "null"}.get(type(value), repr(value))

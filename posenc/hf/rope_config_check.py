@@ -11,7 +11,8 @@ FAR = "full_attention"
 KNOWN_KEYS = frozenset(
     "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings "
     "attention_factor beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor "
-    "low_freq_factor high_freq_factor mrope_section mrope_interleaved".split()
+    "short_mscale long_mscale low_freq_factor high_freq_factor mrope_section "
+    "mrope_interleaved".split()
 )
 NEEDED = {
     "default": (), "mrope": (), "proportional": (), "linear": ("factor",), "dynamic": ("factor",),
@@ -22,7 +23,8 @@ NEEDED = {
 without."""
 NUMBERS = (
     "rope_theta", "partial_rotary_factor", "factor", "attention_factor", "beta_fast", "beta_slow",
-    "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor",
+    "mscale", "mscale_all_dim", "short_mscale", "long_mscale", "low_freq_factor",
+    "high_freq_factor",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -189,10 +190,7 @@ class PositionAwareAttention(PositionLayer):
         if causal:
             past = distances(q_positions, kv_positions) >= 0
             masks.append(past[None, None] if len(past.shape) == 2 else past[:, None])
-        allowed = None
-        for m in masks:
-            allowed = m if allowed is None else ops.logical_and(allowed, m)
-        return allowed
+        return functools.reduce(ops.logical_and, masks) if masks else None
 
     def _heads(self, x: Any, count: int) -> Any:
         return ops.reshape(x, (-1, x.shape[1], count, self._size))

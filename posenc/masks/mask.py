@@ -49,8 +49,8 @@ class Mask:
     window: no query sees a key at this distance or further.
     exact: causal and window describe the mask completely, so a kernel may use them and skip the
         predicate.
-    reads: tensors that the predicate looks at, each with a name and the sizes that its axes must
-        have, of "batch", "q_len" and "kv_len".
+    reads: tensors that the predicate looks at, each with a name and what its axes count: "batch",
+        "q_len" or "kv_len".
 
     >>> even = posenc.Mask(lambda sight: sight.kv_position % 2 == 0)
     >>> (even & posenc.masks.causal).rows(1, 1, 0, 3, 3, torch.device("cpu"))[0, 0].int()
@@ -214,6 +214,7 @@ def take(
     batch: Int[Tensor, "..."],
     index: Int[Tensor, "..."],
 ) -> Shaped[Tensor, "..."]:
+    """The positions, (len) or (batch, len), at these indices; None: the indices themselves."""
     if positions is None:
         return index
     if positions.ndim == 2 and positions.shape[0] == 1:

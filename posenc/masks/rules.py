@@ -21,7 +21,7 @@ def _not_later(sight: Sight) -> Tensor:
 
 
 full = Mask(_everyone, exact=True)
-"""Everyone may look at everyone."""
+"""Every query sees every key."""
 
 causal = Mask(_not_later, causal=True, exact=True)
 """A query sees keys at its own and earlier positions, in any order in memory."""

@@ -22,6 +22,13 @@ def norm_layer(config: DecoderConfig) -> nn.Module:
     return kind(config.embed_dim, eps=config.norm_eps)
 
 
+def head_layer(config: DecoderConfig) -> nn.Linear | None:
+    """From hidden states to logits; None where the token embeddings do that too."""
+    if config.tie_embeddings:
+        return None
+    return nn.Linear(config.embed_dim, config.vocab_size, bias=False)
+
+
 def attention_layer(config: DecoderConfig) -> Attention:
     """Attention of the config's sizes; its encoding comes with each call."""
     return Attention(

@@ -12,6 +12,7 @@ from posenc import masks
 from posenc.attend.cache import KVCache
 from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
+from posenc.models.blocks import head_layer
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise
 from posenc.models.stack import Stack, check_caches, check_tokens
@@ -41,11 +42,7 @@ class Decoder(Stack):
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding | None = None) -> None:
         super().__init__(config, encoding)
         self.tokens = nn.Embedding(config.vocab_size, config.embed_dim)
-        self.head = (
-            None
-            if config.tie_embeddings
-            else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
-        )
+        self.head = head_layer(config)
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:

@@ -12,7 +12,7 @@ from posenc import masks
 from posenc.attend.cache import KVCache
 from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
-from posenc.models.blocks import Context
+from posenc.models.blocks import Context, head_layer
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise
 from posenc.models.stack import (
@@ -71,11 +71,7 @@ class EncoderDecoder(nn.Module):
         self.encoder = Stack(config, encoder_encoding)
         self.decoder = Stack(config, decoder_encoding, cross=True)
         self.cross_encoding = one_per_model(cross_encoding, config.num_layers)
-        self.head = (
-            None
-            if config.tie_embeddings
-            else nn.Linear(config.embed_dim, config.vocab_size, bias=False)
-        )
+        self.head = head_layer(config)
         self.reset_parameters()
 
     def reset_parameters(self, seed: int | None = None) -> None:

@@ -92,7 +92,7 @@ class AxialRoPE(Rotation):
 
     @classmethod
     def pixtral(cls, head_dim: int, rope_theta: float = 10000.0) -> AxialRoPE:
-        """Pixtral: half-split, one series dealt out to rows and columns."""
+        """Pixtral: half-split, one series of frequencies, rows and columns in turn."""
         return cls(head_dim, rope_theta, interleaved=False, alternating=True)
 
 
@@ -218,7 +218,8 @@ _FARTHEST = 2**32
 
 
 def _check_reach(positions: Tensor) -> None:
-    """Raise ValueError for positions whose angles would be rounded, where looking is free."""
+    """Raise ValueError for positions whose angles would be rounded, if reading them costs no
+    synchronisation."""
     unseen = torch.compiler.is_compiling() or transformed() or positions.device.type != "cpu"
     if unseen or not positions.numel():
         return

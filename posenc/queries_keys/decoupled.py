@@ -17,7 +17,7 @@ from posenc.terms.tokens import Tokens
 
 
 class DecoupledRoPE(RoPE):
-    """Rotate the last rotary_dim channels of q and k and leave the content channels before them.
+    """Rotate the last rotary_dim channels of q and k; keep the content channels before them.
 
     score = scale * (q_content . k_content + rotate(q_rotary) . rotate(k_rotary)),  scale =
     head_dim^-1/2
@@ -30,7 +30,8 @@ class DecoupledRoPE(RoPE):
         rope_theta: base of the geometric series of frequencies.
         interleaved: pairs are (2t, 2t+1) within the rotary part, as in DeepSeek's code; False: (t,
             t + rotary_dim/2).
-        rotary_dim: channels that turn, even; None means a third of head_dim, DeepSeek's share.
+        rotary_dim: number of rotated channels, even; None means a third of head_dim, DeepSeek's
+            share.
         scaling: how frequencies change for longer contexts, see RoPE.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from posenc.dialects.pairs import order
+
 
 def layout_permutation(
     head_dim: int, rotary_dim: int | None = None, *, to: Literal["half_split", "interleaved"]
@@ -23,16 +25,12 @@ def layout_permutation(
             f"layout_permutation: rotary_dim must be even and between 2 and head_dim={head_dim}, "
             f"got {rotary_dim}."
         )
-    channels = torch.arange(head_dim)
-    if to == "half_split":
-        pairs = channels[:rotary_dim].view(-1, 2).T
-    elif to == "interleaved":
-        pairs = channels[:rotary_dim].view(2, -1).T
-    else:
+    if to not in ("half_split", "interleaved"):
         raise ValueError(
             f"layout_permutation: to must be 'half_split' or 'interleaved', got {to!r}."
         )
-    return torch.cat([pairs.flatten(), channels[rotary_dim:]])
+    rotated = order(rotary_dim, to_interleaved=to == "interleaved")
+    return torch.tensor([*rotated, *range(rotary_dim, head_dim)])
 
 
 def convert_layout(
@@ -49,7 +47,7 @@ def convert_layout(
 
     Convert everything that touches the channels of q and k: projection weights, their biases, and
     the weights of q- and k-norms. v and o stay as they are. The number of heads follows from the
-    size, so grouped queries need nothing of their own.
+    size, so grouped queries need no special case.
 
     Args:
         weight: (num_heads * head_dim, in_features) as torch stores it, or a bias

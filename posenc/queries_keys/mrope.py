@@ -1,4 +1,4 @@
-"""Multimodal RoPE: one spectrum shared out among time, height and width."""
+"""Multimodal RoPE: time, height and width share one series of frequencies."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class MRoPE(RoPE):
 
     Text has three equal components and is plain RoPE; `mrope_positions` builds positions for mixed
     input. Qwen2-VL gives time the fastest pairs, then height, then width (contiguous sections);
-    Qwen3-VL deals pairs out in turns, so that every axis spans the spectrum.
+    in Qwen3-VL the axes take turns, so that each has fast and slow pairs.
 
     Args:
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
         sections: pairs for time, height and width, which sum to rotary_dim / 2; None means the
             models' own shares, 1/4, 3/8 and 3/8 if contiguous, 3/8, 5/16 and 5/16 in turns.
-        in_turns: deal pairs out in turns; False: contiguous sections.
+        in_turns: the axes take turns from pair to pair; False: contiguous sections.
 
     Shapes: positions (len, 3) or (batch, len, 3); q and k as in RoPE.
     Units: components in tokens, frames and patches. Precision: as RoPE.

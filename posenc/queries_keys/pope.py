@@ -25,8 +25,8 @@ class PoPE(PositionEncoding):
     score[i, j] = scale * sum_c softplus(q_ic) softplus(k_jc) cos((i - j) theta_c - delta_hc),
     theta_c = rope_theta^(-c/head_dim)
 
-    A channel's phase no longer depends on its content, so that what and where do not mix. q and k
-    become twice as wide.
+    A channel's phase no longer depends on its content, so that content and position do not mix. q
+    and k become twice as wide.
 
     Args:
         head_dim: size of one head.

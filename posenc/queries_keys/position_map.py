@@ -18,7 +18,8 @@ from posenc.queries_keys.rope_scaling import Scaling
 class PositionMap(RoPE):
     """RoPE in several passes; a subclass defines `parts`.
 
-    `log_n_length`: queries are multiplied by max(1, ln(p + 1) / ln(log_n_length)); None: not.
+    `log_n_length`: queries are multiplied by max(1, ln(p + 1) / ln(log_n_length)); None: they are
+    not.
     """
 
     claims = replace(RoPE.claims, needs_raw_k=True, causal_only=True)

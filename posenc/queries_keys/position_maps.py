@@ -1,7 +1,7 @@
 """Longer contexts without training: RoPE over positions mapped into the trained range.
 
-Each method is two or three ordinary attentions over disjoint sets of keys, merged by the host, and
-keeps keys unrotated in the cache. All are for causal attention.
+Each method is two or three ordinary attentions over disjoint sets of keys, which attention merges.
+The cache keeps keys unrotated. All methods are for causal attention.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class LogN(QueryTemperature):
 
     q[p] *= max(1, ln(p + 1) / ln(train_length))
 
-    Keeps the entropy of attention level while the number of visible keys grows. It tells order by
-    nothing else: combine it with another encoding.
+    Keeps the entropy of attention level while the number of visible keys grows. It says nothing
+    else about order: combine it with another encoding.
 
     Args:
         train_length: length in tokens up to which nothing changes, at least 2.

@@ -1,4 +1,4 @@
-"""Rotary embeddings in most layers, and no position in every few."""
+"""Rotary embeddings in most layers, and no position encoding in every n-th."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from posenc.queries_keys.rope import RoPE
 class RNoPE(PerLayer):
     """RoPE in all layers but every n-th, which has no position encoding and sees everything.
 
-    layer i: RoPE, narrowed if asked, where (i + 1) mod every != 0; NoPE, sharpened if asked,
-    elsewhere
+    layer i: RoPE, with a window if asked, where (i + 1) mod every != 0; elsewhere NoPE, with a
+    temperature if asked
 
     Without further options this is SmolLM3; with window_size Command A (RNoPE-SWA); with chunk_size
     and floor_scale Llama 4 (iRoPE: 8192 and 8192, interleaved).
@@ -32,7 +32,8 @@ class RNoPE(PerLayer):
         floor_scale: multiply the queries of NoPE layers by Llama 4's temperature, 1 + 0.1 ln(1 +
             floor((p + 1) / floor_scale)); None for no temperature.
 
-    Acts through for_layer(i). The windows narrow the model's own mask, which decides on causality.
+    It acts through for_layer(i). The windows narrow the model's own mask, which decides whether
+    queries see the future.
     Raises: ValueError if every < 2, or both windows are asked for.
     Source: Yang et al. 2025, arXiv:2501.18795 (RNoPE-SWA); Meta 2025, llama-models, llama4 (iRoPE);
     Hugging Face 2025, SmolLM3.

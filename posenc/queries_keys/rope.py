@@ -25,7 +25,7 @@ class RoPE(Rotation):
     (q_a, q_b) -> m (q_a cos - q_b sin, q_b cos + q_a sin), angle = position * inv_freq[t]
 
     inv_freq[t] = rope_theta^(-2t/rotary_dim) and m = 1, unless `scaling` says otherwise. The score
-    of a rotated query and key depends on their positions through the difference alone.
+    of a rotated query and key depends only on the difference of their positions.
 
     Args:
         head_dim: size of one head.

@@ -35,7 +35,7 @@ class XPos(Rotation):
         head_dim: size of one head, even.
         rope_theta: base of the geometric series of frequencies.
         interleaved: pairs are (2t, 2t+1), as in the authors' code; False: (t, t + head_dim/2).
-        scale_base: distance, in tokens, over which pair t fades to zeta_t.
+        scale_base: distance in tokens over which pair t shrinks by the factor zeta_t.
         origin: the position that is not scaled; it changes no score.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the

@@ -7,6 +7,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # no such lock on Windows
+    fcntl = None
+
 LOCK = ".lock"
 
 
@@ -16,19 +21,9 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 
     Raises: ValueError if another process holds the lock; `what` is the name of such a process.
     """
-    try:
-        import fcntl
-    except ImportError:  # no such lock on Windows
-        yield
-        return
+    busy = f"Another {what} is running in {folder}. Wait until it ends, or choose another folder."
     with (folder / LOCK).open("w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"Another {what} is running in {folder}. Wait until it ends, or choose another "
-                "folder."
-            ) from None
+        _hold(file.fileno(), busy)
         yield
 
 
@@ -41,17 +36,18 @@ def held(folder: Path, busy: str) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        try:
-            import fcntl
-        except ImportError:  # no such lock on Windows
-            pass
-        else:
+        if fcntl is not None:
             handle = os.open(folder, os.O_RDONLY)
             stack.callback(os.close, handle)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ValueError(busy) from None
+            _hold(handle, busy)
         yield
     with contextlib.suppress(OSError):
         folder.rmdir()
+
+
+def _hold(handle: int, busy: str) -> None:
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(busy) from None

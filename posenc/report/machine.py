@@ -23,7 +23,7 @@ def default_precision(device: str) -> str:
 def cpu_multiplies_bfloat16() -> bool:
     """Whether the CPU has AVX512-BF16 or AMX-BF16; without them autocast is slower than
     float32."""
-    flags = set(_cpuinfo("flags").split())
+    flags = set(instructions().split())
     if flags:
         return bool(flags & {"avx512_bf16", "amx_bf16"})
     ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
@@ -55,6 +55,11 @@ def memory_bytes() -> int | None:
 def processor() -> str:
     """The processor's name, if the system says it."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def instructions() -> str:
+    """The names of the processor's extensions, as Linux lists them; empty elsewhere."""
+    return _cpuinfo("flags") or _cpuinfo("Features")
 
 
 def describe(device: str, precision: str, workers: int) -> dict[str, str]:

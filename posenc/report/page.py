@@ -7,11 +7,11 @@ page.write("report.html")
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -121,7 +121,7 @@ class Page:
 
     def html(self) -> str:
         """The whole page."""
-        plots = _Numbers()
+        plots = count(1)
         body = "\n".join(_section(heading, blocks, plots) for heading, blocks in self._sections)
         subtitle = f"<p class=subtitle>{escape(self.subtitle)}</p>" if self.subtitle else ""
         return _PAGE.format(
@@ -143,18 +143,8 @@ def _style_sheet() -> str:
     return f":root{{{css_variables('light')}{SVG_RULES}}}{dark}\n{rules}"
 
 
-class _Numbers:
-    """Counts the figures of a page, so that their identifiers differ."""
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def next(self) -> str:
-        self.last += 1
-        return f"f{self.last}"
-
-
-def _section(heading: str, blocks: Sequence[Block], plots: _Numbers) -> str:
+def _section(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -> str:
+    """`plots` counts the figures of a page, so that their identifiers differ."""
     parts = [f"<h2>{escape(heading)}</h2>"] if heading else []
     for is_plot, group in groupby(blocks, key=lambda b: isinstance(b, Plot)):
         shown = [_block(block, plots) for block in group]
@@ -162,7 +152,7 @@ def _section(heading: str, blocks: Sequence[Block], plots: _Numbers) -> str:
     return "<section>" + "\n".join(parts) + "</section>"
 
 
-def _block(block: Block, plots: _Numbers) -> str:
+def _block(block: Block, plots: Iterator[int]) -> str:
     match block:
         case str():
             return f"<p>{escape(block)}</p>"
@@ -180,7 +170,7 @@ def _block(block: Block, plots: _Numbers) -> str:
         case Plot(drawn, caption, description, wide):
             size = " class=wide" if wide else ""
             scroll = f' role=region tabindex=0 aria-label="{escape(caption)}"' if wide else ""
-            svg = to_svg(drawn, description, plots.next())
+            svg = to_svg(drawn, description, f"f{next(plots)}")
             width = 72 * drawn.get_figwidth()  # its letters are then as large as the page's
             return (
                 f'<figure{size}><div class=drawing{scroll} style="--natural:{width:g}px">'
@@ -251,12 +241,8 @@ def _is_number(value: Value) -> bool:
 
 def _is_number_or_gap(value: Value) -> bool:
     """A number, nothing, or a word with the reason for having no number."""
-    return (
-        value is None
-        or value == ""
-        or _is_number(value)
-        or bool(isinstance(value, Cell) and value.note)
-    )
+    noted = isinstance(value, Cell) and bool(value.note)
+    return value is None or value == "" or _is_number(value) or noted
 
 
 _PAGE = """<!doctype html>

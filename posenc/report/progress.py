@@ -49,11 +49,11 @@ class Pace:
         return (time.monotonic() - self.began) / (step - self.first)
 
 
-class Bars:
+class Bars(Progress):
     """Live bars on a terminal, each with a name, a remark and the time left."""
 
     def __init__(self, console: Console) -> None:
-        self.progress = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[remark]}"),
@@ -61,35 +61,28 @@ class Bars:
             console=console,
             expand=True,
         )
-        self.tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Bars:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.progress.stop()
+        self.named: dict[str, TaskID] = {}
 
     def show(
         self, name: str, done: int, total: int, remark: str = "", seconds_left: float | None = None
     ) -> None:
         """Move the bar `name`; the first call makes it."""
-        if name not in self.tasks:
-            self.tasks[name] = self.progress.add_task(escape(name), total=total, remark="", left="")
+        if name not in self.named:
+            self.named[name] = self.add_task(escape(name), total=total, remark="", left="")
         left = "" if seconds_left is None else f"{clock(seconds_left)} left"
-        self.progress.update(self.tasks[name], completed=done, remark=remark, left=left)
+        self.update(self.named[name], completed=done, remark=remark, left=left)
 
     def remove(self, name: str) -> None:
         """Remove the bar, if there is one."""
-        if name in self.tasks:
-            self.progress.remove_task(self.tasks.pop(name))
+        if name in self.named:
+            self.remove_task(self.named.pop(name))
 
     def say(self, text: str) -> None:
         """Print a line above the bars."""
-        self.progress.console.print(escape(text), highlight=False)
+        self.console.print(escape(text), highlight=False)
 
 
-class Narrator:
+class Narrator(Progress):
     """One job with changing tasks: a bar on a terminal; elsewhere a line whenever the task changes.
 
     Call it with what is being done and the share of the whole job, 0 to 1, that is done.
@@ -99,8 +92,7 @@ class Narrator:
     """Seconds between two plain lines."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self.last, self.said = console, "", 0.0
-        self.bar = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(),
             TimeElapsedColumn(),
@@ -108,17 +100,11 @@ class Narrator:
             transient=True,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task("", total=1.0)
-
-    def __enter__(self) -> Narrator:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.bar.stop()
+        self.task = self.add_task("", total=1.0)
+        self.last, self.said = "", 0.0
 
     def __call__(self, what: str, share: float) -> None:
-        self.bar.update(self.task, description=escape(what), completed=share)
+        self.update(self.task, description=escape(what), completed=share)
         now = time.monotonic()
         if not self.console.is_terminal and what != self.last and now - self.said > self.PAUSE:
             say(self.console, f"{what} ({share:.0%})")

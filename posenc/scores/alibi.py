@@ -31,8 +31,7 @@ class ALiBi(DistanceBias):
         num_heads: number of query heads here, > 0.
         form: "symmetric" or "left_right"; the latter is for self-attention in encoders, where a
             token sees at least itself.
-        learned: slopes are parameters (kept as logarithms) that start at the paper's values. FoX's
-            gate without data is this with another start.
+        learned: slopes are parameters (kept as logarithms) that start at the paper's values.
         bias_max: the exponent of the last slope of a power of two heads; MPT calls it
             alibi_bias_max.
         total_heads: heads of the whole model, where num_heads are one rank's share of them.
@@ -110,7 +109,7 @@ class ALiBi(DistanceBias):
         return term
 
     def _split(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact, for the reader to centre."""
+        """In float64 and not centred: kernels subtract the middle of each block."""
         slope = self._slope(q_positions)[:, None]
         return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)
 

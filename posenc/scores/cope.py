@@ -1,5 +1,5 @@
-"""Contextual position encoding: a token's position is a running count of gates that content
-opens."""
+"""Contextual position encoding: a key's position is a sum of gates, which are computed from the
+content of the tokens."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class CoPE(PositionEncoding):
 
     e at a fractional count is interpolated between its neighbours. The sum runs along the keys in
     the order they have in memory, and includes the query's own; positions are not read. It needs
-    whole rows of scores, and so no pointwise implementation. Composed, gates come from the scores
-    as they arrive.
+    whole rows of scores, so FlexAttention cannot run it. In a Compose the gates are computed from
+    the scores that the terms before it have changed.
 
     Args:
         head_dim: size of one head; e is shared by all heads.
         num_positions: rows of e; larger counts are clipped to the last (npos_max).
         divide: multiply the term by scale, as the authors' code does by default; False: as in the
             paper's listing and x-transformers.
-        gates: what the query meets for its gates: "key"; "separate_key", a projection of its own;
-            "value", the values, handed to posenc.attention as kv_state.
-        embed_dim, num_kv_heads: of the attention; needed for "separate_key" alone.
+        gates: what the query is multiplied with to compute its gates: "key"; "separate_key", a
+            projection of its own; "value", the values, handed to posenc.attention as kv_state.
+        embed_dim, num_kv_heads: of the attention; needed only for "separate_key".
 
     Shapes: scores (batch, num_heads, rows, kv_len) -> the same. e (num_positions, head_dim).
     Units: counts of open gates; the term is in logits. Precision: gates, their running sum and the

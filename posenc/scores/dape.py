@@ -45,7 +45,7 @@ class DAPE(PositionEncoding):
 
     Shapes: scores (batch, num_heads, q_len, kv_len) -> the same.
     Units: logits. Precision: the network in float32 or better; autocast does not reach it.
-    Raises: ValueError where `inner` is not at place 3 alone.
+    Raises: ValueError where `inner` acts elsewhere than at place 3, or is not additive.
     Source: Zheng et al. 2024, arXiv:2405.14722, section 3; github.com/chuanyang-Zheng/DAPE.
 
     >>> dape = posenc.DAPE(posenc.ALiBi(num_heads=4), num_heads=4)

@@ -1,4 +1,5 @@
-"""DeBERTa's disentangled attention: queries meet projected distances, and distances meet keys."""
+"""DeBERTa's disentangled attention: scores of queries against distances and of distances against
+keys."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class DeBERTa(PositionEncoding):
     K = pos_key(P), Q = pos_query(P),  r = clip(bucket(position_i - position_j) + span, 0,
     2 span - 1)
 
-    terms counts those in use, 3 by default. The table P is one for all layers, the projections are
-    each layer's own. The paper's equation reads row clip(bucket(position_j - position_i) + span)
+    terms counts those in use, 3 by default. All layers share the table P; each has projections of
+    its own. The paper's equation reads row clip(bucket(position_j - position_i) + span)
     in the last term, the released code the same row in both; the code is the default.
 
     Args:
@@ -124,7 +125,7 @@ class DeBERTa(PositionEncoding):
         return ((1 + self.c2p + self.p2c) * head_dim) ** -0.5
 
     def share_projections(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
-        """Project the table with these, an attention's own, which keeps them as its parameters."""
+        """Project the table with these two of an attention, whose parameters they remain."""
         if not self.share_att_key:
             raise ValueError(
                 "DeBERTa: this one has projections of its own; build it with share_att_key=True."

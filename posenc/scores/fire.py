@@ -57,7 +57,7 @@ class FIRE(PositionEncoding):
     )
 
     eps = 1e-6
-    """Added to the denominator; of no effect but where c has become zero."""
+    """Added to the denominator; it matters only where c has become zero."""
 
     def __init__(
         self, num_heads: int, init_L: float = 512.0, *, mlp_width: int = 32, leaky: bool = False
@@ -126,7 +126,7 @@ class Network(Dense):
     """FIRE's bias, which a kernel without gradients adds a few rows at a time."""
 
     HIDDEN_BYTES = 2**20
-    """What the hidden layer may take, so that it stays in the cache."""
+    """Memory for the hidden layer, small enough to stay in the processor's cache."""
 
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None

@@ -1,4 +1,4 @@
-"""FoX, the forgetting transformer: attention that decays by what the tokens between say."""
+"""FoX, the forgetting transformer: gates of the tokens after a key weaken attention to it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class FoX(PositionEncoding):
     With a gate that is the same everywhere this is ALiBi of slope -ln f. CABLE (arXiv:2503.08067)
     is this with weight and bias negated, since -softplus(a) = ln sigmoid(-a).
 
-    The order is the order of the tokens in memory. Tokens put on the right as padding are between
-    those before and those after: pad on the left to decode from the cache.
+    The order is the order of the tokens in memory. Padding on the right of a prompt lies between
+    the prompt and what is decoded from the cache, and its gates would count: pad on the left.
 
     Args:
         embed_dim: width of x.
         num_heads: number of query heads.
         bias_init: initial bias of every gate: 0 as the authors', so that f starts near 1/2; 5 in
             x-transformers, so that it starts at 0.993.
-        bidirectional: for encoders: a second set of gates sums over the tokens j .. i-1 of the
-            future, reaching back from key to query.
+        bidirectional: for encoders: a key in the future gets the sum over l = i+1 .. j of a second
+            set of gates.
 
     Shapes: x (batch, len, embed_dim) -> state (batch, num_heads, len), with a last axis of 2 if
     bidirectional: the running sum, from which scores take differences.

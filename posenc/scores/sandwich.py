@@ -20,7 +20,7 @@ CHUNK = 256
 
 
 class Sandwich(DistanceBias):
-    """Add the inner product of two positions' sinusoidal embeddings, smaller from head to head.
+    """Add the inner product of two positions' sinusoidal embeddings, smaller in later heads.
 
     score[h, i, j] += sum_t cos((position_i - position_j) / 10000^(2t/dim)) / (8 (h+1) / num_heads)
 

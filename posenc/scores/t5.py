@@ -20,12 +20,12 @@ class T5Bias(DistanceBias):
 
     score[h, i, j] += weight[bucket(position_i - position_j), h]
 
-    Buckets are exact for the nearest half and logarithmic up to max_distance; all that is further
-    shares the last one (from 113 with the defaults, from 91 on either side if bidirectional). T5
-    has no 1/sqrt(head_dim): scale() is 1, and the model's initial weights are expected to make up
-    for it, so that the table meets logits of size 1. AdamW moves an entry by about the learning
-    rate per step, and it must travel several logits: give the table a higher rate than the weights
-    in a short training (posenc compare gives 20 times, to everything that any encoding learns).
+    Buckets are exact for the nearest half and logarithmic up to max_distance; all larger distances
+    share the last one (from 113 with the defaults, from 91 on either side if bidirectional). T5
+    has no 1/sqrt(head_dim): scale() is 1, and the model's initial weights must make up for it, so
+    that the table is added to logits of size 1. AdamW moves an entry by about the learning rate per
+    step, and an entry has to move by several logits: in a short training give the table a higher
+    rate than the weights (posenc compare gives 20 times, to everything that any encoding learns).
 
     Args:
         num_heads: number of query heads.

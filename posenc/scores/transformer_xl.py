@@ -29,14 +29,14 @@ class TransformerXL(PositionEncoding):
     u joins the query at place 2, which adds u . k for every key. Where positions are runs, W R is
     one table over distances and the scores are its skewed view. For any other positions, integer or
     real, sin and cos of a difference are split into products of the query's and the key's, so that
-    the term is one matrix product of inner size embed_dim: exact, and num_heads/2 times dearer.
+    the term is one matrix product of inner size embed_dim: exact, at num_heads/2 times the cost.
     Earlier segments come in as Attention's `memory`, with their own positions.
 
     Args:
         embed_dim: width of the sinusoid, even.
         num_heads: number of query heads.
         head_dim: size of one head.
-        clamp_len: distances beyond this count as this; None means none do.
+        clamp_len: the largest distance; longer ones count as this one. None: no limit.
         untied: every layer has its own u and v (the authors' untie_r); the paper shares them.
 
     Shapes: q_positions (batch, q_len), kv_positions (batch, kv_len) -> (batch, num_heads, q_len,

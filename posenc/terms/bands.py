@@ -1,5 +1,6 @@
-"""Terms that read a table by distance, for blocks of two runs of positions: products over the few
-distances at which the table changes, through skewed views, and one number per row beyond."""
+"""Terms that read a table by distance, where queries and keys are runs of positions. Only distances
+at which the table changes need products, read through skewed views; beyond them one number serves a
+whole row."""
 
 from __future__ import annotations
 
@@ -23,10 +24,10 @@ many distances more."""
 
 @dataclass(frozen=True)
 class Band:
-    """A table by distance, the same from `high` on and up to `low`.
+    """A table by distance that is constant from `high` on, and again up to `low`.
 
     values (num_heads or 1, distances, width) begins at distance `first` and goes on by `step`, 1 or
-    -1, with as many distances beyond `low` and `high` as a block has queries.
+    -1; it has as many distances beyond `low` and beyond `high` as a block has queries.
     """
 
     values: Tensor
@@ -53,9 +54,9 @@ class Band:
 
 @dataclass(frozen=True)
 class Bands:
-    """What the blocks of one attention share: a band that queries meet, by falling distance, and
-    one that keys meet, by rising distance; k_ends (2, batch, num_heads, 1, kv_len) are the keys'
-    products with its lowest and highest entry."""
+    """What the blocks of one attention share: a band that queries are multiplied with, by falling
+    distance, and one for the keys, by rising distance; k_ends (2, batch, num_heads, 1, kv_len) are
+    the keys' products with its lowest and highest entry."""
 
     kv_start: int
     for_q: Band | None
@@ -78,7 +79,7 @@ class Bands:
         be runs.
 
         `ends` are the lowest and highest distance at which the tables change; None: they always do.
-        Where `causal`, nothing is asked for below -rows.
+        If `causal`, the blocks ask for no distance below -rows.
         """
         shift, kv_start = shared_run(q_positions, kv_positions), run_start(kv_positions)
         if shift is None or kv_start is None:

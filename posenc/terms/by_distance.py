@@ -1,4 +1,4 @@
-"""Scores that a query, a key or both read from vectors that belong to the distance."""
+"""Scores from products of queries, of keys or of both with vectors that belong to the distance."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class ByDistance(Term):
 
     scores[i, j] += q_vectors[i] . for_q(D) + k_vectors[j] . for_k(D),  D = position_i - position_j
 
-    Where positions are runs, products are made with the vectors that occur and read through skewed
-    views; elsewhere, and where there are fewer vectors than queries in the only block, with all of
-    them, and gathered.
+    Where positions are runs, only the vectors of distances that occur are multiplied, and the
+    products are read through skewed views. Elsewhere, and where a single block has more queries
+    than there are vectors, all vectors are multiplied and the products gathered.
 
     Args:
-        ends: (low, high), the distances from which on nothing changes; real distances are rounded
-            down.
+        ends: (low, high): distances outside have the vector of the nearer end; real distances are
+            rounded down.
         q_vectors, for_q: (batch, num_heads, q_len, width), and from distances to (num_heads or 1,
             distances, width); or both None.
         k_vectors, for_k: the same for the keys.
@@ -50,8 +50,9 @@ class ByDistance(Term):
         self._all_k: Tensor | None = None
 
     def ready(self, rows: int, causal: bool) -> Self:
-        if self.ends is not None and self.ends[1] - self.ends[0] < len(self.q) <= rows:
-            return self._with_all_vectors()
+        if not torch.compiler.is_compiling():  # a compiled graph is for any length
+            if self.ends is not None and self.ends[1] - self.ends[0] < len(self.q) <= rows:
+                return self._with_all_vectors()
         bands = Bands.of(
             self.q.positions, self.k.positions, rows, causal, self.ends, self.for_q, self.for_k,
             self.k_vectors,

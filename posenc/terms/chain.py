@@ -12,7 +12,7 @@ from posenc.terms.tokens import Tokens
 
 
 class Chain(Term):
-    """Apply terms in order; what all of them offer, their sum offers.
+    """Apply terms in order; a form that all of them offer, the chain offers too.
 
     Raises: ValueError where two act on the values.
     """

@@ -1,4 +1,4 @@
-"""A term with a ready number for every pair of a block."""
+"""A term that adds one value to each pair of a query and a key."""
 
 from __future__ import annotations
 

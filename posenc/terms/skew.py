@@ -34,12 +34,12 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
 
 
 Part = tuple[int, int, Tensor]
-"""first, last and what is added to the columns between them."""
+"""first, last, and what is added to columns first .. last."""
 
 
 def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -> Tensor:
-    """Scores with the parts, which cover all columns, in place; each of `tiles` is for so many
-    `rows`, one after the other."""
+    """Add the parts, which cover all columns, to the scores in place. Each of `tiles` holds the
+    parts of the next `rows` rows; None: there is one, for all rows."""
     blocks = scores.split(rows or scores.shape[-2], -2)
     if not torch.is_grad_enabled():
         for block, parts in zip(blocks, tiles, strict=True):

@@ -21,15 +21,15 @@ ByDistance = Callable[[Tensor, Tensor], Tensor]
 class Term:
     """What an encoding makes of the scores of one attention; it knows the queries and the keys.
 
-    A kernel calls `ready` once, and then `add` for one block of the scores after the other. The
-    other members are None unless the term can be had that way; kernels choose by them.
+    A kernel calls `ready` once, and then `add` for one block of the scores after the other. Each
+    other member is None if the term has no such form; kernels choose by them.
 
     reads_mask: `add` needs to know which keys are visible.
-    by_distance: the term for any positions, where distance and head alone decide on it.
+    by_distance: the term for any positions, if it depends only on the distance and the head.
     split: (row, key), each (num_heads, len) or (batch, num_heads, len): where the key is not later
         than the query, row[i] - key[j] is added to the score and nothing else.
-    pair: a FlexAttention score_mod that only looks up and computes with single numbers; what it
-        looks up is computed when it is asked for.
+    pair: makes a FlexAttention score_mod that only looks up single numbers and computes with them;
+        the tables it reads are computed when `pair` is called.
     combine: place 4, from weights (batch, num_heads, rows, keys), v (batch, num_kv_heads, keys,
         v_dim), the rows and the keys to (batch, num_heads, rows, v_dim).
 
@@ -51,14 +51,15 @@ class Term:
         self.q, self.k = q, k
 
     def ready(self, rows: int, causal: bool) -> Term:
-        """The term with all that blocks of at most `rows` queries share computed once.
+        """The term with everything computed that blocks of at most `rows` queries share.
 
-        Where `causal`, no pair of a negative distance is asked for beyond the block's own rows.
+        If `causal`, the blocks ask for no distance below -rows.
         """
         return self
 
     def copy(self) -> Self:
-        """A second object with the same members, for `ready`; copy.copy cannot be traced."""
+        """A second object with the same members, for `ready`; torch.compile cannot trace
+        copy.copy."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied

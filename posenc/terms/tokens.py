@@ -15,14 +15,14 @@ class Tokens:
     """The queries or the keys of one attention; sliceable along the tokens.
 
     Args:
-        x: (batch, heads, len, width). For place 2 what is to be transformed; in a term what came
-            before place 2, keys with as many heads as queries, and None unless the encoding claims
-            needs_raw_k.
+        x: (batch, heads, len, width). At place 2 the vectors to transform; in a term those from
+            before place 2. A term's keys have as many heads as its queries, and are None unless the
+            encoding claims needs_raw_k.
         positions: (len) or (batch, len), with a last axis of components where num_axes > 1.
         state: what `state` gave for these tokens, (batch, heads, len, ...), or None.
         num_axes: number of components of a position.
-        true_positions: where the tokens stand, if `positions` are what a position map makes of
-            that; None: `positions` are true.
+        true_positions: the tokens' own positions, if `positions` are what a position map made of
+            them; None: `positions` are their own.
 
     >>> import torch
     >>> keys = Tokens(torch.randn(1, 4, 10, 16), torch.arange(10))

@@ -27,7 +27,7 @@ class Shaw(PositionEncoding):
     value_table[r]),  r = clip(position_j - position_i, -max_distance, max_distance) + max_distance
 
     No tensor of q_len x kv_len x head_dim is made: q . key_table has a column per distance, and
-    weights are summed per distance before they meet value_table.
+    weights are summed per distance before they are multiplied with value_table.
 
     Args:
         head_dim: size of one head; the tables are shared by all heads.
@@ -82,7 +82,7 @@ class Shaw(PositionEncoding):
 
 
 class ShawTerm(ByDistance):
-    """Vectors by distance that queries meet, and that weights are summed over."""
+    """Scores of queries against vectors by distance, and such vectors weighted like values."""
 
     def __init__(self, q: Tokens, k: Tokens, shaw: Shaw) -> None:
         assert q.x is not None

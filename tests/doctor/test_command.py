@@ -193,11 +193,14 @@ def test_an_override_without_a_base_is_an_error(call, file):
 
 
 BAD = {
-    "no.json": ("{", "expected JSON"),
-    "list.json": ("[1]", "expected one JSON object"),
-    "nan.json": ('{"hidden_size": 64, "rope_theta": NaN}', "NaN"),
+    "no.json": ("{", "not valid JSON"),
+    "list.json": ("[1]", "expected a JSON object, got a list"),
+    "nan.json": (
+        '{"hidden_size": 64, "rope_theta": NaN}',
+        "rope_theta must be a finite number, got nan",
+    ),
     "twice.json": ('{"hidden_size": 64, "hidden_size": 32}', "given twice"),
-    "deep.json": ('{"a":' * 100000 + "1" + "}" * 100000, "nested too deeply"),
+    "deep.json": ('{"a":' * 100000 + "1" + "}" * 100000, "not valid JSON (maximum recursion"),
     "empty.json": ("{}", "expected a model's config"),
     "other.json": ('{"name": "x", "scripts": {}}', "expected a model's config"),
     "text.json": (json.dumps({**BASE, "rope_scaling": "yarn"}), "rope_scaling must be an object"),
@@ -222,7 +225,7 @@ def test_bad_files_are_refused(call, file, name):
 def test_bytes_that_are_no_text_and_a_file_that_is_too_large(call, tmp_path):
     path = tmp_path / "config.json"
     path.write_bytes(b"\xff\xfe\x00")
-    complains(call(path), "expected JSON")
+    complains(call(path), "not UTF-8")
     path.write_bytes(b'{"hidden_size": 64, "x": "' + b"a" * (9 << 20) + b'"}')
     complains(call(path), "at most")
 
@@ -242,7 +245,7 @@ def test_bad_options_are_refused(call, file, tmp_path):
     complains(call(path, "--fix"), "--out")
     complains(call(path, "--out", tmp_path / "x"), "--fix")
     complains(call(path, "--json", "--sarif"), "not both")
-    complains(call(path, "--with", "{"), "expected JSON")
+    complains(call(path, "--with", "{"), "--with: expected JSON")
     complains(call(path, "--with", "[]"), "JSON object")
     complains(call(path, "--length", 0), "length")
     complains(call(path, "--like", path), "--fix")

@@ -82,7 +82,7 @@ def test_a_damaged_file_exits_2_and_the_others_are_judged(repository):
     (repository / "bad/config.json").write_text("{")
     code, out, _ = each(repository, "bad/config.json", "good/config.json")
     assert code == 2
-    assert "bad/config.json: expected JSON" in out and "Nothing to complain about" in out
+    assert "bad/config.json: not valid JSON" in out and "Nothing to complain about" in out
 
 
 @pytest.mark.parametrize("more", ["--json", "--fix --out x", "--overrides vllm", "--with {}"])

@@ -145,3 +145,44 @@ def test_a_link_out_of_the_folder_is_not_copied(tmp_path):
         fix(load(folder), tmp_path / "out", ALL)
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".out*"))
+
+
+def test_an_index_larger_than_a_config_may_be_is_read(tmp_path):
+    """DeepSeek-V3's index has 9 MB."""
+    from posenc.dialects.json_object import LARGEST_CONFIG, read_json
+    from posenc.dialects.writers.folder import check_index
+
+    shards = {f"model.layers.{i}.{'x' * 200}": "a.safetensors" for i in range(40000)}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    (tmp_path / "a.safetensors").write_bytes(b"")
+    assert index.stat().st_size > LARGEST_CONFIG
+    check_index(tmp_path)
+    with pytest.raises(ValueError, match="expected at most"):
+        read_json(index)
+
+
+@pytest.mark.parametrize(
+    "raw, keys",
+    [
+        (
+            {"dim": 64, "n_layers": 2, "n_heads": 4, "rope_theta": 5e5, "use_scaled_rope": True},
+            '"rope_type": "llama3"',
+        ),
+        (
+            {"dim": 64, "n_layers": 2, "n_heads": 4, "head_dim": 16, "rope_theta": 1000000.0,
+             "max_position_embeddings": 8192,
+             "yarn": {"factor": 4, "beta": 32, "alpha": 1,
+                      "original_max_position_embeddings": 2048}},
+            '"original_max_position_embeddings": 2048',
+        ),
+    ],
+)  # fmt: skip
+def test_makers_own_files_are_to_be_converted_first(raw, keys, tmp_path):
+    path = tmp_path / "params.json"
+    path.write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match="Convert the folder first") as refused:
+        fix(load(path), tmp_path / "out", ALL)
+    assert keys in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()

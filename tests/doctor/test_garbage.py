@@ -12,8 +12,10 @@ from posenc.dialects.writers.overrides import override
 from posenc.dialects.writers.recipes import best, require_static
 from posenc.doctor import page
 from posenc.doctor.rules import findings
+from posenc.doctor.running import Options, run
 from tests.dialects.golden_cases import FOLDER
 from tests.doctor.judging import case
+from tests.doctor.threads import BASE
 
 CONFIGS = [json.loads(p.read_text())["config"] for p in sorted(FOLDER.glob("[0-9]*.json"))]
 VALUES = [
@@ -74,3 +76,14 @@ def test_nonsense_is_judged_or_refused(seed):
         except ValueError as error:
             assert str(error)
     assert judged > 10
+
+
+def test_infinity_outside_of_the_rotary_keys_is_as_transformers_writes_it(tmp_path):
+    """Mamba hybrids keep "time_step_limit": [0.0, Infinity]."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**BASE, "rope_theta": 1e4, "time_step_limit": [0.0, float("inf")]}))
+    assert "Infinity" in path.read_text()
+    assert run(Options((path,), for_="vllm"))[1] == 0
+    path.write_text(json.dumps({**BASE, "rope_theta": float("inf")}))
+    with pytest.raises(ValueError, match="rope_theta must be a finite number, got inf"):
+        run(Options((path,)))

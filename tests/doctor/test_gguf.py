@@ -154,7 +154,7 @@ def test_what_an_architecture_cannot_is_said(tmp_path):
 
 def test_a_failed_proof_leaves_nothing(tmp_path):
     path = write(tmp_path / "a.gguf", freq_base=10000.0)
-    wanted = Layer(formulas.plain(16, 20000.0))
+    wanted = {"all": Layer(formulas.plain(16, 20000.0))}
     edit = gguf_edit.Edit({"freq_base": 30000.0})
     with pytest.raises(ValueError, match="proof failed"):
         gguf_edit.write(path, tmp_path / "b.gguf", edit, wanted)
@@ -171,6 +171,21 @@ def test_damaged_files_are_refused(tmp_path):
         path.write_bytes(data)
         with pytest.raises(ValueError, match=r"damaged|has no"):
             load(path)
+
+
+def test_a_file_cut_anywhere_is_refused_in_one_sentence(tmp_path):
+    good = write(tmp_path / "a.gguf", **YARN)
+    data, path = good.read_bytes(), tmp_path / "cut.gguf"
+    whole = 0
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        try:
+            load(path)
+        except ValueError as refused:
+            assert "\n" not in str(refused), size
+        else:
+            whole += 1
+    assert whole <= 64  # only the padding at the end may be missing
 
 
 def test_the_converters_keys_are_the_recorded_ones():

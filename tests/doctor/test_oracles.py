@@ -1,5 +1,8 @@
 """The check against real runtimes: its verdict, and an environment that cannot be installed."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.doctor.oracles import __main__ as oracles
@@ -42,3 +45,21 @@ def test_the_environments_hold_the_versions_that_the_emulators_were_read_from():
     for name, runtime in (("transformers4", "transformers-4"), ("mlx", "mlx-lm")):
         _, version = oracles.RUNTIMES[name][0].split("==")
         assert version in VERSIONS[runtime]
+
+
+def test_an_installation_that_does_not_end_is_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(oracles, "HOME", tmp_path)
+    monkeypatch.setattr(oracles, "RUNTIMES", {"mlx": ("mlx-lm==0.32.2",)})
+    monkeypatch.setattr(oracles, "LONGEST_INSTALL", 0.05)
+    assert oracles.python_of("mlx") is None
+    assert "mlx is left out" in capsys.readouterr().out
+
+
+def test_a_runtime_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
+    from tests.doctor.oracles import run
+
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    monkeypatch.setattr(run, "LONGEST_RUN", 0.5)
+    (tmp_path / "sleeps.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.logits(sys.executable, "sleeps.py", tmp_path, tmp_path / "tokens.json")

@@ -2,6 +2,7 @@
 runtime."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,17 @@ from posenc.dialects.source import Source
 from posenc.doctor.case import Case
 from posenc.doctor.rules import CATCH_ALL, RULES, findings
 from tests.dialects.golden_cases import FOLDER, config
+from tests.doctor.built import BUILT
 from tests.doctor.judging import case, codes, judge
 from tests.doctor.threads import BASE, EIGHT, ORIGINAL, SHORT, THREADS, full
 
 
 @pytest.mark.parametrize(
-    "changes, code, severity", [t[1:] for t in THREADS], ids=[t[0] for t in THREADS]
+    "changes, code, severity",
+    [t[1:] for t in (*THREADS, *BUILT)],
+    ids=[t[0] for t in (*THREADS, *BUILT)],
 )
-def test_a_thread_is_flagged_with_its_rule(changes, code, severity):
+def test_a_config_is_flagged_with_its_rule(changes, code, severity):
     found = {f.code: f for f in judge(full(changes))}
     assert code in found, sorted(found)
     assert found[code].severity == severity
@@ -26,7 +30,9 @@ def test_a_thread_is_flagged_with_its_rule(changes, code, severity):
 
 def test_thirty_threads_or_more():
     assert len({t[0] for t in THREADS}) >= 30
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", t[0]) for t in THREADS)
     assert len({t[2] for t in THREADS}) >= 20
+    assert len({t[2] for t in (*THREADS, *BUILT)}) >= 29
 
 
 @pytest.mark.parametrize("code", sorted(RULES))
@@ -56,7 +62,8 @@ def test_no_error_where_the_lost_setting_is_the_default_anyway():
 
 
 def test_messages_carry_the_users_values():
-    (found,) = [f for f in judge(full(dict(THREADS[18][1]))) if f.code == "PD017"]
+    (laguna,) = [t[1] for t in THREADS if t[0] == "vllm-project/vllm#46280"]
+    (found,) = [f for f in judge(full(laguna)) if f.code == "PD017"]
     assert "attention_factor 1" in found.message and "1.41589" in found.message
     assert found.runtimes == ("sglang", "mlx-lm", "llama.cpp")
 

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from posenc.cli import main
-from posenc.dialects.source import load, read_json
+from posenc.dialects.json_object import read_json
+from posenc.dialects.source import load
 from posenc.doctor import layout
-from posenc.hf import folder
 
 
 @pytest.fixture(params=["pipe", "/dev/zero", "/dev/full"])
@@ -18,7 +18,7 @@ def special(request, tmp_path):
     return tmp_path / request.param  # an absolute name stays as it is
 
 
-@pytest.mark.parametrize("read", [load, read_json, folder.read_json])
+@pytest.mark.parametrize("read", [load, read_json])
 def test_no_config_is_read_from_them(read, special):
     with pytest.raises(ValueError, match="not an ordinary file"):
         read(special)

@@ -156,7 +156,7 @@ def test_only_known_data_files_go_with_an_export(folder):
     (folder / "tokenizer_more").mkdir()
     run(command(folder, "extend"))
     copied = {path.name for path in (folder.parent / "out").iterdir()}
-    made = {"config.json", "model.safetensors", "extend.html", "extend.csv"}
+    made = {"config.json", "model.safetensors", "extend.html", "extend.csv", "SERVE.md"}
     assert copied <= {*made, *TOKENIZER_FILES}
     assert {"tokenizer.json", "tokenizer_config.json"} <= copied
     kept = json.loads((folder.parent / "out" / "tokenizer_config.json").read_text())

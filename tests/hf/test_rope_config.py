@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from posenc.extend.export.config import exported_config
+from posenc.extend.export.config import exported
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf import rope_config
 from posenc.hf.apply import applied, rotary_frequencies
@@ -152,26 +152,43 @@ def floats(decimals) -> torch.Tensor:
 def test_exports_say_the_same_to_readers_of_both_dialects(checkpoint):
     """transformers 5 takes rope_scaling where both stand; 4 knows rope_theta and rope_scaling."""
     plain = read_settings(checkpoint.config)
-    before = exported_config(checkpoint.config.to_dict())
-    assert before["rope_theta"] == next(
+    before = exported(checkpoint.config.to_dict(), LENGTH)[0].config
+    neox = checkpoint.config.model_type == "gpt_neox"
+    assert before["rotary_emb_base" if neox else "rope_theta"] == next(
         s.rope_theta for s in plain if s.layer_type in (None, "full_attention")
     )
     if checkpoint.config.model_type in FEW_WORDS:
         assert "rope_scaling" not in before
         return
-    settings = stretch(plain, METHODS["yarn"], TARGET)
+    settings = stretch(plain, METHODS["by-parts"], TARGET)
     with applied(checkpoint.model, settings, TARGET):
         saved = checkpoint.config.to_dict()
-        config = exported_config({**saved, "auto_map": {"AutoModel": "evil.Evil"}})
+        recipe, _ = exported({**saved, "auto_map": {"AutoModel": "evil.Evil"}}, TARGET)
+        config = recipe.config
         check_rotary_keys(config)
         assert "auto_map" not in config
-        (far,) = [s for s in settings if s.layer_type in (None, "full_attention")]
-        assert config["rope_scaling"]["rope_type"] == config["rope_scaling"]["type"] == "yarn"
-        assert config["rope_scaling"]["factor"] == far.scaling.factor  # type: ignore[union-attr]
-        assert config["rope_theta"] == far.rope_theta
-        assert config["rope_parameters"] == saved["rope_parameters"]
+        assert not {"transformers-4", "transformers-5"} & recipe.cannot.keys()
         again = type(checkpoint.config)(**{k: v for k, v in config.items() if k != "model_type"})
-        meant = set(read_settings(checkpoint.config))
-        assert set(read_settings(again)) == meant
         old = {k: v for k, v in config.items() if k not in ("model_type", "rope_parameters")}
-        assert set(read_settings(type(checkpoint.config)(**old))) == meant
+        for read in (again, type(checkpoint.config)(**old)):
+            got = {s.layer_type: s for s in read_settings(read)}
+            for meant in settings:
+                found = got[meant.layer_type]
+                plain_base = found.scaling is None  # it names no length
+                assert found.original_length == meant.original_length or plain_base
+                torch.testing.assert_close(
+                    floats(found.frequencies().inv_freq), floats(meant.frequencies().inv_freq),
+                    rtol=1e-6, atol=0,
+                )  # fmt: skip
+
+
+def test_an_extended_checkpoint_is_extended_further_from_where_it_was_trained(tmp_path):
+    """The recipe's original length is the largest one; the trained length stands beside it."""
+    llama = load_checkpoint(save("llama", tmp_path / "llama"))
+    with applied(llama.model, stretch(llama.rotary, METHODS["by-parts"], TARGET), TARGET):
+        config = exported(llama.config.to_dict(), TARGET)[0].config
+    assert config["rope_parameters"]["original_max_position_embeddings"] == TARGET
+    again = type(llama.config)(**{k: v for k, v in config.items() if k != "model_type"})
+    (setting,) = stretch(read_settings(again), METHODS["ntk"], 2 * TARGET)
+    assert setting.original_length == LENGTH
+    assert setting.scaling == rs.NTK(2 * TARGET / LENGTH)

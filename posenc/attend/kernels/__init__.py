@@ -1,1 +1,1 @@
-"""Ways to run an attention: the same results, with other costs."""
+"""Ways to run an attention, with the same results at different costs."""

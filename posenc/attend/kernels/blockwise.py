@@ -1,5 +1,5 @@
 """Query blocks, each with a plain softmax, recomputed in the backward pass: any encoding in memory
-that grows with length alone."""
+that grows only with the length."""
 
 from __future__ import annotations
 

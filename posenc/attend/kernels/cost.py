@@ -1,4 +1,4 @@
-"""What a plan says about its cost, and which keys cost nothing."""
+"""What a plan says about its cost, and which keys may be left out."""
 
 import math
 from typing import NamedTuple

@@ -24,7 +24,7 @@ def refuse(problem: Problem) -> str | None:
     if torch.compiler.is_compiling():
         return "it compiles by itself and does not nest"
     if problem.dropout_p:
-        return "dropout is honoured by reference and blockwise alone"
+        return "only reference and blockwise apply dropout"
     term = problem.term
     if term is not None and term.combine is not None:
         return "place 4 must see the weights"

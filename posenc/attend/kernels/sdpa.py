@@ -20,7 +20,7 @@ def refuse(problem: Problem) -> str | None:
     if transformed():
         return "torch.func's transforms do not reach into its kernels"
     if problem.dropout_p:
-        return "dropout is honoured by reference and blockwise alone"
+        return "only reference and blockwise apply dropout"
     why_not = toeplitz.refuse(problem)
     if why_not is None:
         return None

@@ -1,4 +1,4 @@
-"""A bias that depends on distance alone, through a view of one row per head: torch's CPU flash
+"""A bias that depends only on the distance, through a view of one row per head: torch's CPU flash
 kernel in query blocks that skip what the mask hides, and the bias's own gradient without n x n."""
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ KEYS = 128
 
 
 SAMPLED = 64
-"""One row in so many of q and k is looked at before all of them: mostly it says that no bias is
-negligible, as more rows would."""
+"""Look at every 64th row of q and k first; usually that already rules out cutting."""
 
 
 WORTH = 8
-"""Cutting pays from one in so many distances of a head: heads of one reach attend together."""
+"""Cut only if at least 1/8 of a head's distances go: after a cut only heads of one reach can attend
+together."""
 
 
 def refuse(problem: Problem) -> str | None:
-    """Why this is no attention whose bias and mask are both a function of a run's distance."""
+    """Why the Toeplitz path cannot run this call, or None."""
     if problem.q.device.type != "cpu":
         return "CUDA's kernels would write the view out"
     if problem.term is not None and not is_distance_bias(problem.term):

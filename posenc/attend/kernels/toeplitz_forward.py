@@ -1,4 +1,4 @@
-"""The forward pass of a bias that depends on distance alone, by torch's flash kernel."""
+"""The forward pass of a bias that depends only on the distance, by torch's flash kernel."""
 
 from __future__ import annotations
 

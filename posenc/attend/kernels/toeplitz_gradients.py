@@ -1,4 +1,4 @@
-"""The backward pass of a bias that depends on distance alone, block by block."""
+"""The backward pass of a bias that depends only on the distance, block by block."""
 
 from __future__ import annotations
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from posenc.dialects import formulas
 from posenc.dialects.computed import Computed, Layer, RefusedError, Switch
-from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes.gguf_converter import convert
 from posenc.dialects.runtimes.running import emulator, version_of
@@ -24,6 +26,20 @@ READS_BETAS = ("mistral3", "grok")
 READS_LOG_MULTIPLIER = ("deepseek2", "deepseek32", "mistral3")
 WHOLE_HEAD_ONLY = ("llama", "llada", "deci", "llama4")
 """Architectures that refuse a rotated width other than the head's."""
+OWN_SLIDING_BASE = (
+    "gemma3", "gemma3n", "gemma-embedding", "gemma4", "gemma4-assistant", "mimo2", "step35",
+    "plamo3", "dots3note",
+)  # fmt: skip
+"""Architectures whose windowed layers have the base 10000 unless rope.freq_base_swa says another;
+those of the others have the base of the full layers."""
+SCALED_SLIDING = (
+    "exaone4", "exaone-moe", "llama4", "gpt-oss", "cohere2", "cohere2moe", "gemma2", "afmoe",
+    "mellum", "spark2-5", "smallthinker",
+)  # fmt: skip
+"""Architectures that scale their windowed layers as the full ones."""
+TWO_KINDS = (*OWN_SLIDING_BASE, *SCALED_SLIDING, "olmo2", "laguna", "muse-glimmer")
+FREQS_OF_FULL_LAYERS = ("gemma4", "step35")
+"""Architectures where rope_freqs.weight is not for windowed layers."""
 NO_ROPE_EVERY = {"smollm3": 4}
 
 
@@ -40,10 +56,16 @@ def from_metadata(meta: Metadata, length: int | None, model: Model | None = None
     full = rotation(meta, length or meta.context_length)
     layers = {"all": full}
     if model is not None and model.nested:
-        layers = _nested(meta, model, full)
-    elif model is None and meta.freq_base_swa is not None:
-        sliding = Layer(formulas.plain(meta.dimension_count, meta.freq_base_swa))
-        layers = {"full_attention": full, "sliding_attention": sliding}
+        windowed = sliding(meta)
+        layers = {kind: windowed if "sliding" in kind else full for kind in model.kinds}
+    elif (
+        model is None
+        and meta.architecture in TWO_KINDS
+        and (meta.freq_base_swa is not None or meta.sliding_window)
+    ):
+        layers = {"full_attention": full, "sliding_attention": sliding(meta)}
+        if len(set(layers.values())) == 1:
+            layers = {"all": full}
     every = NO_ROPE_EVERY.get(meta.architecture)
     still = tuple(i for i in range(meta.num_layers) if every and (i + 1) % every == 0)
     if every is None and model is not None:
@@ -100,6 +122,32 @@ def rotation(meta: Metadata, length: int) -> Layer:
     return Layer(formulas.divided(inv_freq, divisors), _yarn_multiplier(meta, factor))
 
 
+def sliding_base(meta: Metadata) -> float:
+    """The base of the windowed layers."""
+    if meta.freq_base_swa is not None:
+        return meta.freq_base_swa
+    return DEFAULT_FREQ_BASE if meta.architecture in OWN_SLIDING_BASE else meta.freq_base
+
+
+def sliding(meta: Metadata) -> Layer:
+    """The windowed layers: a base of their own, in most architectures no scaling, and the same
+    attn_factor."""
+    base = sliding_base(meta)
+    scaled = meta.architecture in SCALED_SLIDING
+    dims = meta.dimension_count_swa or meta.dimension_count
+    if scaled:
+        own = replace(meta, freq_base=base, dimension_count=dims)
+        return rotation(own, meta.context_length)
+    multiplier = meta.attn_factor
+    if meta.scaling_type == "yarn":  # whose own temperature goes with the factor, which is 1 here
+        factor = meta.scaling_factor
+        multiplier = _yarn_multiplier(meta, factor) / formulas.yarn_scale(factor)
+    freqs = meta.rope_freqs
+    if freqs is None or meta.architecture in FREQS_OF_FULL_LAYERS:
+        freqs = (1.0,) * (dims // 2)
+    return Layer(formulas.divided(formulas.plain(dims, base), freqs), multiplier)
+
+
 def _divisors(meta: Metadata, length: int) -> tuple[float, ...]:
     if meta.rope_freqs is not None:
         return meta.rope_freqs
@@ -128,12 +176,6 @@ def _softmax_scale(meta: Metadata, model: Model | None) -> float | None:
     factor = meta.scaling_factor if meta.scaling_type == "yarn" else 1.0
     rotation = _yarn_multiplier(meta, factor) if factor > 1 else meta.attn_factor
     return base * (rotation * formulas.yarn_scale(factor, _log_multiplier(meta))) ** 2
-
-
-def _nested(meta: Metadata, model: Model, full: Layer) -> dict[str, Layer]:
-    theta = meta.freq_base_swa if meta.freq_base_swa is not None else meta.freq_base
-    sliding = Layer(formulas.plain(meta.dimension_count_swa or meta.dimension_count, theta))
-    return {kind: sliding if "sliding" in kind else full for kind in model.kinds}
 
 
 def _switch(meta: Metadata) -> Switch:

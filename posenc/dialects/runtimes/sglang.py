@@ -12,14 +12,13 @@ from posenc.dialects.computed import (
     RefusedError,
     Switch,
     UnknownModelError,
-    factors,
-    first_switch,
     number,
     required,
 )
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
-from posenc.dialects.runtimes.running import emulator, version_of
+from posenc.dialects.runtimes.running import emulator
+from posenc.dialects.runtimes.server import longrope, serve
 
 LENGTH_KEYS = (
     "max_sequence_length", "seq_length", "max_seq_len", "model_max_length",
@@ -30,38 +29,23 @@ DROPS_SCALING = ("gemma3_text",)
 """Families whose model file sets every layer to plain RoPE."""
 
 
+DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
+"""Families whose rotation reads dual_chunk_attention_config."""
+
+
 @emulator("sglang")
 def emulate(model: Model, length: int | None) -> Computed:
     """What SGLang 0.5 computes for a batch whose longest sequence is `length`."""
     if model.known and not model.facts.get("sglang"):
         raise UnknownModelError(f"SGLang has no model for {model.model_type!r}")
     resolved = transformers5.resolve(model)
-    largest = largest_length(model, resolved)
-    if length is not None and length > largest:
+    if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
         raise RefusedError(
-            f"ValueError: User-specified context_length ({length}) is greater than the derived "
-            f"context_length ({largest}); SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 would allow "
-            "it",
-            largest,
+            "SGLang rotates queries five times for dual_chunk_attention_config, and has no "
+            "attention that takes them"
         )
-    first = next(iter(resolved.values()))
-    try:
-        layers = {
-            kind: rotation(p, model, length or model.max_positions) for kind, p in resolved.items()
-        }
-        scale = _softmax_scale(model, first)
-    except RefusedError as refused:
-        raise RefusedError(str(refused), largest) from refused
-    return Computed(
-        "sglang",
-        version_of("sglang"),
-        None,
-        layers,
-        scale,
-        first_switch(_switch(p, model) for p in resolved.values()),
-        largest,
-        model.without_rotation,
-    )
+    largest = largest_length(model, resolved)
+    return serve("sglang", model, resolved, length, largest, rotation, _softmax_scale, _switch)
 
 
 def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
@@ -92,7 +76,10 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     if kind == "proportional":
         return Layer(formulas.proportional(head_dim, theta, dim / head_dim))
     if kind == "longrope":
-        return _longrope(p, model, plain, length)
+        original = p.get("original_max_position_embeddings", model.max_positions)
+        original = number(original, "original length")
+        # The largest position of the batch decides, not its length.
+        return longrope(p, model, plain, original, long=length - 1 > original)
     if kind == "dynamic" and "alpha" in p:
         base = formulas.ntk_theta(theta, number(p["alpha"], "alpha"), dim)
         return Layer(formulas.plain(dim, base))
@@ -111,12 +98,25 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
         high = number(p.get("high_freq_factor", 4.0), "high_freq_factor")
         divisors = formulas.llama3_factors(dim, theta, factor, low, high, original)
         return Layer(formulas.divided(plain, divisors))
+    if kind == "yarn" and "mrope_section" in p:
+        _check_mrope(p)
     inv_freq = formulas.yarn(
         dim, theta, factor, original,
         number(p.get("beta_fast", 32), "beta_fast"), number(p.get("beta_slow", 1), "beta_slow"),
         kind == "deepseek_yarn" or bool(p.get("truncate", True)),
+        number(p.get("extrapolation_factor", 1), "extrapolation_factor"),
     )  # fmt: skip
     return Layer(inv_freq, _multiplier(p, factor, latent=kind == "deepseek_yarn"))
+
+
+def _check_mrope(p: Mapping[str, Any]) -> None:
+    """Raises: RefusedError where yarn with sections is given a pair of mscales."""
+    for key in ("mscale", "mscale_all_dim"):
+        if key in p:
+            raise RefusedError(
+                "TypeError: YaRNScalingMRotaryEmbedding.__init__() got an unexpected keyword "
+                f"argument {key!r}"
+            )
 
 
 def _multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> float:
@@ -130,22 +130,6 @@ def _multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> float:
         return formulas.yarn_scale(factor) * times
     upper = formulas.yarn_scale(factor, number(mscale, "mscale"))
     return upper / formulas.yarn_scale(factor, number(all_dim, "mscale_all_dim")) * times
-
-
-def _longrope(p: Mapping[str, Any], model: Model, plain: tuple[float, ...], length: int) -> Layer:
-    if model.interleaved:
-        raise RefusedError(
-            "ValueError: `Phi3LongRoPEScaledRotaryEmbedding` only supports neox_style."
-        )
-    trained = model.max_positions
-    original = number(p.get("original_max_position_embeddings", trained), "original length")
-    short = factors(p, "short_factor", len(plain))
-    long = factors(p, "long_factor", len(plain))
-    scale = formulas.longrope_scale(trained / original, original)
-    use_long = length - 1 > original  # the largest position of the batch, not its length
-    given = p.get("long_mscale" if use_long else "short_mscale")
-    chosen = long if use_long else short
-    return Layer(formulas.divided(plain, chosen), scale if given is None else number(given, "it"))
 
 
 def _switch(p: Mapping[str, Any], model: Model) -> Switch:

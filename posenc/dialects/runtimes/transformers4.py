@@ -29,6 +29,8 @@ NEEDED = {
     "longrope": ("short_factor", "long_factor"),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
+PLAIN_SCALE = ("deepseek_v2",)
+"""Families with latent attention whose softmax scale knows no temperature."""
 THREE_KEYS = ("phi3", "phi4_multimodal")
 """Families whose config refuses a rope_scaling of more or less than three keys."""
 
@@ -142,6 +144,11 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
     if kind == "linear":
         return Layer(tuple(f / factor for f in plain))
     if kind == "dynamic":
+        if (
+            model.model_type in transformers5.ALPHA and length <= trained
+        ):  # beyond, alpha is forgotten
+            alpha = number(required(scaling, "alpha"), "alpha")
+            return Layer(formulas.plain(dim, formulas.ntk_theta(theta, alpha, dim)))
         base = formulas.dynamic_theta(theta, factor, length, trained, dim)
         return Layer(formulas.plain(dim, base))
     if kind == "llama3":
@@ -198,8 +205,8 @@ def _switch(model: Model, scaling: dict[str, Any] | None) -> Switch:
 
 
 def softmax_scale(model: Model, scaling: dict[str, Any] | None) -> float:
-    """MLA gives the square of mscale_all_dim's temperature to all logits."""
-    if not model.mla or scaling is None:
+    """MLA gives the square of mscale_all_dim's temperature to all logits, but for DeepSeek 2."""
+    if not model.mla or scaling is None or model.model_type in PLAIN_SCALE:
         return model.scale
     factor = number(required(scaling, "factor"), "factor")
     all_dim = number(scaling.get("mscale_all_dim") or 0, "mscale_all_dim")

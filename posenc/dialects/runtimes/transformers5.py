@@ -31,6 +31,8 @@ NEEDED = {
 """Keys without which loading the config stops; theta and the original length have defaults."""
 PHI3 = ("phi3", "phi4_multimodal")
 """Families that know longrope only, by three names."""
+ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
+"""Families whose class stretches the base by a fixed alpha where the type is dynamic."""
 STRETCHED = ("llama3", "yarn", "longrope")
 Parameters = dict[str, Any]
 
@@ -181,6 +183,9 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
     factor = number(factor, "factor")
     if kind == "linear":
         return Layer(tuple(f / factor for f in formulas.plain(dim, theta)))
+    if kind == "dynamic" and model.model_type in ALPHA and parameters.get("alpha"):
+        alpha = number(parameters["alpha"], "alpha")
+        return Layer(formulas.plain(dim, formulas.ntk_theta(theta, alpha, dim)))
     if kind == "dynamic":
         base = formulas.dynamic_theta(theta, factor, length, trained, dim)
         return Layer(formulas.plain(dim, base))

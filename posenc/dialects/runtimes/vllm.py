@@ -14,14 +14,13 @@ from posenc.dialects.computed import (
     RefusedError,
     Switch,
     UnknownModelError,
-    factors,
-    first_switch,
     number,
     required,
 )
 from posenc.dialects.model import LAYER_KINDS, Model
 from posenc.dialects.runtimes import transformers5
-from posenc.dialects.runtimes.running import emulator, version_of
+from posenc.dialects.runtimes.running import emulator
+from posenc.dialects.runtimes.server import longrope, serve
 
 LENGTH_KEYS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
@@ -30,6 +29,8 @@ LENGTH_KEYS = (
 """The smallest of these is the model's length."""
 ALREADY_STRETCHED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Types whose factor does not multiply the length."""
+DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next")
+"""Families whose model file hands dual_chunk_attention_config to the attention."""
 SMALLEST_SERVER = 1024
 """Tokens below which nobody starts a server: a switch under that length never shows."""
 
@@ -40,30 +41,13 @@ def emulate(model: Model, length: int | None) -> Computed:
     if model.nested and not set(model.kinds) <= set(LAYER_KINDS):
         raise UnknownModelError(f"posenc has not read how vLLM rotates {model.model_type!r}")
     resolved = {kind: _patched(p, model) for kind, p in transformers5.resolve(model).items()}
-    largest = largest_length(model, resolved)
-    if length is not None and length > largest:
+    if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
         raise RefusedError(
-            f"ValueError: User-specified max_model_len ({length}) is greater than the derived "
-            f"max_model_len ({largest}); VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 would allow it",
-            largest,
+            "TypeError: __init__() got an unexpected keyword argument 'layer_idx' (no attention of "
+            "vLLM takes dual_chunk_attention_config since 0.11)"
         )
-    try:
-        layers = {
-            kind: rotation(p, model, length or model.max_positions) for kind, p in resolved.items()
-        }
-        scale = _softmax_scale(model, next(iter(resolved.values())))
-    except RefusedError as refused:
-        raise RefusedError(str(refused), largest) from refused
-    return Computed(
-        "vllm",
-        version_of("vllm"),
-        None,
-        layers,
-        scale,
-        first_switch(_switch(p, model) for p in resolved.values()),
-        largest,
-        model.without_rotation,
-    )
+    largest = largest_length(model, resolved)
+    return serve("vllm", model, resolved, length, largest, rotation, _softmax_scale, _switch)
 
 
 def _patched(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
@@ -131,12 +115,19 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     theta = number(p["rope_theta"], "rope_theta")
     dim = int(head_dim * share)
     plain = formulas.plain(dim, theta)
+    sections = p.get("mrope_section")
+    if sections and kind in ("default", "yarn") and sum(sections) != dim // 2:
+        raise RefusedError(
+            f"AssertionError: mrope_section {sections} adds up to {sum(sections)}, expected "
+            f"{dim // 2}"
+        )
     if kind == "default":
         return Layer(plain)
     if kind == "proportional":
         return Layer(formulas.proportional(head_dim, theta, dim / head_dim))
     if kind == "longrope":
-        return _longrope(p, model, plain, length)
+        original = number(required(p, "original_max_position_embeddings"), "original length")
+        return longrope(p, model, plain, original, long=length > original)
     if kind == "dynamic":
         return Layer(_dynamic(p, model, theta, dim))
     if kind not in ("linear", "ntk", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"):
@@ -194,21 +185,6 @@ def _ntk(theta: float, factor: float, dim: int, mixed_b: Any) -> tuple[float, ..
     rate = math.log(factor) / (dim / 2) ** power
     plain = formulas.plain(dim, theta)
     return tuple(f / math.exp(rate * (i + 1) ** power) for i, f in enumerate(plain))
-
-
-def _longrope(p: Mapping[str, Any], model: Model, plain: tuple[float, ...], length: int) -> Layer:
-    if model.interleaved:
-        raise RefusedError(
-            "ValueError: `Phi3LongRoPEScaledRotaryEmbedding` only supports neox_style."
-        )
-    original = number(required(p, "original_max_position_embeddings"), "original length")
-    short = factors(p, "short_factor", len(plain))
-    long = factors(p, "long_factor", len(plain))
-    scale = formulas.longrope_scale(model.max_positions / original, original)
-    use_long = length > original
-    given = p.get("long_mscale" if use_long else "short_mscale")
-    chosen = long if use_long else short
-    return Layer(formulas.divided(plain, chosen), scale if given is None else number(given, "it"))
 
 
 def _switch(p: Mapping[str, Any], model: Model) -> Switch:

@@ -85,9 +85,16 @@ def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest
     if model.model_type in PHI3 and p["rope_type"] == "longrope":
         _write_phi3(holder, p, theta, largest)
         return
+    _write_switch(holder, p)
     holder["rope_parameters"] = dict(p)
     if p["rope_type"] != "default":
         holder["rope_scaling"] = {**p, "type": p["rope_type"]}
+
+
+def _write_switch(holder: dict[str, Any], p: Parameters) -> None:
+    """transformers 4 looks at the top level only for the length at which two lists switch."""
+    if p["rope_type"] == "longrope" and p["short_factor"] != p["long_factor"]:
+        holder["original_max_position_embeddings"] = p["original_max_position_embeddings"]
 
 
 def _write_phi3(holder: dict[str, Any], p: Parameters, theta: float, largest: int) -> None:
@@ -106,6 +113,7 @@ def _write_nested(
     full = nested.get("full_attention")
     if full is not None:
         holder["rope_theta"] = full["rope_theta"]
+        _write_switch(holder, full)
         if full["rope_type"] != "default":
             holder["rope_scaling"] = {k: v for k, v in full.items() if k != "rope_theta"}
     sliding = nested.get("sliding_attention")

@@ -35,12 +35,25 @@ def plan(folder: Path, model: Model) -> list[Rows]:
     """
     rows = find(folder, model)
     require_all(rows, model, "q")
-    normed = {r.layer for r in rows if r.norm and r.side == "q"}
+    return _of_q(rows, {r.layer for r in rows if r.norm and r.side == "q"})
+
+
+def plan_adapter(adapter: Path, base: Path, model: Model) -> list[Rows]:
+    """What is to be scaled of a LoRA adapter, so that base and adapter stay together: the rows of
+    q's B in the layers whose base scales q's rows, and not its norm's.
+
+    Raises: ValueError as `plan` does for the base, or where the adapter's rows are not known.
+    """
+    normed = {r.layer for r in plan(base, model) if r.norm}
+    return _of_q([r for r in find(adapter, model) if r.layer not in normed], set())
+
+
+def _of_q(rows: list[Rows], normed: set[int]) -> list[Rows]:
     wanted = [r for r in rows if "q" in r.side and r.norm == (r.layer in normed)]
     for r in wanted:
         if r.entry.dtype not in FLOATS:
             raise ValueError(f"{r.entry.name} is {r.entry.dtype}: rows cannot be scaled")
-        if r.side == "qk" and not r.entry.name.endswith(("qkv_proj.weight", "qkv_proj.bias")):
+        if r.side == "qk" and "qkv_proj." not in r.entry.name:
             raise ValueError(f"{r.entry.name}: folding into this packing is not known")
     return wanted
 
@@ -51,8 +64,11 @@ def fold(folder: Path, model: Model, multiplier: float) -> list[str]:
     Returns: the names of the tensors that changed.
     Raises: ValueError as `plan` does; nothing is changed then.
     """
-    square = multiplier**2
-    wanted = plan(folder, model)
+    return scale(plan(folder, model), model, multiplier**2)
+
+
+def scale(wanted: list[Rows], model: Model, square: float) -> list[str]:
+    """Multiply these rows, in place; the names of the tensors."""
     for rows in wanted:
         one_plus = rows.norm and model.model_type.startswith(ONE_PLUS_WEIGHT)
         groups = rows.groups[: model.num_heads] if rows.side == "qk" else rows.groups

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.dialects.inside import inside
-from posenc.dialects.source import read_json
+from posenc.dialects.json_object import LARGEST_INDEX, read_json
 
 INDEX = "model.safetensors.index.json"
 CLONE = 0x40049409
@@ -33,7 +33,7 @@ def check_index(folder: Path) -> None:
     path = folder / INDEX
     if not path.is_file():
         return
-    names = read_json(path).get("weight_map")
+    names = read_json(path, LARGEST_INDEX).get("weight_map")
     if not isinstance(names, dict):
         raise ValueError(f"{path}: weight_map must be an object.")
     for name in sorted({str(v) for v in names.values()}):

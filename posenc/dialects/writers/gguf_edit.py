@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import Computed, Layer
+from posenc.dialects.computed import Computed, Layer, RefusedError
 from posenc.dialects.gguf_metadata import KEYS, Metadata
 from posenc.dialects.gguf_reader import FACTORS, open_gguf, read_metadata
-from posenc.dialects.runtimes.llama_cpp import LOADS_FREQS, from_metadata
+from posenc.dialects.runtimes.llama_cpp import from_metadata
 from posenc.dialects.writers.dual import STANDSTILL
 from posenc.dialects.writers.proof import disagreement
 from posenc.report.atomic import atomically
@@ -20,6 +21,8 @@ SCALING_KEYS = (
     "scaling_type", "scaling_factor", "original_length", "beta_fast", "beta_slow",
     "yarn_attn_factor", "yarn_ext_factor", "log_multiplier", "attn_factor",
 )  # fmt: skip
+
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,12 @@ class Edit:
     lines: tuple[str, ...] = field(default=())
 
 
-def meant_by(meta: Metadata) -> Layer:
+def meant_by(meta: Metadata) -> dict[str, Layer]:
     """What a file's keys say, read with goodwill: the betas and yarn_attn_factor that the
     converter writes for every architecture, though libllama reads them for two."""
+    layers = dict(from_metadata(meta, None).layers)
     if meta.scaling_type != "yarn":
-        return next(iter(from_metadata(meta, None).layers.values()))
+        return layers
     factor = meta.scaling_factor
     inv_freq = formulas.yarn(
         meta.dimension_count, meta.freq_base, factor, meta.original_length,
@@ -45,36 +49,83 @@ def meant_by(meta: Metadata) -> Layer:
     )  # fmt: skip
     usual = formulas.yarn_scale(factor)
     given = meta.yarn_attn_factor
-    return Layer(inv_freq, (usual if given is None else given) * meta.attn_factor)
+    full = Layer(inv_freq, (usual if given is None else given) * meta.attn_factor)
+    return {**layers, FULL if FULL in layers else "all": full}
 
 
-def plan(meta: Metadata, wanted: Layer, theta: float, largest: int) -> Edit:
-    """How to make libllama compute `wanted` from a file of this architecture.
+def plan(
+    meta: Metadata, wanted: Mapping[str, Layer], bases: Mapping[str, float], largest: int
+) -> Edit:
+    """How to make libllama compute `wanted`, per kind of layer, from a file of this architecture.
+
+    bases: the base of each kind.
 
     Raises: ValueError where it cannot.
     """
-    if len(wanted.inv_freq) != meta.dimension_count // 2:
+    full = wanted.get(FULL, wanted.get("all"))
+    if full is None:
         raise ValueError(
-            f"{meta.architecture}: {len(wanted.inv_freq)} rotated pairs are wanted, the file has "
+            f"it has layers of the kinds {', '.join(wanted)}, which GGUF has no keys for"
+        )
+    if len(full.inv_freq) != meta.dimension_count // 2:
+        raise ValueError(
+            f"{meta.architecture}: {len(full.inv_freq)} rotated pairs are wanted, the file has "
             f"{meta.dimension_count // 2}."
         )
+    theta = bases[FULL if FULL in wanted else "all"]
     keys: dict[str, Any] = {"freq_base": theta, "context_length": largest}
-    plain = formulas.plain(meta.dimension_count, theta)
-    if _same(wanted.inv_freq, plain):
-        return _edit(meta, {**keys, "attn_factor": wanted.multiplier}, None)
+    if SLIDING in wanted:
+        keys["freq_base_swa"] = bases[SLIDING]
+    reasons = []
+    for scaling, freqs in _spellings(meta, full, theta):
+        edit = _edit(meta, {**keys, **scaling}, freqs)
+        try:
+            why = _differs(edited(meta, edit), wanted)
+        except RefusedError as refused:
+            why = str(refused)
+        if not why:
+            return edit
+        reasons.append(why)
+    raise ValueError(f"{reasons[0]}; no other keys or tensors of {meta.architecture} say it.")
+
+
+def _spellings(
+    meta: Metadata, full: Layer, theta: float
+) -> Iterator[tuple[dict[str, Any], tuple[float, ...] | None]]:
+    """Keys of the scaling and rope_freqs.weight that give the full layers' rotation, the simplest
+    first."""
+    dim, multiplier = meta.dimension_count, full.multiplier
+    plain = formulas.plain(dim, theta)
+    if _same(full.inv_freq, plain):
+        yield {"attn_factor": multiplier}, None
+    ratios = tuple(p / f if f else STANDSTILL for p, f in zip(plain, full.inv_freq, strict=True))
     if meta.scaling_type == "yarn":
-        kept = formulas.yarn(meta.dimension_count, theta, meta.scaling_factor, meta.original_length)
-        if _same(wanted.inv_freq, kept):
+        kept = formulas.yarn(dim, theta, meta.scaling_factor, meta.original_length)
+        if _same(full.inv_freq, kept):
             usual = formulas.yarn_scale(meta.scaling_factor)
             yarn = {name: getattr(meta, name) for name in SCALING_KEYS[:3]}
-            return _edit(meta, {**keys, **yarn, "attn_factor": wanted.multiplier / usual}, None)
-    if meta.architecture not in LOADS_FREQS:
-        raise ValueError(
-            f"the architecture {meta.architecture} loads no rope_freqs.weight, so libllama cannot "
-            "compute these frequencies."
-        )
-    ratios = tuple(p / f if f else STANDSTILL for p, f in zip(plain, wanted.inv_freq, strict=True))
-    return _edit(meta, {**keys, "attn_factor": wanted.multiplier}, ratios)
+            yield {**yarn, "attn_factor": multiplier / usual}, None
+    if all(math.isclose(r, ratios[0], rel_tol=1e-9) for r in ratios):
+        linear = {"scaling_type": "linear", "scaling_factor": ratios[0]}
+        yield {**linear, "attn_factor": multiplier}, None
+    yield {"attn_factor": multiplier}, ratios
+
+
+def _differs(meta: Metadata, wanted: Mapping[str, Layer]) -> str:
+    """Why libllama would compute something else from a file; empty where not."""
+    got = from_metadata(meta, None).layers
+    if set(wanted) == {"all"}:
+        pairs = [(kind, layer, wanted["all"]) for kind, layer in got.items()]
+    else:
+        pairs = [(kind, got.get(kind, got.get("all")), layer) for kind, layer in wanted.items()]
+    for kind, layer, meant in pairs:
+        if layer is None:
+            return f"libllama has no layers of the kind {kind}"
+        computed = Computed("llama.cpp", "", None, {"all": layer}, 1.0)
+        why = disagreement(computed, Computed("meant", "", None, {"all": meant}, 1.0))
+        if why:
+            return why if kind == "all" else f"{kind}: {why}"
+    return ""
 
 
 def _same(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
@@ -84,21 +135,30 @@ def _same(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
 def _edit(meta: Metadata, keys: dict[str, Any], freqs: tuple[float, ...] | None) -> Edit:
     if keys["attn_factor"] == 1 and "attn_factor" not in meta.given:
         keys.pop("attn_factor")
+    drop = tuple(name for name in SCALING_KEYS if name in meta.given and name not in keys)
     keys = {k: v for k, v in keys.items() if k not in meta.given or getattr(meta, k) != v}
-    wanted = {"scaling_type", "scaling_factor", "original_length"} if freqs is None else set()
-    stays = wanted if meta.scaling_type == "yarn" else set()
-    drop = tuple(
-        name for name in SCALING_KEYS
-        if name in meta.given and name not in keys and name not in stays and name != "attn_factor"
-    )  # fmt: skip
-    lines = [f"+ {meta.architecture}.{KEYS[k]}: {v:g}" for k, v in keys.items()]
+    lines = [
+        f"+ {meta.architecture}.{KEYS[k]}: {v if isinstance(v, str) else format(v, 'g')}"
+        for k, v in keys.items()
+    ]
     lines += [f"- {meta.architecture}.{KEYS[k]}: {getattr(meta, k)}" for k in drop]
     if freqs is not None:
         lines.append(f"+ {FACTORS['rope_freqs']}: f32[{len(freqs)}]")
     return Edit(keys, drop, freqs, tuple(lines))
 
 
-def write(path: Path, out: Path, edit: Edit, wanted: Layer) -> None:
+def edited(meta: Metadata, edit: Edit) -> Metadata:
+    """The keys and tensors as they stand after an edit."""
+    defaults = {f.name: f.default for f in fields(Metadata)}
+    dropped = {name: defaults[name] for name in edit.drop}
+    given = (meta.given - set(edit.drop)) | set(edit.keys)
+    tensors = {} if edit.rope_freqs is None else {
+        "rope_freqs": edit.rope_freqs, "factors_long": None, "factors_short": None,
+    }  # fmt: skip
+    return replace(meta, **dropped, **edit.keys, **tensors, given=frozenset(given))
+
+
+def write(path: Path, out: Path, edit: Edit, wanted: Mapping[str, Layer]) -> None:
     """Write the edited copy and prove it by reading it back; nothing is left where that fails.
 
     Raises: ValueError where `out` exists or libllama would not compute what is wanted.
@@ -150,9 +210,6 @@ def write(path: Path, out: Path, edit: Edit, wanted: Layer) -> None:
             raise ValueError(f"not written, the proof failed: {reason}.")
 
 
-def prove(path: Path, wanted: Layer) -> str:
+def prove(path: Path, wanted: Mapping[str, Layer]) -> str:
     """Why libllama would compute something else from a file; empty where not."""
-    got = from_metadata(read_metadata(path), None)
-    kind = "full_attention" if "full_attention" in got.layers else "all"
-    single = Computed("llama.cpp", "", None, {"all": got.layers[kind]}, 1.0)
-    return disagreement(single, Computed("meant", "", None, {"all": wanted}, 1.0))
+    return _differs(read_metadata(path), wanted)

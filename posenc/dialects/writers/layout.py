@@ -11,19 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from posenc.dialects.model import Model
+from posenc.dialects.pairs import order
 from posenc.dialects.writers.rows import Rows, find, require_all
-
-Order = np.ndarray
-
-
-def order(width: int, *, to_interleaved: bool) -> Order:
-    """new[i] = old[order[i]] for the rotated rows of one head.
-
-    >>> order(6, to_interleaved=False).tolist()
-    [0, 2, 4, 1, 3, 5]
-    """
-    half = np.arange(width).reshape(width // 2, 2).T.ravel()
-    return np.argsort(half) if to_interleaved else half
 
 
 def convert(folder: Path, model: Model, *, to_interleaved: bool) -> list[str]:

@@ -9,11 +9,11 @@ from typing import Any
 
 from posenc.dialects.computed import Computed
 from posenc.dialects.meaning import Meaning
-from posenc.dialects.model import flatten
+from posenc.dialects.model import flatten, model_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.writers import dual
+from posenc.dialects.writers.candidates import parameter_sets
 from posenc.dialects.writers.proof import disagreement
-from posenc.dialects.writers.recipes import parameter_sets
 
 SERVERS = ("vllm", "sglang")
 
@@ -30,7 +30,7 @@ def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
         )
     reasons = []
     for parameters, largest in parameter_sets(meaning):
-        given = _overrides(parameters, largest, meaning)
+        given = _overrides(parameters, largest, model_of(config).max_positions)
         computed = RUNTIMES[runtime](overridden(config, given, runtime), None)
         if computed.error is None and (computed.max_length or 0) < meaning.max_length:
             computed = Computed(runtime, "", f"admits {computed.max_length} tokens only")
@@ -42,11 +42,12 @@ def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
 
 
 def _overrides(
-    parameters: Mapping[str, Mapping[str, Any]], largest: int, meaning: Meaning
+    parameters: Mapping[str, Mapping[str, Any]], largest: int, own: int
 ) -> dict[str, Any]:
+    """own: the file's own largest length."""
     flat = dict(parameters["all"]) if set(parameters) == {"all"} else dict(parameters)
     given: dict[str, Any] = {"rope_parameters": flat}
-    if largest != meaning.model.max_positions:
+    if largest != own:
         given["max_position_embeddings"] = largest
     return given
 

@@ -18,7 +18,7 @@ from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the tab
 
 RULES: dict[str, Rule] = dict(sorted(TABLE.rules.items()))
 ORDER = {"E": 0, "W": 1, "I": 2}
-REFUSALS = ("PD007", "PD015")
+REFUSALS = ("PD007", "PD015", "PD042")
 """Warnings that tell of a refusal already."""
 CATCH_ALL = ("PD038", "PD039")
 """Rules for what no other explains; they look at the others' findings."""

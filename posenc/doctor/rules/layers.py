@@ -210,3 +210,18 @@ def query_scaling(case: Case) -> Iterator[Hit]:
             if p.get(key) is not None and key not in case.config:
                 yield Hit(f"{key} {p[key]!r} stands in {name} only", (), ("vllm",))
                 return
+
+
+@rule(
+    "PD042",
+    "W",
+    "dual chunk attention, which no runtime of today has",
+    cure="Serve with vLLM 0.8.5 to 0.10, or take the key out and stretch the frequencies.",
+    evidence="vllm #49296: its backend went with the engine that 0.11 took out",
+)
+def dual_chunk(case: Case) -> Iterator[Hit]:
+    """vLLM and SGLang keep dual_chunk_attention_config and stop at it; the others do not know the
+    key and rotate as trained, beyond what was trained."""
+    given = case.config.get("dual_chunk_attention_config")
+    if given:
+        yield Hit(f"dual_chunk_attention_config is {given!r}"[:120], (), ALL)

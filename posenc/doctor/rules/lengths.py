@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from posenc.dialects import formulas
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor.case import Case
 from posenc.doctor.rule import Hit, names, rule
@@ -127,7 +128,7 @@ def table_too_short(case: Case) -> Iterator[Hit]:
     for name, p in case.of_type("yarn"):
         factor, original = p.get("factor"), p.get(ORIGINAL, case.config.get(ORIGINAL))
         if isinstance(factor, int | float) and isinstance(original, int | float):
-            rows = int(original * factor)
+            rows = formulas.stretched(original, factor)
             if largest > rows:
                 concerned = ("vllm",) if "vllm" in case.named else ()
                 yield Hit(
@@ -159,7 +160,7 @@ def not_raised(case: Case) -> Iterator[Hit]:
                 f"{largest}: vLLM and SGLang refuse more than {largest} tokens",
                 (),
                 SERVERS,
-                cure=f"Set max_position_embeddings to {int(original * factor)}.",
+                cure=f"Set max_position_embeddings to {formulas.stretched(original, factor)}.",
             )
 
 

@@ -1,47 +1,45 @@
-"""The config.json of an extended checkpoint: rotary keys in both dialects, and what changed."""
+"""The config.json of an extended checkpoint: the recipe that most runtimes read as it is meant."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from posenc.hf.rope_config_write import FEW_WORDS
+from posenc.dialects.meaning import Meaning, meaning_of
+from posenc.dialects.model import TRAINED_KEY, model_of
+from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.writers.proof import failures
+from posenc.dialects.writers.recipes import Recipe, best, changes_with_length, switching
 
-LONGEST_LAYERS = "full_attention"
-"""Of two kinds of layers, the one that older configs describe by rope_theta and rope_scaling."""
 
+def exported(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
+    """The recipe that carries a model's rotary settings, and what they mean.
 
-def exported_config(saved: dict[str, Any]) -> dict[str, Any]:
-    """config.json for tools old and new.
-
-    transformers 5 reads rope_parameters; transformers 4, and much that was written beside it, reads
-    rope_theta and rope_scaling, and would run the plain rotation without a word where only the new
-    keys stand. Where both stand, transformers 5 takes rope_scaling: both say the same.
+    The weights stay as they are, so no temperature is folded into them.
 
     Args:
         saved: config.json as transformers 5 writes it.
+        longest: the new length in tokens.
+
+    The meaning is None where no runtime but transformers is known to read such a model: of a
+    family without rotary keys, or of one that the dialects do not know.
     """
-    config = {k: v for k, v in saved.items() if k not in ("rope_scaling", "rope_theta")}
-    config.pop("auto_map", None)  # the code that it names is not in the new folder
-    parameters = config.get("rope_parameters") or {}
-    if any(isinstance(value, dict) for value in parameters.values()):
-        sliding = parameters.get("sliding_attention")
-        if LONGEST_LAYERS not in parameters or set(parameters) - {LONGEST_LAYERS} - {
-            "sliding_attention"
-        }:
-            return config  # no older tool knows such a model
-        if sliding:
-            config["rope_local_base_freq"] = sliding["rope_theta"]
-        parameters = parameters[LONGEST_LAYERS]
-    if not parameters:
-        return config
-    config["rope_theta"] = parameters["rope_theta"]
-    if "partial_rotary_factor" in parameters and parameters["rope_type"] != "proportional":
-        config["partial_rotary_factor"] = parameters["partial_rotary_factor"]
-    if config.get("model_type") == "gpt_neox":  # has words of its own
-        config["rotary_emb_base"] = parameters["rope_theta"]
-        config["rotary_pct"] = parameters.get("partial_rotary_factor", 1.0)
-    if parameters["rope_type"] != "default" and config.get("model_type") not in FEW_WORDS:
-        # Those take a rope_scaling of three keys there, which would drop the temperature here.
-        scaling = {k: v for k, v in parameters.items() if k != "rope_theta"}
-        config["rope_scaling"] = {**scaling, "type": scaling["rope_type"]}
-    return config
+    # The code that auto_map names is not in the new folder.
+    config = {k: v for k, v in saved.items() if k != "auto_map"}
+    if not config.get("rope_parameters"):
+        return Recipe("no rotary keys: its positions stand in the weights", config), None
+    if not model_of(config).known:
+        return Recipe(f"a {config['model_type']} model's rotary keys", config), None
+    meaning = meaning_of(config)
+    if changes_with_length(meaning):
+        return switching(config, meaning, longest), meaning
+    try:
+        recipe = best(config, meaning)
+    except ValueError:
+        wrong = failures(config, meaning.computed, RUNTIMES)
+        recipe = Recipe("the dialect of transformers 5", config, cannot=wrong)
+    if meaning_of(recipe.config).trained_length != meaning.trained_length:
+        kept = {**recipe.config, TRAINED_KEY: meaning.trained_length}
+        recipe = replace(recipe, config=kept)
+    return recipe, meaning

@@ -5,24 +5,44 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from posenc.dialects.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
-from posenc.extend.export.config import exported_config
+from posenc.extend.export.config import exported
+from posenc.extend.export.described import Export
 from posenc.extend.export.prover import Proof, Prover, prove
-from posenc.hf.folder import read_config, read_json, tokenizer_files
+from posenc.extend.export.serve import mapped_page, page, plain_page
+from posenc.hf.folder import tokenizer_files
 from posenc.hf.loading import Checkpoint
 from posenc.report.atomic import write_atomically
 from posenc.report.failure import RunFailed
 from posenc.report.new_folder import new_folder
 
+SERVE = "SERVE.md"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is exported: the method in words, the new length, and whether step-by-step decoding
+    must equal one pass. changed: the weights are not the original's, after tuning. extra: keys of
+    config.json by which a server maps positions."""
+
+    method: str
+    longest: int
+    cache_safe: bool = True
+    changed: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
 
 def export_checkpoint(
-    checkpoint: Checkpoint, out: Path, prover: Prover, tokens: Tensor, longest: int, *,
-    cache_safe: bool = True,
-) -> tuple[list[str], Proof]:  # fmt: skip
+    checkpoint: Checkpoint, out: Path, prover: Prover, tokens: Tensor, plan: Plan
+) -> tuple[list[str], Proof]:
     """Save the model as it is in memory and prove the folder; nothing is left at `out` if that
     fails.
 
@@ -32,21 +52,38 @@ def export_checkpoint(
         prover: the process that reads the folder back.
         tokens: (1, length) longer than the trained length, for the proof; a masked model is proved
             by its logits only.
-        longest: the new length in tokens.
-        cache_safe: step-by-step decoding must equal one pass.
 
     Returns: the lines in which the two configs differ, and the proof.
     Raises: RunFailed where stock transformers does not see what was meant.
     """
     with new_folder(out) as temporary:
         checkpoint.model.save_pretrained(temporary, safe_serialization=True)
-        copy_tokenizer(checkpoint.folder, temporary, longest)
-        config = exported_config(read_config(temporary))
+        copy_tokenizer(checkpoint.folder, temporary, plan.longest)
+        config, serving = _described(checkpoint, temporary, out.name, plan)
         write_atomically(temporary / "config.json", json.dumps(config, indent=2) + "\n")
+        write_atomically(temporary / SERVE, serving)
         proof = prove(checkpoint, temporary, prover, tokens)
-        if failures := proof.failures(cache_safe=cache_safe):
+        if failures := proof.failures(cache_safe=plan.cache_safe):
             raise RunFailed(f"not exported, the proof failed: {'; '.join(failures)}.")
     return config_changes(checkpoint.raw_config, config), proof
+
+
+def _described(
+    checkpoint: Checkpoint, folder: Path, name: str, plan: Plan
+) -> tuple[dict[str, Any], str]:
+    """config.json and SERVE.md of a folder that transformers 5 has written."""
+    saved = read_json(folder / "config.json")
+    recipe, meaning = exported(saved, plan.longest)
+    if meaning is None:
+        return recipe.config, plain_page(name, plan.longest, recipe.name)
+    export = Export(
+        folder, name, plan.method, checkpoint.trained_length, plan.longest, recipe, meaning, saved,
+        None if plan.changed else checkpoint.folder,
+        None if plan.changed else checkpoint.raw_config,
+    )  # fmt: skip
+    if plan.extra:
+        return {**recipe.config, **plan.extra}, mapped_page(export, plan.extra)
+    return recipe.config, page(export)
 
 
 def copy_tokenizer(source: Path, target: Path, longest: int) -> None:

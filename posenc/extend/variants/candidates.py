@@ -11,7 +11,7 @@ from posenc.extend.measure.losses import Reader
 from posenc.extend.options import Options, Progress
 from posenc.extend.search.evolution import Search
 from posenc.extend.variants.methods import METHODS
-from posenc.extend.variants.position_maps import position_maps
+from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
 from posenc.extend.variants.variant import (
     WINDOW,
     Variant,
@@ -52,9 +52,10 @@ def candidates(
         if needs_search(method, options):
             assert fitting is not None
             found["search"] = partial(_search, checkpoint, to, fitting, options, progress)
-        if method is None:
+        if method in (None, DUAL_CHUNK):
             for variant in position_maps(checkpoint, to):
-                found[variant.name] = lambda variant=variant: variant
+                if method in (None, variant.name):
+                    found[variant.name] = lambda variant=variant: variant
     else:
         for name in tables.METHODS if method is None else {method} & tables.METHODS.keys():
             found[name] = partial(table_variant, checkpoint, name, to)

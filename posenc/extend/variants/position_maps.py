@@ -17,6 +17,7 @@ from posenc.queries_keys import rope_scaling as rs
 from posenc.queries_keys.position_map import PositionMap
 from posenc.queries_keys.position_maps import DualChunk, ReRoPE, SelfExtend
 
+DUAL_CHUNK = "dual-chunk"
 COMPARED = 128
 """Tokens on which a map is held to the model itself, at most."""
 TOLERANCE = 1e-3
@@ -60,15 +61,17 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
             build(SelfExtend, window=window, group_size=group),
         ),
         "rerope": (f"distances stop at {window} tokens", build(ReRoPE, window=window)),
-        "dual-chunk": (
+        DUAL_CHUNK: (
             f"chunks of {chunk} tokens",
             build(DualChunk, chunk_size=chunk, local_window=trained // 16),
         ),
     }
+    sizes = {"chunk_size": chunk, "local_size": trained // 16}
+    extra = {DUAL_CHUNK: {"dual_chunk_attention_config": sizes}}
     return [
         Variant(
             name, summary, lambda e=encoding: exact_inside(checkpoint, e, window),
-            checkpoint.rotary, needs_runtime=True,
+            checkpoint.rotary, needs_runtime=True, extra=extra.get(name, {}),
         )
         for name, (summary, encoding) in maps.items()
     ]  # fmt: skip

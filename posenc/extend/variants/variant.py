@@ -3,9 +3,10 @@ alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -26,7 +27,7 @@ class Variant:
 
     cache_safe: step-by-step decoding equals the full pass. needs_runtime: stock tools cannot load
     it. limit: the most tokens it can read. window: each token is read with at most this many
-    tokens, itself included.
+    tokens, itself included. extra: keys of config.json by which a server runs it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Variant:
     needs_runtime: bool = False
     limit: int | None = None
     window: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def as_is(checkpoint: Checkpoint) -> Variant:

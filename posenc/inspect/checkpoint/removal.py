@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from posenc.hf.attention import no_turn
 from posenc.inspect.checkpoint.positions import DISENTANGLED, TABLE_NAMES
 
 ALIBI_ARGUMENTS = {"BloomAttention": "alibi", "MptAttention": "position_bias"}
@@ -35,7 +36,7 @@ def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
     """Silence one module until `undo` runs; says what it was, None for one without positions."""
     name = path.rpartition(".")[2]
     if "RotaryEmbedding" in type(module).__name__:
-        hook = module.register_forward_hook(_no_turn)
+        hook = module.register_forward_hook(_still)
         undo.callback(hook.remove)
         return f"the rotation {path}"
     if isinstance(module, nn.Embedding) and name in (*TABLE_NAMES, "relative_attention_bias"):
@@ -46,8 +47,7 @@ def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
     sines = getattr(module, "embed_positions", None)
     if isinstance(sines, torch.Tensor):  # GPT-J and CodeGen: sines, then cosines
         half = sines.shape[-1] // 2
-        no_turn = torch.cat([torch.zeros(half), torch.ones(half)])
-        module.embed_positions = no_turn.expand_as(sines)
+        module.embed_positions = torch.tensor([0.0, 1.0]).repeat_interleave(half).expand_as(sines)
         undo.callback(setattr, module, "embed_positions", sines)
         return f"the rotation of {path}"
     if argument := ALIBI_ARGUMENTS.get(type(module).__name__):
@@ -62,11 +62,8 @@ def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
     return None
 
 
-def _no_turn(module: nn.Module, inputs: Any, turn: Any) -> Any:
-    if isinstance(turn, torch.Tensor):  # cosine + i sine
-        return torch.ones_like(turn)
-    cos, sin = turn
-    return torch.ones_like(cos), torch.zeros_like(sin)
+def _still(module: nn.Module, inputs: Any, turn: Any) -> Any:
+    return no_turn(turn)
 
 
 def _no_bias(argument: str, module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:

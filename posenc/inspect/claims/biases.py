@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.inspect.claims.claim import TUTORIALS, Claim, Finding, amount, judge
+from posenc.inspect.claims.claim import Group, Measured, amount
 from posenc.scores.alibi import ALiBi
 from posenc.scores.t5 import T5Bias
+
+CLAIMS = Group()
 
 _T5 = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
 _ALIBI = "Press et al. 2022, arXiv:2108.12409, section 3"
@@ -21,24 +23,25 @@ def _buckets(bidirectional: bool = False) -> Tensor:
     return T5Bias(1, bidirectional=bidirectional).bucket(torch.arange(300))
 
 
-def _saturates() -> Finding:
+@CLAIMS.add("T5's buckets go on to distance 128 and beyond")
+def _saturates() -> Measured:
     ends = [int((b == b[-1]).nonzero()[0]) for b in (_buckets(), _buckets(True))]
     text = f"the last bucket begins at {ends[0]} (causal) and at {ends[1]} (bidirectional)"
-    return Finding(text, judge(ends == [128, 128]))
+    return text, ends == [128, 128]
 
 
-def _exact_buckets() -> Finding:
+@CLAIMS.add("T5 has 32 exact buckets")
+def _exact_buckets() -> Measured:
     counts = [int((b.bincount() == 1).sum()) for b in (_buckets(), _buckets(True))]
     text = f"{counts[0]} of 32 hold one distance (causal); {counts[1]} per side (bidirectional)"
-    return Finding(text, judge(counts[0] == 32))
+    return text, counts[0] == 32
 
 
-def _future_offset() -> Finding:
+@CLAIMS.add("T5's offset of half the buckets goes to the past")
+def _future_offset() -> Measured:
     encoding = T5Bias(1, bidirectional=True)
     past, future = encoding.bucket(torch.tensor([1, -1])).tolist()
-    return Finding(
-        f"the past neighbour is in bucket {past}, the next in {future}", judge(past > 16)
-    )
+    return f"the past neighbour is in bucket {past}, the next in {future}", past > 16
 
 
 def _other_formula(log_base_distance: bool, rounded: bool) -> int:
@@ -56,56 +59,66 @@ def _other_formula(log_base_distance: bool, rounded: bool) -> int:
     return wrong
 
 
-def _logarithm() -> Finding:
+@CLAIMS.add("T5's buckets are 16 + 16 ln(x) / ln(128)")
+def _logarithm() -> Measured:
     wrong = _other_formula(True, False)
     right = _other_formula(False, False)
     text = f"{wrong} of 300 distances get another bucket; with ln(x/16) / ln(128/16) {right}"
-    return Finding(text, judge(wrong == 0))
+    return text, wrong == 0
 
 
-def _rounding() -> Finding:
+@CLAIMS.add("T5 rounds to the nearest bucket")
+def _rounding() -> Measured:
     wrong = _other_formula(False, True)
-    return Finding(f"{wrong} of 300 distances get another bucket; T5 truncates", judge(wrong == 0))
+    return f"{wrong} of 300 distances get another bucket; T5 truncates", wrong == 0
 
 
-def _t5_scale() -> Finding:
+@CLAIMS.add("T5 divides q . k by sqrt(head_dim)")
+def _t5_scale() -> Measured:
     scale = T5Bias(8).scale(64)
-    return Finding(f"q . k is multiplied by {scale:g}", judge(scale == 64**-0.5))
+    return f"q . k is multiplied by {scale:g}", scale == 64**-0.5
 
 
-def _t5_tables() -> Finding:
+@CLAIMS.add("Every layer of T5 has its own table", _T5)
+def _t5_tables() -> Measured:
     encoding = T5Bias(8)
-    return Finding(
-        f"layers 0 and 5 {'share one table' if encoding.for_layer(5) is encoding else 'differ'}, "
-        f"{encoding.weight.numel()} parameters",
-        judge(encoding.for_layer(5) is not encoding.for_layer(0)),
-    )
+    differ = encoding.for_layer(5) is not encoding.for_layer(0)
+    words = "differ" if differ else "share one table"
+    return f"layers 0 and 5 {words}, {encoding.weight.numel()} parameters", differ
 
 
-def _twelve_heads() -> Finding:
+@CLAIMS.add("ALiBi's slopes at 12 heads are 2^(-8h/12)")
+def _twelve_heads() -> Measured:
     found = ", ".join(f"{s:.4g}" for s in ALiBi(12).slopes)
     wrong = [2 ** (-8 * h / 12) for h in range(1, 13)]
     same = all(math.isclose(a, b) for a, b in zip(ALiBi(12).slopes, wrong, strict=True))
-    return Finding(f"the authors' code gives {found}", judge(same))
+    return f"the authors' code gives {found}", same
 
 
-def _learned_slopes() -> Finding:
+@CLAIMS.add("ALiBi's slopes are learned")
+def _learned_slopes() -> Measured:
     count = sum(p.numel() for p in ALiBi(8).parameters())
-    return Finding(f"{count} parameters", judge(count > 0))
+    return f"{count} parameters", count > 0
 
 
-def _kazemnejad() -> Finding:
+@CLAIMS.add("ALiBi adds +m (i - j) to the score of query i and key j")
+def _sign() -> Measured:
+    bias = ALiBi(8).bias(torch.tensor([10]))[0].item()
+    return f"first head, 10 tokens back: {bias:g} logits", bias > 0
+
+
+@CLAIMS.add(
+    "ALiBi's first slope is 2^-(2^-log2(H + 3))",
+    "Kazemnejad et al. 2023, arXiv:2305.19466, appendix",
+)
+def _kazemnejad() -> Measured:
     printed = 2 ** -(2 ** -math.log2(8 + 3))
     text = f"it gives {printed:.3f} at 8 heads; the authors' first slope is {ALiBi(8).slopes[0]:g}"
-    return Finding(text, judge(math.isclose(printed, ALiBi(8).slopes[0])))
+    return text, math.isclose(printed, ALiBi(8).slopes[0])
 
 
-def _sign() -> Finding:
-    bias = ALiBi(8).bias(torch.tensor([10]))[0].item()
-    return Finding(f"first head, 10 tokens back: {bias:g} logits", judge(bias > 0))
-
-
-def _order_blind() -> Finding:
+@CLAIMS.add("Symmetric ALiBi gives an encoder the order of words")
+def _order_blind() -> Measured:
     past, future = ALiBi(8).bias(torch.tensor([3, -3])).unbind(1)
     other = ALiBi(8, form="left_right").bias(torch.tensor([3, -3]))
     text = (
@@ -113,10 +126,11 @@ def _order_blind() -> Finding:
         "without a mask a mirrored sentence looks the same. The form of left and right heads "
         f"differs ({'yes' if not torch.equal(other[:, 0], other[:, 1]) else 'no'})"
     )
-    return Finding(text, judge(not torch.equal(past, future)))
+    return text, not torch.equal(past, future)
 
 
-def _key_only() -> Finding:
+@CLAIMS.add("m j on the key alone is as good as -m (i - j)", _ALIBI)
+def _key_only() -> Measured:
     j, i = torch.arange(2000, dtype=torch.float64), 1999
     keys, rows = 0.5 * j, -0.5 * (i - j)
     exact = (keys.softmax(0) - rows.softmax(0)).abs().max().item()
@@ -127,32 +141,11 @@ def _key_only() -> Finding:
         f"in float64 weights differ by {amount(exact)}; in bfloat16 0.5 j has steps of {step:g} "
         f"logits near position 2,000 and weights are off by {off:.2f}"
     )
-    return Finding(text, judge(off < 1e-3))
+    return text, off < 1e-3
 
 
-def _cable() -> Finding:
+@CLAIMS.add("CABLE is FoX with the gate's sign turned", "arXiv:2503.08067; arXiv:2503.02130")
+def _cable() -> Measured:
     gate = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gap = ((-F.softplus(gate)).cumsum(0) - F.logsigmoid(-gate).cumsum(0)).abs().max().item()
-    return Finding(f"sums over 1,000 tokens differ by {amount(gap)}", judge(gap < 1e-9))
-
-
-CLAIMS = (
-    Claim("T5's buckets go on to distance 128 and beyond", TUTORIALS, _saturates),
-    Claim("T5 has 32 exact buckets", TUTORIALS, _exact_buckets),
-    Claim("T5's offset of half the buckets goes to the past", TUTORIALS, _future_offset),
-    Claim("T5's buckets are 16 + 16 ln(x) / ln(128)", TUTORIALS, _logarithm),
-    Claim("T5 rounds to the nearest bucket", TUTORIALS, _rounding),
-    Claim("T5 divides q . k by sqrt(head_dim)", TUTORIALS, _t5_scale),
-    Claim("Every layer of T5 has its own table", _T5, _t5_tables),
-    Claim("ALiBi's slopes at 12 heads are 2^(-8h/12)", TUTORIALS, _twelve_heads),
-    Claim("ALiBi's slopes are learned", TUTORIALS, _learned_slopes),
-    Claim("ALiBi adds +m (i - j) to the score of query i and key j", TUTORIALS, _sign),
-    Claim(
-        "ALiBi's first slope is 2^-(2^-log2(H + 3))",
-        "Kazemnejad et al. 2023, arXiv:2305.19466, appendix",
-        _kazemnejad,
-    ),
-    Claim("Symmetric ALiBi gives an encoder the order of words", TUTORIALS, _order_blind),
-    Claim("m j on the key alone is as good as -m (i - j)", _ALIBI, _key_only),
-    Claim("CABLE is FoX with the gate's sign turned", "arXiv:2503.08067; arXiv:2503.02130", _cable),
-)
+    return f"sums over 1,000 tokens differ by {amount(gap)}", gap < 1e-9

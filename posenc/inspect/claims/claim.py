@@ -6,19 +6,12 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 Verdict = Literal["true", "false", "partly true", "cannot be checked here"]
-TRUE: Verdict = "true"
-FALSE: Verdict = "false"
 PARTLY: Verdict = "partly true"
 OPEN: Verdict = "cannot be checked here"
-
 TUTORIALS = "told in tutorials"
 
-
-class Finding(NamedTuple):
-    """What was measured, in a sentence, and whether the claim stands."""
-
-    measured: str
-    verdict: Verdict
+Measured = tuple[str, bool | Verdict]
+"""What was measured, in a sentence, and whether the claim stands."""
 
 
 class Claim(NamedTuple):
@@ -26,14 +19,24 @@ class Claim(NamedTuple):
 
     claim: str
     source: str
-    measure: Callable[[], Finding]
+    measure: Callable[[], Measured]
+
+
+class Group(list[Claim]):
+    """Claims about one thing."""
+
+    def add(
+        self, claim: str, source: str = TUTORIALS
+    ) -> Callable[[Callable[[], Measured]], Callable[[], Measured]]:
+        """Append the claim that the decorated function measures."""
+
+        def decorate(measure: Callable[[], Measured]) -> Callable[[], Measured]:
+            self.append(Claim(claim, source, measure))
+            return measure
+
+        return decorate
 
 
 def amount(x: float) -> str:
     """A difference with two digits, or "rounding", which differs between machines."""
     return "nothing but rounding" if abs(x) < 1e-9 else f"{x:.2g}"
-
-
-def judge(holds: bool) -> Verdict:
-    """ "true" or "false"."""
-    return TRUE if holds else FALSE

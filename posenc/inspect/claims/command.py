@@ -15,7 +15,7 @@ def run(as_json: bool) -> None:
     tell("")
     found = [c for claims in groups.values() for c in claims]
     if as_json:
-        print(json.dumps([c.to_json() for c in found], indent=1, ensure_ascii=False))
+        print(json.dumps([c._asdict() for c in found], indent=1, ensure_ascii=False))
     else:
         rows = [(c.claim, c.verdict, c.measured, c.source) for c in found]
         header = ("claim", "verdict", "measured", "source")

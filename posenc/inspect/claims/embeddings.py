@@ -9,7 +9,9 @@ from torch import Tensor
 
 from posenc.embeddings.learned import Learned
 from posenc.embeddings.sinusoidal import Sinusoidal
-from posenc.inspect.claims.claim import TUTORIALS, Claim, Finding, amount, judge
+from posenc.inspect.claims.claim import Group, Measured, amount
+
+CLAIMS = Group()
 
 _SINUSOIDAL = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
 
@@ -18,28 +20,32 @@ def _rows(dim: int, count: int) -> Tensor:
     return Sinusoidal(dim).table(torch.arange(count), torch.float64)
 
 
-def _neighbours() -> Finding:
+@CLAIMS.add("Adjacent sinusoidal encodings of width 512 have cosine 0.99")
+def _neighbours() -> Measured:
     rows = _rows(512, 2)
     cosine = torch.cosine_similarity(rows[0], rows[1], dim=0).item()
     gap = (rows[0] - rows[1]).norm().item()
     text = f"{cosine:.4f}; the two are {gap:.3f} apart, their norm is {rows[0].norm():.0f}"
-    return Finding(text, judge(round(cosine, 2) >= 0.99))
+    return text, round(cosine, 2) >= 0.99
 
 
-def _monotone() -> Finding:
+@CLAIMS.add("Sinusoidal similarity falls steadily with distance")
+def _monotone() -> Measured:
     rows = _rows(64, 101)
     cosine = torch.cosine_similarity(rows[:1], rows, dim=1)
     text = f"at width 64: {cosine[64]:.2f} at distance 64, {cosine[100]:.2f} at distance 100"
-    return Finding(text, judge(bool((cosine.diff() <= 0).all())))
+    return text, bool((cosine.diff() <= 0).all())
 
 
-def _low_dimensions() -> Finding:
+@CLAIMS.add("Low dimensions of the sinusoidal encoding are low frequency")
+def _low_dimensions() -> Measured:
     waves = [2 * math.pi / float(f) for f in Sinusoidal(512).angles.inv_freq]
     text = f"period of the first pair {waves[0]:.2f} tokens, of the last {waves[-1]:,.0f}"
-    return Finding(text, judge(waves[0] > waves[-1]))
+    return text, waves[0] > waves[-1]
 
 
-def _rotation() -> Finding:
+@CLAIMS.add("PE(p + k) is a rotation of PE(p) that depends on k alone", _SINUSOIDAL)
+def _rotation() -> Measured:
     encoding, shift = Sinusoidal(64), 37
     positions = torch.tensor([0, 5, 1000, 123_456])
     here, there = (encoding.table(p, torch.float64) for p in (positions, positions + shift))
@@ -49,39 +55,25 @@ def _rotation() -> Finding:
         [sin * angle.cos() + cos * angle.sin(), cos * angle.cos() - sin * angle.sin()], dim=-1
     ).flatten(-2)
     error = (turned - there).abs().max().item()
-    return Finding(f"one matrix for all positions, off by {amount(error)}", judge(error < 1e-9))
+    return f"one matrix for all positions, off by {amount(error)}", error < 1e-9
 
 
-def _products() -> Finding:
+@CLAIMS.add(
+    "The product of two sinusoidal encodings depends on the distance alone, and not on its sign",
+    _SINUSOIDAL,
+)
+def _products() -> Measured:
     rows = _rows(64, 300)
     a, b = rows[:200] @ rows[50], rows[50:250] @ rows[100]
     same = (a[20] - b[20]).abs().item()
     mirrored = (rows[100] @ rows[90] - rows[100] @ rows[110]).abs().item()
     text = f"shifted pairs differ by {amount(same)}, past from future by {amount(mirrored)}"
-    return Finding(text, judge(same < 1e-9 and mirrored < 1e-9))
+    return text, same < 1e-9 and mirrored < 1e-9
 
 
-def _table_size() -> Finding:
+@CLAIMS.add("A learned table of 512 x 768 costs 0.37 M parameters")
+def _table_size() -> Measured:
     with torch.device("meta"):
         table = Learned(512, embed_dim=768)
     count = sum(p.numel() for p in table.parameters())
-    return Finding(
-        f"{count:,} parameters, {count / 1e6:.2f} M", judge(round(count / 1e6, 2) == 0.37)
-    )
-
-
-CLAIMS = (
-    Claim("Adjacent sinusoidal encodings of width 512 have cosine 0.99", TUTORIALS, _neighbours),
-    Claim("Sinusoidal similarity falls steadily with distance", TUTORIALS, _monotone),
-    Claim(
-        "Low dimensions of the sinusoidal encoding are low frequency", TUTORIALS, _low_dimensions
-    ),
-    Claim("PE(p + k) is a rotation of PE(p) that depends on k alone", _SINUSOIDAL, _rotation),
-    Claim(
-        "The product of two sinusoidal encodings depends on the distance alone, and not on its "
-        "sign",
-        _SINUSOIDAL,
-        _products,
-    ),
-    Claim("A learned table of 512 x 768 costs 0.37 M parameters", TUTORIALS, _table_size),
-)
+    return f"{count:,} parameters, {count / 1e6:.2f} M", round(count / 1e6, 2) == 0.37

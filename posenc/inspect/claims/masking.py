@@ -8,8 +8,10 @@ from torch import Tensor
 from posenc import masks
 from posenc.attend.attention import attention
 from posenc.attend.multihead import Attention
-from posenc.inspect.claims.claim import PARTLY, TUTORIALS, Claim, Finding, amount, judge
+from posenc.inspect.claims.claim import PARTLY, Group, Measured, amount
 from posenc.masks import Mask
+
+CLAIMS = Group()
 
 _HAVIV = "Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466"
 
@@ -37,22 +39,24 @@ def _order_moves(layers: int, mask: Mask | None) -> float:
     )
 
 
-def _two_layers() -> Finding:
-    one, two = (_order_moves(n, masks.causal) for n in (1, 2))
-    text = (
-        "permuting the tokens before the last moves its output by "
-        f"{amount(one)} after one layer, {amount(two)} after two"
-    )
-    return Finding(text, judge(one < 1e-9 and two > 1e-4))
-
-
-def _need_positions() -> Finding:
+@CLAIMS.add("Transformers need a position encoding to tell order")
+def _need_positions() -> Measured:
     blind, seen = _order_moves(2, None), _order_moves(2, masks.causal)
     text = (
         f"two layers without positions: permuted tokens move the output by {amount(blind)} "
         f"without a mask, by {amount(seen)} under a causal one"
     )
-    return Finding(text, PARTLY if blind < 1e-9 < seen else judge(False))
+    return text, PARTLY if blind < 1e-9 < seen else False
+
+
+@CLAIMS.add("Causal attention without positions tells order apart, from two layers on", _HAVIV)
+def _two_layers() -> Measured:
+    one, two = (_order_moves(n, masks.causal) for n in (1, 2))
+    text = (
+        "permuting the tokens before the last moves its output by "
+        f"{amount(one)} after one layer, {amount(two)} after two"
+    )
+    return text, one < 1e-9 and two > 1e-4
 
 
 def _weights(scores: Tensor, mask: Mask) -> Tensor:
@@ -67,7 +71,8 @@ def _weights(scores: Tensor, mask: Mask) -> Tensor:
     return out[0, 0]
 
 
-def _full_rank() -> Finding:
+@CLAIMS.add("A causal mask keeps attention of full rank")
+def _full_rank() -> Measured:
     q = _random(1, 1, 64, 4)
     weights = _weights(q, masks.causal)
     log_det = torch.linalg.slogdet(weights)
@@ -79,14 +84,15 @@ def _full_rank() -> Finding:
         "rank is full and the matrix may still be close to a singular one"
     )
     equal = bool((log_det.logabsdet - product).abs() < 1e-6)
-    return Finding(text, judge(equal and lowest > 0))
+    return text, equal and lowest > 0
 
 
-def _half() -> Finding:
+@CLAIMS.add("Under a causal mask a token sees half the context on average")
+def _half() -> Measured:
     index = torch.arange(512)
     seen = masks.causal(torch.tensor(0), torch.tensor(0), index[:, None], index).double()
     mean = seen.sum(-1).mean().item()
-    return Finding(f"{mean:g} of 512 keys on average: (n + 1) / 2", judge(mean == 256.5))
+    return f"{mean:g} of 512 keys on average: (n + 1) / 2", mean == 256.5
 
 
 def _gradient(rows_see_nothing: bool) -> tuple[Tensor, Tensor]:
@@ -104,14 +110,14 @@ def _gradient(rows_see_nothing: bool) -> tuple[Tensor, Tensor]:
     return out, torch.cat([g[:, :, hidden].flatten() for g in grads])
 
 
-def _zero_gradient() -> Finding:
+@CLAIMS.add("Masked positions get no gradient")
+def _zero_gradient() -> Measured:
     _, grad = _gradient(False)
-    return Finding(
-        f"largest gradient of hidden keys and values {grad.abs().max():g}", judge(not grad.any())
-    )
+    return f"largest gradient of hidden keys and values {grad.abs().max():g}", not grad.any()
 
 
-def _minus_a_billion() -> Finding:
+@CLAIMS.add("Adding -1e9 to masked scores is the same as minus infinity")
+def _minus_a_billion() -> Measured:
     scores = _random(6)
     uniform = (scores.float() - 1e9).softmax(-1)
     nan = torch.full((6,), -torch.inf).softmax(-1).isnan().all()
@@ -122,20 +128,4 @@ def _minus_a_billion() -> Finding:
         f"(largest output {out.abs().max():g})"
     )
     same = bool((uniform < 1e-6).all())
-    return Finding(text, judge(same))
-
-
-CLAIMS = (
-    Claim("Transformers need a position encoding to tell order", TUTORIALS, _need_positions),
-    Claim(
-        "Causal attention without positions tells order apart, from two layers on",
-        _HAVIV,
-        _two_layers,
-    ),
-    Claim("A causal mask keeps attention of full rank", TUTORIALS, _full_rank),
-    Claim("Under a causal mask a token sees half the context on average", TUTORIALS, _half),
-    Claim("Masked positions get no gradient", TUTORIALS, _zero_gradient),
-    Claim(
-        "Adding -1e9 to masked scores is the same as minus infinity", TUTORIALS, _minus_a_billion
-    ),
-)
+    return text, same

@@ -7,9 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.inspect.claims.claim import OPEN, PARTLY, TUTORIALS, Claim, Finding, amount, judge
+from posenc.inspect.claims.claim import OPEN, PARTLY, Group, Measured, amount
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import NTK, Linear, NTKByParts, YaRN, rope_frequencies
+
+CLAIMS = Group()
 
 _ROPE = "Su et al. 2021, arXiv:2104.09864, section 3.4"
 _PI = "Chen et al. 2023, arXiv:2306.15595"
@@ -32,14 +34,16 @@ def _frequencies(scaling) -> Tensor:
     return torch.tensor([float(f) for f in rope_frequencies(_DIM, 10000.0, scaling).inv_freq])
 
 
-def _ntk_base() -> Finding:
+@CLAIMS.add("NTK-aware scaling for 2 times at head size 128 needs base 40,000")
+def _ntk_base() -> Measured:
     found = 1 / rope_frequencies(_DIM, 10000.0, NTK(2.0)).inv_freq[1]
     base = float(found) ** (_DIM / 2)
     four = float(1 / rope_frequencies(_DIM, 10000.0, NTK(4.0)).inv_freq[1]) ** (_DIM / 2)
-    return Finding(f"{base:,.0f} for 2 times; {four:,.0f} is for 4 times", judge(base > 39_000))
+    return f"{base:,.0f} for 2 times; {four:,.0f} is for 4 times", base > 39_000
 
 
-def _exchanged() -> Finding:
+@CLAIMS.add("The score of (q_i, k_j) equals that of (q_j, k_i)")
+def _exchanged() -> Measured:
     rope = RoPE(_DIM, interleaved=False)
     q, k = _vectors(2).split(1, dim=2)
     here, there = _score(rope, q, k, 20, 3), _score(rope, q, k, 3, 20)
@@ -47,19 +51,21 @@ def _exchanged() -> Finding:
     text = (
         f"{here:.2f} against {there:.2f} at distance 17; with q = k they differ by {amount(same)}"
     )
-    return Finding(text, judge(abs(here - there) < 1e-9))
+    return text, abs(here - there) < 1e-9
 
 
-def _distance_only() -> Finding:
+@CLAIMS.add("RoPE scores depend on positions through the distance only", _ROPE)
+def _distance_only() -> Measured:
     rope = RoPE(_DIM, interleaved=False)
     q, k = _vectors(2).split(1, dim=2)
     gap = max(
         abs(_score(rope, q, k, 20 + s, 3 + s) - _score(rope, q, k, 20, 3)) for s in (1, 100, 10**6)
     )
-    return Finding(f"shifts of 1, 100 and 1,000,000 change it by {amount(gap)}", judge(gap < 1e-6))
+    return f"shifts of 1, 100 and 1,000,000 change it by {amount(gap)}", gap < 1e-6
 
 
-def _decay() -> Finding:
+@CLAIMS.add("RoPE scores decay with distance", _ROPE)
+def _decay() -> Measured:
     rope = RoPE(_DIM, interleaved=False)
     k = _vectors(1)
     q, _ = rope(k, k, torch.tensor([-50]))  # a query that looks for what is 50 tokens back
@@ -71,10 +77,33 @@ def _decay() -> Finding:
         f"the query R(-50) k has its largest score at distance {peak}: {scores[peak]:.0f}, "
         f"against {scores[0]:.0f} at distance 0. What decays is a bound on the sum of the pairs"
     )
-    return Finding(text, judge(peak == 0))
+    return text, peak == 0
 
 
-def _truncated() -> Finding:
+@CLAIMS.add("Low dimensions of RoPE are low frequency")
+def _slow_channels() -> Measured:
+    rope = RoPE(_DIM, interleaved=False)
+    q = torch.ones(1, 1, 1, _DIM, dtype=torch.float64)
+    moved = (rope(q, q, torch.tensor([1]))[0] - q)[0, 0, 0].abs()
+    slowest = sorted(moved.argsort()[:2].tolist())
+    text = f"the slowest channels of the half-split layout are {slowest[0]} and {slowest[1]} of 128"
+    return text, slowest == [0, 1]
+
+
+@CLAIMS.add("The two RoPE layouts are interchangeable")
+def _layouts() -> Measured:
+    halves, pairs = (RoPE(_DIM, interleaved=i) for i in (False, True))
+    q, k = _vectors(2).split(1, dim=2)
+    gap = abs(_score(halves, q, k, 20, 3) - _score(pairs, q, k, 20, 3))
+    order = [*range(0, _DIM, 2), *range(1, _DIM, 2)]
+    moved = [t[..., order] for t in (q, k)]
+    after = abs(_score(halves, moved[0], moved[1], 20, 3) - _score(pairs, q, k, 20, 3))
+    text = f"scores differ by {gap:.2f}; after permuting the channels by {amount(after)}"
+    return text, gap < 1e-6
+
+
+@CLAIMS.add("Position interpolation may truncate positions: p // s")
+def _truncated() -> Measured:
     floored = (torch.arange(256) // 2).unique().numel()
     exact = RoPE(_DIM, interleaved=False, scaling=Linear(2.0)).cos_sin(torch.arange(256))[0]
     apart = (exact.diff(dim=0).abs().amax(-1) > 1e-3).all()
@@ -82,20 +111,20 @@ def _truncated() -> Finding:
         f"256 tokens get {floored} positions with p // 2; with real-valued p / 2 "
         f"{'all neighbours differ' if apart else 'some neighbours agree'}"
     )
-    return Finding(text, judge(floored == 256))
+    return text, floored == 256
 
 
-def _yarn_ramps() -> Finding:
+@CLAIMS.add("YaRN's code follows the ramp of its paper", _YARN)
+def _yarn_ramps() -> Measured:
     worst = 1.0
     for factor, length in ((2.0, 2048), (16.0, 4096)):
         paper, code = _frequencies(NTKByParts(factor, length)), _frequencies(YaRN(factor, length))
         worst = max(worst, (code / paper).max().item(), (paper / code).max().item())
-    return Finding(
-        f"frequencies differ by up to {worst:.1f} times (16 times, from 4,096)", judge(worst < 1.01)
-    )
+    return f"frequencies differ by up to {worst:.1f} times (16 times, from 4,096)", worst < 1.01
 
 
-def _yarn_factor() -> Finding:
+@CLAIMS.add("YaRN's temperature is t = 0.1 ln s + 1, applied once")
+def _yarn_factor() -> Measured:
     factor = 16.0
     given = rope_frequencies(_DIM, 10000.0, YaRN(factor, 4096)).attention_factor
     sqrt = 0.1 * math.log(factor) + 1
@@ -103,28 +132,31 @@ def _yarn_factor() -> Finding:
         f"at 16 times 0.1 ln s + 1 = {sqrt:.3f} is sqrt(1/t), so t = {1 / sqrt**2:.3f}; cos and "
         f"sin are both multiplied, and logits by {given**2:.3f}"
     )
-    return Finding(text, judge(math.isclose(given**2, sqrt)))
+    return text, math.isclose(given**2, sqrt)
 
 
-def _yarn_always() -> Finding:
+@CLAIMS.add("YaRN's temperature acts on long inputs only")
+def _yarn_always() -> Measured:
     q = _vectors(1)
     plain = RoPE(_DIM, interleaved=False)
     yarn = RoPE(_DIM, interleaved=False, scaling=YaRN(4.0, 4096))
     ratio = _score(yarn, q, q, 0, 0) / _score(plain, q, q, 0, 0)
-    return Finding(f"at position 0 logits are multiplied by {ratio:.3f}", judge(ratio == 1))
+    return f"at position 0 logits are multiplied by {ratio:.3f}", ratio == 1
 
 
-def _yarn_turns() -> Finding:
+@CLAIMS.add("YaRN stretches each period so that every pair completes at least one turn")
+def _yarn_turns() -> Measured:
     length, factor = 4096, 16.0
     turns = _frequencies(YaRN(factor, length)) * length * factor / (2 * math.pi)
     short = int((turns < 1).sum())
     text = (
         f"at 16 times, {short} of {_DIM // 2} pairs still make less than one turn in the new length"
     )
-    return Finding(text, judge(short == 0))
+    return text, short == 0
 
 
-def _repeats() -> Finding:
+@CLAIMS.add("After 12 steps of 30 degrees positions repeat")
+def _repeats() -> Measured:
     positions = torch.tensor([0, 12])
     step = math.pi / 6
     angles = step * 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 4) * positions[:, None]
@@ -132,10 +164,11 @@ def _repeats() -> Finding:
     back = int((torch.minimum(gap, 2 * math.pi - gap) < 1e-9).sum())
     first = 10000.0 ** (-1 / 4) * 360
     text = f"{back} of 4 pairs is back where it began; the second has turned by {first:.0f} degrees"
-    return Finding(text, judge(back == 4))
+    return text, back == 4
 
 
-def _extrapolates() -> Finding:
+@CLAIMS.add("RoPE extrapolates about 200 tokens", "Press et al. 2022, arXiv:2108.12409, section 2")
+def _extrapolates() -> Measured:
     waves = 2 * math.pi / _frequencies(None)
     new = int((waves > 512).sum())
     text = (
@@ -143,19 +176,21 @@ def _extrapolates() -> Finding:
         f"Trained on 512 tokens, {new} of {_DIM // 2} pairs reach angles at position 512 that they "
         "have never had. `posenc compare` measures the loss"
     )
-    return Finding(text, OPEN)
+    return text, OPEN
 
 
-def _explodes() -> Finding:
+@CLAIMS.add("RoPE scores explode outside the training range", _PI)
+def _explodes() -> Measured:
     rope = RoPE(_DIM, interleaved=False)
     q, k = _vectors(2).split(1, dim=2)
     bound = (q.norm() * k.norm()).item()
     worst = max(abs(_score(rope, q, k, 2**i, 0)) for i in range(31))
     text = f"largest |q . k| at distances 1 to 2^30 {worst:.1f}, below |q| |k| = {bound:.1f}"
-    return Finding(text, judge(worst > bound))
+    return text, worst > bound
 
 
-def _six_hundred() -> Finding:
+@CLAIMS.add("Interpolation's bound is about 600 times smaller than extrapolation's", _PI)
+def _six_hundred() -> Measured:
     dim = 128
     interpolation = dim / (32 * math.log(10000.0))
     frequencies = 10000.0 ** (-2 * torch.arange(dim // 2, dtype=torch.float64) / dim)
@@ -169,53 +204,4 @@ def _six_hundred() -> Finding:
         "bounds the deviation from a straight line between whole positions, the large one the "
         "score itself. Neither is a measured logit"
     )
-    return Finding(text, PARTLY)
-
-
-def _layouts() -> Finding:
-    halves, pairs = (RoPE(_DIM, interleaved=i) for i in (False, True))
-    q, k = _vectors(2).split(1, dim=2)
-    gap = abs(_score(halves, q, k, 20, 3) - _score(pairs, q, k, 20, 3))
-    order = [*range(0, _DIM, 2), *range(1, _DIM, 2)]
-    moved = [t[..., order] for t in (q, k)]
-    after = abs(_score(halves, moved[0], moved[1], 20, 3) - _score(pairs, q, k, 20, 3))
-    text = f"scores differ by {gap:.2f}; after permuting the channels by {amount(after)}"
-    return Finding(text, judge(gap < 1e-6))
-
-
-def _slow_channels() -> Finding:
-    rope = RoPE(_DIM, interleaved=False)
-    q = torch.ones(1, 1, 1, _DIM, dtype=torch.float64)
-    moved = (rope(q, q, torch.tensor([1]))[0] - q)[0, 0, 0].abs()
-    slowest = sorted(moved.argsort()[:2].tolist())
-    text = f"the slowest channels of the half-split layout are {slowest[0]} and {slowest[1]} of 128"
-    return Finding(text, judge(slowest == [0, 1]))
-
-
-CLAIMS = (
-    Claim("NTK-aware scaling for 2 times at head size 128 needs base 40,000", TUTORIALS, _ntk_base),
-    Claim("The score of (q_i, k_j) equals that of (q_j, k_i)", TUTORIALS, _exchanged),
-    Claim("RoPE scores depend on positions through the distance only", _ROPE, _distance_only),
-    Claim("RoPE scores decay with distance", _ROPE, _decay),
-    Claim("Low dimensions of RoPE are low frequency", TUTORIALS, _slow_channels),
-    Claim("The two RoPE layouts are interchangeable", TUTORIALS, _layouts),
-    Claim("Position interpolation may truncate positions: p // s", TUTORIALS, _truncated),
-    Claim("YaRN's code follows the ramp of its paper", _YARN, _yarn_ramps),
-    Claim("YaRN's temperature is t = 0.1 ln s + 1, applied once", TUTORIALS, _yarn_factor),
-    Claim("YaRN's temperature acts on long inputs only", TUTORIALS, _yarn_always),
-    Claim(
-        "YaRN stretches each period so that every pair completes at least one turn",
-        TUTORIALS,
-        _yarn_turns,
-    ),
-    Claim("After 12 steps of 30 degrees positions repeat", TUTORIALS, _repeats),
-    Claim(
-        "RoPE extrapolates about 200 tokens",
-        "Press et al. 2022, arXiv:2108.12409, section 2",
-        _extrapolates,
-    ),
-    Claim("RoPE scores explode outside the training range", _PI, _explodes),
-    Claim(
-        "Interpolation's bound is about 600 times smaller than extrapolation's", _PI, _six_hundred
-    ),
-)
+    return text, PARTLY

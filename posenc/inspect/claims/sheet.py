@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from posenc.inspect.claims import biases, embeddings, masking, rotary, sizes
 
@@ -16,17 +16,13 @@ GROUPS = {
 }
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(NamedTuple):
     """A claim after its measurement."""
 
     claim: str
     source: str
     measured: str
     verdict: str
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def check(tell: Callable[[str], None] = lambda claim: None) -> dict[str, list[Checked]]:
@@ -36,10 +32,9 @@ def check(tell: Callable[[str], None] = lambda claim: None) -> dict[str, list[Ch
         checked[heading] = []
         for claim in claims:
             tell(claim.claim)
-            found = claim.measure()
-            checked[heading].append(
-                Checked(claim.claim, claim.source, found.measured, found.verdict)
-            )
+            measured, holds = claim.measure()
+            verdict = holds if isinstance(holds, str) else ("true" if holds else "false")
+            checked[heading].append(Checked(claim.claim, claim.source, measured, verdict))
     return checked
 
 

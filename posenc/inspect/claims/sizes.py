@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
-from posenc.inspect.claims.claim import OPEN, TUTORIALS, Claim, Finding, judge
+from posenc.inspect.claims.claim import OPEN, Claim, Group, Measured
+
+CLAIMS = Group()
 
 
 def _bert() -> tuple[int, int]:
@@ -24,16 +24,18 @@ def _bert() -> tuple[int, int]:
     return count, 12 * sum(p.numel() for p in one.parameters())
 
 
-def _shared() -> Finding:
+@CLAIMS.add("Sharing K and V takes 110 M parameters to 91 M")
+def _shared() -> Measured:
     total, values = _bert()
     text = (
         f"BERT-base has {total / 1e6:.1f} M; without twelve value projections of "
         f"{values / 12:,.0f} each {(total - values) / 1e6:.1f} M"
     )
-    return Finding(text, judge(round((total - values) / 1e6) == 91))
+    return text, round((total - values) / 1e6) == 91
 
 
-def _capacity() -> Finding:
+@CLAIMS.add("Three projections triple the capacity")
+def _capacity() -> Measured:
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 64, 8, generator=generator, dtype=torch.float64)
     form, rank = a @ b.T, int(torch.linalg.matrix_rank(a @ b.T))
@@ -43,53 +45,48 @@ def _capacity() -> Finding:
         f"alone, of rank {rank} for heads of 8; with one projection for both it is symmetric "
         f"(asymmetry {(shared - shared.T).abs().max():.0g}, not {(form - form.T).abs().max():.2g})"
     )
-    return Finding(text, OPEN)
+    return text, OPEN
 
 
-def _published(why: str) -> Callable[[], Finding]:
-    return lambda: Finding(why, OPEN)
+def _published(claim: str, source: str, why: str) -> None:
+    """A claim about somebody's training run, and why nothing here can check it."""
+    CLAIMS.append(Claim(claim, source, lambda: (why, OPEN)))
 
 
-CLAIMS = (
-    Claim("Sharing K and V takes 110 M parameters to 91 M", TUTORIALS, _shared),
-    Claim("Three projections triple the capacity", TUTORIALS, _capacity),
-    Claim(
-        "EleutherAI's 16.59 on OpenWebText2 is the sinusoidal encoding's",
-        "retold from EleutherAI 2021, Rotary Embeddings: A Relative Revolution",
-        _published(
-            "a published training run; its table names the row learned absolute, and has no "
-            "sinusoidal row"
-        ),
-    ),
-    Claim(
-        "YaRN's Proof-pile tables use a sliding window with stride 256",
-        "Peng et al. 2023, arXiv:2309.00071, section 4",
-        _published(
-            "a published run; its evaluation script truncates, which sets the stride to the "
-            "window: one full window for each document, and the mean weights windows equally"
-        ),
-    ),
-    Claim(
-        "Equation 17 of YaRN blends with b'",
-        "Peng et al. 2023, arXiv:2309.00071, equation 17",
-        _published("a misprint for b has no measurement; the code uses b, and so does posenc"),
-    ),
-    Claim(
-        "DroPE reaches 52.50 on needles at 8 times the length",
-        "retold from arXiv:2512.12167",
-        _published("a published training run; its table says 52.20"),
-    ),
-    Claim(
-        "HoPE is one method",
-        "arXiv:2410.21216; arXiv:2509.05218",
-        _published(
-            "a matter of names: high frequencies only, hyperbolic rotations, and a hybrid for "
-            "video carry it"
-        ),
-    ),
-    Claim(
-        "Models without positions are slower to train and worse in perplexity",
-        "arXiv:2512.12167, theorem 3.4; Haviv et al. 2022, arXiv:2203.16634",
-        _published("needs training runs: `posenc compare nope rope` measures it on your text"),
-    ),
+_published(
+    "EleutherAI's 16.59 on OpenWebText2 is the sinusoidal encoding's",
+    "retold from EleutherAI 2021, Rotary Embeddings: A Relative Revolution",
+    "a published training run; its table names the row learned absolute, and has no sinusoidal row",
+)
+
+_published(
+    "YaRN's Proof-pile tables use a sliding window with stride 256",
+    "Peng et al. 2023, arXiv:2309.00071, section 4",
+    "a published run; its evaluation script truncates, which sets the stride to the "
+    "window: one full window for each document, and the mean weights windows equally",
+)
+
+_published(
+    "Equation 17 of YaRN blends with b'",
+    "Peng et al. 2023, arXiv:2309.00071, equation 17",
+    "a misprint for b has no measurement; the code uses b, and so does posenc",
+)
+
+_published(
+    "DroPE reaches 52.50 on needles at 8 times the length",
+    "retold from arXiv:2512.12167",
+    "a published training run; its table says 52.20",
+)
+
+_published(
+    "HoPE is one method",
+    "arXiv:2410.21216; arXiv:2509.05218",
+    "a matter of names: high frequencies only, hyperbolic rotations, and a hybrid for "
+    "video carry it",
+)
+
+_published(
+    "Models without positions are slower to train and worse in perplexity",
+    "arXiv:2512.12167, theorem 3.4; Haviv et al. 2022, arXiv:2203.16634",
+    "needs training runs: `posenc compare nope rope` measures it on your text",
 )

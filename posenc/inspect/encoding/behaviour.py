@@ -138,7 +138,7 @@ def _answer(run) -> str:
         warnings.simplefilter("ignore")
         try:
             return "yes" if run() else "no: another result"
-        except Exception as error:
+        except Exception as error:  # the tracers have classes of their own for what they lack
             return f"no: {type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
 
 

@@ -59,7 +59,7 @@ def measure(encoding: PositionEncoding) -> Precision | None:
     cos, sin = _cos_sin(angles, positions)
     used = torch.atan2(sin, cos).double()
     plain = {
-        name: _reach(positions, plain_error(angles.inv_freq, positions, exact, dtype))
+        name: _reach(positions, circular(_plain(angles.inv_freq, positions, dtype).double(), exact))
         for name, dtype in DTYPES.items()
     }
     starts = [2**i for i in range(limit.bit_length()) if 2**i + NEIGHBOURS <= limit]
@@ -105,14 +105,8 @@ def exact_angles(inv_freq: Sequence[Decimal | float], positions: Tensor) -> Tens
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def plain_error(
-    inv_freq: Sequence[Decimal | float], positions: Tensor, exact: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """The error of position * inv_freq with both, and the product, in `dtype`."""
-    return circular(_plain(inv_freq, positions, dtype).double(), exact)
-
-
 def _plain(inv_freq: Sequence[Decimal | float], positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """position * inv_freq with both, and the product, in `dtype`."""
     frequencies = torch.tensor([float(f) for f in inv_freq], dtype=torch.float64).to(dtype)
     return positions.to(dtype)[:, None] * frequencies
 
@@ -126,8 +120,5 @@ def circular(a: Tensor, b: Tensor) -> Tensor:
 
 def _reach(positions: Tensor, error: Tensor) -> int:
     """The last position before the first with too large an error; 0 if none is exact enough."""
-    bad = (error.amax(-1) >= BOUND).nonzero()
-    if not len(bad):
-        return int(positions[-1])
-    first = int(bad[0])
-    return int(positions[first - 1]) if first else 0
+    exact = int((error.amax(-1) < BOUND).cumprod(0).sum())
+    return int(positions[exact - 1]) if exact else 0

@@ -67,7 +67,7 @@ def build(path: str, arguments: Sequence[str]) -> nn.Module:
         options["config"] = AutoConfig.for_model(config.pop("model_type"), **config)
     try:
         made = made_by(**options)
-    except Exception as error:
+    except Exception as error:  # somebody else's constructor: whatever it raises is its refusal
         raise ValueError(f"{path}: refuses these arguments: {error}") from error
     if not isinstance(made, nn.Module):
         raise ValueError(f"{path}: must make a torch module, made a {type(made).__name__}.")
@@ -86,7 +86,7 @@ def find_form(module: nn.Module, arguments: Sequence[str]) -> Form:
     for form in _forms(width, names, hasattr(module, "rotate_queries_or_keys")):
         try:
             rows = as_rows(form.call(copy.deepcopy(module), torch.arange(7), torch.float32), 7)
-        except Exception as error:
+        except Exception as error:  # a form that does not fit may fail in any way
             tried.append(f"{form.name} ({type(error).__name__})")
             continue
         if rows is not None and rows.isfinite().all() and not torch.equal(rows[0], rows[5]):

@@ -1,4 +1,4 @@
-"""What every scaling of RoPE's frequencies is, and how it says what it was given wrongly."""
+"""The base of RoPE's scalings: what each one defines, and how its arguments are checked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Scaling:
 
     source: ClassVar[str]
     exempt_tokens: int = 0
-    """How many first positions keep the unscaled rotation."""
+    """Number of first positions that keep the unscaled rotation."""
 
     @property
     def depends_on_length(self) -> bool:
@@ -49,7 +49,7 @@ class Scaling:
 
     @property
     def logit_scale(self) -> float:
-        """What the model multiplies 1/sqrt(head_dim) with, beside the factor on cos and sin."""
+        """A factor of the logits, in addition to 1/sqrt(head_dim) and to that of cos and sin."""
         return 1.0
 
     def frequencies(

@@ -38,7 +38,7 @@ class YaRN(Scaling):
     extrapolation_factor: how much of the fast pairs' own frequency is kept, from 0 to 1.
     truncate: round the ends of the ramp to whole pairs (False: gpt-oss).
 
-    Raises: ValueError where numbers make no ramp, or attention_factor meets mscale.
+    Raises: ValueError for numbers that make no ramp, or attention_factor together with mscale.
     Source: Peng et al. 2023, arXiv:2309.00071, section 3; github.com/jquesnelle/yarn;
     DeepSeek-AI 2024, arXiv:2405.04434.
     """

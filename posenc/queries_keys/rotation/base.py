@@ -1,4 +1,4 @@
-"""What all methods share that rotate q and k by angles known from the positions alone."""
+"""What all methods share that rotate q and k by angles which depend only on the positions."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ PAYS_FROM = 1 << 15
 with only small tensors never waits for a compiler."""
 
 TILE = 128
-"""Tokens of one head side by side before the next head reads the same cosines, from a cache."""
+"""Tokens of one head that are rotated before the next head, which then reads the same cosines from
+a cache."""
 
 _FUNCTIONS = {torch.float32: "rotate_f32", torch.bfloat16: "rotate_bf16"}
 

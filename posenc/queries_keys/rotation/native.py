@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from posenc.report.machine import instructions
+
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _SYSTEM = (0, 65534)
@@ -134,9 +136,6 @@ def _name(stem: str, content: bytes) -> str:
 
 def _fingerprint(source: Path, compiler: str) -> str:
     """A home folder may be shared by machines with other instructions or compilers."""
-    processor = platform.processor() + platform.machine()
-    if (cpus := Path("/proc/cpuinfo")).exists():
-        lines = cpus.read_text(encoding="utf-8", errors="replace").splitlines()
-        processor += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    processor = platform.processor() + platform.machine() + instructions()
     parts = (source.read_bytes(), processor.encode(), compiler.encode(), repr(FLAGS).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]

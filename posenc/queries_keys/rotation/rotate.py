@@ -13,8 +13,8 @@ from posenc.numbers.tracking import has_tangent, transformed
 from posenc.queries_keys.rotation import kernel as rope
 
 CHUNK = 1 << 17
-"""Numbers rotated at a time on the CPU, so that every step but the first read and the last write
-stays in a core's cache."""
+"""Numbers rotated at a time on the CPU, few enough that every step between the first read and the
+last write stays in a core's cache."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
@@ -76,7 +76,7 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         if torch.is_grad_enabled() and any(grad.requires_grad for grad in grads):
-            # A gradient of this gradient is asked.
+            # somebody needs a gradient of this gradient
             turned: Sequence[Tensor] = _Rotate.apply(cos, -sin, ctx.interleaved, *grads)  # type: ignore[assignment]
         else:
             turned = _once(grads, cos, -sin, ctx.interleaved)
@@ -84,7 +84,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _once(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> Sequence[Tensor]:
-    """Each output is written once, and nothing else of its size."""
+    """Write each output once and allocate nothing else of its size."""
     if rope.takes(xs, cos):
         return rope.rotate(xs, cos, sin, interleaved)
     return [_in_chunks(x, cos, sin, interleaved) for x in xs]

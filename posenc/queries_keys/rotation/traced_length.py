@@ -12,7 +12,7 @@ from posenc.numbers.angles import Angles
 from posenc.queries_keys.rope_scaling import Scaling, rope_frequencies
 
 _RECIPES: dict[str, tuple[int, float, Scaling]] = {}
-"""What the operator is asked for by name, since its arguments are tensors, numbers and strings."""
+"""The parameters by name: the operator takes tensors, numbers and strings, not dataclasses."""
 
 
 def recipe(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:

@@ -76,7 +76,7 @@ def rotate(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, *, interleaved: bool, in_place: bool = False
 ) -> list[Tensor]:
     """The first 2 * pairs channels of one or two tensors (batch, heads, len, head_dim) rotated by
-    one launch; the rest passes through. Any strides; two tensors may differ in heads alone.
+    one launch; the rest passes through. Any strides; two tensors may differ only in heads.
 
     cos and sin are (1, len, pairs) or (batch, 1, len, pairs), float32 or float64. Computed in their
     dtype, rounded once.

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -17,6 +18,8 @@ RUNTIMES = {
     "llama": ("xllamacpp==2026.10.11549", "numpy"),
 }
 """Option of run.py -> what its environment holds."""
+LONGEST_INSTALL = 600.0
+"""Seconds after which an environment is left out."""
 BORROWS = {"transformers4"}
 """Which take torch and the like from the environment that this runs in, to save space."""
 
@@ -34,10 +37,16 @@ def python_of(name: str) -> Path | None:
         text = sysconfig.get_path("purelib") + "\n"
         (Path(own) / "borrowed.pth").write_text(text, encoding="utf-8")
     command = [str(python), "-m", "pip", "install", "-q", *RUNTIMES[name]]
-    said = subprocess.run(command, capture_output=True, text=True)
-    if said.returncode:
-        errors = [line for line in said.stderr.splitlines() if line.startswith("ERROR")]
-        why = errors[-1] if errors else f"pip ended with {said.returncode}"
+    why = ""
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_INSTALL)
+    except subprocess.TimeoutExpired:
+        why = f"pip has not ended after {LONGEST_INSTALL:g} seconds"
+    else:
+        if said.returncode:
+            errors = [line for line in said.stderr.splitlines() if line.startswith("ERROR")]
+            why = errors[-1] if errors else f"pip ended with {said.returncode}"
+    if why:
         print(f"oracles: {name} is left out, it cannot be installed: {why}", flush=True)
         return None
     done.write_text(wanted, encoding="utf-8")
@@ -46,7 +55,8 @@ def python_of(name: str) -> Path | None:
 
 def main() -> int:
     """The exit code of the check; 0 where no runtime could be installed."""
-    pythons = {name: python_of(name) for name in RUNTIMES}
+    with ThreadPoolExecutor() as pool:
+        pythons = dict(zip(RUNTIMES, pool.map(python_of, RUNTIMES), strict=True))
     options = [f"--{name}={python}" for name, python in pythons.items() if python is not None]
     if not options:
         print("oracles: skipped, no runtime could be installed")

@@ -30,6 +30,8 @@ TOKENS = [1, *(3 + 7 * i % 250 for i in range(80))]
 ALLOWED = 1e-3
 """What a mended file may be off."""
 MEANT = "transformers 5"
+LONGEST_RUN = 300.0
+"""Seconds after which a runtime has no answer, which is an error: the check always ends."""
 
 
 def random_model(folder: Path) -> Path:
@@ -84,7 +86,7 @@ def logits(python: str, script: str, folder: Path, tokens: Path) -> tuple[str, n
     out = tokens.with_name("logits.npy")
     answer = subprocess.run(
         [python, str(HERE / script), str(folder), str(tokens), str(out)],
-        check=True, capture_output=True, text=True,
+        check=True, capture_output=True, text=True, timeout=LONGEST_RUN,
     )  # fmt: skip
     return answer.stdout.strip().splitlines()[-1], np.load(out)
 

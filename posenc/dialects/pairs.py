@@ -1,0 +1,16 @@
+"""The two orders of rotated channels: pair t is (2t, 2t+1) if interleaved, (t, t + width/2) if
+half-split."""
+
+from __future__ import annotations
+
+
+def order(width: int, *, to_interleaved: bool) -> list[int]:
+    """new[i] = old[order[i]] for the `width` rotated channels of one head.
+
+    >>> order(6, to_interleaved=False)
+    [0, 2, 4, 1, 3, 5]
+    """
+    half = width // 2
+    if to_interleaved:
+        return [i for t in range(half) for i in (t, t + half)]
+    return [*range(0, width, 2), *range(1, width, 2)]

@@ -1,0 +1,85 @@
+"""What vLLM and SGLang do alike: a limit on the length, and longrope's two lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from posenc.dialects import formulas
+from posenc.dialects.computed import (
+    Computed,
+    Layer,
+    RefusedError,
+    Switch,
+    factors,
+    first_switch,
+    number,
+)
+from posenc.dialects.model import Model
+from posenc.dialects.runtimes.running import version_of
+
+Parameters = Mapping[str, Any]
+LENGTH_OPTIONS = {
+    "vllm": ("max_model_len", "VLLM_ALLOW_LONG_MAX_MODEL_LEN"),
+    "sglang": ("context_length", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"),
+}
+"""What the length is called, and the variable that lifts its limit."""
+
+
+def serve(
+    runtime: str,
+    model: Model,
+    resolved: Mapping[str, Parameters],
+    length: int | None,
+    largest: int,
+    rotation: Callable[[Parameters, Model, int], Layer],
+    softmax_scale: Callable[[Model, Parameters], float],
+    switch: Callable[[Parameters, Model], Switch],
+) -> Computed:
+    """A server started for `length` tokens, of which it admits `largest`.
+
+    Raises: RefusedError for a longer length, or whatever its rotation refuses.
+    """
+    if length is not None and length > largest:
+        option, variable = LENGTH_OPTIONS[runtime]
+        raise RefusedError(
+            f"ValueError: User-specified {option} ({length}) is greater than the derived {option} "
+            f"({largest}); {variable}=1 would allow it",
+            largest,
+        )
+    try:
+        layers = {
+            kind: rotation(p, model, length or model.max_positions) for kind, p in resolved.items()
+        }
+        scale = softmax_scale(model, next(iter(resolved.values())))
+    except RefusedError as refused:
+        raise RefusedError(str(refused), largest) from refused
+    return Computed(
+        runtime,
+        version_of(runtime),
+        None,
+        layers,
+        scale,
+        first_switch(switch(p, model) for p in resolved.values()),
+        largest,
+        model.without_rotation,
+    )
+
+
+def longrope(
+    p: Parameters, model: Model, plain: tuple[float, ...], original: float, *, long: bool
+) -> Layer:
+    """One of the two lists, with its own multiplier or the one of the two lengths.
+
+    Raises: RefusedError for interleaved pairs or a list that does not fit.
+    """
+    if model.interleaved:
+        raise RefusedError(
+            "ValueError: `Phi3LongRoPEScaledRotaryEmbedding` only supports neox_style."
+        )
+    lists = {name: factors(p, f"{name}_factor", len(plain)) for name in ("short", "long")}
+    chosen = "long" if long else "short"
+    given = p.get(f"{chosen}_mscale")
+    scale = formulas.longrope_scale(model.max_positions / original, original)
+    multiplier = scale if given is None else number(given, f"{chosen}_mscale")
+    return Layer(formulas.divided(plain, lists[chosen]), multiplier)

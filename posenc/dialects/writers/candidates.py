@@ -1,0 +1,150 @@
+"""The rope dicts that could carry a meaning, the simplest first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from posenc.dialects import formulas
+from posenc.dialects.computed import Layer
+from posenc.dialects.meaning import Meaning
+from posenc.dialects.runtimes.transformers5 import PHI3
+from posenc.dialects.writers import dual
+
+TEMPERATURES = ("attention_factor", "mscale", "mscale_all_dim")
+NEW_ONLY = "longrope with short = long, in the newer dialect only"
+Parameters = dict[str, Any]
+
+
+def parameter_sets(meaning: Meaning) -> Iterator[tuple[dict[str, Parameters], int]]:
+    """The rope dicts, per kind of layer, that carry a meaning, each with its largest length."""
+    for _, parameters, _ in candidates(meaning, fold=False):
+        yield parameters, largest(parameters, meaning)
+
+
+def largest(parameters: Mapping[str, Parameters], meaning: Meaning) -> int:
+    """max_position_embeddings: what yarn stretches to, the largest meant otherwise."""
+    for p in parameters.values():
+        if p["rope_type"] == "yarn":
+            return max(formulas.stretched(p["original_max_position_embeddings"], p["factor"]), 1)
+        if p["rope_type"] in ("linear", "dynamic"):
+            return meaning.model.max_positions
+    return meaning.max_length
+
+
+def notes(parameters: Mapping[str, Parameters]) -> tuple[str, ...]:
+    if any(p["rope_type"] == "linear" for p in parameters.values()):
+        return (
+            "vLLM and SGLang admit max_position_embeddings * factor tokens with linear: start them "
+            "with --max-model-len / --context-length",
+        )
+    return ()
+
+
+def candidates(meaning: Meaning, fold: bool) -> Iterator[tuple[str, dict[str, Parameters], float]]:
+    """Name, rope dict per kind of layer, and what is folded into the weights."""
+    own = {kind: clean(p, kind, meaning) for kind, p in meaning.parameters.items()}
+    simple = _simplest(meaning)
+    if simple is not None:
+        yield "the base and nothing else, in both dialects", simple, 1.0
+    if all(p["rope_type"] in ("default", "linear", "llama3", "yarn") for p in own.values()):
+        yield "the same settings in both dialects", own, 1.0
+    if set(meaning.parameters) != {"all"} or meaning.model.mla:
+        yield "the same settings in both dialects", own, 1.0
+        if not meaning.model.mla:
+            yield "longrope with short = long per kind, in both dialects", _kinds(meaning, own), 1.0
+        return
+    layer, p = meaning.computed.layers["all"], meaning.parameters["all"]
+    theta = float(p["rope_theta"])
+    if meaning.model.owns_partial:
+        share = {"partial_rotary_factor": p.get("partial_rotary_factor", 1.0)}
+    else:
+        share = {}
+    ratio = _linear_factor(layer, theta)
+    if ratio is not None and layer.multiplier == 1:
+        linear = {"rope_type": "linear", "rope_theta": theta, "factor": ratio, **share}
+        yield "linear, in both dialects", {"all": linear}, 1.0
+    if meaning.model.model_type in PHI3:
+        phi = dual.universal(layer, theta, meaning.trained_length)
+        yield "Phi-3's longrope with short = long", {"all": {**phi, **share}}, 1.0
+    carried = {**dual.universal(layer, theta, meaning.max_length), **share}
+    yield "longrope with short = long, in both dialects", {"all": carried}, 1.0
+    yield NEW_ONLY, {"all": carried}, 1.0
+    if fold and p["rope_type"] == "yarn":
+        rest = {k: v for k, v in own["all"].items() if k not in TEMPERATURES}
+        usual = formulas.yarn_scale(float(p["factor"]))
+        yield "yarn, the rest of its temperature in q", {"all": rest}, layer.multiplier / usual
+    if fold:
+        cold = {**dual.universal(Layer(layer.inv_freq), theta, meaning.max_length), **share}
+        name = "longrope with short = long, the temperature in q"
+        yield name, {"all": cold}, layer.multiplier
+
+
+def _kinds(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[str, Parameters]:
+    """Per kind of layer what carries it: its own settings where nothing is scaled, else lists."""
+    carried = {}
+    for kind, p in own.items():
+        cut = not meaning.model.owns_partial and p["rope_type"] == "proportional"
+        whole = p.get("partial_rotary_factor", 1.0) == 1.0
+        if cut or (p["rope_type"] in ("yarn", "longrope", "llama3") and whole):
+            layer, theta = meaning.computed.layers[kind], float(p["rope_theta"])
+            p = dual.universal(layer, theta, meaning.max_length)
+        carried[kind] = p
+    return carried
+
+
+def _simplest(meaning: Meaning) -> dict[str, Parameters] | None:
+    """Plain RoPE of some base, where that is what is meant."""
+    if set(meaning.parameters) != {"all"}:
+        return None
+    layer, p = meaning.computed.layers["all"], meaning.parameters["all"]
+    if layer.multiplier != 1 or len(layer.inv_freq) < 2 or not layer.inv_freq[1] > 0:
+        return None
+    dim = 2 * len(layer.inv_freq)
+    theta = layer.inv_freq[1] ** (-dim / 2)
+    given = float(p["rope_theta"])
+    theta = given if math.isclose(theta, given, rel_tol=1e-9) else theta
+    if not all(
+        abs(a - b) <= 1e-9 * b
+        for a, b in zip(layer.inv_freq, formulas.plain(dim, theta), strict=True)
+    ):
+        return None
+    simple: Parameters = {"rope_type": "default", "rope_theta": theta}
+    if meaning.model.owns_partial:
+        simple["partial_rotary_factor"] = p.get("partial_rotary_factor", 1.0)
+    if "mrope_section" in p:
+        simple["mrope_section"] = p["mrope_section"]
+    return {"all": simple}
+
+
+def _linear_factor(layer: Layer, theta: float) -> float | None:
+    plain = formulas.plain(2 * len(layer.inv_freq), theta)
+    if not all(layer.inv_freq):
+        return None
+    ratios = [p / f for p, f in zip(plain, layer.inv_freq, strict=True)]
+    same = all(math.isclose(r, ratios[0], rel_tol=1e-9) for r in ratios)
+    return ratios[0] if same and ratios[0] > 1 else None
+
+
+def clean(given: Mapping[str, Any], kind: str, meaning: Meaning) -> Parameters:
+    """The meant dict without keys at their defaults, and yarn's temperature for all readers."""
+    p = {k: v for k, v in given.items() if k not in ("type", "attn_factor") and v is not None}
+    if p["rope_type"] != "yarn":
+        if p["rope_type"] == "linear":
+            p["factor"] = float(p["factor"])
+        return p
+    p["factor"] = float(p["factor"])
+    if (p.get("beta_fast", 32), p.get("beta_slow", 1)) == (32, 1):
+        p.pop("beta_fast", None)
+        p.pop("beta_slow", None)
+    if p.get("truncate", True):
+        p.pop("truncate", None)
+    if meaning.model.mla:
+        return p
+    multiplier = meaning.computed.layers[kind].multiplier
+    for key in ("attention_factor", "mscale", "mscale_all_dim"):
+        p.pop(key, None)
+    if not math.isclose(multiplier, formulas.yarn_scale(p["factor"]), rel_tol=1e-9):
+        p |= dual.pair_for(multiplier, p["factor"])
+    return p

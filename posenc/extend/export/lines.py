@@ -1,0 +1,36 @@
+"""The commands that serve a folder whose config.json says everything."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+
+PACKAGES = {"transformers-5": "transformers>=5", "transformers-4": "transformers>=4.56,<5"}
+
+
+def serve(name: str, folder: str, longest: int) -> Iterator[str]:
+    """The lines for a runtime, but for llama.cpp, which reads another file."""
+    quoted = shlex.quote(folder)
+    if name == "vllm":
+        yield from fenced("sh", f"vllm serve {quoted} --max-model-len {longest}")
+    elif name == "sglang":
+        launch = f"python -m sglang.launch_server --model-path {quoted}"
+        yield from fenced("sh", f"{launch} --context-length {longest}")
+    elif name == "mlx-lm":
+        yield from fenced("sh", f"mlx_lm.server --model {quoted}")
+    else:
+        yield from fenced("sh", f'pip install "{PACKAGES[name]}"')
+        yield from fenced(
+            "python",
+            "from transformers import AutoModelForCausalLM",
+            "",
+            f"model = AutoModelForCausalLM.from_pretrained({json.dumps(folder)})",
+        )
+
+
+def fenced(language: str, *lines: str) -> Iterator[str]:
+    """A block of code."""
+    yield f"```{language}"
+    yield from lines
+    yield "```"
