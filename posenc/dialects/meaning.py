@@ -199,10 +199,16 @@ def _rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
 
 
 def _trained(p: Mapping[str, Any], model: Model) -> int:
-    original = model.config.get(TRAINED_KEY, p.get("original_max_position_embeddings"))
+    original = p.get("original_max_position_embeddings")
     if p["rope_type"] in transformers5.STRETCHED and isinstance(original, int | float):
-        return int(original)
+        kept = model.config.get(TRAINED_KEY)
+        return kept if is_length(kept) else int(original)
     return model.max_positions
+
+
+def is_length(value: Any) -> bool:
+    """A whole number of tokens, from 1 on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _longest(p: Mapping[str, Any], model: Model) -> int:

@@ -24,6 +24,12 @@ NUMBERS = (
     "rotary_emb_base", "rotary_pct", "query_pre_attn_scalar", "attention_multiplier",
     "model_max_length",
 )  # fmt: skip
+POSITIVE = (
+    "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor",
+    "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "attn_factor",
+    "rope_local_base_freq", "rotary_emb_base",
+)  # fmt: skip
+"""Zero and less are values that no formula has."""
 LISTS = ("short_factor", "long_factor", "mrope_section", "no_rope_layers")
 WORDS = ("rope_type", "type", "model_type")
 LARGEST_NUMBER = 1e35
@@ -90,6 +96,8 @@ def _check_values(flat: Mapping[str, Any]) -> None:
                 right = isinstance(value, int | float | str)
                 finite = not isinstance(value, int | float) or abs(value) <= LARGEST_NUMBER
                 expected, right = "a finite number", right and finite
+                if right and key in POSITIVE and isinstance(value, int | float) and value <= 0:
+                    right, expected = False, "a positive number"
             elif key in LISTS:
                 right = isinstance(value, list) and all(_plain_number(v) for v in value)
                 expected = "a list of finite numbers"
@@ -142,6 +150,13 @@ def _size(raw: Mapping[str, Any], name: str) -> int:
     return value
 
 
+def _number(raw: Mapping[str, Any], name: str, default: float) -> float:
+    value = raw.get(name, default)
+    if not _plain_number(value) or value <= 0:
+        raise ValueError(f"params.json: {name} must be a positive number, got {value!r}.")
+    return float(value)
+
+
 def _common(raw: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     dim, heads = _size(raw, "dim"), _size(raw, "n_heads")
     config: dict[str, Any] = {
@@ -159,12 +174,12 @@ def _common(raw: Mapping[str, Any], model_type: str) -> dict[str, Any]:
 
 def _meta(raw: Mapping[str, Any]) -> dict[str, Any]:
     config = _common(raw, "llama")
-    config["rope_theta"] = raw.get("rope_theta", 10000.0)
+    config["rope_theta"] = _number(raw, "rope_theta", 10000.0)
     config["max_position_embeddings"] = raw.get("max_seq_len", 2048)
     if raw.get("use_scaled_rope"):
         scaling = dict(META_LLAMA31)
-        scaling["factor"] = float(raw.get("rope_scaling_factor", scaling["factor"]))
-        scaling["high_freq_factor"] = float(raw.get("high_freq_factor", 4.0))
+        scaling["factor"] = _number(raw, "rope_scaling_factor", 8.0)
+        scaling["high_freq_factor"] = _number(raw, "high_freq_factor", 4.0)
         config["rope_scaling"] = scaling
         config["max_position_embeddings"] = int(8192 * scaling["factor"])
     return config
@@ -172,7 +187,7 @@ def _meta(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
     config = _common(raw, "mistral")
-    config["rope_theta"] = raw.get("rope_theta", 10000.0)
+    config["rope_theta"] = _number(raw, "rope_theta", 10000.0)
     if "head_dim" in raw:
         config["head_dim"] = raw["head_dim"]
     config["max_position_embeddings"] = raw.get(
@@ -203,14 +218,14 @@ def _deepseek(raw: Mapping[str, Any]) -> dict[str, Any]:
             config[name] = raw[name]
     if "v_head_dim" in raw:
         config["v_head_dim"] = raw["v_head_dim"]
-    original = raw.get("original_seq_len", 4096)
-    config["rope_theta"] = raw.get("rope_theta", 10000.0)
-    config["max_position_embeddings"] = raw.get("max_seq_len", 4096 * 4)
+    original = int(_number(raw, "original_seq_len", 4096))
+    config["rope_theta"] = _number(raw, "rope_theta", 10000.0)
+    config["max_position_embeddings"] = int(_number(raw, "max_seq_len", 4096 * 4))
     if config["max_position_embeddings"] > original:
-        mscale = float(raw.get("mscale", 1.0))
+        mscale = _number(raw, "mscale", 1.0)
         config["rope_scaling"] = {
             "rope_type": "yarn",
-            "factor": float(raw.get("rope_factor", 40)),
+            "factor": _number(raw, "rope_factor", 40.0),
             "original_max_position_embeddings": original,
             "beta_fast": raw.get("beta_fast", 32),
             "beta_slow": raw.get("beta_slow", 1),

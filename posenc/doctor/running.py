@@ -74,6 +74,8 @@ def run(options: Options) -> tuple[str, int]:
         return fix(source, options.out, _named(options), options.length, options.like)
     case = _case(source, options)
     found = findings(case, _ignored(source.folder))
+    if not found and case.why_unclear:
+        raise ValueError(f"{source.path}: {case.why_unclear}.")
     code = 1 if any(f.severity == "E" for f in found) else 0
     if options.as_json:
         return json.dumps(page.as_json(case, found), indent=2), code
@@ -180,6 +182,9 @@ def _case(source: Source, options: Options) -> Case:
         raise ValueError(f"--with: expected JSON, {error}.") from error
     if not isinstance(given, dict):
         raise ValueError(f"--with: expected a JSON object, got {type(given).__name__}.")
+    for name in ("rope_parameters", "rope_scaling"):
+        if given.get(name) is not None and not isinstance(given[name], dict):
+            raise ValueError(f"--with: {name} must be an object or null, got {given[name]!r}.")
     server = "sglang" if named == ("sglang",) else "vllm"
     raw = {**source.raw, OVERRIDES: given}
     merged = overridden(source.config, given, "sglang")
@@ -193,7 +198,11 @@ def _ignored(folder: Path) -> frozenset[str]:
     if not path.is_file():
         return frozenset()
     codes: set[str] = set()
-    for line in path.read_text(encoding="utf-8").splitlines():
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error}).") from error
+    for line in lines:
         match = IGNORE.match(line.strip())
         if match:
             codes |= {code.strip() for code in match[1].split(",") if code.strip()}

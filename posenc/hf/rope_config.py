@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from posenc.dialects.meaning import is_length
 from posenc.dialects.model import TRAINED_KEY
 from posenc.queries_keys import rope_scaling as rs
 
@@ -80,7 +81,8 @@ def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) ->
         getattr(config, "original_max_position_embeddings", None) if kind == "longrope" else None
     )
     if kind == "longrope":  # whose original length may be the largest one, so that nobody switches
-        original = getattr(config, TRAINED_KEY, None) or original
+        kept = getattr(config, TRAINED_KEY, None)
+        original = kept if is_length(kept) else original
     theta, length = float(parameters["rope_theta"]), int(original or maximum)
     if kind == "linear" and original is None:
         return RopeSetting(layer_type, theta, rotary_dim, None, length, float(parameters["factor"]))

@@ -208,6 +208,13 @@ BAD = {
     "half.json": (json.dumps({**BASE, "head_dim": 16.5}), "must be an integer"),
     "huge.json": (json.dumps({**BASE, "max_position_embeddings": 10**30}), "between 1 and"),
     "layers.json": (json.dumps({**BASE, "num_hidden_layers": 10**6}), "between 1 and 2000"),
+    "below.json": (json.dumps({**BASE, "rope_theta": -1e4}), "rope_theta must be a positive"),
+    "nothing.json": (
+        json.dumps(
+            {**BASE, "rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 0}}
+        ),
+        "rope_scaling.factor must be a positive number, got 0",
+    ),
     "theta.json": (json.dumps({**BASE, "rope_theta": [1.0]}), "rope_theta must be a finite"),
     "overflow.json": ('{"hidden_size": 64, "rope_theta": 1e999}', "a finite number"),
     "type.json": (json.dumps({**BASE, "rope_scaling": {"rope_type": 3}}), "must be a string"),
@@ -271,3 +278,22 @@ def test_a_config_is_judged_in_under_a_second_without_torch(file):
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert run.returncode == 0, run.stderr
     assert min(spent) < 1.0  # seconds of processor time: other work on the machine adds none
+
+
+def test_overrides_that_are_no_dict_are_refused_and_null_takes_the_dict_away(call, file):
+    path = file({**BASE, "rope_theta": 10000.0})
+    complains(call(path, "--with", '{"rope_parameters": 5}'), "rope_parameters must be an object")
+    assert call(path, "--with", '{"rope_scaling": null}')[0] in (0, 1)
+
+
+def test_a_sidecar_that_is_no_text_is_named(call, file):
+    path = file({**BASE, "rope_theta": 10000.0})
+    path.with_name(".posenc").write_bytes(b"\xff\xfe")
+    complains(call(path), ".posenc: not UTF-8")
+
+
+def test_a_makers_file_with_text_for_a_number_names_the_key(call, tmp_path):
+    path = tmp_path / "params.json"
+    sizes = {"dim": 64, "n_layers": 2, "n_heads": 4, "qk_rope_head_dim": 16, "max_seq_len": 99999}
+    path.write_text(json.dumps({**sizes, "rope_factor": "x"}))
+    complains(call(path), "rope_factor must be a positive number, got 'x'")

@@ -139,9 +139,35 @@ def test_the_action_puts_no_input_into_a_shell_line(action):
         assert "${{" not in step.get("run", "")
 
 
-def test_the_page_names_inputs_and_hooks_that_exist(action):
+@pytest.fixture(scope="module")
+def examples():
+    """The hook's configuration and the workflow that the page shows."""
     text = (ROOT / "docs/doctor.md").read_text("utf-8")
-    hooks, workflow = (yaml.safe_load(b) for b in re.findall(r"```yaml\n(.*?)```", text, re.S))
-    assert hooks["repos"][0]["hooks"][0]["id"] == "posenc-doctor"
+    return re.findall(r"```yaml\n(.*?)```", text, re.S)
+
+
+def test_the_page_shows_the_hook_and_the_action_as_they_are(action, examples):
+    hooks, workflow = (yaml.safe_load(block) for block in examples)
+    (shown,) = hooks["repos"][0]["hooks"]
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    assert shown["entry"].startswith(hook["entry"])
+    assert {k: shown[k] for k in ("id", "files")} == {k: hook[k] for k in ("id", "files")}
     *_, step = workflow["jobs"]["positions"]["steps"]
     assert set(step["with"]) <= set(action["inputs"])
+
+
+def test_pre_commit_runs_the_hook_that_the_page_shows(examples, repository):
+    pytest.importorskip("pre_commit")
+    (repository / ".pre-commit-config.yaml").write_text(
+        examples[0].replace("vllm,llama.cpp", "mlx-lm")
+    )
+    run = f"{sys.executable} -m pre_commit run --files"
+    code, out, _ = shell(f"{run} good/config.json app/config.json", repository)
+    assert (code, "Passed" in out) == (0, True), out
+    code, out, _ = shell(f"{run} good/config.json bad/config.json", repository)
+    assert (code, "PD001" in out) == (1, True), out
+
+
+def test_no_page_names_an_owner_that_nobody_chose():
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "action.yml"]:
+        assert "OWNER" not in path.read_text("utf-8"), path

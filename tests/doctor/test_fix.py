@@ -186,3 +186,13 @@ def test_makers_own_files_are_to_be_converted_first(raw, keys, tmp_path):
     assert keys in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_copy_inside_of_its_source_leaves_the_source_as_it_was(written, tmp_path):
+    source = written({**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+                     "config.json")  # fmt: skip
+    before = source.path.read_bytes()
+    fix(source, tmp_path / "fixed", ALL)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "fixed"]
+    assert source.path.read_bytes() == before
+    assert [p.name for p in (tmp_path / "fixed").iterdir()] == ["config.json"]

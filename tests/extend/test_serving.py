@@ -122,6 +122,15 @@ def test_the_lines_for_transformers_5_do_the_same_to_the_original_folder(checkpo
         torch.testing.assert_close(got[kind][0], inv_freq, rtol=1e-6, atol=0)
 
 
+def test_the_lines_for_transformers_4_set_what_a_loaded_gpt_neox_reads(tmp_path):
+    """Its class copies rotary_emb_base to rope_theta when it is built, and rotates by that."""
+    said = page(export_of(load_checkpoint(save("gpt_neox", tmp_path / "neox")), "ntk"))
+    _, code = blocks(said, "transformers 4", "python")
+    assert re.findall(r"config.(rope_theta|rotary_emb_base) = (\S+)", code) == [
+        ("rotary_emb_base", "90000.0"), ("rope_theta", "90000.0"),
+    ]  # fmt: skip
+
+
 def test_llama_cpp_takes_what_its_command_line_knows(tmp_path):
     llama = load_checkpoint(save("llama", tmp_path / "llama"))
     said = {n: page(export_of(llama, n)) for n in ("ntk", "linear", "yarn", "by-parts")}

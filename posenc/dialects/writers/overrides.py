@@ -58,7 +58,7 @@ def overridden(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str
     for name in ("rope_parameters", "rope_scaling"):
         if name not in given:
             continue
-        new = dict(given[name])
+        new = dict(given[name] or {})
         before = result.get("rope_scaling") or result.get("rope_parameters") or {}
         nested = any(isinstance(v, Mapping) for v in (*before.values(), *new.values()))
         if runtime == "sglang" and not nested:
