@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import ARITHMETIC, Computed, Layer, RefusedError, first_switch
@@ -206,7 +206,7 @@ def _trained(p: Mapping[str, Any], model: Model) -> int:
     return model.max_positions
 
 
-def is_length(value: Any) -> bool:
+def is_length(value: Any) -> TypeGuard[int]:
     """A whole number of tokens, from 1 on."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
