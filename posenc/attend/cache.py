@@ -32,6 +32,18 @@ class KVCache:
         self._token_axis = -1
         self._buffers: dict[str, Tensor] = {}
         self._last_state: Tensor | None = None
+        self._made_by: type | None = None
+
+    def belong_to(self, encoding: type) -> None:
+        """Raise ValueError if another kind of encoding made the keys in it; keys that one rotated
+        mean nothing to another."""
+        before = self._made_by
+        if self.length and before is not None and before is not encoding:
+            raise ValueError(
+                f"KVCache: its keys were made for {before.__name__}, and attention has "
+                f"{encoding.__name__}. Take a fresh cache."
+            )
+        self._made_by = encoding
 
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:

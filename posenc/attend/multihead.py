@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
 from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_embedded, check_encoding
+from posenc.encoding.boundary import check_dtype, check_embedded, check_encoding
 from posenc.masks import Mask
 from posenc.positions import join
 
@@ -126,6 +126,7 @@ class Attention(nn.Module):
         axes = encoding.claims.num_axes
         width = self.o_proj.out_features
         positions = check_embedded("Attention", x, positions, width, axes)
+        check_dtype("Attention", x, self.o_proj.weight)
         if context is not None and (context_positions is None or memory is not None):
             raise ValueError("Attention: context needs context_positions, and no memory.")
         if memory is not None and memory_positions is None:

@@ -19,6 +19,7 @@ def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
     Raises: ValueError naming the file where it has more than `largest` bytes, is no UTF-8, no JSON,
     no object, or gives one key twice with two values.
     """
+    require_ordinary(path)
     size = path.stat().st_size
     if size > largest:
         raise ValueError(f"{path}: {size} bytes, expected at most {largest}.")
@@ -41,3 +42,9 @@ def _one_value_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {key!r} is given twice, with two values")
         result[key] = value
     return result
+
+
+def require_ordinary(path: Path) -> None:
+    """Raise ValueError for a pipe, which would be waited for, and a device, which has no end."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: not an ordinary file, but a pipe, a device or a folder.")

@@ -9,7 +9,7 @@ from typing import Any
 
 from posenc.dialects.families import WITHOUT_ROTATION
 from posenc.dialects.gguf_metadata import Metadata
-from posenc.dialects.json_object import read_json
+from posenc.dialects.json_object import read_json, require_ordinary
 from posenc.dialects.model import flatten
 from posenc.dialects.spelling import as_transformers, name_of_spelling
 
@@ -64,6 +64,7 @@ def load(path: Path) -> Source:
         path = found
     if not path.exists():
         raise ValueError(f"{path}: no such file.")
+    require_ordinary(path)
     with path.open("rb") as file:
         is_gguf = file.read(4) == b"GGUF"
     if is_gguf or path.suffix == ".gguf":

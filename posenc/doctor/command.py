@@ -102,4 +102,6 @@ def doctor(
     )  # fmt: skip
     said, code = run(options)
     typer.echo(said)
+    if code == 2:  # of --each: what it is about stands above, file by file
+        raise ValueError("not every path can be judged; see above.")
     return code

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.json_object import require_ordinary
 from posenc.dialects.model import Model, model_of
 from posenc.dialects.source import load
 from posenc.dialects.writers.folder import copy_files
@@ -128,6 +129,7 @@ def _model(folder: Path) -> Model:
 def _tokens(folder: Path, text: Path) -> list[int]:
     from posenc.hf.text import load_tokenizer
 
+    require_ordinary(text)
     words = text.read_text(encoding="utf-8")
     return list(load_tokenizer(folder)(words)["input_ids"])[:MOST]
 

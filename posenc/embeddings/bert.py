@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc.embeddings.learned import Learned
 from posenc.encoding.base import PositionEncoding, require_encoding
+from posenc.encoding.boundary import check_tokens
 
 
 class BertEmbedding(nn.Module):
@@ -81,9 +82,12 @@ class BertEmbedding(nn.Module):
         segments: Int[Tensor, "batch seq_len"] | None = None,
     ) -> Float[Tensor, "batch seq_len embed_dim"]:
         """Embed tokens; segments default to the first one."""
+        check_tokens("BertEmbedding", tokens, self.words.num_embeddings)
         x = self.words(tokens)
         if self.segments is not None:
-            x = x + self.segments(torch.zeros_like(tokens) if segments is None else segments)
+            segments = torch.zeros_like(tokens) if segments is None else segments
+            check_tokens("BertEmbedding", segments, self.segments.num_embeddings, "segments")
+            x = x + self.segments(segments)
         elif segments is not None:
             raise ValueError("BertEmbedding: built with num_segments=0, and segments were given.")
         return self.dropout(self.norm(self.encoding.embed(x, positions)))

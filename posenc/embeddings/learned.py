@@ -10,17 +10,15 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.embeddings.added import AddedEmbedding
 from posenc.embeddings.sinusoidal import Sinusoidal
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_embedded
-from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
-from posenc.numbers.precision import at_least_float32
+from posenc.numbers.tracking import free_ends
 
 STARTS = ("normal", "truncated_normal", "sinusoidal")
 
 
-class Learned(PositionEncoding):
+class Learned(AddedEmbedding):
     """Add one learned vector per position to the embeddings.
 
     x[p] += weight[p]
@@ -45,10 +43,8 @@ class Learned(PositionEncoding):
     torch.Size([1, 3, 64])
     """
 
-    claims = Claims(
-        places=(1,),
-        source="Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019",
-        shift_invariant=False,
+    claims = replace(
+        AddedEmbedding.claims, source="Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019"
     )
 
     def __init__(
@@ -59,7 +55,7 @@ class Learned(PositionEncoding):
         init: Literal["normal", "truncated_normal", "sinusoidal"] = "normal",
         init_std: float = 0.02,
     ) -> None:
-        super().__init__()
+        super().__init__(embed_dim)
         if max_positions < 1:
             raise ValueError(f"Learned: max_positions must be at least 1, got {max_positions}.")
         if init not in STARTS:
@@ -94,31 +90,19 @@ class Learned(PositionEncoding):
             with torch.no_grad():
                 self.weight.copy_(Sinusoidal(self.weight.shape[1]).table(rows))
 
-    def embed(
-        self,
-        x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Integer[Tensor, "*#batch seq_len"],
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
-        positions = check_embedded("Learned", x, positions, self.weight.shape[1])
+    def table(
+        self, positions: Integer[Tensor, "*where"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where {self.embed_dim}"]:
+        """The embedding of each position."""
         if positions.is_floating_point():
             raise TypeError(f"Learned: positions must be integers, got {positions.dtype}.")
         check_rows("Learned", "position", positions, self.weight.shape[0])
-        dtype = at_least_float32(x.dtype)
-        return (x.to(dtype) + F.embedding(positions, self.weight).to(dtype)).to(x.dtype)
-
-    def forward(
-        self,
-        x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Integer[Tensor, "*#batch seq_len"],
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
-        return self.embed(x, positions)
+        return F.embedding(positions, self.weight).to(dtype)
 
 
 def check_rows(name: str, what: str, index: Int[Tensor, "..."], rows: int) -> None:
     """Raise ValueError for an index outside of a table, where looking costs no synchronisation."""
-    if torch.compiler.is_compiling() or index.device.type != "cpu" or not index.numel():
-        return
-    low, high = (int(p) for p in index.aminmax())
+    low, high = free_ends(index) or (0, 0)
     if low < 0 or high >= rows:
         outside = high if high >= rows else low
         raise ValueError(

@@ -10,16 +10,13 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.embeddings.added import AddedEmbedding
 from posenc.embeddings.grow import interpolate_2d
 from posenc.embeddings.learned import check_rows
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_embedded
-from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
-from posenc.numbers.precision import at_least_float32
 
 
-class Learned2D(PositionEncoding):
+class Learned2D(AddedEmbedding):
     """Add one learned vector per cell of a grid to the embeddings.
 
     x[r, c] += weight[r * width + c]
@@ -45,15 +42,14 @@ class Learned2D(PositionEncoding):
     torch.Size([256, 64])
     """
 
-    claims = Claims(
-        places=(1,),
+    claims = replace(
+        AddedEmbedding.claims,
         source="Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1",
-        shift_invariant=False,
         num_axes=2,
     )
 
     def __init__(self, height: int, width: int, embed_dim: int, *, init_std: float = 0.02) -> None:
-        super().__init__()
+        super().__init__(embed_dim)
         if height < 1 or width < 1:
             raise ValueError(
                 f"Learned2D: the grid must have at least one cell, got {height} x {width}."
@@ -93,25 +89,15 @@ class Learned2D(PositionEncoding):
             resized.weight.copy_(table)
         return resized
 
-    def embed(
-        self,
-        x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Integer[Tensor, "*#batch seq_len 2"],
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
-        positions = check_embedded("Learned2D", x, positions, self.weight.shape[1], 2)
+    def table(
+        self, positions: Integer[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where {self.embed_dim}"]:
+        """The embedding of each (row, column)."""
         if positions.is_floating_point():
             raise TypeError(f"Learned2D: positions must be integers, got {positions.dtype}.")
         placeless = (positions < 0).any(-1)
         row, column = positions.clamp(min=0).unbind(-1)
         check_rows("Learned2D", "row", row, self.height)
         check_rows("Learned2D", "column", column, self.width)
-        dtype = at_least_float32(x.dtype)
         rows = F.embedding(row * self.width + column, self.weight).to(dtype)
-        return (x.to(dtype) + rows.masked_fill(placeless[..., None], 0)).to(x.dtype)
-
-    def forward(
-        self,
-        x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Integer[Tensor, "*#batch seq_len 2"],
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
-        return self.embed(x, positions)
+        return rows.masked_fill(placeless[..., None], 0)

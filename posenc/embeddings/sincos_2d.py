@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_embedded
-from posenc.encoding.claims import Claims
+from posenc.embeddings.added import AddedEmbedding
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
-from posenc.numbers.precision import at_least_float32
 
 
-class SinCos2D(PositionEncoding):
+class SinCos2D(AddedEmbedding):
     """Add sines and cosines of the column, then of the row, to the embeddings.
 
     x += [sin(c w) | cos(c w) | sin(r w) | cos(r w)],  w_t = base^(-4t/embed_dim), t < embed_dim/4
@@ -37,40 +36,22 @@ class SinCos2D(PositionEncoding):
              [0.8415, 0.5403, 0.0000, 1.0000]]])
     """
 
-    claims = Claims(
-        places=(1,),
+    claims = replace(
+        AddedEmbedding.claims,
         source="He et al. 2022, arXiv:2111.06377, util/pos_embed.py",
-        shift_invariant=False,
         num_axes=2,
     )
 
     def __init__(self, embed_dim: int, *, base: float = 10000.0) -> None:
-        super().__init__()
+        super().__init__(embed_dim)
         if embed_dim % 4:
             raise ValueError(f"SinCos2D: embed_dim must be a multiple of 4, got {embed_dim}.")
-        self.embed_dim = embed_dim
         self.angles = Angles(inverse_frequencies(embed_dim // 2, base))
 
     def table(
         self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
-    ) -> Float[Tensor, "*where embed_dim"]:
+    ) -> Float[Tensor, "*where {self.embed_dim}"]:
         """The embedding of each (row, column)."""
         cos, sin = self.angles.cos_sin(positions.flip(-1), dtype)  # (..., column and row, pairs)
         rows = torch.stack([sin, cos], dim=-2).flatten(-3)
         return rows.masked_fill((positions < 0).any(-1, keepdim=True), 0)
-
-    def embed(
-        self,
-        x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Real[Tensor, "*#batch seq_len 2"],
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
-        positions = check_embedded("SinCos2D", x, positions, self.embed_dim, 2)
-        dtype = at_least_float32(x.dtype)
-        return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
-
-    def forward(
-        self,
-        x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Real[Tensor, "*#batch seq_len 2"],
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
-        return self.embed(x, positions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -9,15 +10,12 @@ from jaxtyping import Float, Real
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_embedded
-from posenc.encoding.claims import Claims
+from posenc.embeddings.added import AddedEmbedding
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import sinusoidal_frequencies
-from posenc.numbers.precision import at_least_float32
 
 
-class Sinusoidal(PositionEncoding):
+class Sinusoidal(AddedEmbedding):
     """Add sines and cosines of geometrically spaced wavelengths to the embeddings.
 
     x[p, 2t] += sin(p w_t);  x[p, 2t+1] += cos(p w_t);  w_t = base^(-2t/embed_dim)
@@ -52,10 +50,8 @@ class Sinusoidal(PositionEncoding):
              [0.8415, 0.5403, 0.0100, 0.9999]]])
     """
 
-    claims = Claims(
-        places=(1,),
-        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.5",
-        shift_invariant=False,
+    claims = replace(
+        AddedEmbedding.claims, source="Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
     )
 
     def __init__(
@@ -67,9 +63,8 @@ class Sinusoidal(PositionEncoding):
         min_timescale: float = 1.0,
         padding_idx: int | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(embed_dim)
         inv_freq = sinusoidal_frequencies(embed_dim, base, order, min_timescale)
-        self.embed_dim = embed_dim
         self.order = order
         self.padding_idx = padding_idx
         self.angles = Angles(inv_freq)
@@ -86,19 +81,3 @@ class Sinusoidal(PositionEncoding):
         if self.padding_idx is None:
             return rows
         return rows.masked_fill((positions == self.padding_idx)[..., None], 0)
-
-    def embed(
-        self,
-        x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Real[Tensor, "*#batch seq_len"],
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
-        positions = check_embedded("Sinusoidal", x, positions, self.embed_dim)
-        dtype = at_least_float32(x.dtype)
-        return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
-
-    def forward(
-        self,
-        x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Real[Tensor, "*#batch seq_len"],
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
-        return self.embed(x, positions)

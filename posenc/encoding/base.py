@@ -92,7 +92,8 @@ class PositionEncoding(nn.Module):
             if old in vars(cls):
                 raise TypeError(f"{cls.__name__}.{old}: define {new} instead.")
         for method, places in _PLACES.items():
-            if method in vars(cls) and not set(places) & set(cls.claims.places):
+            own = getattr(cls, method) is not getattr(PositionEncoding, method)
+            if own and not set(places) & set(cls.claims.places):
                 raise TypeError(
                     f"{cls.__name__} overrides {method} without claiming place "
                     f"{' or '.join(map(str, places))}: it would never be called. "

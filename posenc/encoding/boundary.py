@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding, require_encoding
 from posenc.encoding.placed import check_positions, positions_of
+from posenc.numbers.tracking import free_ends
 from posenc.terms.tokens import Tokens
 
 
@@ -22,6 +24,21 @@ def check_encoding(owner: str, encoding: Any) -> PositionEncoding:
             "layer, and hand attention encoding.for_layer(i)."
         )
     return encoding
+
+
+def check_dtype(owner: str, x: Tensor, weight: Any) -> None:
+    """Raise TypeError where a layer's input has another dtype than its weights, unless autocast
+    casts both or the weights are quantised."""
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        return
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return
+    if x.dtype != weight.dtype:
+        raise TypeError(
+            f"{owner}: x is {x.dtype} and the layer's weights are {weight.dtype}. Convert one of "
+            "them, as in layer.to(x.dtype), or call it under torch.autocast."
+        )
 
 
 def check_vectors(owner: str, **tensors: Any) -> None:
@@ -92,3 +109,19 @@ def check_pair(
             "each with its own positions."
         )
     return Tokens(q, checked, num_axes=num_axes), Tokens(k, checked, num_axes=num_axes)
+
+
+def check_tokens(owner: str, tokens: Any, vocab_size: int, name: str = "tokens") -> None:
+    """Raise TypeError or ValueError unless tokens are integers (batch, len) of the vocabulary, at
+    which one looks on the CPU only."""
+    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+        got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"{owner}: {name} must be a tensor of int64 or int32, got {got}.")
+    if tokens.ndim != 2:
+        raise ValueError(f"{owner}: {name} must be (batch, len), got {tuple(tokens.shape)}.")
+    low, high = free_ends(tokens) or (0, 0)
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"{owner}: {name} must be from 0 to {vocab_size - 1}, the vocabulary's last, "
+            f"got {low if low < 0 else high}."
+        )

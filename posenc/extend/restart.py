@@ -81,6 +81,8 @@ def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
+        if not path.is_file():
+            raise ValueError("it is not an ordinary file")
         found = unseal(path.read_text(encoding="utf-8"))
         differs = [k for k in sorted({*whose, *found["of"]}) if found["of"].get(k) != whose.get(k)]
     except (ValueError, KeyError, AttributeError, TypeError) as error:

@@ -11,11 +11,12 @@ from torch.nn import functional as F
 from posenc import masks
 from posenc.attend.cache import KVCache
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_tokens
 from posenc.masks import Mask
 from posenc.models.blocks import head_layer
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise
-from posenc.models.stack import Stack, check_caches, check_tokens
+from posenc.models.stack import Stack, check_caches
 
 
 class Decoder(Stack):

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from posenc import masks
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_tokens
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise
-from posenc.models.stack import Stack, check_tokens, require_bidirectional
+from posenc.models.stack import Stack, require_bidirectional
 
 
 class Encoder(Stack):

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from posenc import masks
 from posenc.attend.cache import KVCache
 from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_tokens
 from posenc.masks import Mask
 from posenc.models.blocks import Context, head_layer
 from posenc.models.config import DecoderConfig
@@ -18,7 +19,6 @@ from posenc.models.initial import initialise
 from posenc.models.stack import (
     Stack,
     check_caches,
-    check_tokens,
     default_positions,
     one_per_model,
     require_bidirectional,

@@ -17,7 +17,6 @@ from posenc.encoding.per_layer import PerLayer
 from posenc.masks import Mask, check_mask
 from posenc.models.blocks import Context, Layer, norm_layer
 from posenc.models.config import DecoderConfig
-from posenc.numbers.tracking import transformed
 from posenc.positions import run
 
 
@@ -109,25 +108,6 @@ def bind(mask: Mask, positions: Tensor, past: int, encoding: PositionEncoding) -
     if encoding.claims.num_axes > 1:
         positions = torch.arange(positions.shape[-2], device=positions.device)
     return mask.bind(positions, positions)
-
-
-def check_tokens(owner: str, tokens: Tensor, vocab_size: int) -> None:
-    """Raise TypeError or ValueError unless tokens are integers (batch, len) of the vocabulary, at
-    which one looks on the CPU only."""
-    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
-        got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise TypeError(f"{owner}: tokens must be a tensor of int64 or int32, got {got}.")
-    if tokens.ndim != 2:
-        raise ValueError(f"{owner}: tokens must be (batch, len), got {tuple(tokens.shape)}.")
-    unseen = torch.compiler.is_compiling() or transformed() or tokens.device.type != "cpu"
-    if unseen or not tokens.numel():
-        return
-    low, high = (int(t) for t in tokens.aminmax())
-    if low < 0 or high >= vocab_size:
-        raise ValueError(
-            f"{owner}: tokens must be from 0 to {vocab_size - 1}, the vocabulary's last, "
-            f"got {low if low < 0 else high}."
-        )
 
 
 def check_caches(owner: str, caches: Sequence[KVCache] | None, needed: int) -> None:

@@ -12,6 +12,15 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def free_ends(t: Tensor) -> tuple[float, float] | None:
+    """The smallest and the largest number of a tensor; None where it has none, or where looking
+    would wait for an accelerator, break a trace or meet a transform."""
+    if torch.compiler.is_compiling() or transformed() or t.device.type != "cpu" or not t.numel():
+        return None
+    low, high = t.detach().aminmax()
+    return low.item(), high.item()
+
+
 def has_tangent(*tensors: Tensor) -> bool:
     """Whether one of them carries a tangent of forward-mode differentiation."""
     if forward_ad._current_level < 0:

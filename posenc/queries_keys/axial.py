@@ -6,16 +6,15 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int, Real
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_pair
 from posenc.encoding.claims import Claims
 from posenc.numbers.frequencies import PRECISION, TWO_PI, inverse_frequencies
 from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import at_least_float32
-from posenc.numbers.tracking import transformed
+from posenc.numbers.tracking import free_ends
+from posenc.queries_keys.query_key import QueryKeyEncoding
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.base import Rotation
 from posenc.queries_keys.rotation.rotate import rotate
@@ -112,7 +111,7 @@ def centred_grid(
     return (grid(height, width, device) + 0.5) / size * 2 - 1
 
 
-class MixedRoPE(PositionEncoding):
+class MixedRoPE(QueryKeyEncoding):
     """Rotate by learned directions of the plane: RoPE-Mixed.
 
     angle[h, t] = row * weight[0, h, t] + column * weight[1, h, t]
@@ -186,18 +185,6 @@ class MixedRoPE(PositionEncoding):
             )
         return self._rotate(q.x, q.positions), self._rotate(k.x, k.positions)
 
-    def forward(
-        self,
-        q: Float[Tensor, "batch num_heads len {self.head_dim}"],
-        k: Float[Tensor, "batch num_kv_heads len {self.head_dim}"],
-        positions: Real[Tensor, "#batch len 2"] | Real[Tensor, "len 2"],
-    ) -> tuple[
-        Float[Tensor, "batch num_heads len {self.head_dim}"],
-        Float[Tensor, "batch num_kv_heads len {self.head_dim}"],
-    ]:
-        """Rotate q and k of the same tokens."""
-        return self.transform(*check_pair("MixedRoPE", q, k, positions, self.claims.num_axes))
-
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         dtype = torch.promote_types(at_least_float32(x.dtype), self.weight.dtype)
         _check_reach(positions)
@@ -220,10 +207,7 @@ _FARTHEST = 2**32
 def _check_reach(positions: Tensor) -> None:
     """Raise ValueError for positions whose angles would be rounded, if reading them costs no
     synchronisation."""
-    unseen = torch.compiler.is_compiling() or transformed() or positions.device.type != "cpu"
-    if unseen or not positions.numel():
-        return
-    low, high = positions.aminmax()
+    low, high = free_ends(positions) or (0, 0)
     if low <= -_FARTHEST or high >= _FARTHEST:
         raise ValueError(
             "MixedRoPE: positions must be below 2^32: beyond, float64 rounds a learned angle."

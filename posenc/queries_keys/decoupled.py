@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.numbers.precision import at_least_float32
-from posenc.positions import same
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import Scaling
-from posenc.queries_keys.rotation.rotate import rotate
-from posenc.terms.tokens import Tokens
 
 
 class DecoupledRoPE(RoPE):
@@ -72,25 +69,10 @@ class DecoupledRoPE(RoPE):
             head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
         )
 
-    def transform(
-        self, q: Tokens, k: Tokens
-    ) -> tuple[
-        Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
-        Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
-    ]:
-        assert q.x is not None and k.x is not None
-        self._check(q.x)
-        self._check(k.x)
-        dtype = at_least_float32(q.x.dtype)
-        cos, sin = self.cos_sin(q.positions, dtype)
-        new_q = self._rotate_last(q.x, cos, sin)
-        if not same(q.positions, k.positions):
-            cos, sin = self.cos_sin(k.positions, dtype)
-        return new_q, self._rotate_last(k.x, cos, sin)
-
-    def _rotate_last(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        content, rotary = x.split([self.head_dim - self.rotary_dim, self.rotary_dim], dim=-1)
-        return torch.cat([content, rotate(rotary, cos, sin, interleaved=self.interleaved)], dim=-1)
+    def _turn(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Sequence[Tensor]:
+        content = self.head_dim - self.rotary_dim
+        turned = super()._turn([x[..., content:] for x in xs], cos, sin)
+        return [torch.cat([x[..., :content], t], -1) for x, t in zip(xs, turned, strict=True)]
 
 
 def join(

@@ -9,17 +9,16 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_pair
 from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
 from posenc.positions import Remembered
+from posenc.queries_keys.query_key import QueryKeyEncoding
 from posenc.terms.tokens import Tokens
 
 
-class PoPE(PositionEncoding):
+class PoPE(QueryKeyEncoding):
     """Give every channel a magnitude from its content and a phase from its position.
 
     score[i, j] = scale * sum_c softplus(q_ic) softplus(k_jc) cos((i - j) theta_c - delta_hc),
@@ -91,18 +90,6 @@ class PoPE(PositionEncoding):
         delta_cos, delta_sin = delta.cos(), delta.sin()
         k_cos, k_sin = cos * delta_cos - sin * delta_sin, sin * delta_cos + cos * delta_sin
         return _polar(q.x, q_cos, q_sin), _polar(k.x, k_cos, k_sin)
-
-    def forward(
-        self,
-        q: Float[Tensor, "batch num_heads len {self.head_dim}"],
-        k: Float[Tensor, "batch num_kv_heads len {self.head_dim}"],
-        positions: Real[Tensor, "#batch len"] | Real[Tensor, " len"],
-    ) -> tuple[
-        Float[Tensor, "batch num_heads len {2*self.head_dim}"],
-        Float[Tensor, "batch num_kv_heads len {2*self.head_dim}"],
-    ]:
-        """q and k of the same tokens in their wide form."""
-        return self.transform(*check_pair("PoPE", q, k, positions))
 
     def _cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(..., 1, len, head_dim), to broadcast over heads."""

@@ -9,11 +9,9 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_pair
-from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import at_least_float32
+from posenc.queries_keys.query_key import QueryKeyEncoding
 from posenc.terms.tokens import Tokens
 
 
@@ -25,10 +23,10 @@ def log_n(
     return (seen.log() / math.log(train_length)).clamp(min=1).to(dtype)
 
 
-class QueryTemperature(PositionEncoding):
+class QueryTemperature(QueryKeyEncoding):
     """Multiply each query by a factor of its position; a subclass defines `factor`."""
 
-    claims = Claims(places=(2,), source="see the subclass", shift_invariant=False, causal_only=True)
+    claims = replace(QueryKeyEncoding.claims, shift_invariant=False, causal_only=True)
 
     def factor(
         self, positions: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
@@ -45,18 +43,6 @@ class QueryTemperature(PositionEncoding):
         assert q.x is not None and k.x is not None
         factor = self.factor(q.positions, at_least_float32(q.x.dtype))
         return (q.x * factor[..., None, :, None]).to(q.x.dtype), k.x
-
-    def forward(
-        self,
-        q: Float[Tensor, "batch num_heads len head_dim"],
-        k: Float[Tensor, "batch num_kv_heads len head_dim"],
-        positions: Real[Tensor, "#batch len"] | Real[Tensor, " len"],
-    ) -> tuple[
-        Float[Tensor, "batch num_heads len head_dim"],
-        Float[Tensor, "batch num_kv_heads len head_dim"],
-    ]:
-        """q scaled, and k as it is."""
-        return self.transform(*check_pair(type(self).__name__, q, k, positions))
 
 
 class LogN(QueryTemperature):

@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc.numbers.device_copies import Constants
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
+from posenc.numbers.tracking import free_ends
 from posenc.positions import Remembered
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.base import Rotation
@@ -127,12 +128,10 @@ class XPos(Rotation):
         return cos * fade, sin * fade
 
     def _check_reach(self, positions: Tensor, dtype: torch.dtype) -> None:
-        if torch.compiler.is_compiling() or positions.device.type != "cpu":
+        ends = free_ends(positions)
+        if ends is None:
             return
-        if not positions.numel():
-            return
-        low, high = (float(p) - self.origin for p in positions.aminmax())
-        furthest, reach = max(-low, high), self.reach(dtype)
+        furthest, reach = max(abs(p - self.origin) for p in ends), self.reach(dtype)
         if furthest > reach:
             raise ValueError(
                 f"XPos: a position is {furthest:.0f} tokens from the origin {self.origin}, and "

@@ -58,6 +58,8 @@ def check_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file in it.")
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is a pipe or a device, not an ordinary file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     probe = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

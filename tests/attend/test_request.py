@@ -186,6 +186,17 @@ def test_a_cache_holds_one_kind_of_token(other, error, message):
     assert cache.length == 5
 
 
+def test_a_cache_serves_the_encoding_that_made_its_keys():
+    cache = posenc.KVCache()
+    attend(ROPE, cache=cache)
+    for other in (None, posenc.ALiBi(2), posenc.XPos(8, interleaved=False)):
+        with pytest.raises(ValueError, match="its keys were made for RoPE"):
+            attend(other, P + 5, cache=cache)
+        assert cache.length == 5
+    attend(ROPE.prepare(P + 5), P + 5, cache=cache)
+    assert cache.length == 10
+
+
 def test_a_layer_that_fails_leaves_every_cache_of_a_model_as_it_was():
     config = posenc.DecoderConfig(11, 16, 2, 2)
     model = posenc.Decoder(config, posenc.RoPE(8, interleaved=False)).eval()

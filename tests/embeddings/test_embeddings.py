@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.embeddings import grow
+from posenc.embeddings.added import AddedEmbedding
 from posenc.embeddings.bert import BertEmbedding
 from posenc.embeddings.learned import Learned
 from posenc.embeddings.learned_2d import Learned2D
@@ -222,3 +223,25 @@ def test_bert_embedding_takes_any_encoding_of_place_one():
     assert not torch.allclose(near, far)
     with pytest.raises(ValueError, match="num_segments=0"):
         bert(tokens, torch.arange(5), tokens)
+
+
+def test_an_embedding_without_a_table_says_what_is_missing():
+    class Bare(AddedEmbedding):
+        """Forgets its table."""
+
+    with pytest.raises(NotImplementedError, match=r"Bare must define table\(positions"):
+        Bare(4)(torch.zeros(1, 2, 4), torch.arange(2))
+
+
+def test_a_new_embedding_needs_a_table_and_nothing_else():
+    class Ramp(AddedEmbedding):
+        """Adds its position to every channel."""
+
+        def table(self, positions, dtype=torch.float32):
+            return positions[..., None].to(dtype).expand(*positions.shape, self.embed_dim)
+
+    half = Ramp(3)(torch.full((1, 2, 3), 0.5, dtype=torch.bfloat16), torch.tensor([[1, 300]]))
+    assert half.dtype == torch.bfloat16
+    assert half[0, :, 0].tolist() == [1.5, 300.0]  # 300.5 rounded once
+    with pytest.raises(ValueError, match="Ramp: x must be"):
+        Ramp(3)(torch.zeros(1, 2, 4), torch.arange(2))

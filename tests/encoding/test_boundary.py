@@ -305,3 +305,20 @@ def test_learned_directions_refuse_positions_whose_angles_are_rounded(position):
     positions[1, 1] = position
     with pytest.raises(ValueError, match=r"below 2\^32"):
         rope(q, q, positions)
+
+
+def test_a_layer_of_another_dtype_than_its_input():
+    layer = posenc.Attention(16, 2)
+    with pytest.raises(TypeError, match=r"x is torch.bfloat16 and the layer's weights are torch.f"):
+        layer(X.bfloat16(), P)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(X, P).dtype == layer(X.bfloat16(), P).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("tokens", [TOKENS.float(), TOKENS + 7, TOKENS - 2, TOKENS[0]])
+def test_tokens_that_an_embedding_does_not_have(tokens):
+    embed = posenc.BertEmbedding(11, 16)
+    with pytest.raises((TypeError, ValueError), match="BertEmbedding: tokens must be"):
+        embed(tokens, P)
+    with pytest.raises((TypeError, ValueError), match="BertEmbedding: segments must be"):
+        embed(TOKENS, P, segments=tokens)

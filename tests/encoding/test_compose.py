@@ -126,7 +126,7 @@ def test_whole_row_methods_see_what_came_before_them():
     assert both.term(*sides(q, None, p, p)).pair is None
     seen = torch.ones(7, 7).bool().tril()
     scores = q @ k.mT * 8**-0.5
-    term = scored(cope, scores, q, None, p, p, mask=seen) - scores
+    term = scored(cope, scores, q, None, p, p, mask=seen[None, None]) - scores
     want = dense(q, k, v, term + posenc.ALiBi(2)(p.double(), p.double()), seen)
     got = posenc.attention(q, k, v, both, q_positions=p, kv_positions=p, mask=masks.causal)
     torch.testing.assert_close(got, want)

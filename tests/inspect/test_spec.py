@@ -142,6 +142,15 @@ def test_precision_of_plain_arithmetic():
     assert precision.measure(ALiBi(4)) is None
 
 
+def test_reach_ends_before_the_first_wrong_angle_also_where_it_is_no_number():
+    positions = torch.tensor([1, 3, 7, 9])
+    for wrong in (1.0, math.nan):
+        error = torch.tensor([[0.0], [1e-4], [wrong], [0.0]])
+        assert precision._reach(positions, error) == 3
+    assert precision._reach(positions, torch.zeros(4, 1)) == 9
+    assert precision._reach(positions, torch.ones(4, 1)) == 0
+
+
 def test_neighbours_collide_where_a_dtype_holds_no_odd_numbers():
     """Eight bits of mantissa hold whole numbers to 2^8, twenty-four to 2^24."""
     found = precision.measure(RoPE(64, interleaved=False))

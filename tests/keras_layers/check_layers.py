@@ -59,6 +59,18 @@ def test_config_round_trip(name):
     assert type(keras.saving.deserialize_keras_object(registered)) is type(layer)
 
 
+def test_a_subclass_with_a_constructor_of_its_own_keeps_every_argument():
+    class Steep(pk.ALiBi):
+        def __init__(self, *args, steepness, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.steepness = steepness
+
+    config = Steep(4, form="left_right", steepness=2.0).get_config()
+    own = {name: config[name] for name in ("num_heads", "form", "learned", "steepness")}
+    assert own == {"num_heads": 4, "form": "left_right", "learned": False, "steepness": 2.0}
+    assert "args" not in config and "kwargs" not in config
+
+
 def test_every_layer_has_a_config_test_and_the_table_names_them():
     assert {type(make()).__name__ for make in LAYERS.values()} == set(pk.__all__)
     hosts = {"BertEmbedding", "PositionAwareAttention"}

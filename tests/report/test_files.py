@@ -2,6 +2,7 @@
 
 import ast
 import math
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -104,6 +105,10 @@ def test_writable_is_checked_without_leaving_a_file(tmp_path):
     assert list((tmp_path / "new").iterdir()) == []
     with pytest.raises(OSError, match="is a folder; name a file in it"):
         check_writable(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for special in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(OSError, match="not an ordinary file"):
+            check_writable(special)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError):
         check_writable(tmp_path / "file" / "below.csv")

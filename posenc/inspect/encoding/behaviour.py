@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc import masks
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
-from posenc.inspect.encoding.layer import Layer, hidden, room, tokens
+from posenc.inspect.encoding.layer import Layer, heads, hidden, room, tokens
 from posenc.terms.tokens import Tokens
 
 COST_LENGTH = 512
@@ -29,7 +29,7 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
     encoding = copy.deepcopy(encoding).double()
     length = room(encoding, 9)
     positions, x = tokens(encoding, length, offset), hidden(length, shape)
-    q, k = _heads(x, shape), _heads(hidden(length, shape, seed=3), shape)
+    q, k = heads(x, shape), heads(hidden(length, shape, seed=3), shape)
     found = set()
     embedded = encoding.embed(x, positions)
     if not _same(embedded, x):
@@ -61,7 +61,7 @@ def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, fl
     if place 2 does nothing."""
     encoding = copy.deepcopy(encoding).double().for_layer(0)
     length = room(encoding, 64)
-    q = _heads(hidden(length, shape), shape)
+    q = heads(hidden(length, shape), shape)
     offsets = [0] if encoding.claims.max_positions is not None else [0, shape.train_length]
     ratios = []
     for offset in offsets:
@@ -140,11 +140,6 @@ def _answer(run) -> str:
             return "yes" if run() else "no: another result"
         except Exception as error:  # the tracers have classes of their own for what they lack
             return f"no: {type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
-
-
-def _heads(x: Tensor, shape: ModelShape) -> Tensor:
-    assert shape.head_dim is not None
-    return x.unflatten(-1, (shape.num_heads, shape.head_dim)).transpose(1, 2)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -91,6 +91,12 @@ def hidden(length: int, shape: ModelShape, batch: int = 1, seed: int = 2) -> Ten
     return torch.randn(batch, length, shape.embed_dim, generator=generator, dtype=torch.float64)
 
 
+def heads(x: Tensor, shape: ModelShape) -> Tensor:
+    """Embeddings (batch, length, embed_dim) split into heads without any projection."""
+    assert shape.head_dim is not None
+    return x.unflatten(-1, (shape.num_heads, shape.head_dim)).transpose(1, 2)
+
+
 def pair_scores(
     encoding: PositionEncoding,
     shape: ModelShape,
@@ -107,8 +113,7 @@ def pair_scores(
     every implementation: so query i sees only key i, or, if kv_steps are all equal, all queries see
     one key.
     """
-    heads, width = shape.num_heads, shape.head_dim
-    assert width is not None and encoding.claims.permutation_invariant
+    assert encoding.claims.permutation_invariant
     one_key = bool((kv_steps == kv_steps[:1]).all())
     if one_key:
         kv_steps = kv_steps[:1]
@@ -116,8 +121,7 @@ def pair_scores(
 
     def split(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         embedded = encoding.embed(x[:, None].repeat(1, len(positions), 1), positions)
-        q_or_k = embedded.unflatten(-1, (heads, width)).transpose(1, 2)
-        return q_or_k, encoding.state(embedded, positions)
+        return heads(embedded, shape), encoding.state(embedded, positions)
 
     (q, q_state), (k, kv_state) = split(x_q, q_positions), split(x_k, kv_positions)
     _, scores = attention(

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.attend.problem import Problem
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
-from posenc.inspect.encoding.layer import hidden, line, pair_scores
+from posenc.inspect.encoding.layer import heads, hidden, line, pair_scores
 from posenc.terms.tokens import Tokens
 
 FARTHEST = 2**16
@@ -63,8 +63,7 @@ def _last_row(encoding: PositionEncoding, shape: ModelShape, x: Tensor) -> Tenso
     read the tokens between: (batch, num_heads, len)."""
     positions = line(encoding, torch.arange(x.shape[1]))
     embedded = encoding.embed(x, positions)
-    assert shape.head_dim is not None
-    q = embedded.unflatten(-1, (shape.num_heads, shape.head_dim)).transpose(1, 2)
+    q = heads(embedded, shape)
     state = encoding.state(embedded, positions)
     encoding = encoding.for_layer(0)
     last = len(positions) - 1
@@ -73,7 +72,7 @@ def _last_row(encoding: PositionEncoding, shape: ModelShape, x: Tensor) -> Tenso
     new_q, new_k = encoding.transform(query, keys)
     term = encoding.term(query, keys)
     problem = Problem(
-        new_q, new_k, q, query, keys, term, encoding, None, encoding.scale(shape.head_dim), 0.0,
+        new_q, new_k, q, query, keys, term, encoding, None, encoding.scale(q.shape[-1]), 0.0,
         False,
     )  # fmt: skip
     return problem.ready(1).scores(0, 1)[:, :, 0]

@@ -9,24 +9,20 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_pair
-from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.precision import at_least_float32
 from posenc.positions import Remembered, same
+from posenc.queries_keys.query_key import QueryKeyEncoding
 from posenc.queries_keys.rope_scaling import Frequencies
-from posenc.queries_keys.rotation.rotate import rotate, rotate_together
+from posenc.queries_keys.rotation.rotate import rotate_together
 from posenc.terms.tokens import Tokens
 
 
-class Rotation(PositionEncoding):
+class Rotation(QueryKeyEncoding):
     """Rotate pairs of channels of q and k; a subclass calls `_rotate_by` with its frequencies.
 
     `interleaved`: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2).
     """
-
-    claims = Claims(places=(2,), source="see the subclass")
 
     def __init__(self, head_dim: int, *, interleaved: bool) -> None:
         super().__init__()
@@ -78,24 +74,14 @@ class Rotation(PositionEncoding):
         dtype = at_least_float32(q.x.dtype)
         cos, sin = self.cos_sin(q.positions, dtype)
         if same(q.positions, k.positions):
-            new_q, new_k = rotate_together((q.x, k.x), cos, sin, interleaved=self.interleaved)
+            new_q, new_k = self._turn((q.x, k.x), cos, sin)
             return new_q, new_k
-        new_q = rotate(q.x, cos, sin, interleaved=self.interleaved)
-        cos, sin = self.cos_sin(k.positions, dtype)
-        return new_q, rotate(k.x, cos, sin, interleaved=self.interleaved)
+        (new_q,) = self._turn((q.x,), cos, sin)
+        (new_k,) = self._turn((k.x,), *self.cos_sin(k.positions, dtype))
+        return new_q, new_k
 
-    def forward(
-        self,
-        q: Float[Tensor, "batch num_heads len {self.head_dim}"],
-        k: Float[Tensor, "batch num_kv_heads len {self.head_dim}"],
-        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
-    ) -> tuple[
-        Float[Tensor, "batch num_heads len {self.head_dim}"],
-        Float[Tensor, "batch num_kv_heads len {self.head_dim}"],
-    ]:
-        """Rotate q and k of the same tokens."""
-        pair = check_pair(type(self).__name__, q, k, positions, self.claims.num_axes)
-        return self.transform(*pair)
+    def _turn(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Sequence[Tensor]:
+        return rotate_together(xs, cos, sin, interleaved=self.interleaved)
 
     def _check(self, x: Tensor) -> None:
         if x.shape[-1] != self.head_dim:

@@ -1,0 +1,38 @@
+"""Pipes and devices are refused before they are read: one would wait, the other has no end."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from posenc.cli import main
+from posenc.dialects.json_object import read_json
+from posenc.dialects.source import load
+from posenc.doctor import layout
+
+
+@pytest.fixture(params=["pipe", "/dev/zero", "/dev/full"])
+def special(request, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / request.param  # an absolute name stays as it is
+
+
+@pytest.mark.parametrize("read", [load, read_json])
+def test_no_config_is_read_from_them(read, special):
+    with pytest.raises(ValueError, match="not an ordinary file"):
+        read(special)
+
+
+def test_no_text_is_read_from_them(special, tmp_path):
+    with pytest.raises(ValueError, match="not an ordinary file"):
+        layout._tokens(tmp_path, special)
+
+
+@pytest.mark.parametrize("more", [[], ["--each"]])
+def test_the_command_says_so_in_one_line(more, special, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["doctor", str(special), *more])
+    said = capsys.readouterr()
+    assert (stopped.value.code, said.err.count("\n")) == (2, 1)
+    assert "not an ordinary file" in said.out + said.err
