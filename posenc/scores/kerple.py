@@ -55,13 +55,14 @@ class Kerple(DistanceBias):
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         distance = real(distance).abs()
-        r1 = per_head(_bounded(self.r1), distance)
+        r1, r2 = (per_head(r, distance) for r in (self.r1, self.r2))
         if self.form == "log":
-            return -r1 * (per_head(_bounded(self.r2), distance) * distance).log1p()
-        return -r1 * distance ** per_head(_bounded(self.r2, KERPLE_POWER_HIGH), distance)
+            return -_bounded(r1) * (_bounded(r2) * distance).log1p()
+        return -_bounded(r1) * distance ** _bounded(r2, KERPLE_POWER_HIGH)
 
 
 def _bounded(x: Tensor, high: float = torch.inf) -> Tensor:
     """x clamped to [0.01, high], with the gradient of x: that of a plain clamp is zero outside, and
-    a parameter that starts there (r2 does one time in a hundred) would never learn."""
+    a parameter that starts there (r2 does one time in a hundred) would never learn. x is as wide as
+    the bias: half types have no 0.01."""
     return x + (x.clamp(KERPLE_LOW, high) - x).detach()
