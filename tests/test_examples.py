@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import sys
+import types
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ ELSEWHERE = {"keras"}  # in tests/keras, in a process of its own
 
 
 def run(documented: object, name: str) -> doctest.TestResults:
-    """Run the examples in one docstring, with torch, posenc and the names of its module."""
-    home = sys.modules[getattr(documented, "__module__", "posenc")]
-    globs = {**vars(home), "torch": torch, "posenc": posenc}
+    """Run the examples in one docstring, with torch, posenc and the names of its module; not those
+    of the package, whose module `list` would hide Python's."""
+    home = sys.modules.get(getattr(documented, "__module__", ""))
+    globs = {**(vars(home) if home else {}), "torch": torch, "posenc": posenc}
     text = getattr(documented, "__doc__", None) or ""
     test = doctest.DocTestParser().get_doctest(text, globs, name, None, 0)
     return doctest.DocTestRunner(verbose=False).run(test)
@@ -28,6 +30,21 @@ def test_example(name: str):
     failed, tried = run(getattr(posenc, name), name)
     assert tried > 0, f"posenc.{name} has no example"
     assert failed == 0
+
+
+def test_a_module_that_was_imported_hides_no_name():
+    import posenc.list  # noqa: F401
+
+    def counted():
+        """
+        >>> list(range(2))
+        [0, 1]
+        """
+
+    counted.__module__ = "posenc"
+    assert run(counted, "counted").failed == 1  # what a module's own example must not see
+    module = types.ModuleType("room", counted.__doc__)
+    assert run(module, "room") == (0, 1)
 
 
 def test_a_wrong_example_is_seen():

@@ -50,9 +50,13 @@ class ByDistance(Term):
         self._all_k: Tensor | None = None
 
     def ready(self, rows: int, causal: bool) -> Self:
-        if not torch.compiler.is_compiling():  # a compiled graph is for any length
-            if self.ends is not None and self.ends[1] - self.ends[0] < len(self.q) <= rows:
-                return self._with_all_vectors()
+        compiling = torch.compiler.is_compiling()  # for any length, so none is looked at
+        if (
+            not compiling
+            and self.ends is not None
+            and self.ends[1] - self.ends[0] < len(self.q) <= rows
+        ):
+            return self._with_all_vectors()
         bands = Bands.of(
             self.q.positions, self.k.positions, rows, causal, self.ends, self.for_q, self.for_k,
             self.k_vectors,

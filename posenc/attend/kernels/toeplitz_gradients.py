@@ -55,7 +55,7 @@ def table_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """All four gradients by plain matmuls per block, dS summed along its diagonals in a fixed
     order: bit-identical from run to run."""
-    wide, lowest = table.dtype, torch.finfo(table.dtype).min
+    wide = table.dtype
     batch, heads, q_len, _ = q.shape
     groups = k.shape[1]
     k, v = (t.to(wide).flatten(0, 1) for t in (k, v))  # (batch * kv heads, kv_len, width)
@@ -72,17 +72,20 @@ def table_gradients(
         q_rows, grad_rows = block_rows(q), block_rows(grad_out)
         k_keys, v_keys = k[:, first:last], v[:, first:last]
         weights = torch.bmm(q_rows * ctx.scale, k_keys.mT)
-        weights.view(full).add_(hankel(table, q_len, block))
+        bias = hankel(table, q_len, block)
+        weights.view(full).add_(bias)
         # Normalised here: far out lse is too coarse for weights that sum to one.
-        weights.sub_(weights.amax(-1, keepdim=True).clamp_(min=lowest)).exp_()
-        weights.div_(weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(wide).tiny))
+        torch.softmax(weights, -1, out=weights)
+        if bool(weights[..., 0].isnan().any()):  # of a row that sees no key, for one
+            sees_none = bias.amax(-1, keepdim=True) == -torch.inf
+            weights.view(full).masked_fill_(sees_none, 0)
         d_v[:, first:last].baddbmm_(weights.mT, grad_rows)
         d_weights = torch.bmm(grad_rows, v_keys.mT)
-        # From the weights themselves: out is rounded, and what all keys share would not cancel.
-        delta = (weights * d_weights).sum(-1, keepdim=True)
+        # The sum over keys is of these weights, not of the rounded output: what all keys share
+        # would not cancel.
+        d_scores = torch._softmax_backward_data(d_weights, weights, -1, wide, grad_input=d_weights)
         if grad_lse is not None:
-            delta = delta - block_rows(grad_lse[..., None])
-        d_scores = d_weights.sub_(delta).mul_(weights)
+            d_scores.addcmul_(weights, block_rows(grad_lse[..., None]))
         # Row i of the buffer holds row i of dS shifted right by i, so that columns are diagonals.
         buffer = torch.zeros(heads, rows, rows + keys, dtype=wide)
         skewed = (rows * (rows + keys), rows + keys + 1, 1)
