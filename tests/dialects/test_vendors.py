@@ -1,6 +1,7 @@
-"""Published models' rotary settings: what transformers computes from them, by its own classes.
+"""Rotary settings as published models spell them: what transformers computes from them, by its own
+classes.
 
-vendors.json has one line per model, widths and depths small, values and head sizes theirs. The
+vendors.json has one line per model, widths and depths small, written from memory of its config. The
 emulator of transformers 5 is held to the classes that are installed here; `python
 tests/dialects/test_vendors.py` prints the same for any transformers, posenc on its path.
 """
