@@ -50,8 +50,8 @@ def mapped_page(export: Export, extra: Mapping[str, Any]) -> str:
         f"It reads {export.longest} tokens by dual chunk attention; its weights and frequencies "
         f"are those trained at {export.trained}. Method: {export.method}.",
         "",
-        "By its code, which posenc has read and not run, vLLM 0.8.5 to 0.10 computes it, on the engine "
-        "that 0.11 took out:",
+        "By its code, which posenc has read and not run, vLLM 0.8.5 to 0.10 computes it, on the "
+        "engine that 0.11 took out:",
         "",
         *fenced("sh", f"{CHUNKED} vllm serve {folder} {serve_it}"),
     ]
