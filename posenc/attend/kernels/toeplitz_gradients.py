@@ -83,7 +83,9 @@ def table_gradients(
         d_weights = torch.bmm(grad_rows, v_keys.mT)
         # The sum over keys is of these weights, not of the rounded output: what all keys share
         # would not cancel.
-        d_scores = torch._softmax_backward_data(d_weights, weights, -1, wide, grad_input=d_weights)
+        d_scores = torch.ops.aten._softmax_backward_data.out(
+            d_weights, weights, -1, wide, grad_input=d_weights
+        )
         if grad_lse is not None:
             d_scores.addcmul_(weights, block_rows(grad_lse[..., None]))
         # Row i of the buffer holds row i of dS shifted right by i, so that columns are diagonals.
