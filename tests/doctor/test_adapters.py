@@ -68,7 +68,19 @@ def test_an_adapter_is_scaled_with_its_model(family, targets, tmp_path):
         assert off > 1e-2  # the old adapter on the new model is another model
 
 
-def test_an_adapter_is_permuted_with_its_model(tmp_path):
+def read_interleaved(q, k, cos, sin, **_):
+    """Rotation of channels 2i and 2i + 1, from tables that repeat after half of the head."""
+    half = cos.shape[-1] // 2
+    turn = torch.complex(cos[..., :half].float(), sin[..., :half].float())[:, None]
+
+    def rotate(x):
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (half, 2)).contiguous())
+        return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
+
+    return rotate(q), rotate(k)
+
+
+def test_an_adapter_is_permuted_with_its_model(tmp_path, monkeypatch):
     base = checkpoint(tmp_path / "base", "llama")
     adapter = write_adapter(base, tmp_path / "adapter", ("q_proj", "k_proj"))
     run(Options((base,), out=tmp_path / "model", convert_layout="interleaved"))
@@ -78,6 +90,14 @@ def test_an_adapter_is_permuted_with_its_model(tmp_path):
     assert "rows of 4 tensors permuted" in said
     for folder, name in ((tmp_path / "model", "model"), (tmp_path / "other", "adapter_model")):
         assert (folder / f"{name}.safetensors").is_file()
+    wanted = merged_logits(base, adapter)
+    llama = transformers.models.llama.modeling_llama
+    with monkeypatch.context() as patch:
+        patch.setattr(llama, "apply_rotary_pos_emb", read_interleaved)
+        got = merged_logits(tmp_path / "model", tmp_path / "other")
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
+        # The adapter as it was goes with the model as it was alone.
+        assert (merged_logits(tmp_path / "model", adapter) - wanted).abs().max() > 1e-2
     other, again = tmp_path / "other", tmp_path / "again"
     run(Options((other,), like=base, out=again, convert_layout="half-split"))
     weights = [(f / "adapter_model.safetensors").read_bytes() for f in (adapter, again, other)]
