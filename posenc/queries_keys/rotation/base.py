@@ -62,6 +62,10 @@ class Rotation(QueryKeyEncoding):
             self._last = ((Remembered(positions), cos, sin), *self._last[: KEPT - 1])
         return cos, sin
 
+    def forget_tables(self) -> None:
+        """Let go of the tables that earlier calls made, which serve the same positions again."""
+        self._last = ()
+
     def _may_keep(self, positions: Tensor, cos: Tensor) -> bool:
         if torch.compiler.is_compiling() or transformed() or type(cos) is not Tensor:
             return False
