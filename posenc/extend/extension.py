@@ -89,7 +89,7 @@ def extend(
     """
     out = None if out is None else Path(out)
     check_folders(Path(folder), out, options)
-    checkpoint = load_checkpoint(folder)
+    checkpoint = _load(folder, options)
     check_request(checkpoint, to, method, writes=out is not None, options=options)
     vocabulary = checkpoint.config.vocab_size
     encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
@@ -133,11 +133,18 @@ def evaluate(
 
     Raises: ValueError for a folder that cannot be loaded, or too little text.
     """
-    checkpoint = load_checkpoint(folder)
+    checkpoint = _load(folder, options)
     vocabulary = checkpoint.config.vocab_size
     encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     windows = sample_windows(encode, documents, length, options.windows)
     return measure_variant(checkpoint, as_is(checkpoint), windows, options, progress)
+
+
+def _load(folder: str | Path, options: Options) -> Checkpoint:
+    dtype = options.dtype
+    if dtype == "auto" and options.tune is not None:
+        dtype = "float32"  # steps of a small rate are lost where weights have eight bits
+    return load_checkpoint(folder, dtype=dtype, device=options.device)
 
 
 def _measure_all(
@@ -187,12 +194,14 @@ def _export(
                 checkpoint.model, fitting, trained, options.tune, options.state / "tune", progress,
                 masked, teacher,
             )  # fmt: skip
+            for weight in checkpoint.model.parameters():  # what is measured is what is written
+                weight.data = weight.data.to(getattr(torch, checkpoint.stored))
             same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
             outcome.tuned = measure_variant(checkpoint, same, windows, options, progress)
         tokens = _proof_tokens(windows, trained)
         plan = Plan(
             f"{chosen.name}, {chosen.summary}", outcome.target, chosen.cache_safe,
-            changed=options.tune is not None, extra=chosen.extra,
+            changed=options.tune is not None or not checkpoint.rotary, extra=chosen.extra,
         )  # fmt: skip
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
