@@ -25,7 +25,8 @@ class Options:
     the length. state: where search and tuning keep what a restart needs; None: beside the new
     folder, or nowhere. device, dtype: where and in what to run; what is written keeps the dtype of
     the folder. tune: fine-tuning before the export. targets: tokens at the end of a window
-    whose loss is read with growing context. passkey_trials: keys per length and depth.
+    whose loss is read with growing context. tasks: what is asked at every length and depth, see
+    measure/tasks.py; task_trials: prompts for each.
     """
 
     windows: Annotated[
@@ -56,8 +57,15 @@ class Options:
         ),
     ] = "auto"
     tune: TuneConfig | None = None
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="What to ask at every length and depth, between commas: passkey, needle, needles, "
+            "variables, common-words; or none."
+        ),
+    ] = "passkey"
+    task_trials: Annotated[int, typer.Option(min=1, help="Prompts per task, length and depth.")] = 2
     targets: int = 64
-    passkey_trials: int = 2
 
 
 DEFAULTS = Options()

@@ -171,7 +171,7 @@ def _tensors_of(weights: list[Path]) -> dict[str, tuple[int, int]]:
     for path in weights:
         try:
             with safe_open(path, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118, it is no dict
+                for name in opened.keys():
                     tensor = opened.get_slice(name)
                     count, numbers = found.get(tensor.get_dtype(), (0, 0))
                     size = math.prod(tensor.get_shape())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+
 import torch
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")

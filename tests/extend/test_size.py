@@ -21,7 +21,7 @@ from tests.hf_models import LENGTH, save, transformers
 
 TARGET = 3 * LENGTH
 DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
-QUICK = {"windows": 2, "search_tries": 0, "passkey_trials": 1}
+QUICK = {"windows": 2, "search_tries": 0, "task_trials": 1}
 INDEX = "model.safetensors.index.json"
 
 
@@ -73,7 +73,7 @@ def test_tuned_weights_are_written_in_the_dtype_and_the_sizes_they_came_in(halve
     for path in out.glob("*.safetensors"):
         assert path.stat().st_size < 1.2 * largest
         with safe_open(path, framework="pt") as opened:
-            assert {opened.get_slice(name).get_dtype() for name in opened.keys()} == {"BF16"}  # noqa: SIM118
+            assert {opened.get_slice(name).get_dtype() for name in opened.keys()} == {"BF16"}
     assert shards(out) != shards(halves)
 
 
@@ -92,9 +92,12 @@ def test_losses_in_half_precision_are_those_of_one_pass(halves, monkeypatch):
 def test_logits_are_never_widened_all_at_once(halves, monkeypatch):
     model, seen = load_checkpoint(halves, dtype="auto").model, []
     plain = losses.F.cross_entropy
-    monkeypatch.setattr(
-        losses.F, "cross_entropy", lambda x, *a, **k: (seen.append(x.shape[0]), plain(x, *a, **k))[1]
-    )
+
+    def counted(rows, *given, **named):
+        seen.append(rows.shape[0])
+        return plain(rows, *given, **named)
+
+    monkeypatch.setattr(losses.F, "cross_entropy", counted)
     monkeypatch.setattr(losses, "ROWS", 16)
     losses.next_token_losses(model, torch.zeros(1, 100, dtype=torch.long), whole=True)
     assert max(seen) == 16
@@ -105,13 +108,11 @@ def test_weights_on_the_cpu_are_read_where_their_file_lies(halves):
     """Held once: a copy would be anonymous memory."""
     model = load_checkpoint(halves, dtype="auto").model
     spans = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         where, _, rest = line.partition(" ")
         if str(halves) in rest:
             spans.append(tuple(int(end, 16) for end in where.split("-")))
-    inside = [
-        any(low <= p.data_ptr() < high for low, high in spans) for p in model.parameters()
-    ]
+    inside = [any(low <= p.data_ptr() < high for low, high in spans) for p in model.parameters()]
     assert all(inside)
 
 
@@ -134,8 +135,10 @@ def test_a_copy_by_reference_where_the_file_system_can(shares, tmp_path, monkeyp
     assert (tmp_path / "b").stat().st_ino != (tmp_path / "a").stat().st_ino
 
 
-WRONG = {"--device tpu": "device must be one of auto, cpu, cuda, mps, got 'tpu'",
-         "--dtype float8": "dtype must be one of auto, float32, bfloat16, float16, got 'float8'"}  # fmt: skip
+WRONG = {
+    "--device tpu": "device must be one of auto, cpu, cuda, mps, got 'tpu'",
+    "--dtype float8": "dtype must be one of auto, float32, bfloat16, float16, got 'float8'",
+}
 if not torch.cuda.is_available():
     WRONG["--device cuda"] = "torch sees no such device"
 

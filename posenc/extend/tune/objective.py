@@ -45,4 +45,6 @@ def masked_token_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
     generator = torch.Generator().manual_seed(int(tokens.sum()))
     hidden = torch.rand(tokens.shape, generator=generator) < 0.15
     logits = model(tokens.masked_fill(hidden, mask_token).to(model.device)).logits
-    return F.cross_entropy(logits[hidden.to(logits.device)].float(), tokens[hidden].to(logits.device))
+    return F.cross_entropy(
+        logits[hidden.to(logits.device)].float(), tokens[hidden].to(logits.device)
+    )
