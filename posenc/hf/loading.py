@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posenc.hf import folder as files
 from posenc.hf.config_values import check_layers, check_values
+from posenc.hf.placement import DTYPES, has_accelerate, place_of
 from posenc.hf.rope_config import RopeSetting, read_settings
 from posenc.hf.rope_config_check import check_rotary_keys
+from posenc.hf.tables import table_of
 
+STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""safetensors' names of dtypes, and torch's."""
 LOG = logging.getLogger("posenc.hf")
 """Says on stderr what is left unread; a library's user may send it elsewhere."""
 
@@ -23,7 +28,7 @@ class Checkpoint:
 
     masked: it predicts masked tokens instead of the next one. rotary: its rotation by kind of
     layer, empty where it has none. max_positions: the longest sequence it is made for, in tokens;
-    None where its config names none.
+    None where its config names none. stored: the dtype of most of its weights on the disk.
     """
 
     folder: Path
@@ -32,6 +37,7 @@ class Checkpoint:
     masked: bool
     rotary: tuple[RopeSetting, ...]
     max_positions: int | None
+    stored: str = "float32"
 
     @property
     def config(self) -> Any:
@@ -51,25 +57,37 @@ class Checkpoint:
 
 
 def load_checkpoint(
-    folder: str | Path, *, encoder_decoder: bool = False, attention: str | None = None
+    folder: str | Path,
+    *,
+    encoder_decoder: bool = False,
+    attention: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
 ) -> Checkpoint:
-    """Load a causal or masked language model in float32 for evaluation.
+    """Load a causal or masked language model for evaluation.
 
     Args:
         folder: a Hugging Face folder.
         encoder_decoder: load a model of two stacks, too, instead of refusing it.
         attention: transformers' name of an implementation; its own choice without one. Some
             families (Falcon) take it only here, not later.
+        dtype: of the weights, one of DTYPES; "auto" is that of the folder: weights on the CPU are
+            then read where their file is mapped into memory, and held once.
+        device: one of DEVICES.
 
     Raises: ValueError for a folder without a config, a config that no model can have, weights that
     are not safetensors, are missing, do not fit or are not finite, or a model that transformers
     does not know without running code from the folder.
     """
     folder = Path(folder)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    place = place_of(device)
     raw = files.read_config(folder)
     check_values(raw, folder / "config.json")
     check_rotary_keys(raw, folder / "config.json")
-    check_layers(raw, _count_tensors(files.weight_files(folder)), folder / "config.json")
+    tensors = _tensors_of(files.weight_files(folder))
+    check_layers(raw, sum(count for count, _ in tensors.values()), folder / "config.json")
     transformers = quiet_transformers()
     files.refuse_code(folder, raw, transformers.CONFIG_MAPPING)
     stock = {"trust_remote_code": False, "local_files_only": True}
@@ -78,7 +96,15 @@ def load_checkpoint(
     except Exception as error:  # whatever its many classes make of values they do not expect
         raise ValueError(f"{folder / 'config.json'}: {_said(error)}") from error
     masked = any("MaskedLM" in name for name in raw.get("architectures") or [])
-    auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+    if config.is_encoder_decoder and not encoder_decoder:
+        raise ValueError(
+            f"{folder}: a {config.model_type} model has an encoder and a decoder; only models of "
+            "one stack are read here."
+        )
+    causal, hidden = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM
+    if type(config) not in causal._model_mapping and type(config) in hidden._model_mapping:
+        masked = True  # whatever its class is called
+    auto = hidden if masked else causal
     if encoder_decoder and config.is_encoder_decoder:
         auto = transformers.AutoModelForSeq2SeqLM
     if type(config) not in auto._model_mapping:
@@ -87,10 +113,11 @@ def load_checkpoint(
             "model."
         )
     settings, longest = _positions(config, folder)
+    mapped = {"device_map": place} if place != "cpu" and has_accelerate() else {}
     try:
         model, told = auto.from_pretrained(
-            folder, dtype="float32", use_safetensors=True, output_loading_info=True,
-            attn_implementation=attention, **stock,
+            folder, dtype=dtype, use_safetensors=True, output_loading_info=True,
+            attn_implementation=attention, **mapped, **stock,
         )  # fmt: skip
     except RuntimeError as error:  # other shapes
         raise ValueError(f"{folder}: the weights in {files.WEIGHTS} do not fit: {error}") from error
@@ -98,14 +125,26 @@ def load_checkpoint(
         raise ValueError(f"{folder}: no model can be built: {_said(error)}") from error
     if missing := sorted(told["missing_keys"]):
         # transformers would draw them at random and only warn.
+        named, read_as = raw.get("architectures") or [], type(model).__name__
+        if named and read_as not in named:
+            raise ValueError(
+                f"{folder}: it holds a {named[0]}, without {missing[0]}: as a {read_as} it could "
+                "predict no token."
+            )
         raise ValueError(
             f"{folder}: config.json asks for {len(missing)} weights that are not there, such as "
             f"{missing[0]}."
         )
     if surplus := sorted(told["unexpected_keys"]):
         LOG.warning("%s: %d weights are left unread, such as %s.", folder, len(surplus), surplus[0])
+    if place != "cpu" and not mapped:
+        model = model.to(place)
     _refuse_not_finite(model, folder)
-    return Checkpoint(folder, model.eval(), raw, masked, settings, longest)
+    table = table_of(model)
+    longest = longest if table is None else table.length
+    most = max(tensors, key=lambda kind: tensors[kind][1], default="F32")
+    stored = STORED.get(most, "float32")
+    return Checkpoint(folder, model.eval(), raw, masked, settings, longest, stored)
 
 
 def quiet_transformers() -> Any:
@@ -132,8 +171,6 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
 
 def _max_positions(config: Any) -> int | None:
     """max_position_embeddings, or what a family calls it."""
-    if config.model_type in ("roberta", "xlm-roberta"):
-        return config.max_position_embeddings - config.pad_token_id - 1  # rows for no position
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         value = getattr(config, name, None)
         if isinstance(value, int):
@@ -141,17 +178,22 @@ def _max_positions(config: Any) -> int | None:
     return None
 
 
-def _count_tensors(weights: list[Path]) -> int:
+def _tensors_of(weights: list[Path]) -> dict[str, tuple[int, int]]:
+    """How many tensors and numbers the files hold, by dtype."""
     from safetensors import SafetensorError, safe_open
 
-    count = 0
+    found: dict[str, tuple[int, int]] = {}
     for path in weights:
         try:
             with safe_open(path, framework="pt") as opened:
-                count += len(list(opened.keys()))
+                for name in opened.keys():
+                    tensor = opened.get_slice(name)
+                    count, numbers = found.get(tensor.get_dtype(), (0, 0))
+                    size = math.prod(tensor.get_shape())
+                    found[tensor.get_dtype()] = count + 1, numbers + size
         except (SafetensorError, OSError) as error:  # cut off
             raise ValueError(f"{path.parent}: {path.name} cannot be read: {error}") from error
-    return count
+    return found
 
 
 def _refuse_not_finite(model: Any, folder: Path) -> None:
