@@ -8,7 +8,8 @@ from pathlib import Path
 from posenc.compare import figures
 from posenc.compare.results import EncodingSummary, Study, TrialResult
 from posenc.report.drawing import line_styles
-from posenc.report.page import Caution, Cell, Code, Facts, Headline, Items, Page, Plot, Table
+from posenc.report.page import Caution, Code, Facts, Headline, Items, Page, Plot
+from posenc.report.table import Cell, Table
 
 SPREAD = "± is half the distance between the best and the worst seed."
 
