@@ -19,8 +19,9 @@ from posenc.compare.cost import check_cost, opening
 from posenc.compare.options import DEFAULT_ENCODINGS, Options
 from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
-from posenc.compare.summary import recommend_encoding, summarise
+from posenc.compare.summary import summarise
 from posenc.compare.trial import TrialConfig
+from posenc.compare.verdict import recommend_encoding
 from posenc.registry import entry, names
 from posenc.report import machine
 from posenc.report.atomic import is_partial, write_atomically
@@ -137,12 +138,18 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
 
 
 def _write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
-    from posenc.compare.page import write_report
+    from posenc.compare.page import make_page
 
     study, damaged = collect(study, folder)
     _save(study, folder)
     write_atomically(folder / "results.csv", tables.csv_text(study))
-    write_report(study, folder / "report.html")
+    page = make_page(study)
+    page.write(folder / "report.html")
+    if figures is not None:
+        from posenc.report.figure_files import write_figures
+
+        for line in write_figures(page.plots(), figures):
+            damaged.append(line)
     return study, damaged
 
 
