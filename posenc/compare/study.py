@@ -36,13 +36,19 @@ STUDY = "study.json"
 RUNS = Path("runs")
 
 
-def run_study(options: Options) -> None:
-    """Run every trial that has no result yet, write the report, print the table.
+def run_study(options: Options, *, show: bool = True) -> Study:
+    """Run every trial that has no result yet, write the report and, with `show`, print the table.
+
+    Returns: the study with all of its results.
 
     Raises: ValueError for wrong input, before anything is written; RunFailed where a trial failed;
     Stopped after Ctrl-C.
     """
     console = Console(stderr=True)
+    if options.figures is not None:
+        from posenc.report.figure_files import check_folder
+
+        check_folder(options.figures)
     encodings = tuple(dict.fromkeys(options.encodings or DEFAULT_ENCODINGS))
     trial = _first_trial(options, encodings)  # checks all but the text
     workers = options.workers or (1 if trial.device == "cuda" else machine.num_cores())
@@ -88,19 +94,27 @@ def run_study(options: Options) -> None:
         finally:
             # Stopped or not, what is done is in the report.
             study, _ = _write_report(study, folder)
-        _show(study, folder, console)
+        for line in _write_figures(study, options.figures):
+            say(console, line)
+        if show:
+            _show(study, folder, console)
     if study.failed:
         raise RunFailed(
             f"{len(study.failed)} of {len(trials)} trials failed; their logs are in {folder}. "
             "The same command tries them again."
         )
+    return study
 
 
-def rebuild_report(folder: Path) -> None:
-    """Write the report of a study again, finished or not.
+def rebuild_report(folder: Path, figures: Path | None = None) -> None:
+    """Write the report of a study again, finished or not, and its figures into a folder.
 
     Raises: ValueError if there is no readable study, or if it is still running.
     """
+    if figures is not None:
+        from posenc.report.figure_files import check_folder
+
+        check_folder(figures)
     path = folder / STUDY
     if not path.is_file():
         raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
@@ -115,7 +129,7 @@ def rebuild_report(folder: Path) -> None:
     console = Console(stderr=True)
     with locked(folder, "posenc compare, which writes the report when it ends,"):
         study, damaged = _write_report(study, folder)
-    for line in damaged:
+    for line in (*damaged, *_write_figures(study, figures)):
         say(console, line)
     _show(study, folder, console)
 
@@ -145,14 +159,18 @@ def _write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
     study, damaged = collect(study, folder)
     _save(study, folder)
     write_atomically(folder / "results.csv", tables.csv_text(study))
-    page = make_page(study)
-    page.write(folder / "report.html")
-    if figures is not None:
-        from posenc.report.figure_files import write_figures
-
-        for line in write_figures(page.plots(), figures):
-            damaged.append(line)
+    make_page(study).write(folder / "report.html")
     return study, damaged
+
+
+def _write_figures(study: Study, figures: Path | None) -> list[str]:
+    """Write the figures where they were asked for; what the reader must know."""
+    if figures is None:
+        return []
+    from posenc.compare.page import make_page
+    from posenc.report.figure_files import write_figures
+
+    return [*write_figures(make_page(study).plots(), figures), f"Figures: {figures}"]
 
 
 def _save(study: Study, folder: Path) -> None:
