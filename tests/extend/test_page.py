@@ -13,7 +13,8 @@ from rich.console import Console
 
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
-from posenc.extend.measure.evaluation import Estimate, Evaluation, position_edges
+from posenc.extend.measure.evaluation import Evaluation, position_edges
+from posenc.extend.measure.intervals import Estimate
 from posenc.extend.page import write_extension_page
 from posenc.extend.terminal import show_losses, write_csv
 from posenc.extend.variants.methods import METHODS, stretch
