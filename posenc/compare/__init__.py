@@ -9,7 +9,7 @@
 ...     study = posenc.compare.run(
 ...         ["rope"], text=text, test_lengths=[32], steps=1, out=out, **small
 ...     )
-...     written = sorted(path.name for path in out.glob("*.*"))
+...     written = sorted(path.name for path in out.glob("[!.]*.*"))
 >>> written
 ['report.html', 'results.csv', 'study.json']
 >>> (result,) = study.results

@@ -13,7 +13,10 @@ from posenc.compare.verdict import context_gains, still_falling
 def in_by_length(study: Study) -> str:
     """Which encodings keep their loss to the longest length, and which rises most."""
     train, longest = study.trials[0].train_length, max(study.trials[0].test_lengths)
-    ends = {r.encoding: (mean_at(r.by_length, train), mean_at(r.by_length, longest)) for r in study.summary}  # fmt: skip
+    ends = {
+        row.encoding: (mean_at(row.by_length, train), mean_at(row.by_length, longest))
+        for row in study.summary
+    }
     cannot = [name for name, (_, far) in ends.items() if far == float("inf")]
     rises = {name: far - near for name, (near, far) in ends.items() if name not in cannot}
     kept = [name for name, rise in rises.items() if rise <= (WITHIN - 1) * ends[name][0]]
@@ -37,7 +40,7 @@ def in_by_context(study: Study) -> str:
     if not measured:
         return "No encoding here was given more context than in training."
     parts = [
-        f"{_listed(falls)} {_verb(falls, 'get')} better from more context than in training"
+        f"better from more context than in training: {_listed(falls)}"
         if falls
         else "no encoding here gets better from more context than in training"
     ]

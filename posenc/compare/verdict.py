@@ -15,6 +15,7 @@ from posenc.compare.summary import mean_at
 
 STILL_FALLING = 0.03
 """Share of the loss that a training may still lose in its last tenth."""
+_LOWEST = "has the lowest loss "
 _T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t, two-sided 95 %, for 1 to 10 degrees of freedom; beyond, 2.2 is no less than it."""
 
@@ -121,7 +122,7 @@ def _quality(
     far = _lowest(rows, longest)
     at_far, told_far = _compared(study, rows, far, longest)
     if near is far and told_near and told_far:
-        return f"Take {near.encoding}: it {at_train}, and {at_far}."
+        return f"Take {near.encoding}: it {at_train} and {at_far.removeprefix(_LOWEST)}."
     parts = [
         f"{row.encoding} {words}" if told else words
         for row, words, told in ((near, at_train, told_near), (far, at_far, told_far))
@@ -141,7 +142,7 @@ def _compared(
     gaps = {
         row.encoding: difference(_values(study, best, length), _values(study, row, length))
         for row in rows
-        if row is not best and mean_at(row.by_length, length) < math.inf
+        if row is not best and mean_at(row.by_length, length) != math.inf
     }
     alike = [name for name, (gap, half) in gaps.items() if not gap > half]
     if alike:
@@ -152,7 +153,7 @@ def _compared(
     second = min(gaps, key=lambda name: gaps[name][0])
     gap, half = gaps[second]
     return (
-        f"has the lowest loss at {length:,} bytes ({loss:.3f} bits per byte, {gap:.3f} ± "
+        f"{_LOWEST}at {length:,} bytes ({loss:.3f} bits per byte, {gap:.3f} ± "
         f"{half:.3f} below {second})"
     ), True
 

@@ -77,17 +77,9 @@ def _fonts_for(drawn: Figure) -> Iterator[list[str]]:
     has. Afterwards the figure is as it was."""
     texts = [t for t in drawn.findobj(Text) if isinstance(t, Text)]
     families = [text.get_fontfamily() for text in texts]
-    own = font_manager.findfont("DejaVu Sans")
     wanted = {c for text in texts for c in readable(text.get_text()) if not c.isspace()}
-    missing = _lacking(own, wanted)
-    found: list[str] = []
-    for path in _machine_fonts() if missing else ():
-        left = _lacking(path, missing)
-        if len(left) < len(missing):
-            missing = left
-            found.append(_family(path))
-        if not missing:
-            break
+    fonts, missing = _covering(wanted)
+    found = [_family(path) for path in fonts]
     for text in texts:
         text.set_text(readable(text.get_text()))
         text.set_fontfamily(["DejaVu Sans", *found])
@@ -100,6 +92,19 @@ def _fonts_for(drawn: Figure) -> Iterator[list[str]]:
         finally:
             for text, family in zip(texts, families, strict=True):
                 text.set_fontfamily(family)
+
+
+def _covering(letters: set[str]) -> tuple[list[str], set[str]]:
+    """Fonts of this machine beside the figures' own that have the letters, and what none has."""
+    missing, fonts = _lacking(font_manager.findfont("DejaVu Sans"), letters), []
+    for path in _machine_fonts() if missing else ():
+        left = _lacking(path, missing)
+        if len(left) < len(missing):
+            missing = left
+            fonts.append(path)
+        if not missing:
+            break
+    return fonts, missing
 
 
 def _lacking(path: str, letters: set[str]) -> set[str]:
