@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
+from dataclasses import is_dataclass
 from typing import Any
 
 _KINDS: dict[str, tuple[type, str]] = {
@@ -31,11 +32,44 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
         except TypeError:
             given = {}  # Python says it better
         owner = type(args[0]).__name__
+        if given:  # the outermost constructor's arguments, for `described`
+            texts = {name: text for name, value in given.items() if (text := _text(value))}
+            vars(args[0]).setdefault("_built_with", texts)
         for name, value in given.items():
             _check(owner, name, value, signature.parameters[name].annotation)
         init(*args, **kwargs)
 
     return built
+
+
+def described(built: Any) -> str:
+    """The arguments that make an encoding what it is, as `print` shows them: those without a
+    default or unlike it, and always the base and the scaling of angles."""
+    shown = []
+    for name, parameter in inspect.signature(type(built)).parameters.items():
+        given = getattr(built, "_built_with", {}).get(name) or _text(parameter.default)
+        text = _text(vars(built)[name]) if name in vars(built) else given
+        default = parameter.default is parameter.empty or text != _text(parameter.default)
+        if text and (default or name in _ALWAYS):
+            shown.append(f"{name}={text}")
+    return ", ".join(shown)
+
+
+_ALWAYS = ("rope_theta", "base", "scaling")
+_LONGEST = 200
+"""Letters of an argument; lists of frequencies have thousands."""
+
+
+def _text(value: Any) -> str:
+    """An argument in words; none for tensors and modules, which `print` shows by themselves."""
+    if not (value is None or isinstance(value, str | int | float | tuple) or is_dataclass(value)):
+        return ""
+    if isinstance(value, tuple) and not all(map(_text, value)):
+        return ""
+    text = repr(value)
+    if " at 0x" in text:  # an object that has no words for itself
+        return ""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _check(owner: str, name: str, value: Any, annotation: Any) -> None:
