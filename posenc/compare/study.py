@@ -17,6 +17,7 @@ from rich.console import Console
 from posenc.compare import splits, sweep, tables
 from posenc.compare.cost import check_cost, opening
 from posenc.compare.options import DEFAULT_ENCODINGS, Options
+from posenc.compare.pace import expected_seconds
 from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.summary import recommend_encoding, summarise
@@ -74,7 +75,8 @@ def run_study(options: Options) -> None:
         for wrong in (damaged, cut.write(folder)):
             if wrong:
                 say(console, f"{wrong}; writing it again")
-        say(console, opening(study, workers, folder))
+        left = [trial for trial in trials if not sweep.is_done(folder, trial)]
+        say(console, opening(study, workers, folder, expected_seconds(left, folder, workers)))
         live = console.is_terminal
         watcher = LiveBars(console, trials, workers) if live else PlainLines(console)
         try:
