@@ -48,8 +48,18 @@ def extend(
         bool,
         typer.Option("--ids", help="Text files hold token ids between spaces; no tokenizer."),
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything that was measured, for programs.")
+    ] = False,
     report: Annotated[
         Path | None, typer.Option(help="Where to write the page.", show_default="OUT/extend.html")
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
+            show_default="none",
+        ),
     ] = None,
     **given: Any,
 ) -> None:
@@ -61,5 +71,6 @@ def extend(
     command = shlex.join(["posenc", *sys.argv[1:]])
     extend_and_show(
         model, to, text or [], command, report,
-        method=method, out=out, options=options, as_bytes=as_bytes, as_ids=as_ids,
+        method=method, out=out, options=options, as_json=as_json, as_bytes=as_bytes,
+        as_ids=as_ids, figures=figures,
     )  # fmt: skip

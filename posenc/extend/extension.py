@@ -10,14 +10,18 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from posenc.extend.export.folder import Plan, export_checkpoint
 from posenc.extend.export.prover import Proof, Prover
 from posenc.extend.measure.evaluation import Evaluation
+from posenc.extend.measure.intervals import Estimate
 from posenc.extend.measure.losses import NotFinite
 from posenc.extend.measure.samples import halves, sample_windows
+from posenc.extend.measure.short_text import regression, short_pieces
+from posenc.extend.measure.tasks import Encode
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import recommend
 from posenc.extend.refusals import check_folders, check_request
@@ -41,7 +45,8 @@ from posenc.report.failure import RunFailed
 class Outcome:
     """All variants measured, the recommendation, and what was exported.
 
-    failed: why a variant could not be measured on this checkpoint, by its name.
+    failed: why a variant could not be measured on this checkpoint, by its name. short_documents:
+    the document of every token of the short texts.
     """
 
     checkpoint: Checkpoint
@@ -50,10 +55,22 @@ class Outcome:
     recommended: str
     reason: str
     failed: dict[str, str] = field(default_factory=dict)
+    short_documents: np.ndarray | None = None
     tuned: Evaluation | None = None
     tuning_losses: list[float] = field(default_factory=list)
     config_diff: list[str] = field(default_factory=list)
     proof: Proof | None = None
+
+    def short_text(self) -> dict[str, Estimate]:
+        """By how much short texts, read by themselves, got worse, in nats per token, by name."""
+        before = self.measured["none"][1].short_text
+        if before is None or self.short_documents is None:
+            return {}
+        return {
+            name: regression(before, each.short_text, self.short_documents)
+            for name, each in self.evaluations().items()
+            if each.short_text is not None and name != "none"
+        }
 
     def evaluations(self) -> dict[str, Evaluation]:
         """All that was measured, by name, the tuned checkpoint last."""
@@ -89,8 +106,8 @@ def extend(
     """
     out = None if out is None else Path(out)
     check_folders(Path(folder), out, options)
-    checkpoint = load_checkpoint(folder)
-    check_request(checkpoint, to, method, writes=out is not None, options=options)
+    checkpoint = _load(folder, options)
+    check_request(checkpoint, to, method, writes=out is not None, options=options, words=not as_ids)
     vocabulary = checkpoint.config.vocab_size
     encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     to_fit, to_measure = halves(documents, to)
@@ -108,12 +125,16 @@ def extend(
         if out is not None and options.tune is None:
             prover.start()  # its imports run beside the measurement; tuning would keep it waiting
         builders = candidates(checkpoint, to, method, fitting, options, progress)
-        measured, failed = _measure_all(checkpoint, builders, method, windows, options, progress)
+        measured, failed = _measure_all(
+            checkpoint, builders, method, windows, options, progress, None if as_ids else encode
+        )
         recommended, reason = recommend(measured, checkpoint.trained_length, options)
-        outcome = Outcome(checkpoint, to, measured, recommended, reason, failed)
+        short = short_pieces(windows, checkpoint.trained_length).documents.numpy()
+        outcome = Outcome(checkpoint, to, measured, recommended, reason, failed, short)
         if out is not None:
             chosen = measured[method or recommended][0]
-            _export(outcome, chosen, out, prover, fitting, windows, options, progress)
+            words = None if as_ids else encode
+            export_variant(outcome, chosen, out, prover, fitting, windows, options, progress, words)
             shutil.rmtree(_own_state(out), ignore_errors=True)
     return outcome
 
@@ -133,16 +154,24 @@ def evaluate(
 
     Raises: ValueError for a folder that cannot be loaded, or too little text.
     """
-    checkpoint = load_checkpoint(folder)
+    checkpoint = _load(folder, options)
     vocabulary = checkpoint.config.vocab_size
     encode = text_encoder(checkpoint.folder, vocabulary, as_bytes=as_bytes, as_ids=as_ids)
     windows = sample_windows(encode, documents, length, options.windows)
-    return measure_variant(checkpoint, as_is(checkpoint), windows, options, progress)
+    words = None if as_ids else encode
+    return measure_variant(checkpoint, as_is(checkpoint), windows, options, progress, words)
+
+
+def _load(folder: str | Path, options: Options) -> Checkpoint:
+    dtype = options.dtype
+    if dtype == "auto" and options.tune is not None:
+        dtype = "float32"  # steps of a small rate are lost where weights have eight bits
+    return load_checkpoint(folder, dtype=dtype, device=options.device)
 
 
 def _measure_all(
     checkpoint: Checkpoint, builders: Builders, method: str | None, windows: Windows,
-    options: Options, progress: Progress,
+    options: Options, progress: Progress, encode: Encode | None,
 ) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:  # fmt: skip
     """Every variant measured, and why some could not be: hours of measuring are not lost to a
     method that this model's code does not take."""
@@ -154,7 +183,7 @@ def _measure_all(
 
         try:
             variant = build()
-            evaluation = measure_variant(checkpoint, variant, windows, options, report)
+            evaluation = measure_variant(checkpoint, variant, windows, options, report, encode)
         except Exception as error:  # whatever a family's code makes of what it does not expect
             said = " ".join(str(error).split())
             reason = said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
@@ -168,10 +197,13 @@ def _measure_all(
     return measured, failed
 
 
-def _export(
+def export_variant(
     outcome: Outcome, chosen: Variant, out: Path, prover: Prover, fitting: Windows | None,
-    windows: Windows, options: Options, progress: Progress,
+    windows: Windows, options: Options, progress: Progress = lambda what, share: None,
+    encode: Encode | None = None,
 ) -> None:  # fmt: skip
+    """Tune a variant that was measured if that is asked for, write it and prove it; what came of it
+    goes into the outcome."""
     checkpoint, trained = outcome.checkpoint, outcome.checkpoint.trained_length
     teacher = None
     if options.tune is not None and options.tune.distill and not checkpoint.masked:
@@ -187,12 +219,14 @@ def _export(
                 checkpoint.model, fitting, trained, options.tune, options.state / "tune", progress,
                 masked, teacher,
             )  # fmt: skip
+            for weight in checkpoint.model.parameters():  # what is measured is what is written
+                weight.data = weight.data.to(getattr(torch, checkpoint.stored))
             same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
-            outcome.tuned = measure_variant(checkpoint, same, windows, options, progress)
+            outcome.tuned = measure_variant(checkpoint, same, windows, options, progress, encode)
         tokens = _proof_tokens(windows, trained)
         plan = Plan(
             f"{chosen.name}, {chosen.summary}", outcome.target, chosen.cache_safe,
-            changed=options.tune is not None, extra=chosen.extra,
+            changed=options.tune is not None or not checkpoint.rotary, extra=chosen.extra,
         )  # fmt: skip
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan

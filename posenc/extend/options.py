@@ -23,8 +23,10 @@ class Options:
     windows: windows of the target length to read. search_tries: sets of frequencies that the search
     tries, 0 for no search. allow_cache_unsafe: also export methods whose frequencies change with
     the length. state: where search and tuning keep what a restart needs; None: beside the new
-    folder, or nowhere. tune: fine-tuning before the export. targets: tokens at the end of a window
-    whose loss is read with growing context. passkey_trials: keys per length and depth.
+    folder, or nowhere. device, dtype: where and in what to run; what is written keeps the dtype of
+    the folder. tune: fine-tuning before the export. targets: tokens at the end of a window
+    whose loss is read with growing context. tasks: what is asked at every length and depth, see
+    measure/tasks.py; task_trials: prompts for each.
     """
 
     windows: Annotated[
@@ -44,9 +46,26 @@ class Options:
             show_default="beside --out",
         ),
     ] = None
+    device: Annotated[
+        str, typer.Option(help="Where to run: auto, cpu, cuda or mps; auto takes a GPU.")
+    ] = "auto"
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="dtype to run in: float32, bfloat16, float16, or auto, that of the folder "
+            "(float32 while tuning). The weights that are written keep theirs."
+        ),
+    ] = "auto"
     tune: TuneConfig | None = None
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="What to ask at every length and depth, between commas: passkey, needle, needles, "
+            "variables, common-words; or none."
+        ),
+    ] = "passkey"
+    task_trials: Annotated[int, typer.Option(min=1, help="Prompts per task, length and depth.")] = 2
     targets: int = 64
-    passkey_trials: int = 2
 
 
 DEFAULTS = Options()

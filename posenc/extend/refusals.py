@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from posenc.extend.measure.tasks import PASSKEY, parse_tasks
 from posenc.extend.options import Options
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
@@ -38,9 +39,15 @@ def check_folders(folder: Path, out: Path | None, options: Options) -> None:
 
 
 def check_request(
-    checkpoint: Checkpoint, to: int, method: str | None, *, writes: bool, options: Options
-) -> None:
-    """What needs the loaded model to know. Raises: ValueError with the reason."""
+    checkpoint: Checkpoint, to: int, method: str | None, *, writes: bool, options: Options,
+    words: bool = True,
+) -> None:  # fmt: skip
+    """What needs the loaded model to know. words: there is a tokenizer.
+
+    Raises: ValueError with the reason.
+    """
+    if (in_words := set(parse_tasks(options.tasks)) - {PASSKEY}) and not words:
+        raise ValueError(f"--tasks {', '.join(sorted(in_words))}: --ids leaves no words to write.")
     rotary, table = checkpoint.rotary, tables.find_table(checkpoint.model)
     if not rotary and table is None:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from posenc.extend.as_json import to_json
 from posenc.extend.extension import Outcome, extend
-from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, write_extension_page
+from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_page
+from posenc.extend.task_table import task_rows
 from posenc.hf.text import split_documents
 from posenc.report.atomic import write_atomically
 from posenc.report.progress import Narrator
@@ -29,11 +32,16 @@ COLUMN = 9
 
 def extend_and_show(
     folder: Path, to: int, texts: list[Path], command: str, report: Path | None, *,
-    out: Path | None, method: str | None, **asked: Any,
+    out: Path | None, method: str | None, as_json: bool = False, figures: Path | None = None,
+    **asked: Any,
 ) -> None:  # fmt: skip
     """Extend as asked, and show what came of it. Raises: ValueError for wrong input, before
     anything is written."""
     console = Console(stderr=True)
+    if figures is not None:
+        from posenc.report.figure_files import check_folder
+
+        check_folder(figures)
     caution = None if texts else OUT_OF_DOMAIN
     documents = read_documents(texts)
     with Narrator(console) as narrate:
@@ -41,6 +49,7 @@ def extend_and_show(
     if caution:
         console.print(caution, markup=False)
     show_losses(outcome, console)
+    show_tasks(outcome, console)
     for name, why in outcome.failed.items():
         console.print(f"{name}: not measured: {why}", markup=False, highlight=False)
     if "search" in outcome.measured:
@@ -50,9 +59,17 @@ def extend_and_show(
         console.print(line, markup=False, highlight=False)
     page = report or (out / "extend.html" if out is not None else None)
     if page is not None:
-        write_extension_page(outcome, page, command, caution)
+        make_page(outcome, command, caution).write(page)
         console.print(f"Page: {page}", markup=False)
         write_csv(outcome, page.with_suffix(".csv"))
+    if figures is not None:
+        from posenc.report.figure_files import write_figures
+
+        said = write_figures(make_page(outcome, command, caution).plots(), figures)
+        for line in (*said, f"Figures: {figures}"):
+            console.print(line, markup=False, highlight=False)
+    if as_json:
+        print(json.dumps(to_json(outcome), indent=1, ensure_ascii=False, allow_nan=False))
     if out is not None:
         console.print(f"Written and proved: {out}", markup=False)
     elif method is None:
@@ -101,6 +118,18 @@ def show_losses(outcome: Outcome, console: Console) -> None:
     marks = {_mark(outcome, name) for name in outcome.evaluations()}
     words = [f"{mark} {why}." for mark, why in MARKS.items() if mark in marks]
     console.print(" ".join([*words, "95 % intervals are on the page."]), markup=False)
+
+
+def show_tasks(outcome: Outcome, console: Console) -> None:
+    """Tasks answered, and what short texts cost."""
+    header, rows = task_rows(outcome)
+    if rows:
+        table = Table(title="Tasks answered exactly; perplexity of short texts against as trained")
+        for name in header:
+            table.add_column(name, justify="left" if name == "method" else "right")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
 
 
 def _tables(outcome: Outcome, width: int) -> Iterator[Table]:

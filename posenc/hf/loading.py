@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posenc.hf import folder as files
 from posenc.hf.config_values import check_layers, check_values
+from posenc.hf.placement import DTYPES, has_accelerate, place_of
 from posenc.hf.rope_config import RopeSetting, read_settings
 from posenc.hf.rope_config_check import check_rotary_keys
 
+STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""safetensors' names of dtypes, and torch's."""
 LOG = logging.getLogger("posenc.hf")
 """Says on stderr what is left unread; a library's user may send it elsewhere."""
 
@@ -23,7 +27,7 @@ class Checkpoint:
 
     masked: it predicts masked tokens instead of the next one. rotary: its rotation by kind of
     layer, empty where it has none. max_positions: the longest sequence it is made for, in tokens;
-    None where its config names none.
+    None where its config names none. stored: the dtype of most of its weights on the disk.
     """
 
     folder: Path
@@ -32,6 +36,7 @@ class Checkpoint:
     masked: bool
     rotary: tuple[RopeSetting, ...]
     max_positions: int | None
+    stored: str = "float32"
 
     @property
     def config(self) -> Any:
@@ -51,25 +56,37 @@ class Checkpoint:
 
 
 def load_checkpoint(
-    folder: str | Path, *, encoder_decoder: bool = False, attention: str | None = None
+    folder: str | Path,
+    *,
+    encoder_decoder: bool = False,
+    attention: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
 ) -> Checkpoint:
-    """Load a causal or masked language model in float32 for evaluation.
+    """Load a causal or masked language model for evaluation.
 
     Args:
         folder: a Hugging Face folder.
         encoder_decoder: load a model of two stacks, too, instead of refusing it.
         attention: transformers' name of an implementation; its own choice without one. Some
             families (Falcon) take it only here, not later.
+        dtype: of the weights, one of DTYPES; "auto" is that of the folder: weights on the CPU are
+            then read where their file is mapped into memory, and held once.
+        device: one of DEVICES.
 
     Raises: ValueError for a folder without a config, a config that no model can have, weights that
     are not safetensors, are missing, do not fit or are not finite, or a model that transformers
     does not know without running code from the folder.
     """
     folder = Path(folder)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    place = place_of(device)
     raw = files.read_config(folder)
     check_values(raw, folder / "config.json")
     check_rotary_keys(raw, folder / "config.json")
-    check_layers(raw, _count_tensors(files.weight_files(folder)), folder / "config.json")
+    tensors = _tensors_of(files.weight_files(folder))
+    check_layers(raw, sum(count for count, _ in tensors.values()), folder / "config.json")
     transformers = quiet_transformers()
     files.refuse_code(folder, raw, transformers.CONFIG_MAPPING)
     stock = {"trust_remote_code": False, "local_files_only": True}
@@ -87,10 +104,11 @@ def load_checkpoint(
             "model."
         )
     settings, longest = _positions(config, folder)
+    mapped = {"device_map": place} if place != "cpu" and has_accelerate() else {}
     try:
         model, told = auto.from_pretrained(
-            folder, dtype="float32", use_safetensors=True, output_loading_info=True,
-            attn_implementation=attention, **stock,
+            folder, dtype=dtype, use_safetensors=True, output_loading_info=True,
+            attn_implementation=attention, **mapped, **stock,
         )  # fmt: skip
     except RuntimeError as error:  # other shapes
         raise ValueError(f"{folder}: the weights in {files.WEIGHTS} do not fit: {error}") from error
@@ -104,8 +122,12 @@ def load_checkpoint(
         )
     if surplus := sorted(told["unexpected_keys"]):
         LOG.warning("%s: %d weights are left unread, such as %s.", folder, len(surplus), surplus[0])
+    if place != "cpu" and not mapped:
+        model = model.to(place)
     _refuse_not_finite(model, folder)
-    return Checkpoint(folder, model.eval(), raw, masked, settings, longest)
+    most = max(tensors, key=lambda kind: tensors[kind][1], default="F32")
+    stored = STORED.get(most, "float32")
+    return Checkpoint(folder, model.eval(), raw, masked, settings, longest, stored)
 
 
 def quiet_transformers() -> Any:
@@ -141,17 +163,22 @@ def _max_positions(config: Any) -> int | None:
     return None
 
 
-def _count_tensors(weights: list[Path]) -> int:
+def _tensors_of(weights: list[Path]) -> dict[str, tuple[int, int]]:
+    """How many tensors and numbers the files hold, by dtype."""
     from safetensors import SafetensorError, safe_open
 
-    count = 0
+    found: dict[str, tuple[int, int]] = {}
     for path in weights:
         try:
             with safe_open(path, framework="pt") as opened:
-                count += len(list(opened.keys()))
+                for name in opened.keys():
+                    tensor = opened.get_slice(name)
+                    count, numbers = found.get(tensor.get_dtype(), (0, 0))
+                    size = math.prod(tensor.get_shape())
+                    found[tensor.get_dtype()] = count + 1, numbers + size
         except (SafetensorError, OSError) as error:  # cut off
             raise ValueError(f"{path.parent}: {path.name} cannot be read: {error}") from error
-    return count
+    return found
 
 
 def _refuse_not_finite(model: Any, folder: Path) -> None:

@@ -17,7 +17,8 @@ import torch
 from posenc import extend as hf
 from posenc.extend.export.prover import Proof
 from posenc.extend.measure.entropy import attention_entropy
-from posenc.extend.measure.evaluation import Estimate, Evaluation, estimate, measure_reader
+from posenc.extend.measure.evaluation import Evaluation, measure_reader
+from posenc.extend.measure.intervals import Estimate, estimate
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.passkey import PasskeyGrid
 from posenc.extend.options import Options
@@ -39,7 +40,7 @@ TARGET = 3 * LENGTH
 LLAMA = Path(__file__).parents[2].parent / "shared" / "checkpoints" / "llama2xs"
 STORIES = LLAMA.parents[1] / "data" / "tinystories_sample.txt"
 DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
-QUICK = Options(windows=2, search_tries=0, passkey_trials=1)
+QUICK = Options(windows=2, search_tries=0, task_trials=1)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from tests.hf_models import COMMON, LENGTH, save
 
 TARGET = 3 * LENGTH
 DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
-QUICK = Options(windows=2, search_tries=0, passkey_trials=1)
+QUICK = Options(windows=2, search_tries=0, task_trials=1)
 MAPS = ["self-extend", "rerope", "dual-chunk"]
 INTERLEAVED = ("cohere", "glm", "helium", "ernie4_5")
 """Families that rotate neighbouring channels, where the maps rotate halves."""

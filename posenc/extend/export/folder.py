@@ -18,20 +18,23 @@ from posenc.extend.export.config import exported
 from posenc.extend.export.described import Export
 from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.serve import mapped_page, page, plain_page
-from posenc.hf.folder import tokenizer_files
+from posenc.hf.folder import INDEX, tokenizer_files, weight_files
 from posenc.hf.loading import Checkpoint
 from posenc.report.atomic import write_atomically
+from posenc.report.clone import clone
 from posenc.report.failure import RunFailed
 from posenc.report.new_folder import new_folder
 
 SERVE = "SERVE.md"
+DTYPE_KEYS = ("dtype", "torch_dtype")
+"""What the folder says of its weights' dtype, which another one in memory does not change."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is exported: the method in words, the new length, and whether step-by-step decoding
-    must equal one pass. changed: the weights are not the original's, after tuning. extra: keys of
-    config.json by which a server maps positions."""
+    must equal one pass. changed: the weights are not the original's. extra: keys of config.json by
+    which a server maps positions."""
 
     method: str
     longest: int
@@ -57,7 +60,7 @@ def export_checkpoint(
     Raises: RunFailed where stock transformers does not see what was meant.
     """
     with new_folder(out) as temporary:
-        checkpoint.model.save_pretrained(temporary, safe_serialization=True)
+        write_weights(checkpoint, temporary, changed=plan.changed)
         copy_tokenizer(checkpoint.folder, temporary, plan.longest)
         config, serving = _described(checkpoint, temporary, out.name, plan)
         write_atomically(temporary / "config.json", json.dumps(config, indent=2) + "\n")
@@ -68,11 +71,30 @@ def export_checkpoint(
     return config_changes(checkpoint.raw_config, config), proof
 
 
+def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> None:
+    """The weights in their dtype and their shards, and the config of the model in memory. Files
+    whose weights did not change are copied."""
+    model, files = checkpoint.model, weight_files(checkpoint.folder)
+    if changed:
+        largest = max(path.stat().st_size for path in files)
+        # One file stays one: a little more than its size, since names may grow.
+        shard = largest if len(files) > 1 else 2 * largest
+        model.save_pretrained(folder, safe_serialization=True, max_shard_size=shard)
+        return
+    for path in files:
+        clone(path, folder / path.name)
+    if (index := checkpoint.folder / INDEX).exists() and len(files) > 1:
+        clone(index, folder / INDEX)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+
+
 def _described(
     checkpoint: Checkpoint, folder: Path, name: str, plan: Plan
 ) -> tuple[dict[str, Any], str]:
     """config.json and SERVE.md of a folder that transformers 5 has written."""
-    saved = read_json(folder / "config.json")
+    saved = {k: v for k, v in read_json(folder / "config.json").items() if k not in DTYPE_KEYS}
+    saved |= {k: v for k, v in checkpoint.raw_config.items() if k in DTYPE_KEYS}
     recipe, meaning = exported(saved, plan.longest)
     if meaning is None:
         return recipe.config, plain_page(name, plan.longest, recipe.name)

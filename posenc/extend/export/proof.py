@@ -1,6 +1,6 @@
 """Run by path in a process of its own: does stock transformers see in a folder what was meant?
 
-python proof.py PARENT  <  ["FOLDER", "EXPECTED.safetensors", "causal" or "masked"]
+python proof.py PARENT  <  ["FOLDER", "EXPECTED.safetensors", "causal" or "masked", DTYPE, DEVICE]
     ->  one line of JSON with the largest errors. It ends with the process PARENT.
 """
 
@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """inv_freq of every layer type, before any forward could change it."""
     return {
-        name.removesuffix("inv_freq").removesuffix("_"): buffer.clone()
+        name.removesuffix("inv_freq").removesuffix("_"): buffer.cpu().clone()
         for module in model.modules()
         if "RotaryEmbedding" in type(module).__name__
         for name, buffer in module.named_buffers(recurse=False)
@@ -35,7 +35,8 @@ def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return float(((got - expected).abs() / expected.abs().clamp(min=1e-30)).max())
+    # Slower than 1e-12 radians per token a pair stands still in any text, however it is written.
+    return float(((got - expected).abs() / expected.abs().clamp(min=1e-12)).max())
 
 
 def decode(model: torch.nn.Module, tokens: torch.Tensor, steps: int) -> torch.Tensor:
@@ -49,15 +50,16 @@ def decode(model: torch.nn.Module, tokens: torch.Tensor, steps: int) -> torch.Te
 
 
 @torch.inference_mode()
-def main(folder: str, reference: str, kind: str) -> None:
+def main(folder: str, reference: str, kind: str, dtype: str, device: str) -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     auto = (
         transformers.AutoModelForMaskedLM if kind == "masked" else transformers.AutoModelForCausalLM
     )
     model: Any = auto.from_pretrained(
-        folder, dtype="float32", trust_remote_code=False, local_files_only=True
-    ).eval()
+        folder, dtype=dtype, trust_remote_code=False, local_files_only=True
+    )
+    model = model.eval().to(device)
     expected = load_file(reference)
     buffers = rotary_buffers(model)
     errors = [
@@ -65,16 +67,17 @@ def main(folder: str, reference: str, kind: str) -> None:
         for name, value in expected.items()
         if name.startswith("inv_freq/")
     ]
-    tokens, wanted = expected["tokens"], expected["logits"]
+    tokens, wanted = expected["tokens"].to(device), expected["logits"].to(device)
+    got = model(tokens).logits
     result = {
         "inv_freq_error": float(torch.tensor([0.0, *errors]).max()),  # max() would drop a NaN
-        "logits_error": float((model(tokens).logits - wanted).abs().max()),
+        "logits_error": float((got - wanted).abs().max()),
         "decode_error": 0.0,
         "generated": 0,
     }
     if kind == "causal":
         steps = min(16, tokens.shape[1] // 2)
-        full = model(tokens).logits[:, -steps:]
+        full = got[:, -steps:].float()
         result["decode_error"] = float((decode(model, tokens, steps) - full).abs().max())
         prompt = tokens[:, : tokens.shape[1] - steps]
         # An end-of-text token would stop the count, not the model's ability to go on.

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -19,6 +20,10 @@ from torch import Tensor
 from posenc.hf.apply import rotary_frequencies
 from posenc.hf.loading import Checkpoint
 from posenc.report.failure import RunFailed
+
+STEPS_APART = 16
+"""Last bits of half precision by which decoding may differ from one pass: other products are
+rounded in every layer."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,17 @@ class Proof:
     """Largest difference between step-by-step decoding with the cache and one full pass."""
     generated: int
     """Tokens generated past the old length."""
+    rounding: float = 0.0
+    """What the last bit of the largest logit is worth in a model of half precision; 0 in float32,
+    whose bounds are fixed."""
 
     def failures(self, *, cache_safe: bool) -> list[str]:
         """What does not hold, in words; empty where the export is proved."""
+        decoding = max(1e-3, STEPS_APART * self.rounding) if cache_safe else math.inf
         checks = [
             ("frequencies are", self.inv_freq_error, 1e-6),
-            ("logits are", self.logits_error, 1e-5),
-            ("decoding with the cache is", self.decode_error, 1e-3 if cache_safe else math.inf),
+            ("logits are", self.logits_error, max(1e-5, self.rounding)),
+            ("decoding with the cache is", self.decode_error, decoding),
         ]
         return [
             f"{what} off by {error:.1e}, expected at most {bound:.0e}"
@@ -66,17 +75,25 @@ class Prover:
             )  # fmt: skip
         return self._running
 
-    def compare(self, folder: Path, expected: dict[str, Tensor], *, masked: bool) -> Proof:
-        """Raises: RunFailed where the folder does not load there."""
+    def compare(
+        self, folder: Path, expected: dict[str, Tensor], model: Any, *, masked: bool
+    ) -> Proof:
+        """The folder in the model's dtype and on its device, against what was expected.
+
+        Raises: RunFailed where the folder does not load there.
+        """
         reference = Path(self._scratch.name) / "expected.safetensors"
         save_file(expected, reference)
-        asked = [str(folder.resolve()), str(reference), "masked" if masked else "causal"]
+        kind, dtype = "masked" if masked else "causal", str(model.dtype).removeprefix("torch.")
+        asked = [str(folder.resolve()), str(reference), kind, dtype, str(model.device)]
         running = self.start()
         said, complained = running.communicate(json.dumps(asked))
         if running.returncode:
             last = complained.strip().splitlines()[-1:] or ["no message"]
             raise RunFailed(f"the exported folder does not load in stock transformers: {last[0]}")
-        return Proof(**json.loads(said.splitlines()[-1]))
+        eps = 0.0 if model.dtype == torch.float32 else torch.finfo(model.dtype).eps
+        rounding = eps * float(expected["logits"].abs().max())
+        return Proof(**json.loads(said.splitlines()[-1]), rounding=rounding)
 
     def __enter__(self) -> Prover:
         return self
@@ -94,8 +111,9 @@ def prove(checkpoint: Checkpoint, folder: Path, prover: Prover, tokens: Tensor) 
     model = checkpoint.model
     # Before the model runs: some frequencies change with the length that was read last.
     expected = {
-        f"inv_freq/{layer_type or ''}": inv_freq.clone()
+        f"inv_freq/{layer_type or ''}": inv_freq.cpu().clone()
         for layer_type, (inv_freq, _) in rotary_frequencies(model).items()
     }
-    expected |= {"tokens": tokens, "logits": model(tokens).logits.contiguous()}
-    return prover.compare(folder, expected, masked=checkpoint.masked)
+    logits = model(tokens.to(model.device)).logits
+    expected |= {"tokens": tokens, "logits": logits.cpu().contiguous()}
+    return prover.compare(folder, expected, model, masked=checkpoint.masked)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 BLOCK = 256
 """Queries at a time."""
+SCORES_BUDGET = 1 << 23
+"""Scores held at once."""
 
 
 @torch.inference_mode()
@@ -24,6 +26,7 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
+    tokens = tokens.to(model.device)
     layers: list[Tensor] = []
 
     def attend(
@@ -38,12 +41,14 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
         causal = getattr(module, "is_causal", True) and attention_mask is None
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        keys = key.float().mT
         out = torch.empty_like(query[..., : value.shape[-1]])
-        entropy = query.new_zeros(query.shape[2])
+        entropy = query.new_zeros(query.shape[2], dtype=torch.float32)
         first = key.shape[2] - query.shape[2]
-        for start in range(0, query.shape[2], BLOCK):
-            rows = slice(start, start + BLOCK)
-            scores = query[:, :, rows].float() @ key.float().mT * scale
+        step = max(1, min(BLOCK, SCORES_BUDGET // (query.shape[:2].numel() * key.shape[2])))
+        for start in range(0, query.shape[2], step):
+            rows = slice(start, start + step)
+            scores = query[:, :, rows].float() @ keys * scale
             if kwargs.get("softcap") is not None:
                 scores = torch.tanh(scores / kwargs["softcap"]) * kwargs["softcap"]
             if attention_mask is not None:
@@ -72,7 +77,7 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
             cache = None if whole else out.past_key_values
             if not layers:
                 return None
-            pieces.append(torch.stack(layers).mean(0))
+            pieces.append(torch.stack([layer.float().cpu() for layer in layers]).mean(0))
             layers.clear()
     except ValueError:  # its attention cannot be exchanged
         return None

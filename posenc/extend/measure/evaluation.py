@@ -12,25 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from posenc.extend.measure.entropy import attention_entropy
+from posenc.extend.measure.intervals import Estimate, estimate
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.passkey import PasskeyGrid
+from posenc.extend.measure.short_text import short_losses
+from posenc.extend.measure.tasks import Score, TaskGrid
 from posenc.hf.text import Windows
-
-BOOTSTRAPS = 200
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A token-weighted mean with a 95 % bootstrap interval over documents."""
-
-    mean: float
-    low: float
-    high: float
-    tokens: int
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(min(self.mean, 50.0))
 
 
 @dataclass(frozen=True)
@@ -45,6 +32,12 @@ class Evaluation:
     entropy: tuple[float, ...] = ()
     """Mean entropy of attention in nats, in the buckets of `edges`; empty where the model does not
     show it."""
+    tasks: dict[tuple[str, int], Score] = field(default_factory=dict)
+    """By (task, length)."""
+    left_out: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Why a task has no score at a length."""
+    short_text: np.ndarray | None = field(default=None, repr=False, compare=False)
+    """Losses of short texts that are read by themselves; None where they were not."""
     seconds: float = 0.0
 
     def short(self, trained: int) -> float:
@@ -93,6 +86,8 @@ def measure_reader(
     contexts: tuple[int, ...] = (),
     targets: int = 64,
     passkey: PasskeyGrid | None = None,
+    tasks: TaskGrid | None = None,
+    short_text: bool = False,
     entropy: bool = True,
     progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Evaluation:
@@ -105,6 +100,8 @@ def measure_reader(
         contexts: lengths at which the loss of the same last `targets` tokens is measured, on the
             first half of the windows.
         passkey: the grid of lengths and depths; None to leave it out.
+        tasks: the same for tasks in words.
+        short_text: read short texts by themselves, too, see `regression`.
         entropy: measure the entropy of attention on the first window.
         progress: called with what is being measured and the share done.
     """
@@ -138,18 +135,11 @@ def measure_reader(
     means = () if curve is None else tuple(
         float(curve[low:high].mean()) for low, high in itertools.pairwise(edges)
     )  # fmt: skip
-    return Evaluation(edges, by_position, by_context, grid, means, time.perf_counter() - began)
-
-
-def estimate(losses: np.ndarray, documents: np.ndarray) -> Estimate:
-    """Token-weighted mean of the losses that are numbers, and its interval from resampled
-    documents."""
-    kept = ~np.isnan(losses)
-    owners, index = np.unique(documents[kept], return_inverse=True)
-    sums = np.bincount(index, losses[kept], len(owners))
-    counts = np.bincount(index, minlength=len(owners)).astype(float)
-    if not len(owners):
-        return Estimate(math.nan, math.nan, math.nan, 0)
-    draws = np.random.default_rng(0).integers(0, len(owners), (BOOTSTRAPS, len(owners)))
-    low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])
-    return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()))
+    scores, left_out = {}, {}
+    if tasks is not None:
+        scores, left_out = tasks.scores(reader, windows.tokens.flatten(), progress)
+    short = short_losses(reader, windows, trained) if short_text else None
+    return Evaluation(
+        edges, by_position, by_context, grid, means, scores, left_out, short,
+        time.perf_counter() - began,
+    )  # fmt: skip

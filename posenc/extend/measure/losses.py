@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-LOGITS_BUDGET = 1 << 26
+LOGITS_BUDGET = 1 << 24
 """Logits held at once; a longer window is read in pieces through the model's cache."""
+ROWS = 512
+"""Tokens whose logits are widened to float32 at once."""
 ROWS_BUDGET = 4096
 """Tokens read in one batch, or one window where it is longer."""
 
@@ -73,20 +75,17 @@ def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
 
     `whole` reads a window in one piece whatever its size, for methods whose cache is not exact.
     """
+    tokens = tokens.to(model.device)
     batch, length = tokens.shape
-    vocab = model.config.vocab_size
-    piece = max(128, LOGITS_BUDGET // (batch * vocab))
+    piece = max(128, LOGITS_BUDGET // (batch * model.config.vocab_size))
     if whole or length <= piece:
-        logits = model(tokens, use_cache=False).logits[:, :-1]
-        return F.cross_entropy(logits.float().mT, tokens[:, 1:], reduction="none")
+        return _nats(model(tokens, use_cache=False).logits[:, :-1], tokens[:, 1:])
     cache, losses = None, []
     for start in range(0, length - 1, piece):
         out = model(tokens[:, start : start + piece], past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         targets = tokens[:, start + 1 : start + piece + 1]
-        losses.append(
-            F.cross_entropy(out.logits[:, : targets.shape[1]].float().mT, targets, reduction="none")
-        )
+        losses.append(_nats(out.logits[:, : targets.shape[1]], targets))
     return torch.cat(losses, dim=1)
 
 
@@ -98,9 +97,21 @@ def masked_token_losses(
     (batch, length)."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.rand(tokens.shape, generator=generator) < share
-    logits = model(tokens.masked_fill(hidden, mask_token)).logits
-    losses = _finite(F.cross_entropy(logits.float().mT, tokens, reduction="none"))
+    shown = tokens.masked_fill(hidden, mask_token).to(model.device)
+    losses = _finite(_nats(model(shown).logits, tokens.to(model.device)))
     return losses.masked_fill(~hidden, torch.nan)
+
+
+def _nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """-log p of each target in float32, (batch, length) on the CPU, a few rows at a time: logits in
+    half precision are never widened all at once."""
+    rows = [
+        F.cross_entropy(some.flatten(0, 1).float(), wanted.flatten(), reduction="none")
+        .view(wanted.shape)
+        .cpu()
+        for some, wanted in zip(logits.split(ROWS, 1), targets.split(ROWS, 1), strict=True)
+    ]
+    return torch.cat(rows, dim=1) if rows else torch.zeros(targets.shape)
 
 
 def _finite(losses: Tensor) -> Tensor:
@@ -116,4 +127,4 @@ def last_logits(model: Any, tokens: Tensor, count: int) -> Tensor:
     the model can leave them out."""
     fewer = "logits_to_keep" in inspect.signature(model.forward).parameters
     options = {"logits_to_keep": count} if fewer else {}
-    return model(tokens, use_cache=False, **options).logits[:, -count:]
+    return model(tokens.to(model.device), use_cache=False, **options).logits[:, -count:].cpu()

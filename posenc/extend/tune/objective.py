@@ -25,6 +25,7 @@ def step_tokens(windows: Windows, trained: int, config: TuneConfig, step: int) -
 
 def next_token_loss(model: Any, tokens: Tensor, trained: int, teacher: Any) -> Tensor:
     """Mean nats: over the text, or up to the trained length over what the teacher predicts."""
+    tokens = tokens.to(model.device)
     logits = model(tokens, use_cache=False).logits[:, :-1].float()
     known = 0 if teacher is None else min(trained, logits.shape[1])
     far = F.cross_entropy(
@@ -43,5 +44,7 @@ def masked_token_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
     restart hides the same."""
     generator = torch.Generator().manual_seed(int(tokens.sum()))
     hidden = torch.rand(tokens.shape, generator=generator) < 0.15
-    logits = model(tokens.masked_fill(hidden, mask_token)).logits
-    return F.cross_entropy(logits[hidden].float(), tokens[hidden])
+    logits = model(tokens.masked_fill(hidden, mask_token).to(model.device)).logits
+    return F.cross_entropy(
+        logits[hidden.to(logits.device)].float(), tokens[hidden].to(logits.device)
+    )

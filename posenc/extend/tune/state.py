@@ -62,5 +62,10 @@ def restore_tuning(
     with torch.no_grad():
         for name, p in trainable.items():
             p.copy_(tensors[f"weight/{name}"])
-            optimizer.state[p] = {key: tensors[f"{key}/{name}"] for key in MOMENTS}
+            moments = {key: tensors[f"{key}/{name}"] for key in MOMENTS}
+            # AdamW keeps its count of steps on the CPU.
+            optimizer.state[p] = {
+                key: moment if key == "step" else moment.to(p.device)
+                for key, moment in moments.items()
+            }
     return kept["losses"]

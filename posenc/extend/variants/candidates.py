@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from posenc.extend.measure.evaluation import Evaluation, PasskeyGrid, measure_reader
 from posenc.extend.measure.losses import Reader
+from posenc.extend.measure.tasks import PASSKEY, Encode, TaskGrid, parse_tasks
 from posenc.extend.options import Options, Progress
 from posenc.extend.search.evolution import Search
 from posenc.extend.variants.methods import METHODS
@@ -82,21 +82,28 @@ def measure_variant(
     windows: Windows,
     options: Options,
     progress: Progress,
+    encode: Encode | None = None,
 ) -> Evaluation:
-    """All that is measured of one variant, on windows of the new length."""
+    """All that is measured of one variant, on windows of the new length. encode: text to tokens,
+    for tasks in words; None where there is no tokenizer."""
     length, trained = windows.tokens.shape[1], checkpoint.trained_length
     contexts = tuple(sorted({c for c in _doublings(trained // 4, length) if c > options.targets}))
-    grid = PasskeyGrid(tuple(_doublings(trained, length)), trials=options.passkey_trials)
+    lengths = tuple(_doublings(trained, length))
     masked = mask_token(checkpoint.folder) if checkpoint.masked else None
     if variant.limit is not None:
         contexts = tuple(c for c in contexts if c <= variant.limit)
-        grid = replace(grid, lengths=tuple(n for n in grid.lengths if n <= variant.limit))
+        lengths = tuple(n for n in lengths if n <= variant.limit)
+    names, trials = parse_tasks(options.tasks), options.task_trials
+    grid = PasskeyGrid(lengths, trials=trials) if PASSKEY in names else None
+    in_words = tuple(name for name in names if name != PASSKEY)
+    tasks = None if encode is None else TaskGrid(in_words, lengths, encode, trials)
     only_losses = masked is not None or variant.window is not None
     with variant.active() as model:
         reader = Reader(model, masked, not variant.cache_safe, variant.limit, variant.window)
         return measure_reader(
             reader, windows, trained, contexts=() if only_losses else contexts,
             targets=options.targets, passkey=None if only_losses else grid,
+            tasks=None if only_losses else tasks, short_text=variant.window is None,
             entropy=not variant.needs_runtime, progress=progress,
         )  # fmt: skip
 

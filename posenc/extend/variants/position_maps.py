@@ -20,9 +20,9 @@ from posenc.queries_keys.position_maps import DualChunk, ReRoPE, SelfExtend
 DUAL_CHUNK = "dual-chunk"
 COMPARED = 128
 """Tokens on which a map is held to the model itself, at most."""
-TOLERANCE = 1e-3
-"""Largest difference of a logit there, relative to the largest logit: rounding stays far below,
-another rotation far above."""
+TOLERANCE, LAST_BITS = 1e-3, 16
+"""Largest difference of a logit there, relative to the largest logit, and in half precision at
+least so many last bits: rounding stays far below, another rotation far above."""
 
 
 def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
@@ -86,10 +86,11 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
     """
     length, vocabulary = min(COMPARED, window), checkpoint.config.vocab_size
     tokens = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
-    expected = _logits(checkpoint.model, tokens)
+    expected, dtype = _logits(checkpoint.model, tokens), checkpoint.model.dtype
+    half = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
     with attached(checkpoint.model, lambda layer: encoding) as model:
         error = float((_logits(model, tokens) - expected).abs().max() / expected.abs().max())
-        if not error <= TOLERANCE:
+        if not error <= max(TOLERANCE, LAST_BITS * half):
             raise ValueError(
                 f"within its window it must change nothing, and it changes logits by {error:.0%}: "
                 "this model rotates in another way than the map"
@@ -99,4 +100,4 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
 
 @torch.inference_mode()
 def _logits(model: Any, tokens: Tensor) -> Tensor:
-    return model(tokens, use_cache=False).logits
+    return model(tokens.to(model.device), use_cache=False).logits.float()

@@ -1,0 +1,167 @@
+"""Every causal and masked family of transformers, tiny and random, through inspect, extend with
+each method, and export: families.py RESULTS.csv [FAMILY...]. What is in the file is not run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import transformers
+from tiny_models import LENGTH, VOCABULARY, tiny_folder
+
+from posenc.extend.export import proof
+from posenc.extend.export.prover import Prover
+from posenc.extend.extension import export_variant, extend
+from posenc.extend.measure.samples import sample_windows
+from posenc.extend.options import Options
+from posenc.extend.variants.variant import WINDOW
+from posenc.hf.text import token_ids
+from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
+from posenc.report.failure import RunFailed
+
+TARGET, SECONDS = 3 * LENGTH, 240
+QUICK = Options(windows=2, search_tries=1, task_trials=1, allow_cache_unsafe=True)
+WORKS, REFUSED, CRASHED = "works", "refused", "crashed"
+
+
+class Row(NamedTuple):
+    """What came of one stage of one family; `method` is empty but for an export."""
+
+    family: str
+    stage: str
+    method: str
+    outcome: str
+    why: str
+
+
+class Here:
+    """The proof in this process: another one for each folder would take hours for its imports."""
+
+    returncode = 0
+
+    def poll(self) -> int:
+        return 0
+
+    def communicate(self, asked: str) -> tuple[str, str]:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            proof.main(*json.loads(asked))
+        return said.getvalue(), ""
+
+
+class HereProver(Prover):
+    def start(self) -> Any:
+        return Here()
+
+
+@contextlib.contextmanager
+def no_longer_than(seconds: int) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise RuntimeError(f"not done after {seconds} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def attempt(family: str, stage: str, method: str, job: Any) -> tuple[Row, Any]:
+    """The row of one stage: refused with one sentence, or crashed with the place."""
+    try:
+        with no_longer_than(SECONDS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Row(family, stage, method, WORKS, ""), job()
+    except (ValueError, RunFailed) as refused:
+        return Row(family, stage, method, REFUSED, " ".join(str(refused).split())), None
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        return Row(family, stage, method, CRASHED, f"{said} ({where})"), None
+
+
+def try_family(family: str, auto: Any) -> list[Row]:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / family
+        row, _ = attempt(family, "build", "", lambda: tiny_folder(family, auto, folder))
+        rows = [row]
+        if row.outcome != WORKS:
+            return [row._replace(outcome="not built")]
+        ids = " ".join(map(str, range(20, 40)))
+        asked = Request(folder, ids, ("25", "31"), as_ids=True)
+        rows.append(attempt(family, "inspect", "", lambda: measure_checkpoint(asked))[0])
+        documents = [" ".join(str((7 * i + j) % 200 + 20) for j in range(400)) for i in range(8)]
+        given: dict[str, Any] = {"options": QUICK, "as_ids": True}
+        row, outcome = attempt(
+            family, "extend", "", lambda: extend(folder, TARGET, documents, **given)
+        )
+        rows.append(row)
+        if outcome is None:
+            return rows
+        failed = [Row(family, "method", m, _kind(why), why) for m, why in outcome.failed.items()]
+        worked = [Row(family, "method", m, WORKS, "") for m in outcome.measured]
+        rows += worked + failed
+        windows = sample_windows(lambda text: token_ids(text, VOCABULARY), documents, TARGET, 1)
+        for name, (variant, _) in outcome.measured.items():
+            if name in ("none", WINDOW) or variant.needs_runtime:
+                continue
+            out = Path(scratch) / f"out-{name}"
+
+            def export(variant: Any = variant, out: Path = out) -> Any:
+                with HereProver() as prover:
+                    export_variant(outcome, variant, out, prover, None, windows, QUICK)
+
+            rows.append(attempt(family, "export", name, export)[0])
+    return [row._replace(why=row.why.replace(f"{scratch}/", "")) for row in rows]
+
+
+def _kind(why: str) -> str:
+    """A method whose reason names an exception was not refused: the code broke."""
+    first = why.partition(":")[0]
+    return CRASHED if first.endswith(("Error", "Exception")) and " " not in first else REFUSED
+
+
+def families() -> dict[str, str]:
+    """model_type and the class that loads it: masked where it has one and is no decoder."""
+    from transformers.models.auto import modeling_auto as auto
+
+    masked = dict.fromkeys(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, "AutoModelForMaskedLM")
+    causal = dict.fromkeys(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "AutoModelForCausalLM")
+    return dict(sorted({**causal, **masked}.items()))
+
+
+def run(results: Path, names: list[str]) -> None:
+    known = families()
+    done: dict[str, list[Row]] = {}
+    if results.exists():
+        with results.open(encoding="utf-8", newline="") as file:
+            for row in csv.reader(file):
+                done.setdefault(row[0], []).append(Row(*row))
+    done.pop("family", None)
+    for name in names or [n for n in known if n not in done]:
+        done[name] = try_family(name, getattr(transformers, known[name]))
+        for row in done[name]:
+            if row.outcome != WORKS:
+                print(*row, flush=True)
+        print(name, "done", flush=True)
+        with results.open("w", encoding="utf-8", newline="") as file:
+            write = csv.writer(file, lineterminator="\n")
+            write.writerow(Row._fields)
+            write.writerows(row for key in sorted(done) for row in done[key])
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), sys.argv[2:])

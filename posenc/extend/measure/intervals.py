@@ -1,0 +1,52 @@
+"""Means and their 95 % intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+BOOTSTRAPS = 200
+Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A token-weighted mean with a 95 % bootstrap interval over documents."""
+
+    mean: float
+    low: float
+    high: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.mean, 50.0))
+
+
+def estimate(losses: np.ndarray, documents: np.ndarray) -> Estimate:
+    """Token-weighted mean of the losses that are numbers, and its interval from resampled
+    documents."""
+    kept = ~np.isnan(losses)
+    owners, index = np.unique(documents[kept], return_inverse=True)
+    sums = np.bincount(index, losses[kept], len(owners))
+    counts = np.bincount(index, minlength=len(owners)).astype(float)
+    if not len(owners):
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    draws = np.random.default_rng(0).integers(0, len(owners), (BOOTSTRAPS, len(owners)))
+    low, high = np.percentile(sums[draws].sum(1) / counts[draws].sum(1), [2.5, 97.5])
+    return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()))
+
+
+def share_interval(right: int, of: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share.
+
+    Source: Wilson 1927, doi:10.1080/01621459.1927.10502953.
+    >>> [round(bound, 4) for bound in share_interval(9, 10)]
+    [0.5958, 0.9821]
+    """
+    share, z2 = right / of, Z95 * Z95
+    middle = (share + z2 / (2 * of)) / (1 + z2 / of)
+    half = Z95 / (1 + z2 / of) * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of))
+    return middle - half, middle + half

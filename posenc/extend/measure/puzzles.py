@@ -1,0 +1,101 @@
+"""What the tasks say: facts to hide in a text, a question about them, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
+KEYS, HOPS, COMMON = 4, 4, 5
+"""Needles in a text of several; names in a chain; words to find in a list."""
+Words = Callable[[int, Callable[[str], list[int]]], list[int]]
+
+
+@dataclass(frozen=True)
+class Made:
+    """facts: where in the text each stands, from 0 to 1, and the sentence. words: makes the text
+    of so many tokens itself; None: any text will do."""
+
+    facts: tuple[tuple[float, str], ...]
+    question: str
+    answer: str
+    words: Words | None = None
+
+
+Puzzle = Callable[[np.random.Generator, float], Made]
+
+
+def needle(rng: np.random.Generator, depth: float) -> Made:
+    """One number, told once."""
+    (name,), (number,) = _names(rng, 1), _numbers(rng, 1)
+    return Made(((depth, _told(name, number)),), _asked(name), number)
+
+
+def needles(rng: np.random.Generator, depth: float) -> Made:
+    """Several numbers under other names; one of them is asked for."""
+    names, numbers = _names(rng, KEYS), _numbers(rng, KEYS)
+    places = [depth, *rng.uniform(0, 1, KEYS - 1)]
+    facts = tuple((at, _told(*pair)) for at, *pair in zip(places, names, numbers, strict=True))
+    return Made(facts, _asked(names[0]), numbers[0])
+
+
+def variables(rng: np.random.Generator, depth: float) -> Made:
+    """A number handed from one name to the next, beside another such chain."""
+    names, (number, other) = _names(rng, 2 * HOPS), _numbers(rng, 2)
+    facts = []
+    for chain, value, first in ((names[:HOPS], number, depth), (names[HOPS:], other, 0.0)):
+        places = np.sort(rng.uniform(first, 1, HOPS - 1)).tolist()
+        values = [value, *chain]
+        facts += [
+            (at, f"Let {name} = {said}.")
+            for at, name, said in zip([first, *places], chain, values, strict=False)
+        ]
+    question = f"The names that stand for {number}, in the order of the text, are"
+    return Made(tuple(facts), question, " ".join(names[:HOPS]))
+
+
+def common_words(rng: np.random.Generator, depth: float) -> Made:
+    """A list in which a few words stand much more often than all others. It has no depth."""
+    names = _names(rng, 40 + COMMON)
+    common, rare = names[:COMMON], names[COMMON:]
+
+    def words(count: int, encode: Callable[[str], list[int]]) -> list[int]:
+        tokens: list[int] = []
+        while len(tokens) < count:
+            # Of ten words five are the common ones, and any other stands once in eight tens.
+            ten = [*common, *(rare[i] for i in rng.permutation(len(rare))[:5])]
+            for i in rng.permutation(len(ten)):
+                tokens += encode(f" {ten[i]}")
+        return tokens[:count]
+
+    question = f"The {COMMON} words that stand most often, in the order of the alphabet, are"
+    return Made((), question, " ".join(sorted(common)), words)
+
+
+PUZZLES: dict[str, Puzzle] = {
+    "needle": needle, "needles": needles, "variables": variables, "common-words": common_words,
+}  # fmt: skip
+
+
+def _told(name: str, number: str) -> str:
+    return f"The secret number of {name} is {number}."
+
+
+def _asked(name: str) -> str:
+    return f"The secret number of {name} is"
+
+
+def _names(rng: np.random.Generator, count: int) -> list[str]:
+    """Different words of three syllables that no language has in mind."""
+    found: dict[str, None] = {}
+    while len(found) < count:
+        letters = [rng.choice(list(kind)) for kind in (CONSONANTS, VOWELS) * 3]
+        found["".join(letters)] = None
+    return list(found)
+
+
+def _numbers(rng: np.random.Generator, count: int) -> list[str]:
+    """Different numbers of five digits."""
+    return [str(10000 + int(i)) for i in rng.choice(90000, count, replace=False)]

@@ -1,0 +1,170 @@
+"""Tasks that need something from far back, written with the model's own tokenizer at any length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.extend.measure.intervals import Estimate, estimate, share_interval
+from posenc.extend.measure.losses import ROWS_BUDGET, Reader, last_logits
+from posenc.extend.measure.puzzles import PUZZLES, Puzzle
+
+PASSKEY = "passkey"
+TASKS = (PASSKEY, *PUZZLES)
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+Encode = Callable[[str], list[int]]
+
+
+class Cell(NamedTuple):
+    """One depth: share of prompts answered exactly, and the mean loss of the answer in nats per
+    token."""
+
+    exact: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """One task at one length. exact: share of prompts whose answer is the model's most likely one,
+    token by token, with a 95 % Wilson interval; loss: nats per token of the answer, with a 95 %
+    interval from resampled prompts; both over all depths. by_depth: 0 is the start of the text."""
+
+    exact: Estimate
+    loss: Estimate
+    by_depth: dict[float, Cell]
+
+
+def parse_tasks(said: str) -> tuple[str, ...]:
+    """The tasks that a comma-separated list names; none for "none".
+
+    Raises: ValueError for a name that is none of TASKS.
+    """
+    names = [name.strip() for name in said.split(",") if name.strip()]
+    if names == ["none"]:
+        return ()
+    unknown = [name for name in names if name not in TASKS]
+    if unknown or not names:
+        raise ValueError(f"--tasks {said!r}: give some of {', '.join(TASKS)}, or none.")
+    return tuple(dict.fromkeys(names))
+
+
+@dataclass(frozen=True)
+class TaskGrid:
+    """Tasks at lengths and depths, on text of the user's own.
+
+    encode: text to token ids, a start token first where the tokenizer has one. trials: prompts per
+    task, length and depth. Every variant of a model reads the same prompts.
+
+    Source of the tasks: Hsieh et al. 2024, arXiv:2404.06654, section 3 (needles, variable tracking,
+    common words); the sentences are ours.
+    """
+
+    names: tuple[str, ...]
+    lengths: tuple[int, ...]
+    encode: Encode
+    trials: int = 2
+    depths: tuple[float, ...] = DEPTHS
+
+    def scores(
+        self, reader: Reader, filler: Tensor, progress: Callable[[str, float], None]
+    ) -> tuple[dict[tuple[str, int], Score], dict[tuple[str, int], str]]:
+        """By (task, length), and why a task has no score at a length."""
+        found, left_out = {}, {}
+        asked = [(name, length) for name in self.names for length in self.lengths]
+        for done, (name, length) in enumerate(asked):
+            try:
+                prompts = self.prompts(name, length, filler)
+            except TooShort as reason:
+                left_out[name, length] = str(reason)
+            else:
+                found[name, length] = self._score(reader, prompts)
+            progress(name, (done + 1) / len(asked))
+        return found, left_out
+
+    def prompts(self, name: str, length: int, filler: Tensor) -> list[tuple[Tensor, int]]:
+        """Token ids of one prompt and its answer, (length), and how many of them are the answer; in
+        the order of the depths. Raises: TooShort where the task does not fit."""
+        rng = np.random.default_rng([length, *name.encode()])
+        return [
+            self._prompt(PUZZLES[name], length, depth, filler, rng)
+            for depth in self.depths
+            for _ in range(self.trials)
+        ]
+
+    def _prompt(
+        self, puzzle: Puzzle, length: int, depth: float, filler: Tensor, rng: np.random.Generator
+    ) -> tuple[Tensor, int]:
+        start = self.encode("")
+        made = puzzle(rng, depth)
+        question = self._plain(made.question, start)
+        whole = self._plain(f"{made.question} {made.answer}", start)
+        if whole[: len(question)] != question or len(whole) == len(question):
+            whole = question + self._plain(made.answer, start)
+        facts = [(at, self._plain(f" {fact} ", start)) for at, fact in made.facts]
+        body = length - len(start) - len(whole) - sum(len(ids) for _, ids in facts)
+        if body < len(whole):
+            raise TooShort(f"{length} tokens are too few for it with this tokenizer")
+        if made.words is None:
+            first = int(rng.integers(0, max(1, len(filler) - body)))
+            text = filler[first : first + body].tolist()
+        else:
+            text = made.words(body, lambda word: self._plain(word, start))
+        pieces, last = list(start), 0
+        for at, ids in sorted(facts, key=lambda fact: fact[0]):
+            stop = round(at * len(text))
+            pieces += [*text[last:stop], *ids]
+            last = stop
+        pieces += [*text[last:], *whole]
+        return torch.tensor(pieces), len(whole) - len(question)
+
+    def _plain(self, text: str, start: list[int]) -> list[int]:
+        return self.encode(text)[len(start) :]
+
+    def _score(self, reader: Reader, prompts: Sequence[tuple[Tensor, int]]) -> Score:
+        exact, losses = [], []
+        rows = max(1, ROWS_BUDGET // len(prompts[0][0]))
+        for i in range(0, len(prompts), rows):
+            for ids, count, logits in _read(reader, prompts[i : i + rows]):
+                answer = ids[-count:]
+                exact.append(bool((logits.argmax(-1) == answer).all()))
+                losses.append(F.cross_entropy(logits.float(), answer, reduction="none").numpy())
+        right, mean = np.array(exact), np.array([loss.mean() for loss in losses])
+        by_depth = {
+            depth: Cell(float(cells.mean()), float(nats.mean()))
+            for depth, cells, nats in zip(
+                self.depths, np.split(right, len(self.depths)), np.split(mean, len(self.depths)),
+                strict=True,
+            )
+        }  # fmt: skip
+        longest = max(len(loss) for loss in losses)
+        padded = np.full((len(losses), longest), math.nan)
+        for row, loss in zip(padded, losses, strict=True):
+            row[: len(loss)] = loss
+        owners = np.arange(len(losses))[:, None].repeat(longest, 1)
+        share = float(right.mean())
+        counted = Estimate(share, *share_interval(int(right.sum()), len(right)), len(right))
+        return Score(counted, estimate(padded, owners), by_depth)
+
+
+class TooShort(Exception):
+    """A task does not fit into a length."""
+
+
+def _read(
+    reader: Reader, prompts: Sequence[tuple[Tensor, int]]
+) -> list[tuple[Tensor, int, Tensor]]:
+    """Each prompt with the logits that predict its answer."""
+    tokens = torch.stack([ids for ids, _ in prompts])
+    most = max(count for _, count in prompts)
+    logits = last_logits(reader.model, tokens, most + 1)
+    return [
+        (ids, count, row[-count - 1 : -1])
+        for (ids, count), row in zip(prompts, logits, strict=True)
+    ]

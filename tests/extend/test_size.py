@@ -1,0 +1,153 @@
+"""Weights keep their dtype and their files, are held once, and go where the user says."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from posenc import extend as hf
+from posenc.cli import main
+from posenc.extend.measure import losses
+from posenc.extend.options import Options
+from posenc.extend.tune.config import TuneConfig
+from posenc.hf.loading import load_checkpoint
+from posenc.report import clone
+from tests.hf_models import LENGTH, save, transformers
+
+TARGET = 3 * LENGTH
+DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
+QUICK = {"windows": 2, "search_tries": 0, "task_trials": 1}
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def halves(tmp_path) -> Path:
+    """A Llama in bfloat16, in several files."""
+    folder = save("llama", tmp_path / "float32", spread=0.1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16")
+    model.save_pretrained(tmp_path / "halves", max_shard_size="40KB")
+    assert len(list((tmp_path / "halves").glob("*.safetensors"))) == 2
+    return tmp_path / "halves"
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors*")}
+
+
+def test_a_method_without_tuning_copies_the_files_as_they_are(halves, tmp_path):
+    out = tmp_path / "out"
+    outcome = hf.extend(halves, TARGET, DOCUMENTS, method="yarn", out=out, options=Options(**QUICK))
+    assert outcome.checkpoint.model.dtype == torch.bfloat16
+    assert shards(out) == shards(halves)
+    assert INDEX in shards(out)
+    for path in out.iterdir():  # a link would be one file with two names
+        assert path.stat().st_nlink == 1
+        assert not path.is_symlink()
+    config = json.loads((out / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    assert config["rope_parameters"]["rope_type"] == "yarn"
+    assert config["architectures"] == ["LlamaForCausalLM"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_another_dtype_in_memory_changes_nothing_on_the_disk(dtype, halves, tmp_path):
+    out, options = tmp_path / "out", Options(**QUICK, dtype=dtype)
+    outcome = hf.extend(halves, TARGET, DOCUMENTS, method="ntk", out=out, options=options)
+    assert outcome.checkpoint.model.dtype == getattr(torch, dtype)
+    assert shards(out) == shards(halves)
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_tuned_weights_are_written_in_the_dtype_and_the_sizes_they_came_in(halves, tmp_path):
+    out = tmp_path / "out"
+    options = Options(**QUICK, tune=TuneConfig(1, batch=1))
+    outcome = hf.extend(halves, TARGET, DOCUMENTS, method="ntk", out=out, options=options)
+    assert outcome.tuned is not None
+    largest = max(map(len, shards(halves).values()))
+    assert len(shards(out)) >= 2
+    for path in out.glob("*.safetensors"):
+        assert path.stat().st_size < 1.2 * largest
+        with safe_open(path, framework="pt") as opened:
+            assert {opened.get_slice(name).get_dtype() for name in opened.keys()} == {"BF16"}
+    assert shards(out) != shards(halves)
+
+
+def test_losses_in_half_precision_are_those_of_one_pass(halves, monkeypatch):
+    model = load_checkpoint(halves, dtype="auto").model
+    tokens = torch.randint(0, 256, (2, 130), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        logits = model(tokens).logits[:, :-1].float()
+    expected = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
+    monkeypatch.setattr(losses, "ROWS", 7)
+    got = losses.next_token_losses(model, tokens, whole=True)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_logits_are_never_widened_all_at_once(halves, monkeypatch):
+    model, seen = load_checkpoint(halves, dtype="auto").model, []
+    plain = losses.F.cross_entropy
+
+    def counted(rows, *given, **named):
+        seen.append(rows.shape[0])
+        return plain(rows, *given, **named)
+
+    monkeypatch.setattr(losses.F, "cross_entropy", counted)
+    monkeypatch.setattr(losses, "ROWS", 16)
+    losses.next_token_losses(model, torch.zeros(1, 100, dtype=torch.long), whole=True)
+    assert max(seen) == 16
+    assert sum(seen) == 99
+
+
+def test_weights_on_the_cpu_are_read_where_their_file_lies(halves):
+    """Held once: a copy would be anonymous memory."""
+    model = load_checkpoint(halves, dtype="auto").model
+    spans = []
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        where, _, rest = line.partition(" ")
+        if str(halves) in rest:
+            spans.append(tuple(int(end, 16) for end in where.split("-")))
+    inside = [any(low <= p.data_ptr() < high for low, high in spans) for p in model.parameters()]
+    assert all(inside)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_copy_by_reference_where_the_file_system_can(shares, tmp_path, monkeypatch):
+    asked = []
+
+    def ioctl(target: int, request: int, source: int) -> int:
+        asked.append(request)
+        if not shares:
+            raise OSError("not supported")
+        return 0
+
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    (tmp_path / "a").write_bytes(b"weights" * 1000)
+    assert clone.clone(tmp_path / "a", tmp_path / "b") is shares
+    assert asked == [0x40049409]  # FICLONE of linux/fs.h
+    if not shares:
+        assert (tmp_path / "b").read_bytes() == b"weights" * 1000
+    assert (tmp_path / "b").stat().st_ino != (tmp_path / "a").stat().st_ino
+
+
+WRONG = {
+    "--device tpu": "device must be one of auto, cpu, cuda, mps, got 'tpu'",
+    "--dtype float8": "dtype must be one of auto, float32, bfloat16, float16, got 'float8'",
+}
+if not torch.cuda.is_available():
+    WRONG["--device cuda"] = "torch sees no such device"
+
+
+@pytest.mark.parametrize("asked", WRONG)
+def test_a_device_or_dtype_that_is_none_is_one_line(asked, halves, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["extend", str(halves), "--to", "192", *asked.split()])
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert WRONG[asked] in said
+    assert len(said.splitlines()) == 1
