@@ -28,7 +28,9 @@ HOLDS = dict.fromkeys(("shift", "padding", "packing", "batch", "cache"), 0.0)
 def decay(same, mean=None) -> Decay:
     distances = [0, 1, 4, 16, 127][: len(same)]
     mean = [0.0] * len(same) if mean is None else mean
-    return Decay(distances, mean, [m - 1 for m in mean], [m + 1 for m in mean], same)
+    return Decay(
+        distances, mean, [m - 1 for m in mean], [m + 1 for m in mean], same, [0.0] * len(mean)
+    )
 
 
 def sheet(**changes) -> SpecSheet:
@@ -36,8 +38,9 @@ def sheet(**changes) -> SpecSheet:
         "name": "nope", "shape": SHAPE, "places": [3], "parameters": 0, "per_layer": False,
         "max_positions": None, "norm_ratio": None, "direction": "directed", "precision": None,
         "resolution": {"float32": Resolution(10**5, 10**5)}, "num_pairs": 0,
+        "axis_length": SHAPE.train_length, "scaling": None,
         "unfinished_pairs": [], "wavelengths": [], "decay": decay([1.0] * 5),
-        "differences": HOLDS, "compiles": "yes", "exports": "yes", "cost": 1.0,
+        "differences": HOLDS, "compiles": "yes", "exports": "yes", "cost": (0.9, 1.0, 1.1),
     }  # fmt: skip
     return SpecSheet(**{**plain, **changes})
 
