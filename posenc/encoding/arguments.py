@@ -6,8 +6,8 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from numbers import Integral, Real
 from dataclasses import is_dataclass
+from numbers import Integral, Real
 from typing import Any
 
 _KINDS: dict[str, tuple[type, str]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posenc import ModelShape, create
+from posenc import ModelShape, PositionEncoding, create
 from posenc.inspect.checkpoint import answer as of_checkpoint
 from posenc.inspect.checkpoint import seen as checkpoint_seen
 from posenc.inspect.checkpoint.positions import Bias, Rotation, Table
@@ -27,7 +27,7 @@ HOLDS = dict.fromkeys(("shift", "padding", "packing", "batch", "cache"), 0.0)
 
 def decay(same, mean=None) -> Decay:
     distances = [0, 1, 4, 16, 127][: len(same)]
-    mean = [0.0] * len(same) if mean is None else mean
+    mean = [0.0] * len(same) if mean is None else list[float | None](mean)
     return Decay(distances, mean, [m - 1 for m in mean], [m + 1 for m in mean], same)
 
 
@@ -86,7 +86,7 @@ def test_limits(changes, said):
     assert ("nothing" in said) == ("nothing" in str(of_encoding.answer(found)).lower())
 
 
-def measured(name: str, **options) -> tuple[SpecSheet, object]:
+def measured(name: str, **options) -> tuple[SpecSheet, PositionEncoding]:
     from posenc.inspect.encoding.precision import angles_of
 
     encoding = first_layer(create(name, SHAPE, **options))
