@@ -4,6 +4,7 @@ say the opposite."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,10 @@ SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
 HOLDS = dict.fromkeys(("shift", "padding", "packing", "batch", "cache"), 0.0)
 
 
-def decay(same, mean=None) -> Decay:
+def decay(same: list[float | None], mean: Sequence[float] | None = None) -> Decay:
     distances = [0, 1, 4, 16, 127][: len(same)]
-    mean = [0.0] * len(same) if mean is None else list[float | None](mean)
-    return Decay(distances, mean, [m - 1 for m in mean], [m + 1 for m in mean], same)
+    means = [0.0] * len(same) if mean is None else list(mean)
+    return Decay(distances, [*means], [m - 1 for m in means], [m + 1 for m in means], same)
 
 
 def sheet(**changes) -> SpecSheet:
