@@ -10,6 +10,7 @@ import transformers
 
 LENGTH, VOCABULARY = 64, 257
 HIDDEN, HEADS, KV_HEADS, LAYERS, HEAD_DIM, EXPERTS = 32, 4, 2, 2, 8, 4
+LARGEST = 5_000_000
 SIZES: dict[str, int] = {
     **dict.fromkeys(("vocab_size", "tgt_vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
     **dict.fromkeys(
@@ -76,10 +77,29 @@ def tiny_config(family: str) -> Any:
     taken = {name: value for name, value in SIZES.items() if name in names}
     layers = SPECIAL.get(family, {}).get("num_hidden_layers", LAYERS)
     for name in ("layer_types", "mlp_layer_types", "layers_block_type"):
-        if isinstance(kinds := getattr(plain, name, None), list):
+        kinds = getattr(plain, name, None)
+        written = getattr(kind, "attribute_map", {}).get(name, name)
+        if isinstance(kinds, list) and not isinstance(getattr(kind, written, None), property):
             taken[name] = [*dict.fromkeys(kinds), *kinds][:layers]
+    if "qk_rope_head_dim" in names:
+        taken.pop("head_dim", None)  # it is the rotary part there
+        taken["num_key_value_heads"] = HEADS
+    if isinstance(rope := getattr(plain, "rope_parameters", None), dict):
+        taken["rope_parameters"] = _trained_at(rope, LENGTH // 2)
     special = SPECIAL.get(family, {})
     return kind(**{**taken, **special})
+
+
+def _trained_at(rope: dict[str, Any], length: int) -> dict[str, Any]:
+    """The family's own rotary keys, with the lengths of a tiny model in them."""
+    return {
+        key: _trained_at(value, length)
+        if isinstance(value, dict)
+        else length
+        if key == "original_max_position_embeddings"
+        else value
+        for key, value in rope.items()
+    }
 
 
 def tiny_folder(family: str, auto: Any, folder: Path) -> Path:
@@ -87,9 +107,12 @@ def tiny_folder(family: str, auto: Any, folder: Path) -> Path:
     torch.manual_seed(0)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    model = auto.from_config(tiny_config(family))
-    if sum(p.numel() for p in model.parameters()) > 20_000_000:
-        raise ValueError("its config keeps sizes under names that are not known here")
+    config = tiny_config(family)
+    with torch.device("meta"):  # without memory, whatever sizes it keeps
+        size = sum(p.numel() for p in auto.from_config(config).parameters())
+    if size > LARGEST:
+        raise ValueError(f"{size:,} parameters: its config keeps sizes under names unknown here")
+    model = auto.from_config(config)
     model.save_pretrained(folder)
     save_words(folder)
     return folder

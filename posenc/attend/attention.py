@@ -190,6 +190,9 @@ def _choose(problem: Problem, impl: str) -> Plan:
 SHORT_ROW = 512
 """Up to this many keys, dense softmax attention trains faster on the CPU than its flash kernel in
 half types or with a bias; in plain float32 a step at 128 keys is 10 % faster with flash."""
+FEW_QUERIES = 8
+"""Up to this many queries, a bias that is a difference of states is cheaper as rows of it than as
+columns that all keys carry."""
 DENSE_BYTES, LEAN_BYTES = 64 * 2**20, 16 * 2**20
 """Scores and weights below this size are computed whole; below the second on the CPU without
 gradients, where blocks share one buffer."""
@@ -205,6 +208,9 @@ def _best(problem: Problem, rejected: dict[str, str]) -> tuple[str, str]:
     if on_cpu and problem.needs_grad and problem.kv_len <= SHORT_ROW and dense and slow_flash:
         name = "reference" if "short_rows" in rejected else "short_rows"
         return name, "short rows that need gradients"
+    term = problem.term
+    if on_cpu and problem.q_len <= FEW_QUERIES and dense and term is not None and term.split:
+        return "reference", "one row of bias for each of a few queries"
     if "sdpa" not in rejected:
         return "sdpa", "torch's kernel computes it"
     if not on_cpu and not dense and "flex" not in rejected:

@@ -64,9 +64,7 @@ def evaluate_lengths(
         if reason:
             by_context.append(LengthScore(length, None, reason))
             continue
-        last = at_the_end.get(
-            length
-        )  # the same windows, where they end with the text that was held
+        last = at_the_end.get(length)  # the same windows, where they end with the held-out text
         if last is None or (held_out.shape[1] - 1) % length:
             last = _losses(model, held_out[:, -(length + 1) :], config)[:, -targets:]
         by_context.append(LengthScore(length, _bits(last.mean().item())))

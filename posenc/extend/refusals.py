@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.runtimes.transformers5 import ALPHA
 from posenc.extend.measure.tasks import PASSKEY, parse_tasks
 from posenc.extend.options import Options
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
 from posenc.hf import tables
+from posenc.hf.apply import other_frequencies, rotary_frequencies
 from posenc.hf.folder import read_config, tokenizer_files
 from posenc.hf.loading import Checkpoint
+from posenc.hf.rope_config import EXTENDED_LAYERS
 
 DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 NO_EXTENSION = {
@@ -49,6 +52,12 @@ def check_request(
     if (in_words := set(parse_tasks(options.tasks)) - {PASSKEY}) and not words:
         raise ValueError(f"--tasks {', '.join(sorted(in_words))}: --ids leaves no words to write.")
     rotary, table = checkpoint.rotary, tables.find_table(checkpoint.model)
+    inner = checkpoint.config.get_text_config()
+    if not rotary and table is None and inner is not checkpoint.config:
+        raise ValueError(
+            f"{checkpoint.folder}: a {checkpoint.config.model_type} model reads more than text; "
+            f"save its language model ({inner.model_type}) by itself and extend that."
+        )
     if not rotary and table is None:
         raise ValueError(
             f"{checkpoint.folder}: a {checkpoint.config.model_type} model has neither rotary "
@@ -100,18 +109,31 @@ def _no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
 
 def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
     """What stands in the way in this model's own config, or None."""
-    config, raw = checkpoint.config, checkpoint.raw_config
+    config, raw, rotary = checkpoint.config, checkpoint.raw_config, checkpoint.rotary
     if getattr(config, "alibi", False):
         return "it has ALiBi instead of a rotation, whose bias is defined at any distance"
+    if rotary and not any(s.layer_type in (None, *EXTENDED_LAYERS) for s in rotary):
+        kinds = ", ".join(str(s.layer_type) for s in rotary)
+        return (
+            f"it rotates in layers of the kind {kinds} only, and posenc stretches those of "
+            f"{', '.join(EXTENDED_LAYERS)}"
+        )
+    if rotary and not rotary_frequencies(checkpoint.model):
+        return f"the code of a {config.model_type} model has no rotary module that posenc knows"
+    if other_frequencies(checkpoint.model, rotary):
+        return (
+            f"a {config.model_type} model runs other frequencies than its rotary keys say to other "
+            "models"
+        )
     layers = set(getattr(config, "layer_types", None) or ())
     looks_far = layers - {"sliding_attention"} if layers else not _window(config)
-    if checkpoint.rotary and not looks_far and _window(config):
+    if rotary and not looks_far and _window(config):
         return (
             f"all its layers look through a window of {_window(config)} tokens, so that none ever "
             "sees a distance that it was not trained on"
         )
     rotary_keys = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if rotary_keys.get("mscale_all_dim"):
+    if rotary_keys.get("mscale_all_dim") and config.model_type not in ALPHA:
         return (
             "its attention takes the scale of its scores from mscale_all_dim when it is built, so "
             "that a method measured in memory would not be the one that is read back"

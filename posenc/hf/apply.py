@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from posenc.hf.rope_config import RopeSetting
 from posenc.hf.rope_config_write import write_settings
+from posenc.queries_keys.rope_scaling import Frequencies
 
 _FIELDS = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings")
 
@@ -50,11 +52,35 @@ def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
     return found
 
 
+def other_frequencies(model: Any, settings: tuple[RopeSetting, ...]) -> bool:
+    """Whether the model's rotary modules hold other frequencies than these settings say; a NaN
+    is one."""
+    running = rotary_frequencies(model)
+    return any(
+        not _same(*running[setting.layer_type], setting.frequencies())
+        for setting in settings
+        if setting.layer_type in running
+    )
+
+
+def _same(inv_freq: Tensor, scale: float, said: Frequencies) -> bool:
+    expected = torch.tensor([float(f) for f in said.inv_freq], dtype=torch.float64)
+    got = inv_freq.detach().double().cpu()
+    return (
+        got.shape == expected.shape
+        and torch.allclose(got, expected, rtol=1e-5, atol=1e-12)
+        and abs(scale / said.attention_factor - 1) <= 1e-5
+    )
+
+
 @contextmanager
 def applied(
     model: Any, settings: tuple[RopeSetting, ...], max_positions: int
 ) -> Iterator[nn.Module]:
-    """The model with these settings inside the block, as it was after it."""
+    """The model with these settings inside the block, as it was after it.
+
+    Raises: ValueError where the model's code does not take them.
+    """
     config: Any = model.config
     before = {
         name: copy.deepcopy(getattr(config, name)) for name in _FIELDS if hasattr(config, name)
@@ -62,6 +88,11 @@ def applied(
     try:
         write_settings(config, settings, max_positions)
         rebuild_rotary(model)
+        if other_frequencies(model, settings):
+            raise ValueError(
+                f"the code of a {config.model_type} model does not take these frequencies from its "
+                "config"
+            )
         yield model
     finally:
         for name, value in before.items():

@@ -13,6 +13,7 @@ from posenc.hf.config_values import check_layers, check_values
 from posenc.hf.placement import DTYPES, has_accelerate, place_of
 from posenc.hf.rope_config import RopeSetting, read_settings
 from posenc.hf.rope_config_check import check_rotary_keys
+from posenc.hf.tables import table_of
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """safetensors' names of dtypes, and torch's."""
@@ -95,7 +96,15 @@ def load_checkpoint(
     except Exception as error:  # whatever its many classes make of values they do not expect
         raise ValueError(f"{folder / 'config.json'}: {_said(error)}") from error
     masked = any("MaskedLM" in name for name in raw.get("architectures") or [])
-    auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+    if config.is_encoder_decoder and not encoder_decoder:
+        raise ValueError(
+            f"{folder}: a {config.model_type} model has an encoder and a decoder; only models of "
+            "one stack are read here."
+        )
+    causal, hidden = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM
+    if type(config) not in causal._model_mapping and type(config) in hidden._model_mapping:
+        masked = True  # whatever its class is called
+    auto = hidden if masked else causal
     if encoder_decoder and config.is_encoder_decoder:
         auto = transformers.AutoModelForSeq2SeqLM
     if type(config) not in auto._model_mapping:
@@ -116,6 +125,12 @@ def load_checkpoint(
         raise ValueError(f"{folder}: no model can be built: {_said(error)}") from error
     if missing := sorted(told["missing_keys"]):
         # transformers would draw them at random and only warn.
+        named, read_as = raw.get("architectures") or [], type(model).__name__
+        if named and read_as not in named:
+            raise ValueError(
+                f"{folder}: it holds a {named[0]}, without {missing[0]}: as a {read_as} it could "
+                "predict no token."
+            )
         raise ValueError(
             f"{folder}: config.json asks for {len(missing)} weights that are not there, such as "
             f"{missing[0]}."
@@ -125,6 +140,8 @@ def load_checkpoint(
     if place != "cpu" and not mapped:
         model = model.to(place)
     _refuse_not_finite(model, folder)
+    table = table_of(model)
+    longest = longest if table is None else table.length
     most = max(tensors, key=lambda kind: tensors[kind][1], default="F32")
     stored = STORED.get(most, "float32")
     return Checkpoint(folder, model.eval(), raw, masked, settings, longest, stored)
@@ -154,8 +171,6 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
 
 def _max_positions(config: Any) -> int | None:
     """max_position_embeddings, or what a family calls it."""
-    if config.model_type in ("roberta", "xlm-roberta"):
-        return config.max_position_embeddings - config.pad_token_id - 1  # rows for no position
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         value = getattr(config, name, None)
         if isinstance(value, int):

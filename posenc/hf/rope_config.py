@@ -8,6 +8,7 @@ from typing import Any
 
 from posenc.dialects.meaning import is_length
 from posenc.dialects.model import TRAINED_KEY
+from posenc.dialects.runtimes.transformers5 import ALPHA
 from posenc.queries_keys import rope_scaling as rs
 
 EXTENDED_LAYERS = ("full_attention",)
@@ -54,8 +55,11 @@ class RopeSetting:
         return found._replace(inv_freq=tuple(f / divisor for f in found.inv_freq))
 
 
-def head_size(config: Any) -> int:
-    """Channels of a head, which not every config names."""
+def head_size(config: Any, layer_type: str | None = None) -> int:
+    """Channels of a head, which not every config names; Gemma 4's layers differ in it."""
+    kinds = getattr(config, "layer_types", None) or ()
+    if (each := getattr(config, "per_layer_config", None)) and layer_type in kinds:
+        config = each[kinds.index(layer_type)]
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
@@ -72,10 +76,15 @@ def read_settings(config: Any) -> tuple[RopeSetting, ...]:
 
 
 def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) -> RopeSetting:
-    head_dim = head_size(config)
+    head_dim = head_size(config, layer_type)
     share = parameters.get("partial_rotary_factor") or 1.0
     kind = parameters["rope_type"]
     rotary_dim = head_dim if kind == "proportional" else int(head_dim * share)
+    if rotary_dim % 2:
+        raise ValueError(
+            f"partial_rotary_factor {share} of a head of {head_dim} is {rotary_dim} channels, "
+            "which are no pairs: every runtime turns other ones."
+        )
     maximum = config.max_position_embeddings
     original = parameters.get("original_max_position_embeddings") or (
         getattr(config, "original_max_position_embeddings", None) if kind == "longrope" else None
@@ -86,6 +95,12 @@ def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) ->
     theta, length = float(parameters["rope_theta"]), int(original or maximum)
     if kind == "linear" and original is None:
         return RopeSetting(layer_type, theta, rotary_dim, None, length, float(parameters["factor"]))
+    if kind == "yarn":  # transformers 5 looks for it outside of the layer types
+        truncate = config.rope_parameters.get("truncate", True)
+        parameters = {**parameters, "truncate": True if truncate is None else truncate}
+    if kind == "dynamic" and config.model_type in ALPHA and (alpha := parameters.get("alpha")):
+        theta *= float(alpha) ** (rotary_dim / (rotary_dim - 2))
+        return RopeSetting(layer_type, theta, rotary_dim, None, length)
     scaling = _from_hf(parameters, length, maximum)
     return RopeSetting(layer_type, theta, rotary_dim, scaling, length)
 

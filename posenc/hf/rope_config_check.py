@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.runtimes.transformers5 import ALPHA
 from posenc.hf.config_values import is_count, is_positive
 
 FAR = "full_attention"
@@ -24,7 +25,7 @@ without."""
 NUMBERS = (
     "rope_theta", "partial_rotary_factor", "factor", "attention_factor", "beta_fast", "beta_slow",
     "mscale", "mscale_all_dim", "short_mscale", "long_mscale", "low_freq_factor",
-    "high_freq_factor",
+    "high_freq_factor", "alpha",
 )  # fmt: skip
 
 
@@ -59,11 +60,12 @@ def _check_parameters(
             f"{path} gives attn_factor, which multiplies YaRN's temperature, where transformers "
             "reads attention_factor, which replaces it: write attention_factor with the product."
         )
-    unknown = sorted(set(parameters) - KNOWN_KEYS)
+    known = KNOWN_KEYS | ({"alpha"} if raw.get("model_type") in ALPHA else set())
+    unknown = sorted(set(parameters) - known)
     if unknown:
         raise ValueError(
             f"{path}: unknown rotary keys {', '.join(unknown)}; known are "
-            f"{', '.join(sorted(KNOWN_KEYS))}."
+            f"{', '.join(sorted(known))}."
         )
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if not isinstance(kind, str) or kind not in NEEDED:

@@ -16,12 +16,19 @@ STANDSTILL = 1e30
 
 def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions: int) -> None:
     """Put settings and the new maximum length into a transformers config, in place."""
-    head_dim, few_words = head_size(config), config.model_type in FEW_WORDS
-    written = {s.layer_type: rope_parameters(s, head_dim, few_words) for s in settings}
+    few_words = config.model_type in FEW_WORDS
+    written = {
+        s.layer_type: rope_parameters(s, head_size(config, s.layer_type), few_words)
+        for s in settings
+    }
     if None in written and "partial_rotary_factor" in config.rope_parameters:
         # Phi-3 reads the key also where it says nothing.
-        written[None].setdefault("partial_rotary_factor", settings[0].rotary_dim / head_dim)
-    config.rope_parameters = written[None] if None in written else written
+        share = settings[0].rotary_dim / head_size(config)
+        written[None].setdefault("partial_rotary_factor", share)
+    if None in written:
+        config.rope_parameters = written[None]
+    else:  # and None for layers that do not rotate
+        config.rope_parameters = {**config.rope_parameters, **written}
     config.max_position_embeddings = max_positions
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = settings[0].original_length

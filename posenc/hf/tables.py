@@ -12,15 +12,23 @@ from torch import Tensor, nn
 
 from posenc.embeddings import grow
 
-FAMILIES = {
-    "bert": ("embeddings.position_embeddings", "max_position_embeddings", 0, 0),
-    "roberta": ("embeddings.position_embeddings", "max_position_embeddings", 2, 2),
-    "xlm-roberta": ("embeddings.position_embeddings", "max_position_embeddings", 2, 2),
+BERT = ("embeddings.position_embeddings", "max_position_embeddings", 0, 0)
+AFTER_PADDING = ("embeddings.position_embeddings", "max_position_embeddings", None, None)
+FAMILIES: dict[str, tuple[str, str, int | None, int | None]] = {
+    **dict.fromkeys(
+        ("albert", "bert", "bert-generation", "convbert", "distilbert", "electra", "ernie",
+         "megatron-bert", "mobilebert", "rembert", "roc_bert", "squeezebert"), BERT),
+    **dict.fromkeys(
+        ("camembert", "data2vec-text", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
+         "xlm-roberta-xl", "xmod"), AFTER_PADDING),
+    "biogpt": ("biogpt.embed_positions", "max_position_embeddings", 2, 0),
     "gpt2": ("transformer.wpe", "n_positions", 0, 0),
+    "gpt_bigcode": ("transformer.wpe", "n_positions", 0, 0),
     "opt": ("decoder.embed_positions", "max_position_embeddings", 2, 0),
-}
+}  # fmt: skip
 """model_type: where the table is, the config key of its length, leading rows that stand for no
-position, and how many of those the key counts."""
+position, and how many of those the key counts. None: positions count from the row after that of the
+padding token, whichever that is."""
 
 METHODS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "interpolate": (
@@ -52,7 +60,8 @@ def find_table(model: Any) -> PositionTable | None:
 
     Raises: ValueError for a BERT whose config asks for relative positions as well.
     """
-    if model.config.model_type not in FAMILIES:
+    table = table_of(model)
+    if table is None:
         return None
     kind = getattr(model.config, "position_embedding_type", None) or "absolute"
     if kind != "absolute":
@@ -60,10 +69,21 @@ def find_table(model: Any) -> PositionTable | None:
             f"position_embedding_type is {kind!r}: growing only the table would leave its "
             "relative part short."
         )
-    path, key, offset_rows, counted_rows = FAMILIES[model.config.model_type]
+    return table
+
+
+def table_of(model: Any) -> PositionTable | None:
+    """The same, whatever else the model does with positions."""
+    path, key, offset_rows, counted_rows = FAMILIES.get(model.config.model_type, ("", "", 0, 0))
     for name, module in model.named_modules():
-        if name.endswith(path) and isinstance(module, nn.Embedding):
-            return PositionTable(module, key, offset_rows, counted_rows)
+        if path and name.endswith(path) and isinstance(module, nn.Embedding):
+            padding = 0 if module.padding_idx is None else module.padding_idx + 1
+            return PositionTable(
+                module,
+                key,
+                padding if offset_rows is None else offset_rows,
+                padding if counted_rows is None else counted_rows,
+            )
     return None
 
 

@@ -11,6 +11,7 @@ import platform
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -145,6 +146,22 @@ def _fingerprint(source: Path, compiler: str) -> str:
     processor = platform.processor() + platform.machine() + instructions()
     parts = (source.read_bytes(), processor.encode(), compiler.encode(), repr(FLAGS).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+HUGE_PAGE = 1 << 21
+_MADV_HUGEPAGE = 14
+
+
+def on_huge_pages(t: torch.Tensor) -> torch.Tensor:
+    """A new tensor, its memory in pages of 2 MB where the system offers them: writing 30 MB into
+    pages of 4 kB costs as much as the 8,000 faults."""
+    start = -(-t.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+    size = (t.data_ptr() + t.numel() * t.element_size() - start) // HUGE_PAGE * HUGE_PAGE
+    if size > 0 and sys.platform == "linux":  # a refusal costs nothing but speed
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(start), ctypes.c_size_t(size), ctypes.c_int(_MADV_HUGEPAGE)
+        )
+    return t
 
 
 def in_parts(count: int, part: Callable[[int, int], None]) -> None:

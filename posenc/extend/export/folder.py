@@ -16,6 +16,7 @@ from posenc.dialects.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import exported
 from posenc.extend.export.described import Export
+from posenc.extend.export.pooling import copy_sentence_files
 from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.serve import mapped_page, page, plain_page
 from posenc.hf.folder import INDEX, tokenizer_files, weight_files
@@ -62,6 +63,7 @@ def export_checkpoint(
     with new_folder(out) as temporary:
         write_weights(checkpoint, temporary, changed=plan.changed)
         copy_tokenizer(checkpoint.folder, temporary, plan.longest)
+        copy_sentence_files(checkpoint.folder, temporary, plan.longest)
         config, serving = _described(checkpoint, temporary, out.name, plan)
         write_atomically(temporary / "config.json", json.dumps(config, indent=2) + "\n")
         write_atomically(temporary / SERVE, serving)

@@ -60,6 +60,11 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
         attention, hidden, logits = {"": out.attentions}, out.hidden_states, out.logits[0]
     if any(not layers or layers[0] is None for layers in attention.values()):
         raise ValueError(f"A {model.config.model_type} model shows no attention weights.")
+    sizes = {weights.shape for layers in attention.values() for weights in layers}
+    if not two_stacks and len(sizes) > 1:
+        raise ValueError(
+            f"The layers of a {model.config.model_type} model look at different numbers of keys."
+        )
     return Reading(
         {name: torch.stack([w[0] for w in layers]) for name, layers in attention.items()},
         torch.stack([h[0] for h in hidden]),

@@ -40,8 +40,10 @@ class Structure:
 
 
 def measure_structure(model: Any) -> Structure:
-    """The structure of a loaded transformers model."""
+    """The structure of a loaded transformers model. Raises: ValueError where it has no heads."""
     config = model.config
+    if not getattr(config, "num_attention_heads", None):
+        raise ValueError(f"A {config.model_type} model has no attention heads to look at.")
     heads, width = config.num_attention_heads, config.hidden_size
     head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or width // heads
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()

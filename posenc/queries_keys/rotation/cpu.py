@@ -62,6 +62,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     cos, sin, out = cos.contiguous(), sin.contiguous(), torch.empty_like(x)
     if out.stride(-1) != 1:
         out = torch.empty(x.shape, dtype=x.dtype)
+    native.on_huge_pages(out)
     batch, heads, length, head_dim = x.shape
     pairs = cos.shape[-1]
     threads = torch.get_num_threads()

@@ -1,0 +1,58 @@
+"""What makes a folder one of sentence-transformers: the modules that follow the encoder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from posenc.dialects.inside import inside
+from posenc.dialects.json_object import read_json, require_ordinary
+from posenc.report.atomic import write_atomically
+from posenc.report.clone import clone
+
+MODULES = "modules.json"
+LENGTH_FILE = "sentence_bert_config.json"
+FILES = (MODULES, LENGTH_FILE, "config_sentence_transformers.json")
+MODULE_FILES = ("config.json", "model.safetensors")
+"""What is copied of a module that follows the encoder (pooling, a dense layer, a norm): data, never
+pickles or code."""
+
+
+def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
+    """Copy them beside the weights; the encoder may read `longest` tokens. Returns: the modules'
+    folders.
+
+    Raises: ValueError for a modules.json that leads out of the folder.
+    """
+    if not (source / MODULES).is_file():
+        return []
+    for name in FILES:
+        if (source / name).exists():
+            shutil.copyfile(inside(source, name, "sentence-transformers"), target / name)
+    folders = _module_folders(source)
+    for name in folders:
+        (target / name).mkdir()
+        for file in MODULE_FILES:
+            if (source / name / file).exists():
+                clone(inside(source / name, file, MODULES), target / name / file)
+    settings = target / LENGTH_FILE
+    kept: dict[str, Any] = read_json(settings) if settings.exists() else {}
+    if isinstance(limit := kept.get("max_seq_length"), int) and limit < longest:
+        write_atomically(settings, json.dumps({**kept, "max_seq_length": longest}, indent=2) + "\n")
+    return folders
+
+
+def _module_folders(source: Path) -> list[str]:
+    path = inside(source, MODULES, "sentence-transformers")
+    require_ordinary(path)
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        names = [module["path"] for module in listed]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}: expected a list of modules with a path each.") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or "\\" in name or name == "..":
+            raise ValueError(f"{path}: {name!r} is not a folder beside it.")
+    return [name for name in names if name and (source / name).is_dir()]
