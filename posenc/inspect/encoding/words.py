@@ -16,8 +16,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "random, mean": "what it gives an unrelated key, on average, ± its standard error",
         "random, 5 %": "what all but 5 of 100 unrelated keys exceed",
         "random, 95 %": "what 5 of 100 unrelated keys exceed",
-        "past and future": "directed: before and after differ; symmetric: only the distance counts; "
-        "blind: neither",
+        "past and future": "directed: before and after differ; symmetric: only the distance "
+        "counts; blind: neither",
         "neighbours": "what a query tells a key from the next one by",
         "neighbours, float32": "distances at which a query tells a key from the next one",
         "neighbours, bfloat16": "the same with numbers of 8 significant bits",
