@@ -62,6 +62,23 @@ def test_links_lead_somewhere(document):
             assert (folder / target.partition("#")[0]).exists(), target
 
 
+@pytest.mark.parametrize("name", ["compare", "extend", "inspect"])
+def test_a_translation_names_the_same_options_methods_and_files(name):
+    english, chinese = (
+        (ROOT / f"docs/{name}{kind}.md").read_text(encoding="utf-8") for kind in ("", ".zh-CN")
+    )
+
+    def named(text: str) -> set[str]:
+        spans = set(re.findall(r"(?<!\w)--[a-z][\w-]+", text))
+        return spans | set(re.findall(r"`([\w./-]+)`", text))
+
+    strange = named(chinese) - named(english)
+    assert not strange, f"only in Chinese: {strange}"
+    assert f"({name}.zh-CN.md)" in english and f"({name}.md)" in chinese
+    shared = {span for span in named(english) if span.startswith("--")}
+    assert len(shared & named(chinese)) >= len(shared) // 2
+
+
 def words_and_numbers(svg: Path) -> tuple[list[str], np.ndarray]:
     text = re.sub(r' id="[^"]*"|#[\w-]*|data:[^"]*', "", svg.read_text(encoding="utf-8"))
     number = r"-?\d+(?:\.\d+)?"

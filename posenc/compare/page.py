@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+
 from posenc.compare import figures, seen
 from posenc.compare.results import EncodingSummary, Study, TrialResult
 from posenc.compare.verdict import context_gains, describe_gains

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+
 from posenc.extend import figures
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.intervals import Estimate

@@ -76,8 +76,8 @@ def run(
         return sheet
     if text is not None or swap is not None or as_bytes or as_ids:
         raise ValueError(
-            "posenc.inspect.run: `text`, `swap`, `as_bytes` and `as_ids` are for a checkpoint; give "
-            "the path of its folder as a pathlib.Path."
+            "posenc.inspect.run: `text`, `swap`, `as_bytes` and `as_ids` are for a checkpoint; "
+            "give the path of its folder as a pathlib.Path."
         )
     from posenc.inspect.encoding.command import measure_all
 

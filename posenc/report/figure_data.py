@@ -61,7 +61,7 @@ def _rows(axes: Axes, drawn: Figure) -> Iterator[Row]:
             line, caps, bars = container.lines
             parts |= {id(part) for part in (line, *caps)}
             ends = [segment[:, 1] for bar in bars for segment in bar.get_segments()]
-            for (x, y), (low, high) in zip(line.get_xydata(), ends, strict=True):
+            for (x, y), (low, high) in zip(np.asarray(line.get_xydata()), ends, strict=True):
                 yield row(label, x, y, low=low, high=high)
         elif isinstance(container, BarContainer):
             for bar in container.patches:
@@ -127,8 +127,8 @@ def _named_ticks(drawn: Figure) -> tuple[dict[float, str], dict[float, str]]:
     for axes in drawn.axes:
         for axis, names in zip((axes.xaxis, axes.yaxis), found, strict=True):
             if isinstance(axis.get_major_locator(), FixedLocator) and not names:
-                places = axis.get_majorticklocs()
-                words = axis.get_major_formatter().format_ticks(places)
+                places = np.asarray(axis.get_majorticklocs())
+                words = axis.get_major_formatter().format_ticks(places.tolist())
                 names.update(zip(places, words, strict=True))
     return found
 

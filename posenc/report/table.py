@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-
 LONG = 24
 """Letters from which on a text gets room, so that it does not become a tall narrow column."""
 

@@ -170,15 +170,15 @@ def test_what_is_seen_in_the_figures():
     assert "All 4 pairs finish" in seen.in_wavelengths(0, 4)
     found = {"ntk": {(256, 0.0): 0.9, (512, 0.0): 0.8}, "none": {(256, 0.0): 1, (512, 0.0): 0.1}}
     assert seen.in_passkeys(found) == "At 512 tokens ntk finds most, 80% of the key's tokens."
-    poor = {name: {key: 0.1 for key in grid} for name, grid in found.items()}
+    poor = {name: dict.fromkeys(grid, 0.1) for name, grid in found.items()}
     assert "Read nothing into this" in seen.in_passkeys(poor)
 
 
 def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path):
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(ValueError, match="--figures: .*taken is not a folder"):
+    with pytest.raises(ValueError, match=r"--figures: .*taken is not a folder"):
         run(tmp_path / "no-model", 512, ["text"], figures=tmp_path / "taken")
-    with pytest.raises(ValueError, match="--figures: .*taken is not a folder"):
+    with pytest.raises(ValueError, match=r"--figures: .*taken is not a folder"):
         extend_and_show(
             tmp_path / "no-model", 512, [], "posenc extend", None, out=None, method=None,
             figures=tmp_path / "taken",

@@ -4,12 +4,13 @@ say the opposite."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from posenc import ModelShape, create
+from posenc import ModelShape, PositionEncoding, create
 from posenc.inspect.checkpoint import answer as of_checkpoint
 from posenc.inspect.checkpoint import seen as checkpoint_seen
 from posenc.inspect.checkpoint.positions import Bias, Rotation, Table
@@ -25,10 +26,11 @@ SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
 HOLDS = dict.fromkeys(("shift", "padding", "packing", "batch", "cache"), 0.0)
 
 
-def decay(same, mean=None) -> Decay:
+def decay(same: list[float | None], mean: Sequence[float] | None = None) -> Decay:
     distances = [0, 1, 4, 16, 127][: len(same)]
-    mean = [0.0] * len(same) if mean is None else mean
-    return Decay(distances, mean, [m - 1 for m in mean], [m + 1 for m in mean], same)
+    means = [0.0] * len(same) if mean is None else list(mean)
+    low, high = [m - 1 for m in means], [m + 1 for m in means]
+    return Decay(distances, [*means], low, high, same, [0.0] * len(means))
 
 
 def sheet(**changes) -> SpecSheet:
@@ -36,8 +38,9 @@ def sheet(**changes) -> SpecSheet:
         "name": "nope", "shape": SHAPE, "places": [3], "parameters": 0, "per_layer": False,
         "max_positions": None, "norm_ratio": None, "direction": "directed", "precision": None,
         "resolution": {"float32": Resolution(10**5, 10**5)}, "num_pairs": 0,
+        "axis_length": SHAPE.train_length, "scaling": None,
         "unfinished_pairs": [], "wavelengths": [], "decay": decay([1.0] * 5),
-        "differences": HOLDS, "compiles": "yes", "exports": "yes", "cost": 1.0,
+        "differences": HOLDS, "compiles": "yes", "exports": "yes", "cost": (0.9, 1.0, 1.1),
     }  # fmt: skip
     return SpecSheet(**{**plain, **changes})
 
@@ -86,7 +89,7 @@ def test_limits(changes, said):
     assert ("nothing" in said) == ("nothing" in str(of_encoding.answer(found)).lower())
 
 
-def measured(name: str, **options) -> tuple[SpecSheet, object]:
+def measured(name: str, **options) -> tuple[SpecSheet, PositionEncoding]:
     from posenc.inspect.encoding.precision import angles_of
 
     encoding = first_layer(create(name, SHAPE, **options))
@@ -105,9 +108,14 @@ def test_new_angles_begin_where_the_stretch_ends():
 
 
 def test_costs():
-    assert of_encoding.cost(sheet()) == "no parameters"
-    layered = sheet(parameters=4104, per_layer=True)
-    assert of_encoding.cost(layered) == "4,104 parameters in every layer"
+    assert of_encoding.cost(sheet()) == "no parameters and no time that could be told"
+    layered = sheet(parameters=4104, per_layer=True, cost=(1.2, 1.3, 1.4))
+    assert of_encoding.cost(layered) == (
+        "4,104 parameters in every layer, and a layer takes 1.30 times as long (1.20 to 1.40)"
+    )
+    assert "0.80 times as long" in of_encoding.cost(sheet(cost=(0.7, 0.8, 0.9)))
+    unknown = sheet(cost=(float("nan"),) * 3)
+    assert "no time that could be told" in of_encoding.cost(unknown)
     assert "before training" in of_encoding.answer(layered).cells()[1]
     assert "Before any training" in str(of_encoding.answer(layered))
 
@@ -256,3 +264,14 @@ def test_an_answer_is_of_what_was_measured():
         measured_decay, same=measured_decay.same[::-1], mean=measured_decay.mean[::-1]
     )
     assert "favours far tokens, whatever" in of_encoding.near_and_far(opposite, False)
+
+
+def test_new_angles_on_a_larger_grid():
+    encoding = first_layer(create("axial_rope", SHAPE))
+    found = sheet(
+        name="axial_rope", places=[2], num_pairs=8, unfinished_pairs=[6, 7], axis_length=12
+    )
+    said = of_encoding.limits(found, encoding)
+    assert said.startswith("on grids of more than 12 cells to a side, 2 of its 8 pairs")
+    done = sheet(name="axial_rope", places=[2], num_pairs=8, axis_length=12)
+    assert "grids" not in of_encoding.limits(done, encoding)

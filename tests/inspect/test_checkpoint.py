@@ -95,6 +95,19 @@ def test_positions_come_back_after_the_removal(folders, family):
     assert torch.equal(read_sentence(model, ids).hidden, before)
 
 
+@pytest.mark.parametrize(
+    ("family", "norm"), [("llama", "model.norm"), ("gpt2", "transformer.ln_f")]
+)
+def test_the_last_state_is_that_before_the_final_norm(folders, family, norm):
+    model = load_checkpoint(folders[family], encoder_decoder=True, attention="eager").model
+    ids = list(range(5, 17))
+    with torch.inference_mode():
+        out = model(torch.tensor([ids]), output_hidden_states=True)
+        state = read_sentence(model, ids).hidden[-1]
+        assert torch.allclose(model.get_submodule(norm)(state), out.hidden_states[-1][0], atol=1e-5)
+        assert (state - out.hidden_states[-1][0]).abs().max() > 1e-2
+
+
 def test_a_rotation_by_complex_numbers_is_taken_out(tmp_path):
     """Llama 4 and DeepSeek-V2 keep cosine and sine as one complex number."""
     sizes = {**COMMON, "head_dim": 8, "intermediate_size_mlp": 32, "num_local_experts": 2}

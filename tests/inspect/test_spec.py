@@ -16,6 +16,8 @@ from posenc.encoding.claims import Claims
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
 from posenc.inspect.encoding.layer import first_layer, moved
+from posenc.inspect.encoding.sheet import measure
+from posenc.inspect.encoding.words import rows
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
 
@@ -115,6 +117,83 @@ def test_alibi_decays_by_its_slopes():
 
 
 @torch.no_grad()
+def test_means_over_strangers_hold_no_noise_of_products():
+    """ALiBi's is its bias, to rounding; sinusoids add the product of two positions."""
+    found = scores.decay(ALiBi(4), SHAPE, pairs=8)
+    slope = sum(2.0**-i for i in (2, 4, 6, 8)) / 4
+    for distance, mean, error in zip(found.distances, found.mean, found.mean_error, strict=True):
+        assert mean == pytest.approx(-slope * distance, rel=1e-5, abs=1e-6)  # six digits are kept
+        assert error == pytest.approx(0, abs=1e-9)
+    of_rope = scores.decay(RoPE(16, interleaved=False), SHAPE).mean_error[1]
+    assert of_rope == pytest.approx(0, abs=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["cope", "fox"])
+def test_a_stranger_at_distance_zero_is_no_equal(name):
+    """Methods that read the tokens between got the score of the query with itself, 4.0."""
+    found = scores.decay(build(name), SHAPE)
+    assert found.same[0] is not None and found.same[0] > 3
+    mean, error = found.mean[0], found.mean_error[0]
+    assert mean is not None and error is not None and abs(mean) <= max(4 * error, 0.3)
+
+
+@torch.no_grad()
+def test_standard_errors_are_those_of_the_mean():
+    """Twenty means of other vectors scatter by as much as one of them says of itself."""
+    means = []
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        means.append(torch.randn(64, 2, 1, generator=generator, dtype=torch.float64))
+    said = torch.stack([scores._standard_error(m, 64) for m in means]).mean()
+    scatter = torch.stack([m.mean() for m in means]).std()
+    assert 0.6 < scatter / said < 1.6
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Sheets without what takes long and is tested elsewhere."""
+    monkeypatch.setattr(running, "compiles", lambda *_: "yes")
+    monkeypatch.setattr(running, "exports", lambda *_: "yes")
+    monkeypatch.setattr(running, "cost", lambda *_: (0.9, 1.0, 1.1))
+    monkeypatch.setattr(invariance, "measure", lambda *_: dict.fromkeys(KEYS, 0.0))
+
+
+KEYS = ("shift", "padding", "packing", "batch", "cache")
+
+
+def test_two_axes_are_measured_against_the_side_of_their_grid(quick):
+    """A grid of 46 by 46 holds 2,048 cells: 18 of 32 pairs complete no turn on it."""
+    found = measure("axial_rope", ModelShape(embed_dim=512, num_heads=8, train_length=2048))
+    assert found.axis_length == 46 and len(found.unfinished_pairs) == 18
+    assert "18 of 32" in rows(found)["unfinished pairs"]
+    assert "on an axis of 46" in rows(found)["unfinished pairs"]
+
+
+def test_scaling_is_named_and_what_is_untrained_is_called_so(quick):
+    found = rows(measure("yarn", SHAPE))
+    assert found["scaling"].startswith("YaRN(factor=") and "untrained" not in found["parameters"]
+    assert "untrained here" in rows(measure("t5", SHAPE))["parameters"]
+    assert "scaling" not in rows(measure("rope", SHAPE))
+
+
+def test_an_encoding_costs_itself():
+    """The interval of equal layers holds 1; that of one which does four times the work does not."""
+    low, middle, high = running.cost(PositionEncoding(), SHAPE)
+    assert low <= middle <= high and low < 1.1 and high > 0.9
+
+    class Slow(PositionEncoding):
+        claims = Claims(places=(1,), causal_only=True)
+
+        def embed(self, x, positions):
+            for _ in range(60):
+                x = x + 1e-9 * (x @ x.mT).softmax(-1) @ x
+            return x
+
+    assert running.cost(Slow(), SHAPE)[0] > 2
+
+
+@torch.no_grad()
 def test_rope_of_equal_vectors_is_a_sum_of_cosines():
     """Averaged over isotropic vectors, the score at D is proportional to sum_t cos(D w_t)."""
     decay = scores.decay(RoPE(16, interleaved=False), SHAPE, pairs=400)
@@ -188,7 +267,8 @@ def test_json_is_a_list_of_objects(capsys):
     assert sheet["compiles"] == sheet["exports"] == "yes"
     assert sheet["unfinished_pairs"] == [1, 2, 3] and sheet["num_pairs"] == 4
     assert sheet["wavelengths"][3] is None  # p_rope leaves the slowest quarter unrotated
-    assert sheet["cost"] > 0
+    low, middle, high = sheet["cost"]
+    assert 0 < low <= middle <= high
 
 
 def test_bad_input_is_one_line_and_2(capsys):

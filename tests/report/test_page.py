@@ -132,8 +132,8 @@ _WIDE = "".join(f"<td style='white-space:nowrap'>a column {i}</td>" for i in ran
         ("<p style='height:9px;overflow:hidden'>Two<br>lines</p>", "is cut off below"),
         ("<p style='color:#bbb'>Grey</p>", '"Grey" is faint'),
         (
-            f"<div style='overflow:auto'><table><tbody><tr><th style='min-width:300px'>x</th>{_WIDE}"
-            "</tr></tbody></table></div>",
+            "<div style='overflow:auto'><table><tbody><tr><th style='min-width:300px'>x</th>"
+            f"{_WIDE}</tr></tbody></table></div>",
             "hides over half",
         ),
         (_FIGURE.format("<text x='290' y='90'>axis label</text>"), "is cut off by its figure"),

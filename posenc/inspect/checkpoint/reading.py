@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.inspect.checkpoint.positions import DISENTANGLED
 
@@ -18,7 +19,8 @@ class Reading:
     """What came out.
 
     attention: (layers, heads, length, length) by stack, "" where there is one.
-    hidden: (layers + 1, length, width) of the stack that reads the text, embeddings first.
+    hidden: (layers + 1, length, width) of the stack that reads the text, embeddings first. The last
+        is what the last layer hands on, before the norm that the head reads through.
     logits: (length, vocabulary); of one token, the decoder's first, where there are two stacks.
     """
 
@@ -52,7 +54,8 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
     if two_stacks:  # the decoder is given the text as well, from its start token on
         start = tokens.new_full((1, 1), model.config.decoder_start_token_id)
         inputs["decoder_input_ids"] = torch.cat([start, tokens[:, :-1]], dim=-1)
-    out = model(**inputs, output_attentions=True, output_hidden_states=True)
+    with last_layers(model) as handed_on:
+        out = model(**inputs, output_attentions=True, output_hidden_states=True)
     if two_stacks:
         attention = {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions}
         hidden, logits = out.encoder_hidden_states, out.logits[0, :1]
@@ -67,9 +70,37 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
         )
     return Reading(
         {name: torch.stack([w[0] for w in layers]) for name, layers in attention.items()},
-        torch.stack([h[0] for h in hidden]),
+        torch.stack([h[0] for h in [*hidden[:-1], _before_norm(hidden, handed_on)]]),
         logits,
     )
+
+
+@contextmanager
+def last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
+    """Inside the block, what the last of each list of modules hands on is kept, with the length of
+    the list, in the order of running."""
+    kept: list[tuple[int, Tensor]] = []
+
+    def keep(count: int, module: nn.Module, inputs: Any, handed: Any) -> None:
+        state = handed[0] if isinstance(handed, tuple) else handed
+        if isinstance(state, Tensor):
+            kept.append((count, state))
+
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    hooks = [stack[-1].register_forward_hook(partial(keep, len(stack))) for stack in stacks]
+    try:
+        yield kept
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _before_norm(hidden: Sequence[Tensor], handed_on: Sequence[tuple[int, Tensor]]) -> Tensor:
+    """The last state as its layer hands it on: transformers gives it after the final norm. The
+    stack that reads the text runs first."""
+    count, shape = len(hidden) - 1, hidden[-1].shape
+    fitting = (state for layers, state in handed_on if layers == count and state.shape == shape)
+    return next(fitting, hidden[-1])
 
 
 def by_group(weights: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:

@@ -98,10 +98,15 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
 
 
 def cost(sheet: SpecSheet) -> str:
-    """What it makes a model learn."""
-    if not sheet.parameters:
-        return "no parameters"
-    return f"{sheet.parameters:,} parameters{' in every layer' if sheet.per_layer else ''}"
+    """What it makes a model learn, and wait for where the interval of its time tells."""
+    low, middle, high = sheet.cost
+    learned = "no parameters"
+    if sheet.parameters:
+        learned = f"{sheet.parameters:,} parameters{' in every layer' if sheet.per_layer else ''}"
+    if low > 1 or high < 1:
+        times = f"{middle:.2f} times as long ({low:.2f} to {high:.2f})"
+        return f"{learned}, and a layer takes {times}"
+    return f"{learned} and no time that could be told"
 
 
 def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
@@ -119,6 +124,12 @@ def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
         found.append(
             f"from position {first:,} on, {pairs} of its {sheet.num_pairs} pairs of channels turn "
             f"by angles that a training on {trained:,} tokens never showed"
+        )
+    elif encoding.claims.num_axes == 2 and sheet.unfinished_pairs and 2 in sheet.places:
+        found.append(
+            f"on grids of more than {sheet.axis_length:,} cells to a side, "
+            f"{len(sheet.unfinished_pairs)} of its {sheet.num_pairs} pairs of channels turn by "
+            "angles that training never showed"
         )
     elif 1 in sheet.places and sheet.max_positions is None:
         found.append(f"positions from {trained:,} on are new to a model trained on {trained:,}")

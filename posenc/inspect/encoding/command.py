@@ -25,7 +25,8 @@ def run(
     out: Path | None,
     figures: Path | None = None,
 ) -> None:
-    """Print the answers and the spec sheets, write the page and, into the folder `figures`, what it draws."""
+    """Print the answers and the spec sheets, write the page and, into the folder `figures`, what it
+    draws."""
     if figures is not None:
         from posenc.report.figure_files import check_folder
 

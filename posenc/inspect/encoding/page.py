@@ -106,11 +106,11 @@ def _shared(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
             assert plain is not None
             unscaled = [2 * math.pi / float(f) for f in plain.inv_freq]
             waves = {"rope, unscaled": unscaled, **waves}
-        trained = sheets[0].shape.train_length
+        trained = max(sheet.axis_length for sheet in sheets if sheet.wavelengths)
         yield Plot(
             figures.wavelengths(waves, trained),
             "Tokens per turn of each pair of channels. One above the dotted line turns less than "
-            f"once in {trained:,} tokens; unless it is stretched, it meets new angles beyond them.",
+            f"once in {trained:,} positions; unless stretched, it meets new angles beyond them.",
             "Wavelength of each frequency pair on a logarithmic axis, with the training length.",
             seen.in_wavelengths(waves, trained),
             f"{named}wavelengths",

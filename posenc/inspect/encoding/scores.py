@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,7 +23,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Decay:
     """Scores in logits between the last position of the training length and keys before it.
 
-    mean, low, high: over random queries and keys and all heads; low and high leave out 5 % each.
+    mean, low, high: over queries and keys that have nothing to do with each other, and all heads;
+    low and high leave out 5 % each. Every pair counts with both signs of query and key, so that a
+    product of the two leaves nothing in the mean. mean_error: its standard error.
     same: the mean if query and key are the same vector. None where no key is visible.
     """
 
@@ -32,6 +34,7 @@ class Decay:
     low: list[float | None]
     high: list[float | None]
     same: list[float | None]
+    mean_error: list[float | None]
 
 
 def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Decay:
@@ -42,37 +45,52 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Dec
     distances = sorted({0, min(1, last), *(min(last, round(2 ** (i / 2))) for i in range(2, 64))})
     if encoding.claims.permutation_invariant:
         x, y = hidden(2 * pairs, shape)[0].split(pairs)
+        both = torch.cat([x, x, -x, -x]), torch.cat([y, -y, y, -y])
         far = torch.full((len(distances),), last)
         near = last - torch.tensor(distances)
-        random = pair_scores(exact, shape, x, y, far, near)
+        random, count = pair_scores(exact, shape, *both, far, near), pairs
         same = pair_scores(exact, shape, x, x, far, near)
     else:
-        few = max(1, min(pairs, 2**14 // (last + 1)))
+        few = max(2, min(pairs, 2**14 // (last + 1)))
         x = hidden(last + 1, shape, batch=few)
+        asked = hidden(1, shape, batch=few, seed=5)  # else a key at distance 0 is the query itself
         keys = last - torch.tensor(distances)
-        random = _last_row(exact, shape, x)[..., keys]
+        signs = [_last_row(exact, shape, x, sign * asked)[..., keys] for sign in (1, -1)]
+        random, count = torch.cat(signs), few
         same = _last_row(exact, shape, x[:, -1:].expand_as(x))[..., keys]
     flat = random.flatten(0, 1)
     cuts = torch.tensor([0.05, 0.95], dtype=flat.dtype)
     low, high = flat.quantile(cuts, dim=0) if flat.isfinite().all() else _finite_cuts(flat, cuts)
-    return Decay(distances, *map(_numbers, (flat.mean(0), low, high, same.flatten(0, 1).mean(0))))
+    same_mean = same.flatten(0, 1).mean(0)
+    found = (flat.mean(0), low, high, same_mean, _standard_error(random, count))
+    return Decay(distances, *map(_numbers, found))
 
 
-def _last_row(encoding: PositionEncoding, shape: ModelShape, x: Tensor) -> Tensor:
+def _standard_error(scores: Tensor, count: int) -> Tensor:
+    """Of the mean over `count` independent pairs: scores (signs x count, num_heads, distances)."""
+    by_pair = scores.unflatten(0, (-1, count)).mean((0, 2))
+    return by_pair.std(0) / count**0.5
+
+
+def _last_row(
+    encoding: PositionEncoding, shape: ModelShape, x: Tensor, query: Tensor | None = None
+) -> Tensor:
     """Scores of the last token with all tokens of x (batch, len, embed_dim), for methods that
-    read the tokens between: (batch, num_heads, len)."""
+    read the tokens between: (batch, num_heads, len). `query`: what asks in its place, (batch, 1,
+    embed_dim); None: the last token itself."""
     positions = line(encoding, torch.arange(x.shape[1]))
     embedded = encoding.embed(x, positions)
     q = heads(embedded, shape)
     state = encoding.state(embedded, positions)
+    asked = None if query is None else heads(encoding.embed(query, positions[-1:]), shape)
     encoding = encoding.for_layer(0)
     last = len(positions) - 1
     keys = Tokens(q, positions, state, encoding.claims.num_axes)
-    query = keys[last:]
-    new_q, new_k = encoding.transform(query, keys)
-    term = encoding.term(query, keys)
+    asks = keys[last:] if asked is None else replace(keys[last:], x=asked)
+    new_q, new_k = encoding.transform(asks, keys)
+    term = encoding.term(asks, keys)
     problem = Problem(
-        new_q, new_k, q, query, keys, term, encoding, None, encoding.scale(q.shape[-1]), 0.0,
+        new_q, new_k, q, asks, keys, term, encoding, None, encoding.scale(q.shape[-1]), 0.0,
         False,
     )  # fmt: skip
     return problem.ready(1).scores(0, 1)[:, :, 0]

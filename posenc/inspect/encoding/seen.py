@@ -45,7 +45,7 @@ def in_wavelengths(series: Mapping[str, Sequence[float | None]], train_length: i
     if not any(slow.values()):
         return "Every pair completes a turn in training."
     said = f"Above the line: {', '.join(parts)}"
-    (first, *_), (last, *_) = series, reversed(series)
+    first, last = next(iter(series)), list(series)[-1]
     both = zip(series[first], series[last], strict=False)
     ratios = [b / a for a, b in both if a is not None and b is not None]
     if len(series) == 2 and len(series[first]) == len(series[last]) and ratios:

@@ -27,11 +27,15 @@ class SpecSheet:
 
     parameters: trainable numbers of one instance.
     norm_ratio: smallest and largest norm of a query or key after place 2, relative to before.
-    unfinished_pairs: frequency pairs, counted from 0, that complete no period in the training
-        length; of num_pairs.
+    axis_length: positions along one axis in training: its length, or the side of the smallest
+        square grid that holds as many cells.
+    unfinished_pairs: frequency pairs, counted from 0, that complete no period along their axis; of
+        num_pairs.
+    scaling: the scaling of its frequencies with its numbers, None without one.
     wavelengths: of the pairs, in tokens; None for a pair that does not turn.
     differences: between results that should be the same, see posenc.inspect.encoding.invariance.
-    cost: time divided by that of a layer without an encoding.
+    cost: time divided by that of a layer without an encoding: the median of interleaved pairs, and
+        before and after it the ends of an interval that holds it in 97 of 100 measurements.
     None: does not apply to this encoding.
     """
 
@@ -45,6 +49,8 @@ class SpecSheet:
     direction: str
     resolution: dict[str, Resolution] | None
     precision: Precision | None
+    axis_length: int
+    scaling: str | None
     num_pairs: int
     unfinished_pairs: list[int]
     wavelengths: list[float | None]
@@ -52,7 +58,7 @@ class SpecSheet:
     differences: dict[str, float]
     compiles: str
     exports: str
-    cost: float
+    cost: tuple[float, float, float]
     holds: dict[str, bool] = field(init=False)
     """Which of the differences are rounding only."""
 
@@ -113,7 +119,22 @@ def measure_encoding(
         per_layer=encoding.claims.scope == "layer",
         max_positions=encoding.claims.max_positions,
         num_pairs=len(waves),
-        unfinished_pairs=[t for t, wave in enumerate(waves) if wave > shape.train_length],
+        axis_length=(axis := _axis_length(layer, shape)),
+        scaling=_scaling(layer),
+        unfinished_pairs=[t for t, wave in enumerate(waves) if wave > axis],
         wavelengths=[wave if wave < math.inf else None for wave in waves],
         **found,
     )
+
+
+def _axis_length(encoding: PositionEncoding, shape: ModelShape) -> int:
+    """Of two axes the side of a square grid; of three, where text counts along all at once, the
+    training length."""
+    if encoding.claims.num_axes != 2:
+        return shape.train_length
+    return math.isqrt(shape.train_length - 1) + 1
+
+
+def _scaling(encoding: PositionEncoding) -> str | None:
+    found = next((m.scaling for m in encoding.modules() if getattr(m, "scaling", None)), None)
+    return None if found is None else str(found)

@@ -6,17 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from posenc.inspect.encoding.behaviour import COST_LENGTH
 from posenc.inspect.encoding.precision import BOUND
+from posenc.inspect.encoding.scores import Decay
 from posenc.inspect.encoding.sheet import SpecSheet
 
 GROUPS: dict[str, dict[str, str]] = {
     "Near and far": {
         "score of equals": "what a query gives a key equal to it, in logits; one more logit is 2.7 "
         "times the weight",
-        "random, mean": "what it gives an unrelated key, on average",
+        "random, mean": "what it gives an unrelated key, on average, ± its standard error",
         "random, 5 %": "what all but 5 of 100 unrelated keys exceed",
         "random, 95 %": "what 5 of 100 unrelated keys exceed",
-        "past and future": "directed: before and after differ; symmetric: only the distance counts; "
-        "blind: neither",
+        "past and future": "directed: before and after differ; symmetric: only the distance "
+        "counts; blind: neither",
         "neighbours": "what a query tells a key from the next one by",
         "neighbours, float32": "distances at which a query tells a key from the next one",
         "neighbours, bfloat16": "the same with numbers of 8 significant bits",
@@ -30,7 +31,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "norm of q, k kept": "the length of queries and keys stays",
     },
     "Angles": {
-        "unfinished pairs": "pairs of channels that turn less than once in the training length",
+        "scaling": "how its frequencies are stretched",
+        "unfinished pairs": "pairs of channels that turn less than once in the training length, "
+        "or along their axis",
         "angles, as used": f"last position with every angle within {BOUND:g} rad of exact",
         "angles, plain float32": "the same for position times frequency, both in float32",
         "angles, plain bfloat16": "the same, both in bfloat16",
@@ -41,7 +44,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "longest position": "the last place in a text that it has an answer for",
         "compiles": "torch.compile takes a layer in one piece",
         "exports": "torch.export makes a program for any length",
-        "time over none": f"of a layer at {COST_LENGTH} tokens, over the same without an encoding",
+        "time over none": f"of a layer at {COST_LENGTH} tokens, over the same without an encoding: "
+        "median of pairs timed in turns, and the interval that holds it",
     },
 }
 """What is measured, by subject, and what each name means."""
@@ -76,7 +80,8 @@ def rows(sheet: SpecSheet) -> dict[str, str]:
     lines = {
         "places": ", ".join(map(str, sheet.places)) or "none",
         "parameters": f"{sheet.parameters:,}"
-        + (" per layer" if sheet.parameters and sheet.per_layer else ""),
+        + (" per layer" if sheet.parameters and sheet.per_layer else "")
+        + (", untrained here: scores are those of its random start" if sheet.parameters else ""),
         "longest position": "no limit"
         if sheet.max_positions is None
         else f"{sheet.max_positions - 1:,}",
@@ -89,7 +94,8 @@ def rows(sheet: SpecSheet) -> dict[str, str]:
     lines |= _resolution(sheet) | _precision(sheet) | _turns(sheet) | _decay(sheet)
     lines["compiles"] = sheet.compiles
     lines["exports"] = sheet.exports
-    lines["time over none"] = f"{sheet.cost:.2f} times"
+    low, middle, high = sheet.cost
+    lines["time over none"] = f"{middle:.2f} times ({low:.2f} to {high:.2f})"
     return lines
 
 
@@ -127,7 +133,10 @@ def _turns(sheet: SpecSheet) -> dict[str, str]:
     if not sheet.num_pairs:
         return {label: "no frequencies"}
     which = f": {ranges(pairs)}" if pairs else ""
-    return {label: f"{len(pairs)} of {sheet.num_pairs}{which}"}
+    axis = sheet.axis_length
+    grid = f", on an axis of {axis}" if axis != sheet.shape.train_length else ""
+    stretched = {} if sheet.scaling is None else {"scaling": sheet.scaling}
+    return stretched | {label: f"{len(pairs)} of {sheet.num_pairs}{which}{grid}"}
 
 
 def _decay(sheet: SpecSheet) -> dict[str, str]:
@@ -142,10 +151,26 @@ def _decay(sheet: SpecSheet) -> dict[str, str]:
 
     return {
         "score of equals": line(decay.same),
-        "random, mean": line(decay.mean),
+        "random, mean": _with_error(decay, picked),
         "random, 5 %": line(decay.low),
         "random, 95 %": line(decay.high),
     }
+
+
+def _with_error(decay: Decay, picked: Sequence[int]) -> str:
+    """Means with their standard errors, where these are more than rounding."""
+    said = []
+    for i in picked:
+        mean, error = decay.mean[i], decay.mean_error[i]
+        if mean is None or error is None:
+            said.append(f"hidden at {decay.distances[i]:,}")
+        elif error <= 1e-3 * abs(mean):
+            said.append(f"{_number(mean)} at {decay.distances[i]:,}")
+        elif error < 1e-9:
+            said.append(f"0 at {decay.distances[i]:,}")
+        else:
+            said.append(f"{_number(mean)} ± {error:.1g} at {decay.distances[i]:,}")
+    return ", ".join(said)
 
 
 def _number(value: float) -> str:
