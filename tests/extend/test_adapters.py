@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from safetensors.torch import load_file
 
 from posenc import extend as hf
@@ -76,9 +77,15 @@ def test_peft_finds_the_adapters_beside_the_merged_weights(tmp_path):
     assert not (tmp_path / ".out.state").exists()
 
 
-def test_less_memory_gives_the_same_steps(tmp_path):
+def test_less_memory_gives_the_same_steps(tmp_path, monkeypatch):
     folder = save("llama", tmp_path / "llama", spread=0.1)
-    losses = []
+    losses, calls, plain = [], [], torch.utils.checkpoint.checkpoint
+
+    def counted(*given, **named):
+        calls.append(1)
+        return plain(*given, **named)
+
+    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", counted)
     for recompute in (False, True):
         tuning = TuneConfig(3, batch=1, lr=1e-2, recompute=recompute)
         options = Options(windows=1, search_tries=0, tasks="none", tune=tuning)
@@ -87,6 +94,7 @@ def test_less_memory_gives_the_same_steps(tmp_path):
             folder, TARGET, DOCUMENTS, method="ntk", out=out, options=options, as_ids=True
         )
         losses.append(found.tuning_losses)
+        assert bool(calls) is recompute
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 

@@ -50,11 +50,7 @@ def tune(
         rank = config.lora_rank
         add_lora(model, rank, 2.0 * rank, only_adapters=config.adapter)
     if config.recompute:
-        if not model.supports_gradient_checkpointing:
-            raise ValueError(
-                f"--gradient-checkpointing: {type(model).__name__} has no such code in transformers"
-            )
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        _recompute(model, True)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(trainable.values(), betas=(0.9, 0.95), weight_decay=0.0)
     losses = restore_tuning(folder, whose, trainable, optimizer)
@@ -84,9 +80,20 @@ def tune(
         progress(f"tuning, loss {losses[-1]:.3f}", (step + 1) / config.steps)
     model.eval()
     if config.recompute:
-        model.gradient_checkpointing_disable()
+        _recompute(model, False)
     if config.adapter:
         keep_adapter()
     if config.lora_rank:
         merge_lora(model)
     return losses
+
+
+def _recompute(model: Any, on: bool) -> None:
+    if not model.supports_gradient_checkpointing:
+        raise ValueError(
+            f"--gradient-checkpointing: {type(model).__name__} has no such code in transformers."
+        )
+    # The older name warns where there is the newer one.
+    newer = hasattr(model, "activation_checkpointing_enable")
+    word = "activation" if newer else "gradient"
+    getattr(model, f"{word}_checkpointing_{'enable' if on else 'disable'}")()
