@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from safetensors.torch import load_file
 
 from posenc import extend as hf
@@ -14,7 +13,7 @@ from posenc.extend.options import Options
 from posenc.extend.tune.config import TuneConfig
 from posenc.extend.tune.lora import LoRALinear, add_lora, merge_lora, projections
 from posenc.hf.loading import load_checkpoint
-from tests.hf_models import LENGTH, save
+from tests.hf_models import LENGTH, save, transformers
 
 TARGET = 3 * LENGTH
 DOCUMENTS = [" ".join(str((7 * i + j) % 200 + 20) for j in range(400)) for i in range(8)]
@@ -79,13 +78,14 @@ def test_peft_finds_the_adapters_beside_the_merged_weights(tmp_path):
 
 def test_less_memory_gives_the_same_steps(tmp_path, monkeypatch):
     folder = save("llama", tmp_path / "llama", spread=0.1)
-    losses, calls, plain = [], [], torch.utils.checkpoint.checkpoint
+    modeling_utils = transformers.modeling_utils
+    losses, calls, plain = [], [], modeling_utils.checkpoint
 
     def counted(*given, **named):
         calls.append(1)
         return plain(*given, **named)
 
-    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", counted)
+    monkeypatch.setattr(modeling_utils, "checkpoint", counted)
     for recompute in (False, True):
         tuning = TuneConfig(3, batch=1, lr=1e-2, recompute=recompute)
         options = Options(windows=1, search_tries=0, tasks="none", tune=tuning)

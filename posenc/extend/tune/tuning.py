@@ -97,3 +97,5 @@ def _recompute(model: Any, on: bool) -> None:
     newer = hasattr(model, "activation_checkpointing_enable")
     word = "activation" if newer else "gradient"
     getattr(model, f"{word}_checkpointing_{'enable' if on else 'disable'}")()
+    if not on:
+        model.disable_input_require_grads()  # which the other call let embeddings have
