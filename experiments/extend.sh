@@ -13,7 +13,7 @@ if [ -e "$runs" ]; then
     exit 2
 fi
 mkdir -p "$runs" "$results"
-rm -f "$results"/*.csv
+rm -f "$results"/{cost,all,tuned,lora}.csv
 run() {
     .venv/bin/python experiments/timed.py "$results/cost.csv" "$1" \
         .venv/bin/posenc extend "$model" --text "$text" "${@:2}"

@@ -51,6 +51,14 @@ def extend(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print everything that was measured, for programs.")
     ] = False,
+    lm_eval: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASKS",
+            help="Run these tasks of lm-eval (pip install lm-eval) on the exported folder.",
+            show_default="none",
+        ),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Where to write the page.", show_default="OUT/extend.html")
     ] = None,
@@ -71,6 +79,6 @@ def extend(
     command = shlex.join(["posenc", *sys.argv[1:]])
     extend_and_show(
         model, to, text or [], command, report,
-        method=method, out=out, options=options, as_json=as_json, as_bytes=as_bytes,
-        as_ids=as_ids, figures=figures,
+        method=method, out=out, options=options, as_json=as_json, lm_eval=lm_eval,
+        as_bytes=as_bytes, as_ids=as_ids, figures=figures,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc.extend.export.folder import Plan, export_checkpoint
+from posenc.extend.export.folder import ADAPTER, Plan, export_checkpoint
 from posenc.extend.export.prover import Proof, Prover
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.extend.measure.intervals import Estimate
@@ -26,6 +26,7 @@ from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import recommend
 from posenc.extend.refusals import check_folders, check_request
 from posenc.extend.restart import locked
+from posenc.extend.tune.lora import save_adapter
 from posenc.extend.tune.tuning import tune
 from posenc.extend.variants.candidates import (
     SEARCH_WINDOWS,
@@ -215,9 +216,11 @@ def export_variant(
             assert fitting is not None
             assert options.state is not None
             masked = mask_token(checkpoint.folder) if checkpoint.masked else None
+            adapter = options.state / ADAPTER
+            shutil.rmtree(adapter, ignore_errors=True)
             outcome.tuning_losses = tune(
                 checkpoint.model, fitting, trained, options.tune, options.state / "tune", progress,
-                masked, teacher,
+                masked, teacher, lambda: save_adapter(checkpoint.model, adapter, checkpoint.folder),
             )  # fmt: skip
             for weight in checkpoint.model.parameters():  # what is measured is what is written
                 weight.data = weight.data.to(getattr(torch, checkpoint.stored))
@@ -227,6 +230,7 @@ def export_variant(
         plan = Plan(
             f"{chosen.name}, {chosen.summary}", outcome.target, chosen.cache_safe,
             changed=options.tune is not None or not checkpoint.rotary, extra=chosen.extra,
+            adapter=options.state / ADAPTER if options.tune and options.state else None,
         )  # fmt: skip
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan

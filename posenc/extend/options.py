@@ -34,7 +34,12 @@ class Options:
     ] = 32
     search_tries: Annotated[
         int,
-        typer.Option(min=0, help="Sets of frequencies that the search tries; 0 leaves it out."),
+        typer.Option(
+            "--search-evaluations",
+            "--search-tries",
+            min=0,
+            help="Sets of frequencies that the search tries; 0 leaves it out.",
+        ),
     ] = 64
     allow_cache_unsafe: Annotated[
         bool, typer.Option(help="Also write methods whose frequencies change with the length.")

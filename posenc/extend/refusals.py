@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.model import SLIDING_ROTATES_ALONE
 from posenc.dialects.runtimes.transformers5 import ALPHA
 from posenc.extend.measure.tasks import PASSKEY, parse_tasks
 from posenc.extend.options import Options
@@ -17,6 +18,12 @@ from posenc.hf.loading import Checkpoint
 from posenc.hf.rope_config import EXTENDED_LAYERS
 
 DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+NEAR = {"sliding_attention", "chunked_attention"}
+"""Kinds of layers that look through a window."""
+NEAR_ROTATE_ALONE = (
+    *SLIDING_ROTATES_ALONE, "afmoe", "exaone4", "exaone_moe", "flint", "kolibri1",
+)  # fmt: skip
+"""Families whose other layers have no rotation, by their code in transformers 5.23."""
 NO_EXTENSION = {
     "t5": "T5's bias saturates at a distance, so that any length has a bias; it needs no extension",
     "umt5": "T5's bias saturates, so that any length has a bias; it needs no extension",
@@ -125,6 +132,11 @@ def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
             f"a {config.model_type} model runs other frequencies than its rotary keys say to other "
             "models"
         )
+    if rotary and not _rotates_far(config):
+        return (
+            "only layers that look through a window rotate, so that no rotation ever sees a "
+            "distance that it was not trained on"
+        )
     layers = set(getattr(config, "layer_types", None) or ())
     looks_far = layers - {"sliding_attention"} if layers else not _window(config)
     if rotary and not looks_far and _window(config):
@@ -139,6 +151,17 @@ def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
             "that a method measured in memory would not be the one that is read back"
         )
     return None
+
+
+def _rotates_far(config: Any) -> bool:
+    """Whether any layer that looks at the whole text rotates."""
+    kinds = getattr(config, "layer_types", None)
+    if not kinds or not set(kinds) & NEAR:
+        return True
+    if config.model_type in NEAR_ROTATE_ALONE:
+        return getattr(config, "sliding_window", None) is None
+    rotates = getattr(config, "no_rope_layers", None) or [1] * len(kinds)  # 1: it does rotate
+    return any(r and kind not in NEAR for r, kind in zip(rotates, kinds, strict=False))
 
 
 def _window(config: Any) -> int | None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from posenc.extend.as_json import to_json
+from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_page
 from posenc.extend.task_table import task_rows
@@ -32,11 +33,14 @@ COLUMN = 9
 
 def extend_and_show(
     folder: Path, to: int, texts: list[Path], command: str, report: Path | None, *,
-    out: Path | None, method: str | None, as_json: bool = False, figures: Path | None = None,
+    out: Path | None, method: str | None, as_json: bool = False, lm_eval: str | None = None,
+    figures: Path | None = None,
     **asked: Any,
 ) -> None:  # fmt: skip
     """Extend as asked, and show what came of it. Raises: ValueError for wrong input, before
     anything is written."""
+    if lm_eval is not None:
+        check_lm_eval(lm_eval, out)
     console = Console(stderr=True)
     if figures is not None:
         from posenc.report.figure_files import check_folder
@@ -72,6 +76,11 @@ def extend_and_show(
         print(json.dumps(to_json(outcome), indent=1, ensure_ascii=False, allow_nan=False))
     if out is not None:
         console.print(f"Written and proved: {out}", markup=False)
+        if lm_eval is not None:
+            model = outcome.checkpoint.model
+            dtype = str(model.dtype).removeprefix("torch.")
+            found = run_lm_eval(out, lm_eval, dtype, str(model.device))
+            console.print(f"lm-eval: {found}", markup=False)
     elif method is None:
         console.print(
             f"Nothing was written. To export: {command} --method {outcome.recommended} --out "

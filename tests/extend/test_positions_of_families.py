@@ -72,7 +72,11 @@ def test_a_model_whose_code_does_not_take_a_method_is_not_measured_with_it(tmp_p
     assert not other_frequencies(checkpoint.model, checkpoint.rotary)
 
 
+FAR = ["sliding_attention", "full_attention"]
+NEAR = "only layers that look through a window rotate"
 REFUSED = {
+    NEAR: ("cohere2", COMMON | {"sliding_window": 16, "layer_types": FAR, "head_dim": 8}),
+    NEAR + ", so that": ("exaone4", COMMON | {"sliding_window": 16, "layer_types": FAR}),
     "is 3 channels, which are no pairs": ("llama", {"head_dim": 8, "rope_parameters": {
         "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4}}),
     "unknown rotary keys alpha": ("llama", {"rope_parameters": {

@@ -26,7 +26,7 @@ from posenc.report.clone import clone
 from posenc.report.failure import RunFailed
 from posenc.report.new_folder import new_folder
 
-SERVE = "SERVE.md"
+SERVE, ADAPTER = "SERVE.md", "adapter"
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """What the folder says of its weights' dtype, which another one in memory does not change."""
 
@@ -35,13 +35,14 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 class Plan:
     """What is exported: the method in words, the new length, and whether step-by-step decoding
     must equal one pass. changed: the weights are not the original's. extra: keys of config.json by
-    which a server maps positions."""
+    which a server maps positions. adapter: a folder of adapters to go with it, if it is there."""
 
     method: str
     longest: int
     cache_safe: bool = True
     changed: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
+    adapter: Path | None = None
 
 
 def export_checkpoint(
@@ -64,6 +65,8 @@ def export_checkpoint(
         write_weights(checkpoint, temporary, changed=plan.changed)
         copy_tokenizer(checkpoint.folder, temporary, plan.longest)
         copy_sentence_files(checkpoint.folder, temporary, plan.longest)
+        if plan.adapter is not None and plan.adapter.exists():
+            shutil.copytree(plan.adapter, temporary / ADAPTER)
         config, serving = _described(checkpoint, temporary, out.name, plan)
         write_atomically(temporary / "config.json", json.dumps(config, indent=2) + "\n")
         write_atomically(temporary / SERVE, serving)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,7 @@ class Search:
         are kept, and ends where an uninterrupted search does.
         """
         self.tried.clear()
+        began, before = time.perf_counter(), len(self.known)
         for generation in itertools.count():
             for genome in self._children(generation) if generation else self._seeds():
                 # The seeds are always tried: they are what a search has to beat.
@@ -100,8 +102,11 @@ class Search:
                     return self._choose()
                 self._try(genome)
                 best = self._best(1)[0].score
-                told = f"search, {len(self.tried)} tried, best {best:.3f}"
-                progress(told, min(1.0, len(self.tried) / max(1, tries)))
+                share = min(1.0, len(self.tried) / max(1, tries))
+                each = (time.perf_counter() - began) / max(1, len(self.known) - before)
+                left = max(0, tries - len(self.tried)) * each
+                told = f"search, {len(self.tried)} tried, best {best:.3f}, about {left:.0f} s left"
+                progress(told, share)
         raise AssertionError("generations never end")
 
     def _choose(self) -> Found:

@@ -21,6 +21,8 @@ class TuneConfig:
         lora_rank: rank of the adapters; None or 0 tunes all weights.
         distill: within the trained length learn what the checkpoint predicted before it was
             stretched, not the text; takes a copy of the weights. Causal models only.
+        adapter: train the adapters only and keep them apart, too. Needs lora_rank.
+        recompute: keep no activations inside of layers; the same gradients in less memory.
         warmup: steps of linear warm-up; from half of the steps on the rate falls to zero.
         seed: of the order of windows.
         short_share: share of batches cut to the trained length, so that short texts are not
@@ -54,6 +56,21 @@ class TuneConfig:
             "short texts lose nothing; takes a copy of the weights."
         ),
     ] = True
+    adapter: Annotated[
+        bool,
+        typer.Option(
+            "--adapter",
+            help="With --lora: train nothing but the adapters, and write them beside the merged "
+            "weights, in OUT/adapter, as peft reads them.",
+        ),
+    ] = False
+    recompute: Annotated[
+        bool,
+        typer.Option(
+            "--gradient-checkpointing",
+            help="Tune in less memory: compute each layer again on the way back.",
+        ),
+    ] = False
     warmup: int = 20
     seed: int = 0
     short_share: float = 0.4
@@ -61,6 +78,8 @@ class TuneConfig:
     def __post_init__(self) -> None:
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise ValueError(f"--lr must be a positive number, got {self.lr}.")
+        if self.adapter and not self.lora_rank:
+            raise ValueError("--adapter: there are none without --lora RANK.")
 
     def schedule(self, step: int) -> float:
         """The share of the peak rate at a step."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
-PROJECTIONS = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "qkv_proj",
-    "query_key_value",
-    "dense",
-    "c_attn",
-)
-"""What the attention projections are called over the families."""
+from posenc.report.atomic import write_atomically
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 class LoRALinear(nn.Module):
@@ -27,44 +24,62 @@ class LoRALinear(nn.Module):
     extension.
     """
 
-    def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
+    def __init__(self, base: nn.Module, rank: int, alpha: float) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
         self.scale = alpha / rank
-        self.down = nn.Parameter(torch.empty(rank, base.in_features))
-        self.up = nn.Parameter(torch.zeros(base.out_features, rank))
+        # GPT-2's Conv1D keeps (in, out).
+        rows, columns = self._weight.shape
+        self.transposed = not isinstance(base, nn.Linear)
+        inputs, outputs = (rows, columns) if self.transposed else (columns, rows)
+        self.down = nn.Parameter(self._weight.new_empty(rank, inputs, dtype=torch.float32))
+        self.up = nn.Parameter(self._weight.new_zeros(outputs, rank, dtype=torch.float32))
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
+    @property
+    def _weight(self) -> Tensor:
+        assert isinstance(self.base.weight, Tensor)
+        return self.base.weight
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + (x @ self.down.T @ self.up.T) * self.scale
+        added = (x.to(self.down.dtype) @ self.down.T @ self.up.T) * self.scale
+        return self.base(x) + added.to(x.dtype)
 
     @torch.no_grad()
-    def merged(self) -> nn.Linear:
-        self.base.weight += self.up @ self.down * self.scale
+    def merged(self) -> nn.Module:
+        change = self.up @ self.down * self.scale
+        self._weight.add_((change.T if self.transposed else change).to(self._weight.dtype))
         return self.base
 
 
-def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0) -> int:
-    """Freeze the model but for adapters on its attention projections, embeddings and norms (as
-    LongLoRA does); how many parameters train.
+def add_lora(
+    model: nn.Module, rank: int = 8, alpha: float = 16.0, *, only_adapters: bool = False
+) -> int:
+    """Freeze the model but for adapters on its attention projections and, unless only_adapters,
+    its embeddings and norms (as LongLoRA does); how many parameters train.
 
     Raises: ValueError where no projection is found.
     """
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_("embed" in name or "norm" in name.lower())
-    found = [
-        (parent, name, child)
-        for parent in list(model.modules())
-        for name, child in parent.named_children()
-        if isinstance(child, nn.Linear) and name in PROJECTIONS
-    ]
+        kept = "embed" in name or "norm" in name.lower()
+        parameter.requires_grad_(kept and not only_adapters)
+    found = list(projections(model))
     if not found:
-        raise ValueError(
-            f"LoRA: found none of {', '.join(PROJECTIONS)}; tune the full model instead."
-        )
-    for parent, name, child in found:
-        setattr(parent, name, LoRALinear(child, rank, alpha))
+        raise ValueError("LoRA: found no projections of attention; tune the full model instead.")
+    for path, child in found:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, LoRALinear(child, rank, alpha))
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def projections(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Path and layer of every linear map inside a module of attention, whatever a family calls
+    them; not those of the feed-forward layers, the router or the head."""
+    for path, module in model.named_modules():
+        linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        above = path.split(".")[:-1]
+        if linear and any("attn" in part or "attention" in part for part in above):
+            yield path, module
 
 
 def merge_lora(model: nn.Module) -> None:
@@ -74,3 +89,22 @@ def merge_lora(model: nn.Module) -> None:
             if isinstance(child, LoRALinear):
                 setattr(parent, name, child.merged())
     model.requires_grad_(True)
+
+
+def save_adapter(model: Any, folder: Path, base: Path) -> None:
+    """Write the adapters as peft reads them, for the weights in `base`."""
+    adapters = {n: m for n, m in model.named_modules() if isinstance(m, LoRALinear)}
+    tensors, first = {}, next(iter(adapters.values()))
+    for name, adapter in adapters.items():
+        tensors[f"base_model.model.{name}.lora_A.weight"] = adapter.down.detach().contiguous()
+        tensors[f"base_model.model.{name}.lora_B.weight"] = adapter.up.detach().contiguous()
+    rank = first.down.shape[0]
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": first.scale * rank,
+        "target_modules": sorted(adapters), "lora_dropout": 0.0, "bias": "none",
+        "fan_in_fan_out": first.transposed, "base_model_name_or_path": str(base),
+        "inference_mode": True,
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    write_atomically(folder / ADAPTER_WEIGHTS, save(tensors, {"format": "pt"}))
+    write_atomically(folder / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")

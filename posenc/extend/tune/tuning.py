@@ -30,10 +30,12 @@ def tune(
     progress: Callable[[str, float], None],
     mask_token: int | None = None,
     teacher: Any = None,
+    keep_adapter: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Train on the windows in place; the loss of each step in nats. `folder` holds what a restart
     needs; with a mask token the model learns to fill in hidden tokens; `teacher` is the checkpoint
-    as it was, where its predictions are to be kept.
+    as it was, where its predictions are to be kept; keep_adapter is called before adapters are
+    merged, if they are to be kept.
 
     Raises: ValueError where the folder holds the state of another tuning; RunFailed if the loss or
     a gradient is not finite.
@@ -45,7 +47,10 @@ def tune(
     )
     size = sum(p.numel() for p in model.parameters())
     if config.lora_rank:
-        add_lora(model, config.lora_rank, 2.0 * config.lora_rank)
+        rank = config.lora_rank
+        add_lora(model, rank, 2.0 * rank, only_adapters=config.adapter)
+    if config.recompute:
+        _recompute(model, True)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(trainable.values(), betas=(0.9, 0.95), weight_decay=0.0)
     losses = restore_tuning(folder, whose, trainable, optimizer)
@@ -74,6 +79,23 @@ def tune(
             save_tuning(folder, whose, trainable, optimizer, losses)
         progress(f"tuning, loss {losses[-1]:.3f}", (step + 1) / config.steps)
     model.eval()
+    if config.recompute:
+        _recompute(model, False)
+    if config.adapter:
+        keep_adapter()
     if config.lora_rank:
         merge_lora(model)
     return losses
+
+
+def _recompute(model: Any, on: bool) -> None:
+    if not model.supports_gradient_checkpointing:
+        raise ValueError(
+            f"--gradient-checkpointing: {type(model).__name__} has no such code in transformers."
+        )
+    # The older name warns where there is the newer one.
+    newer = hasattr(model, "activation_checkpointing_enable")
+    word = "activation" if newer else "gradient"
+    getattr(model, f"{word}_checkpointing_{'enable' if on else 'disable'}")()
+    if not on:
+        model.disable_input_require_grads()  # which the other call let embeddings have

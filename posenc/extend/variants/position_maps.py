@@ -89,7 +89,14 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
     expected, dtype = _logits(checkpoint.model, tokens), checkpoint.model.dtype
     half = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
     with attached(checkpoint.model, lambda layer: encoding) as model:
-        error = float((_logits(model, tokens) - expected).abs().max() / expected.abs().max())
+        try:
+            got = _logits(model, tokens)
+        except Exception as error:  # whatever a family's code makes of another attention
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ValueError(
+                f"the attention of {type(model).__name__} cannot run with a map ({said})"
+            ) from error
+        error = float((got - expected).abs().max() / expected.abs().max())
         if not error <= max(TOLERANCE, LAST_BITS * half):
             raise ValueError(
                 f"within its window it must change nothing, and it changes logits by {error:.0%}: "

@@ -1,0 +1,100 @@
+"""Write docs/families.md from what families.py found: families_docs.py ALL.csv RESULTS.csv PAGE.md
+
+ALL.csv has a row for every method and export; RESULTS.csv keeps one for each family."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+from posenc.report.atomic import write_atomically
+
+WORKS, CRASHED = "works", "crashed"
+BASELINES = ("none", "window")
+COLUMNS = ("family", "inspect", "extend", "methods", "exports", "left out", "not exported")
+HEAD = """# Every family of transformers, tried
+
+{count} causal and masked language models of transformers {version}, each tiny and random,
+through `posenc inspect --swap`, `posenc extend` with every method, and every export: {worked}
+are extended, {refused} are refused with a reason before anything is measured, {crashes}.
+{unbuilt} more are not here, because no tiny model of them could be built: {names}.
+
+`python experiments/families.py ALL.csv` and `python experiments/families_docs.py ALL.csv
+results/extend/families.csv docs/families.md` write this page; it takes an hour on two cores.
+
+| family | inspect | extend: methods measured | exported and proved | left out, and why |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def condense(rows: list[dict[str, str]]) -> dict[str, str]:
+    """One family's rows in one."""
+    stages = {row["stage"]: row for row in rows if row["stage"] in ("build", "inspect", "extend")}
+    methods = [row for row in rows if row["stage"] == "method" and row["method"] not in BASELINES]
+    exports = [row for row in rows if row["stage"] == "export"]
+    found = {"family": rows[0]["family"]}
+    for stage in ("inspect", "extend"):
+        row = stages.get(stage, stages["build"])
+        found[stage] = row["outcome"] if row["outcome"] == WORKS else _why(row)
+    for name, listed in (("methods", methods), ("exports", exports)):
+        found[name] = " ".join(row["method"] for row in listed if row["outcome"] == WORKS)
+    found["left out"] = _grouped(methods)
+    found["not exported"] = _grouped(exports)
+    return found
+
+
+def _why(row: dict[str, str]) -> str:
+    folder = f"{row['family']}: "
+    why = row["why"].split(folder, 1)[-1] if folder in row["why"] else row["why"]
+    return f"{row['outcome']}: {why.rstrip('.')}"
+
+
+def _grouped(rows: list[dict[str, str]]) -> str:
+    """Names of methods by the reason they share."""
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        if row["outcome"] != WORKS:
+            groups.setdefault(_why(row), []).append(row["method"])
+    return "; ".join(f"{', '.join(names)}: {why}" for why, names in groups.items())
+
+
+def page(families: list[dict[str, str]], version: str) -> str:
+    """The table, after what it comes to."""
+    built = [f for f in families if not f["inspect"].startswith("not built")]
+    worked = [f for f in built if f["extend"] == WORKS]
+    crashes = sum(CRASHED in value for f in built for value in f.values())
+    unbuilt = [f["family"] for f in families if f not in built]
+    head = HEAD.format(
+        count=len(built), version=version, worked=len(worked), refused=len(built) - len(worked),
+        crashes=f"{crashes} crash" if crashes else "none crashes", unbuilt=len(unbuilt),
+        names=", ".join(unbuilt),
+    )  # fmt: skip
+    lines = []
+    for f in built:
+        many = len(f["methods"].split())
+        exported = len(f["exports"].split())
+        reasons = "; ".join(part for part in (f["left out"], f["not exported"]) if part)
+        extended = str(many) if f["extend"] == WORKS else f["extend"]
+        cells = [f"`{f['family']}`", f["inspect"], extended, str(exported) if exported else "–"]
+        lines.append(f"| {' | '.join([*cells, reasons or '–'])} |")
+    return head + "\n".join(lines) + "\n"
+
+
+def main(everything: Path, results: Path, target: Path) -> None:
+    import transformers
+
+    by_family: dict[str, list[dict[str, str]]] = {}
+    with everything.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            by_family.setdefault(row["family"], []).append(row)
+    families = [condense(rows) for rows in by_family.values()]
+    with results.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(families)
+    write_atomically(target, page(families, transformers.__version__))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:4]))

@@ -1,0 +1,41 @@
+"""Run tasks of lm-eval on the exported folder, where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+from posenc.report.failure import RunFailed
+
+RESULTS = "lm-eval"
+
+
+def check_lm_eval(tasks: str, out: Path | None) -> None:
+    """What stands in the way, before anything is measured. Raises: ValueError."""
+    if out is None:
+        raise ValueError(f"--lm-eval {tasks} reads the exported folder: name one with --out.")
+    if "," in str(out):
+        raise ValueError(f"--lm-eval cannot name a folder with a comma in it: {out}.")
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError("--lm-eval needs lm-eval, which is not installed: pip install lm-eval.")
+
+
+def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
+    """Run its Hugging Face model on the folder, in a process of its own that shows its table;
+    its JSON comes into OUT/lm-eval.
+
+    Raises: RunFailed where it ends with an error.
+    """
+    results = folder / RESULTS
+    given = f"pretrained={folder.resolve()},dtype={dtype},trust_remote_code=False"
+    command = [
+        sys.executable, "-P", "-m", "lm_eval", "--model", "hf", "--model_args", given,
+        "--tasks", tasks, "--device", device, "--output_path", str(results.resolve()),
+    ]  # fmt: skip
+    # Its table goes where everything for people goes: stdout is for --json.
+    ended = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
+    if ended.returncode:
+        raise RunFailed(f"lm-eval ended with {ended.returncode}; {folder} is written and proved.")
+    return results

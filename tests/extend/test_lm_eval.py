@@ -1,0 +1,69 @@
+"""lm-eval is handed the exported folder, or missed before anything is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from posenc.cli import main
+from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
+from posenc.report.failure import RunFailed
+
+STANDS_IN = """
+import json, os, sys
+if "fails" in sys.argv:
+    sys.exit(3)
+target = sys.argv[sys.argv.index("--output_path") + 1]
+os.makedirs(target)
+json.dump(sys.argv[1:], open(os.path.join(target, "asked.json"), "w"))
+print("a table")
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch) -> Path:
+    package = tmp_path / "packages" / "lm_eval"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(STANDS_IN)
+    monkeypatch.syspath_prepend(str(package.parent))
+    path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{package.parent}{os.pathsep}{path}")
+    return package
+
+
+def test_its_hugging_face_model_reads_the_exported_folder(installed, tmp_path, capfd):
+    check_lm_eval("arc_easy,piqa", tmp_path)
+    found = run_lm_eval(tmp_path, "arc_easy,piqa", "bfloat16", "cpu")
+    asked = json.loads((found / "asked.json").read_text())
+    options = dict(zip(asked[::2], asked[1::2], strict=True))
+    assert options["--model"] == "hf"
+    assert options["--tasks"] == "arc_easy,piqa"
+    expected = f"pretrained={tmp_path.resolve()},dtype=bfloat16,trust_remote_code=False"
+    assert options["--model_args"] == expected
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert "a table" in told.err
+
+
+def test_its_failure_is_a_failed_run(installed, tmp_path):
+    with pytest.raises(RunFailed, match="lm-eval ended with 3"):
+        run_lm_eval(tmp_path, "fails", "float32", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [([], "name one with --out"), (["--out", "a,b"], "a folder with a comma"),
+     (["--out", "new"], "which is not installed")],
+)  # fmt: skip
+def test_what_is_missing_is_said_first(options, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(["extend", "nowhere", "--to", "192", "--lm-eval", "piqa", *options])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
