@@ -186,7 +186,8 @@ def _waves(inv_freq: Any) -> list[float | None]:
 
 
 def _table(name: str, module: nn.Embedding, model: Any) -> Table:
-    offset = tables.FAMILIES.get(model.config.model_type, (0, 0, 0, 0))[2]
+    known = tables.table_of(model)
+    offset = known.offset_rows if known is not None and known.module is module else 0
     rows = module.weight[offset:].double()
     norms = rows.norm(dim=-1)
     unit = rows / norms.clamp(min=1e-30)[:, None]
