@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import is_dataclass
 from numbers import Integral, Real
 from typing import Any
+
+from torch import nn
 
 _KINDS: dict[str, tuple[type, str]] = {
     "bool": (bool, "True or False"),
@@ -27,10 +30,13 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def built(*args: Any, **kwargs: Any) -> None:
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            given = {}  # Python says it better
+        given: dict[str, Any] = {}
+        with contextlib.suppress(TypeError):  # Python says it better
+            bound = signature.bind(*args, **kwargs)
+            given = dict(bound.arguments)
+            bound.apply_defaults()
+            kept = {n: _comparable(v) for n, v in list(bound.arguments.items())[1:]}
+            vars(args[0]).setdefault("_arguments", kept)
         owner = type(args[0]).__name__
         if given:  # the outermost constructor's arguments, for `described`
             texts = {name: text for name, value in given.items() if (text := _text(value))}
@@ -40,6 +46,30 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
         init(*args, **kwargs)
 
     return built
+
+
+def alike(a: nn.Module, b: nn.Module) -> bool:
+    """Whether two encodings are of the same classes, built from the same arguments, with all
+    encodings in them."""
+    own, other = a.__dict__, b.__dict__
+    prepared = own.get("_arguments") is other.get("_arguments")  # one of them from the other
+    if prepared and own["_modules"] is other["_modules"]:
+        return type(a) is type(b)
+    return _likeness(a) == _likeness(b)
+
+
+def _likeness(encoding: nn.Module) -> tuple[Any, ...]:
+    """The class of each, and its arguments as it keeps them: a default may stand for a number."""
+    return tuple(
+        (type(m), *(_comparable(vars(m).get(name, given)) for name, given in arguments.items()))
+        for m in encoding.modules()
+        for arguments in [vars(m).get("_arguments", {})]
+    )
+
+
+def _comparable(value: Any) -> Any:
+    """An argument for comparison: 10000 and 10000.0 are one base."""
+    return float(value) if isinstance(value, Real) else _text(value)
 
 
 def described(built: Any) -> str:

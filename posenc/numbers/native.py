@@ -148,16 +148,19 @@ def _fingerprint(source: Path, compiler: str) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-HUGE_PAGE = 1 << 21
+HUGE_PAGE, FRESH = 1 << 21, 1 << 25
+"""Bytes of a huge page, and of a tensor whose memory the C library asks the system for each time:
+smaller ones get memory that was in use before."""
 _MADV_HUGEPAGE = 14
 
 
 def on_huge_pages(t: torch.Tensor) -> torch.Tensor:
     """A new tensor, its memory in pages of 2 MB where the system offers them: writing 30 MB into
     pages of 4 kB costs as much as the 8,000 faults."""
+    length = t.numel() * t.element_size()
     start = -(-t.data_ptr() // HUGE_PAGE) * HUGE_PAGE
-    size = (t.data_ptr() + t.numel() * t.element_size() - start) // HUGE_PAGE * HUGE_PAGE
-    if size > 0 and sys.platform == "linux":  # a refusal costs nothing but speed
+    size = (t.data_ptr() + length - start) // HUGE_PAGE * HUGE_PAGE
+    if length >= FRESH and sys.platform == "linux":  # a refusal costs nothing but speed
         ctypes.CDLL(None).madvise(
             ctypes.c_void_p(start), ctypes.c_size_t(size), ctypes.c_int(_MADV_HUGEPAGE)
         )

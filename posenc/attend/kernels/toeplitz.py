@@ -31,8 +31,8 @@ KEYS = 128
 """Keys whose distances to every 128th query are all distances there are."""
 
 
-FEW = 16
-"""Queries for which nothing is cut."""
+FEW = 256
+"""Up to this many queries nothing is cut: looking for it costs more than what it saves."""
 
 
 SAMPLED = 64
@@ -140,7 +140,6 @@ def _without_negligible(problem: Problem, table: Tensor, farthest: int) -> Tenso
     zero than the norms of q and k allow, and every row sees its own position.
     """
     own_first = farthest - problem.q_len + 1  # the first query's own key
-    # A few queries read the keys once: looking for what to leave out reads them too.
     certain = problem.q_len > FEW and (problem.mask is None or problem.mask.exact)
     if not (certain and own_first >= 0 and farthest < min(problem.kv_len, table.shape[1])):
         return table
