@@ -30,7 +30,7 @@ def decay(same: list[float | None], mean: Sequence[float] | None = None) -> Deca
     distances = [0, 1, 4, 16, 127][: len(same)]
     means = [0.0] * len(same) if mean is None else list(mean)
     low, high = [m - 1 for m in means], [m + 1 for m in means]
-    return Decay(distances, [*means], low, high, same, [0.0] * len(means))
+    return Decay(distances, [*means], [*low], [*high], same, [0.0] * len(means))
 
 
 def sheet(**changes) -> SpecSheet:
