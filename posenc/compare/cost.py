@@ -68,8 +68,9 @@ def seconds_of(trial: TrialConfig, count: int, workers: int) -> int:
 def opening(study: Study, workers: int, folder: Path, seconds: int) -> str:
     """One sentence: what is about to run, on how much text, for how long, and where results go."""
     trial, text, names = study.trials[0], study.corpus, len(study.encodings)
+    count = len(study.trials)
     parts = [
-        f"{len(study.trials)} trials (encodings: {names}, seeds: {len(study.trials) // names}) of "
+        f"{count} {'trial' if count == 1 else 'trials'} (encodings: {names}, seeds: {len(study.trials) // names}) of "
         f"{trial.steps} steps on {text.name}: {text.train_bytes:,} bytes to train on, "
         f"{text.test_bytes:,} to test, split {text.split}"
     ]

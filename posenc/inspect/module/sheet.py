@@ -16,11 +16,13 @@ from posenc.inspect.module.find import find_subject
 from posenc.inspect.module.subject import Subject, one_line
 
 CHECKS: dict[str, Callable[[Subject], Measured]] = {
+    "positions are told apart": precision.apart,
     "bfloat16 activations keep positions": precision.activations,
     "module.bfloat16() keeps positions": precision.cast,
     "earlier calls leave no trace": calls.history,
     "a position keeps its values as the sequence grows": calls.growth,
     "a token alone is the token in its sequence": calls.alone,
+    "queries and keys are turned alike": calls.sides,
     "a row does not depend on the batch's farthest": calls.beside,
     "its own start moves its positions": calls.own_start,
     "positions are right as far as it states": far.reach,

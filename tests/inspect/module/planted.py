@@ -244,6 +244,42 @@ class Counts(nn.Module):
         return turn(x, torch.arange(self.last)[:, None] * frequencies(x.shape[-1]))
 
 
+class HalfAngles(nn.Module):
+    """Wrong in every dtype alike: the angle itself is rounded to bfloat16."""
+
+    def forward(self, x, positions):
+        angle = positions[:, None].bfloat16() * frequencies(x.shape[-1]).bfloat16()
+        return turn(x, angle.float())
+
+
+class MixedLayouts(nn.Module):
+    """Wrong: neighbours exchanged, with the cosines and sines of halves."""
+
+    def forward(self, q, k, positions):
+        angle = positions[..., None].float() * frequencies(q.shape[-1])
+        cos, sin = (t.repeat(1, 2) for t in (angle.cos(), angle.sin()))
+
+        def mixed(x: Tensor) -> Tensor:
+            return x * cos + torch.stack([-x[..., 1::2], x[..., 0::2]], -1).flatten(-2) * sin
+
+        return mixed(q), mixed(k)
+
+
+class KeysOneLater(Turned):
+    """Wrong: keys stand one place after their queries."""
+
+    def forward(self, q, k, positions):
+        return super().forward(q, k, positions)[0], super().forward(q, k, positions + 1)[1]
+
+
+class ByCounts(nn.Module):
+    """Right, as T5's: told how many queries and keys, it takes the queries for the first."""
+
+    def forward(self, query_length: int, key_length: int) -> Tensor:
+        far = torch.arange(key_length) - torch.arange(query_length)[:, None]
+        return -(2.0 ** -torch.arange(1.0, 4)[:, None, None] * far.abs().clamp(max=40))
+
+
 class IgnoresPositions(Turned):
     """Wrong: takes positions, and counts from zero."""
 

@@ -16,6 +16,8 @@ CAST = "module.bfloat16() keeps positions"
 HISTORY = "earlier calls leave no trace"
 GROWTH = "a position keeps its values as the sequence grows"
 ALONE = "a token alone is the token in its sequence"
+APART = "positions are told apart"
+ALIKE = "queries and keys are turned alike"
 BESIDE = "a row does not depend on the batch's farthest"
 START = "its own start moves its positions"
 REACH = "positions are right as far as it states"
@@ -25,13 +27,14 @@ GRAPHS = "one compiled graph serves all lengths"
 USED = "positions that it takes are used"
 
 RIGHT = {
-    planted.CosSin: {ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, BESIDE, REACH, GRAPHS},
-    planted.Turned: {ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, BESIDE, REACH, GRAPHS},
-    planted.Tutorial: {ACTIVATIONS, CAST, HISTORY, GROWTH, GRAPHS},
+    planted.CosSin: {APART, ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, BESIDE, REACH, GRAPHS},
+    planted.Turned: {APART, ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, ALIKE, REACH, GRAPHS},
+    planted.Tutorial: {APART, ACTIVATIONS, CAST, HISTORY, GROWTH, GRAPHS},
     planted.Table: {ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, BESIDE, START, GRAPHS},
     planted.Alibi: {ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, SLOPES, GRAPHS},
-    planted.CachedKeys: {ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, GRAPHS},
-    planted.Rebuilt: {ACTIVATIONS, CAST, HISTORY, GROWTH, GRAPHS},
+    planted.CachedKeys: {APART, ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, ALIKE, GRAPHS},
+    planted.ByCounts: {CAST, HISTORY, GROWTH, GRAPHS},
+    planted.Rebuilt: {APART, ACTIVATIONS, CAST, HISTORY, GROWTH, GRAPHS},
 }
 WRONG = {
     planted.MadeInDtype: {ACTIVATIONS, CAST},
@@ -42,12 +45,15 @@ WRONG = {
     planted.NoBatch: {START},
     planted.WrongOffset: {START},
     planted.KeyedOnShape: {HISTORY, GRAPHS},
-    planted.FollowsLongest: {GROWTH, BESIDE},
+    planted.FollowsLongest: {GROWTH, BESIDE, REACH},
     planted.FarStated: {REACH},
     planted.ByKey: {ACTIVATIONS, CAST},
     planted.EndsEarly: {BEYOND},
     planted.PlainSlopes: {SLOPES},
     planted.Counts: {GRAPHS},
+    planted.HalfAngles: {APART, REACH},
+    planted.MixedLayouts: {REACH},
+    planted.KeysOneLater: {ALIKE},
     planted.IgnoresPositions: {USED, ALONE},
 }
 

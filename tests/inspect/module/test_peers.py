@@ -14,7 +14,9 @@ from posenc.cli import main
 from posenc.inspect.module.sheet import ModuleSheet, measure_module
 from tests.inspect.module.test_checks import (
     ACTIVATIONS,
+    ALIKE,
     ALONE,
+    APART,
     BESIDE,
     BEYOND,
     CAST,
@@ -102,13 +104,13 @@ FINE = {
         "posenc:RoPE",
         ["head_dim=16", "interleaved=false"],
         None,
-        {ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, BESIDE, REACH, GRAPHS},
+        {APART, ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, ALIKE, BESIDE, REACH, GRAPHS},
     ),
     "posenc sinusoidal": (
         "posenc:Sinusoidal",
         ["embed_dim=16"],
         None,
-        {ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, BESIDE, REACH, GRAPHS},
+        {APART, ACTIVATIONS, CAST, HISTORY, GROWTH, ALONE, BESIDE, REACH, GRAPHS},
     ),
     "posenc alibi": (
         "posenc:ALiBi",
@@ -120,7 +122,7 @@ FINE = {
         "diffusers.models.embeddings:Timesteps",
         ["num_channels=64", "flip_sin_to_cos=true", "downscale_freq_shift=0"],
         None,
-        {CAST, HISTORY, GROWTH, ALONE, REACH, GRAPHS},
+        {APART, CAST, HISTORY, GROWTH, ALONE, REACH, GRAPHS},
     ),
 }
 
@@ -155,11 +157,12 @@ def test_llama_is_right_in_float32():
     """Only a cast of the whole module rounds its frequencies, which loading a checkpoint does not
     do."""
     yes, no = split(measured(LLAMA, config(CONFIG), None))
-    assert yes == {ACTIVATIONS, HISTORY, GROWTH, ALONE, BESIDE, REACH, GRAPHS} and no == {CAST}
+    assert yes == {APART, ACTIVATIONS, HISTORY, GROWTH, ALONE, BESIDE, REACH, GRAPHS}
+    assert no == {CAST}
 
 
 def test_command_prints_verdicts(capsys):
     with pytest.raises(SystemExit):
         main(["inspect", "posenc:Sinusoidal", "--arg", "embed_dim=16", "--json"])
     printed = json.loads(capsys.readouterr().out)
-    assert printed["called_as"] == "(x, positions)" and len(printed["checks"]) == 11
+    assert printed["called_as"] == "(x, positions)" and len(printed["checks"]) == 13

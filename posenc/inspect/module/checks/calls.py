@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from posenc.inspect.module.checks.measured import Measured
 from posenc.inspect.module.errors import below_largest, error
-from posenc.inspect.module.returned import gap, tensors
+from posenc.inspect.module.returned import gap, same, tensors
 from posenc.inspect.module.subject import Subject, one_line
 
 CLOSE = 1e-4
@@ -88,6 +88,9 @@ def alone(subject: Subject) -> Measured:
         last = torch.tensor([place])
         full = below_largest(whole, last)
         worst = (below_largest(one[:, -1:], last) - full).abs().max().item()
+        counted = not {"q_positions", "offset"} & {*roles, *subject.form.optional}
+        if worst > CLOSE and counted and same(one[:, -1], whole[:, 0], CLOSE):
+            return None, f"told only counts, it takes one query over {count} keys for the first"
     elif subject.view.kind != "bias" and "positions" in roles:
         one = subject.see(subject.inputs(torch.tensor([place])))
         worst = error(subject.view.kind, one, whole[-1:]).worst
@@ -115,6 +118,16 @@ def _cached_keys(subject: Subject, whole: Tensor, count: int) -> Measured:
     return worst <= CLOSE, said
 
 
+def sides(subject: Subject) -> Measured:
+    """Compare the angles of queries with those of keys at the same positions: where they differ, a
+    token's distance to itself is not zero."""
+    if subject.view.how != "turned content" or len(subject.view.axes) != 2:
+        return None, "does not return queries and keys"
+    queries, keys = subject.see(subject.inputs(min(64, subject.length))).chunk(2, dim=-1)
+    worst = (queries * keys.conj()).angle().abs().max().item()
+    return worst <= CLOSE, f"apart by {worst:.2g} rad at the same position"
+
+
 def beside(subject: Subject) -> Measured:
     """Compare a row of near positions alone with the same row beside a far one."""
     if "positions" not in subject.form.roles and "q_positions" not in subject.form.roles:
@@ -124,7 +137,8 @@ def beside(subject: Subject) -> Measured:
     far = near + max(0, max(last, subject.length) - len(near))
     single = subject.see(subject.inputs(near))
     try:
-        both = subject.see(subject.inputs(torch.stack([near, far])))
+        # Three rows: two would be taken for the two heads by a module that knows no batch.
+        both = subject.see(subject.inputs(torch.stack([near, far, far])))
     except Exception as failed:
         return None, f"takes no batch of positions: {one_line(failed)}"
     if both.shape != single.shape:

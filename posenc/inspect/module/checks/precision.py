@@ -1,4 +1,5 @@
-"""Do positions survive bfloat16, of the activations and of the module itself?"""
+"""Are positions told apart, and do they survive bfloat16, of the activations and of the module
+itself?"""
 
 from __future__ import annotations
 
@@ -12,6 +13,15 @@ from posenc.inspect.module.subject import Subject
 
 _NARROW = torch.bfloat16
 _ACTIVATIONS = {"content", "q", "k", "scores", "dtype"}
+
+
+def apart(subject: Subject) -> Measured:
+    """Whether no two positions are turned alike in float32. A rotation whose angles were rounded to
+    half a type is as coarse in every dtype, so that comparing two dtypes would not show it."""
+    if subject.view.kind != "rotation":
+        return None, "a bias or a table may give several places the same"
+    have, count = distinct("rotation", subject.see(subject.inputs(subject.length)))
+    return have == count, f"{have:,} of {count:,} positions distinct in float32"
 
 
 def activations(subject: Subject) -> Measured:
@@ -41,6 +51,9 @@ def _judged(subject: Subject, exact: Tensor, rounded: Tensor) -> Measured:
     text = f"off by {found.said} (allowed {allowed:.2g}"
     text += " and that share)" if kind == "bias" else ")"
     kept = f"; {have:,} of {count:,} {thing} distinct"
-    if have < count:
+    own, _ = distinct(kind, exact)
+    if own < count:
+        kept += f", {own:,} in float32"
+    elif have < count:
         kept += f", {could:,} as numbers of bfloat16" if could != have else ", as in any bfloat16"
     return found.worst <= allowed, text + kept
