@@ -28,6 +28,18 @@ def part(
     return taken if start is None or taken.shape[-1] == 0 else _mark(taken, start + first)
 
 
+def placeless(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
+    """Which tokens stand for no place: those with a whole number below 0 as a component, such as
+    the class token of a Vision Transformer at (-1, -1). Real coordinates may be negative.
+
+    >>> posenc.positions.placeless(torch.tensor([[-1, -1], [0, 0], [0, 1]]))
+    tensor([ True, False, False])
+    """
+    if positions.is_floating_point():
+        return torch.zeros(positions.shape[:-1], dtype=torch.bool, device=positions.device)
+    return (positions < 0).any(-1)
+
+
 def one_row(positions: Shaped[Tensor, "1 len *axes"]) -> Shaped[Tensor, "len *axes"]:
     """The only row of positions, marked as a run if `positions` are."""
     start = _noted(positions)

@@ -35,6 +35,8 @@ _FLAGS = (
     "--remote-debugging-pipe",
 )
 
+_DEFECTS = (Path(__file__).parent / "browser_defects.js").read_text(encoding="utf-8")
+
 _MEASURE = """({
   figures: [...document.querySelectorAll('figure svg')].map(svg => {
     const box = svg.getBoundingClientRect();
@@ -46,11 +48,12 @@ _MEASURE = """({
             title: svg.querySelector('title')?.textContent};
   }),
   overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+  defects: (%s)(),
   text: document.body.innerText,
   scripts: document.scripts.length,
   paper: getComputedStyle(document.body).backgroundColor,
   ink: getComputedStyle(document.body).color,
-})"""
+})""".replace("%s", _DEFECTS)
 
 
 @dataclass
@@ -60,6 +63,8 @@ class Seen:
     figures: list[dict[str, Any]]
     overflow: int
     """How far the page is wider than the screen."""
+    defects: list[str]
+    """Text that is cut off, unreadable or printed over, in words; see browser_defects.js."""
     text: str
     scripts: int
     paper: str
@@ -70,9 +75,10 @@ class Seen:
 
     def assert_well_shown(self, num_figures: int) -> None:
         """As many figures as told, none empty or illegible; nothing wider than the screen; no
-        error and no request."""
+        error and no request; no text cut off, printed over or too faint."""
         assert self.complaints == []
         assert self.overflow <= 0, f"the page is {self.overflow} pixels wider than the screen"
+        assert self.defects == []
         assert len(self.figures) == num_figures
         for shown in self.figures:
             assert shown["width"] > 250 and shown["height"] > 120, shown

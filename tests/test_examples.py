@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import sys
 import types
+from operator import attrgetter
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import torch
 import posenc
 
 PUBLIC = [*posenc.__all__, *posenc._MODULES]
+RUNS = ("compare.run", "extend.run", "inspect.run")
+"""The commands as functions."""
 ELSEWHERE = {"keras"}  # in tests/keras, in a process of its own
 
 
@@ -25,9 +28,9 @@ def run(documented: object, name: str) -> doctest.TestResults:
     return doctest.DocTestRunner(verbose=False).run(test)
 
 
-@pytest.mark.parametrize("name", sorted({*PUBLIC} - ELSEWHERE))
+@pytest.mark.parametrize("name", [*sorted({*PUBLIC} - ELSEWHERE), *RUNS])
 def test_example(name: str):
-    failed, tried = run(getattr(posenc, name), name)
+    failed, tried = run(attrgetter(name)(posenc), name)
     assert tried > 0, f"posenc.{name} has no example"
     assert failed == 0
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Real, Shaped
 from torch import Tensor
 
 from posenc.attend.cache import KVCache
-from posenc.attend.kernels import blockwise, flex, reference, sdpa
+from posenc.attend.kernels import blockwise, flex, reference, sdpa, short_rows
 from posenc.attend.kernels.cost import scores_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.request import Request
@@ -23,6 +23,7 @@ from posenc.numbers.precision import at_least_float32
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "reference": reference,
+    "short_rows": short_rows,
     "blockwise": blockwise,
     "sdpa": sdpa,
     "flex": flex,
@@ -86,8 +87,8 @@ def attention(
         impl: "auto", or the name of an implementation, which then runs or raises.
 
     Shapes: (batch, num_heads, q_len, v_dim) in the dtype of q; lse (batch, num_heads, q_len).
-    Precision: scores, softmax and biases in float32 or better. A row that sees no key gives zeros
-    and zero gradient.
+    Precision: scores, softmax and biases in float32 or better; under bfloat16 autocast scores are
+    bfloat16, as autocast makes products. A row that sees no key gives zeros and zero gradient.
     Raises: ValueError where shapes, positions or `impl` do not fit.
 
     >>> q = k = v = torch.randn(1, 4, 6, 16)
@@ -189,6 +190,9 @@ def _choose(problem: Problem, impl: str) -> Plan:
 SHORT_ROW = 512
 """Up to this many keys, dense softmax attention trains faster on the CPU than its flash kernel in
 half types or with a bias; in plain float32 a step at 128 keys is 10 % faster with flash."""
+FEW_QUERIES = 8
+"""Up to this many queries, a bias that is a difference of states is cheaper as rows of it than as
+columns that all keys carry."""
 DENSE_BYTES, LEAN_BYTES = 64 * 2**20, 16 * 2**20
 """Scores and weights below this size are computed whole; below the second on the CPU without
 gradients, where blocks share one buffer."""
@@ -202,7 +206,11 @@ def _best(problem: Problem, rejected: dict[str, str]) -> tuple[str, str]:
     half = problem.q.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cpu")
     slow_flash = half or problem.term is not None
     if on_cpu and problem.needs_grad and problem.kv_len <= SHORT_ROW and dense and slow_flash:
-        return "reference", "short rows that need gradients"
+        name = "reference" if "short_rows" in rejected else "short_rows"
+        return name, "short rows that need gradients"
+    term = problem.term
+    if on_cpu and problem.q_len <= FEW_QUERIES and dense and term is not None and term.split:
+        return "reference", "one row of bias for each of a few queries"
     if "sdpa" not in rejected:
         return "sdpa", "torch's kernel computes it"
     if not on_cpu and not dense and "flex" not in rejected:

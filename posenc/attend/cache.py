@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
+from posenc.encoding.arguments import alike
+from posenc.encoding.base import PositionEncoding
 from posenc.positions import join
 
 
@@ -32,16 +34,17 @@ class KVCache:
         self._token_axis = -1
         self._buffers: dict[str, Tensor] = {}
         self._last_state: Tensor | None = None
-        self._made_by: type | None = None
+        self._made_by: PositionEncoding | None = None
 
-    def belong_to(self, encoding: type) -> None:
-        """Raise ValueError if another kind of encoding made the keys in it; keys that one rotated
-        mean nothing to another."""
+    def belong_to(self, encoding: PositionEncoding) -> None:
+        """Raise ValueError if another encoding made the keys in it, of another class or built from
+        other arguments; keys that one rotated mean nothing to another."""
         before = self._made_by
-        if self.length and before is not None and before is not encoding:
+        if self.length and before is not None and not alike(before, encoding):
+            made_for, given = (" ".join(str(e).split()) for e in (before, encoding))
             raise ValueError(
-                f"KVCache: its keys were made for {before.__name__}, and attention has "
-                f"{encoding.__name__}. Take a fresh cache."
+                f"KVCache: its keys were made for {made_for}, and attention has {given}. Take a "
+                "fresh cache."
             )
         self._made_by = encoding
 

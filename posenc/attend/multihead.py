@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
+from posenc.attend.projection import project
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.boundary import check_dtype, check_embedded, check_encoding
 from posenc.masks import Mask
@@ -172,10 +173,13 @@ class Attention(nn.Module):
             impl=self.impl,
         )
         assert isinstance(out, Tensor)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return project(out.transpose(1, 2).flatten(2), self.o_proj)[0]
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q from x, k and v from source, each (batch, heads, len, head_dim)."""
+        if self.projections == "separate" and source is x:
+            assert self.q_proj is not None and self.k_proj is not None and self.v_proj is not None
+            return tuple(map(self._heads, project(x, self.q_proj, self.k_proj, self.v_proj)))  # type: ignore[return-value]
         q = self._heads(x if self.q_proj is None else self.q_proj(x))
         if self.k_proj is not None:
             k = self._heads(self.k_proj(source))

@@ -139,6 +139,18 @@ class Problem:
             last = min(last, start + shift + mask.window)
         return (first, last) if first < last else (0, 0)
 
+    def _all_clear(self, start: int, stop: int) -> bool:
+        """Whether queries start .. stop are known to see each of these keys."""
+        mask, runs = self.mask, self.mask_runs
+        if mask is None or runs is None or not mask.exact:
+            return mask is None
+        shift = runs[0] - runs[1]
+        first, last = self.first_key, self.first_key + self.kv_len
+        if mask.causal and last > start + shift + 1:
+            return False
+        reach = mask.window
+        return reach is None or (first >= stop + shift - reach and last <= start + shift + reach)
+
     def ready(self, rows: int) -> Problem:
         """The same problem, with everything computed that its blocks of at most `rows` queries
         share."""
@@ -179,8 +191,8 @@ class Problem:
 
     def visible(self, start: int, stop: int) -> Tensor | None:
         """Booleans that broadcast to the scores of queries start .. stop; None where everything
-        is visible."""
-        if self.mask is None:
+        is visible, as far as is known without looking."""
+        if self.mask is None or self._all_clear(start, stop):
             return None
         batch, heads = self.q.shape[:2]
         return self.mask.rows(

@@ -123,7 +123,7 @@ class Request:
     def _with_past(self, new: Tokens) -> tuple[Tokens, Tensor]:
         """All keys and values, those of the cache first."""
         assert self.cache is not None and new.x is not None
-        self.cache.belong_to(type(self.encoding))
+        self.cache.belong_to(self.encoding)
         only_last = self.encoding.claims.state_kept == "last"
         k, v, positions, state = self.cache.append(
             new.x,

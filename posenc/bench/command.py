@@ -28,13 +28,20 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(help="Write the rows to this CSV file as well.")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the rows as one JSON list to stdout.")
+    ] = False,
 ) -> None:
     """Measure position encodings on this machine.
 
     A rotation is compared with a plain copy, a bias with attention that has none.
 
-    Rows go to stderr, and as CSV to a file.
+    A ratio stands with the interval in which its median lies, from ratios within each round; with
+    several threads the time is the wall's. Rows go to stderr, as CSV to a file, as JSON to stdout.
     """
+    import json
+    import sys
+
     import torch
 
     from posenc.bench import bias, cost, measure, rope
@@ -67,6 +74,9 @@ def bench(
         found += bias.measure_bias(("alibi", "t5"), sizes, repeats, backward)
     if out is not None:
         measure.save_rows(found, out)
+    if as_json:
+        json.dump(found, sys.stdout, indent=1)
+        print()
 
 
 def _numbers(option: str, text: str, example: str) -> list[int]:

@@ -8,11 +8,12 @@ import datetime
 import gc
 import io
 import itertools
+import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ Case = Callable[[], Any]
 
 
 def interleaved(cases: Mapping[str, Case], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each case, sorted. Every round runs all cases in turn, so a busy machine slows
-    all of them; a first round is not counted.
+    """Seconds of each case, round by round. Every round runs all cases in turn, so a busy machine
+    slows all of them; a first round is not counted.
 
-    On the CPU this is the time of this thread, without what other processes take.
+    On one thread of the CPU this is the thread's own time, without what other processes take; with
+    several threads, and on a GPU, it is what the clock on the wall says.
     """
     for case in cases.values():
         case()
@@ -37,14 +39,13 @@ def interleaved(cases: Mapping[str, Case], repeats: int) -> dict[str, list[float
     for _ in range(repeats):
         for name, case in cases.items():
             seconds[name].append(_time(case))
-    return {name: sorted(values) for name, values in seconds.items()}
+    return seconds
 
 
 def _time(case: Case) -> float:
-    clock = time.thread_time
+    clock = time.thread_time if clock_name() == "thread" else time.perf_counter
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-        clock = time.perf_counter
     start = clock()
     case()
     if torch.cuda.is_available():
@@ -52,9 +53,25 @@ def _time(case: Case) -> float:
     return clock() - start
 
 
-def quantile(values: list[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie, by the nearest rank."""
-    return values[min(len(values) - 1, round(share * (len(values) - 1)))]
+def clock_name() -> str:
+    """Which time is measured: "thread" or "wall"."""
+    return "wall" if torch.cuda.is_available() or torch.get_num_threads() > 1 else "thread"
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of the values lie, by the nearest rank."""
+    return sorted(values)[min(len(values) - 1, round(share * (len(values) - 1)))]
+
+
+def ratio_interval(values: Sequence[float], floor: Sequence[float]) -> tuple[float, float]:
+    """Where the median of the ratios within a round lies with at least 95 % confidence, whatever
+    their distribution: two of the ratios themselves, by their ranks. Below six rounds no ranks do,
+    and all ratios lie between the two."""
+    ratios = sorted(a / b for a, b in zip(values, floor, strict=True))
+    count = len(ratios)
+    chances = itertools.accumulate(math.comb(count, k) / 2**count for k in range(count))
+    outside = sum(1 for chance in chances if chance <= 0.025)
+    return ratios[max(outside - 1, 0)], ratios[count - 1 - max(outside - 1, 0)]
 
 
 def peak_bytes(case: Case) -> int | None:
@@ -127,12 +144,21 @@ def measured_rows(
 def timing_rows(
     question: str,
     shape: Mapping[str, Any],
-    seconds: Mapping[str, list[float]],
+    seconds: Mapping[str, Sequence[float]],
     floor: str,
     peaks: Mapping[str, int | None],
 ) -> list[dict[str, Any]]:
-    """One row per case; `ratio` is its median over the median of `floor`."""
+    """One row per case; `ratio` is its median over the median of `floor`, `ratio_low` and
+    `ratio_high` are its `ratio_interval`."""
     base = quantile(seconds[floor], 0.5)
+    # A clock that ticks rarely shows 0 for the smallest sizes.
+    ticks = min(seconds[floor]) > 0
+
+    def interval(values: Sequence[float]) -> dict[str, str]:
+        ends = ratio_interval(values, seconds[floor]) if ticks else ("", "")
+        names = ("ratio_low", "ratio_high")
+        return {n: f"{e:.3f}" if ticks else "" for n, e in zip(names, ends, strict=True)}
+
     return [
         {
             "question": question,
@@ -141,11 +167,12 @@ def timing_rows(
             "p20_ms": f"{1e3 * quantile(values, 0.2):.3f}",
             "p50_ms": f"{1e3 * quantile(values, 0.5):.3f}",
             "p80_ms": f"{1e3 * quantile(values, 0.8):.3f}",
-            # A clock that ticks rarely shows 0 for the smallest sizes.
             "ratio": f"{quantile(values, 0.5) / base:.3f}" if base else "",
+            **interval(values),
             "floor": floor,
             "extra_mib": "" if peaks.get(name) is None else f"{peaks[name] / 2**20:.1f}",  # type: ignore[operator]
             "repeats": len(values),
+            "clock": clock_name(),
             **machine_columns(),
         }
         for name, values in seconds.items()
@@ -164,9 +191,10 @@ def show_rows(found: Iterable[Mapping[str, Any]]) -> None:
             )
             continue
         extra = f"{row['extra_mib']:>9} MiB" if row["extra_mib"] else ""
+        ends = f"({row['ratio_low']} to {row['ratio_high']})"
         print(
             f"{row['question']:<10} {shape:<22} {row['case']:<34} {row['p50_ms']:>10} ms "
-            f"{row['ratio']:>7} x {row['floor']}{extra}",
+            f"{row['ratio']:>7} {ends} x {row['floor']}{extra}",
             file=sys.stderr,
         )
 

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from posenc.bench import measure, rope_peers
 from posenc.bench.rope_peers import Pair
+from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rotation import rotate as rotating
 from posenc.queries_keys.rotation.rotate import rotate_together
+from posenc.terms.tokens import Tokens
 
 FLOOR = "clone"
 COMPILED = "torch.compile of the plain function"
@@ -50,14 +52,23 @@ def _one(
     n, head_dim = q.shape[-2:]
     angle = rope_peers.angles(n, head_dim)
     cos, sin = angle.cos().float(), angle.sin().float()
+    positions = torch.arange(n)
 
-    def ours(interleaved: bool) -> Pair:
-        return lambda q, k: rotate_together((q, k), cos, sin, interleaved=interleaved)
+    def ours(interleaved: bool, *, again: bool = False) -> Pair:
+        rope = RoPE(head_dim, interleaved=interleaved)
+
+        def pair(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            if not again:
+                rope.forget_tables()  # everybody makes the tables of each call
+            return rope.transform(Tokens(q, positions), Tokens(k, positions))
+
+        return pair
 
     pairs = {
         FLOOR: lambda q, k: (q.clone(), k.clone()),
         "posenc half-split": ours(False),
         "posenc interleaved": ours(True),
+        "posenc half-split, positions as before": ours(False, again=True),
     }
     if not backward:
         pairs["posenc half-split, no compiler"] = _plain(cos, sin, False)
@@ -67,7 +78,9 @@ def _one(
             pairs[name] = peer.rotate
     if compiled:
         torch.compiler.reset()
-        pairs[COMPILED] = torch.compile(ours(False))
+        pairs[COMPILED] = torch.compile(
+            lambda q, k: rotate_together((q, k), cos, sin, interleaved=False)
+        )
     cases = {name: _case(pair, q, k, backward) for name, pair in pairs.items()}
     columns = {
         "n": n, "heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": head_dim,

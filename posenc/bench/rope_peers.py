@@ -1,4 +1,5 @@
-"""How other libraries rotate q and k: each as (q, k) -> (q, k), called the way its users do."""
+"""How other libraries rotate q and k: each as (q, k) -> (q, k), called the way its users do. Each
+makes its tables in the call, or keeps them as it does by itself."""
 
 from __future__ import annotations
 
@@ -59,22 +60,29 @@ def angles(n: int, head_dim: int) -> Tensor:
 
 
 def _transformers(n: int, head_dim: int, dtype: torch.dtype) -> Pair:
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import (
+        LlamaRotaryEmbedding,
+        apply_rotary_pos_emb,
+    )
 
-    angle = angles(n, head_dim)
-    cos, sin = (torch.cat([t, t], -1)[None].to(dtype) for t in (angle.cos(), angle.sin()))
-    return lambda q, k: apply_rotary_pos_emb(q, k, cos, sin)
+    config = LlamaConfig(hidden_size=head_dim, num_attention_heads=1)
+    tables, positions = LlamaRotaryEmbedding(config), torch.arange(n)[None]
+    return lambda q, k: apply_rotary_pos_emb(q, k, *tables(q, positions))
 
 
 def _complex(n: int, head_dim: int, dtype: torch.dtype) -> Pair:
     """Meta's published form: to float32, one complex product, back."""
-    turn = torch.polar(torch.ones(()), angles(n, head_dim).float())
 
-    def one(x: Tensor) -> Tensor:
+    def one(x: Tensor, turn: Tensor) -> Tensor:
         seen = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
         return torch.view_as_real(seen * turn).flatten(-2).type_as(x)
 
-    return lambda q, k: (one(q), one(k))
+    def pair(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        turn = torch.polar(torch.ones(()), angles(n, head_dim).float())
+        return one(q, turn), one(k, turn)
+
+    return pair
 
 
 def _rotary_embedding_torch(n: int, head_dim: int, dtype: torch.dtype) -> Pair:

@@ -17,6 +17,8 @@ def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> 
     fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
     known = fields | entry(name).defaults
     for argument, parameter in inspect.signature(type(encoding)).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue  # of a class without a constructor of its own
         value: Any = getattr(encoding, argument, known.get(argument, parameter.default))
         spec[argument] = str(value)
     limit = encoding.claims.max_positions

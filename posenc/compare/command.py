@@ -26,8 +26,15 @@ compare.__signature__ = inspect.signature(Options, eval_str=True)  # type: ignor
 
 def report(
     folder: Annotated[Path, typer.Argument(help="What `posenc compare` wrote, finished or not.")],
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
+            show_default="none",
+        ),
+    ] = None,
 ) -> None:
     """Write report.html and results.csv again from the trials in a folder, and print the table."""
     from posenc.compare import study
 
-    study.rebuild_report(folder)
+    study.rebuild_report(folder, figures)

@@ -65,7 +65,7 @@ def seconds_of(trial: TrialConfig, count: int, workers: int) -> int:
     return (seconds + START_SECONDS) * count // workers
 
 
-def opening(study: Study, workers: int, folder: Path) -> str:
+def opening(study: Study, workers: int, folder: Path, seconds: int) -> str:
     """One sentence: what is about to run, on how much text, for how long, and where results go."""
     trial, text, names = study.trials[0], study.corpus, len(study.encodings)
     parts = [
@@ -74,7 +74,6 @@ def opening(study: Study, workers: int, folder: Path) -> str:
         f"{text.test_bytes:,} to test, split {text.split}"
     ]
     if trial.device == "cpu":
-        seconds = seconds_of(trial, len(study.trials), workers)
         where = f"{workers} {'worker' if workers == 1 else 'workers'} in {trial.precision}"
         parts.append(f"about {clock(seconds)} on {where} if the cores are free")
     return "; ".join([*parts, f"results in {folder}"]) + "."

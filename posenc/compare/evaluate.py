@@ -45,7 +45,8 @@ def evaluate_lengths(
     model.eval()
     held_out = held_out_windows(symbols, config)
     encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
-    by_length, by_position = [], ()
+    targets = max(1, config.train_length // 2)
+    by_length, by_position, at_the_end = [], (), {}
     for length in config.test_lengths:
         reason = cannot(encoding, length)
         if reason:
@@ -56,15 +57,17 @@ def evaluate_lengths(
         count = sum(part.numel() for part in losses)
         by_length.append(LengthScore(length, _bits(total / count)))
         by_position = _buckets(losses[0])
-    targets = max(1, config.train_length // 2)
+        at_the_end[length] = losses[-1][-len(held_out) :, -targets:]
     by_context = []
     for length in sorted({targets, *config.test_lengths}):
         reason = cannot(encoding, length)
         if reason:
             by_context.append(LengthScore(length, None, reason))
             continue
-        losses = _losses(model, held_out[:, -(length + 1) :], config)[:, -targets:]
-        by_context.append(LengthScore(length, _bits(losses.mean().item())))
+        last = at_the_end.get(length)  # the same windows, where they end with the held-out text
+        if last is None or (held_out.shape[1] - 1) % length:
+            last = _losses(model, held_out[:, -(length + 1) :], config)[:, -targets:]
+        by_context.append(LengthScore(length, _bits(last.mean().item())))
     return tuple(by_length), by_position, tuple(by_context)
 
 

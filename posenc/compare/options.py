@@ -82,6 +82,13 @@ class Options:
             show_default="a folder below runs/ that the options name",
         ),
     ] = None
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
+            show_default="none",
+        ),
+    ] = None
     yes: Annotated[
         bool, typer.Option("--yes", help="Start also what is expected to take over a week.")
     ] = False

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-
-from posenc.compare import figures
+from posenc.compare import figures, seen
 from posenc.compare.results import EncodingSummary, Study, TrialResult
+from posenc.compare.verdict import context_gains, describe_gains
 from posenc.report.drawing import line_styles
-from posenc.report.page import Caution, Cell, Code, Facts, Headline, Items, Page, Plot, Table
+from posenc.report.page import Caution, Code, Facts, Headline, Items, Page, Plot
+from posenc.report.table import Cell, Heading, Table
 
 SPREAD = "± is half the distance between the best and the worst seed."
 
 
-def write_report(study: Study, path: str | Path) -> None:
-    """Write the page of a study, finished or not; it says what is missing and what failed."""
-    _page(study).write(path)
-
-
-def _page(study: Study) -> Page:
+def make_page(study: Study) -> Page:
+    """The page of a study, finished or not; it says what is missing and what failed."""
     config = study.trials[0]
     page = Page(
         "Which position encoding?",
@@ -33,7 +29,7 @@ def _page(study: Study) -> Page:
         rows = [[t.config.encoding, t.config.seed, t.reason] for t in study.failed]
         page.section("Failed trials", Table(["encoding", "seed", "reason"], rows))
     if study.finished:
-        page.section("What ran", "Every encoding as it was built.", _specs(study))
+        page.section("What ran", "The settings of every encoding.", _specs(study))
     page.section("How to repeat it", *_recipe(study))
     return page
 
@@ -65,25 +61,36 @@ def _result(study: Study) -> Iterator[str | Table]:
         )
         for length in lengths
     }
-    header = ["encoding", "parameters", *(f"{n:,}" for n in lengths), "reach", "tokens/s", "seeds"]
+    gains = {row.encoding: context_gains(study, row.encoding) for row in study.summary}
+    far = max((found[0] for found in gains.values() if found), default=0)
+    more = f"{far:,} bytes instead of {config.train_length:,}" if far else "beyond training"
+    header = [
+        "encoding",
+        *(Heading(f"{n:,}", "bits per byte") for n in lengths),
+        Heading("reach", f"bytes up to which it keeps its own loss at {config.train_length:,}"),
+        Heading("more context", f"what {more} save or cost, on the same bytes"),
+        Heading("parameters", "of the whole model"),
+        Heading("tokens/s", "in training, on one worker"),
+        "seeds",
+    ]
     yield Table(
         header,
-        [[*_row(row, lengths, best)] for row in study.summary],
+        [[*_row(row, lengths, best, describe_gains(gains[row.encoding]))] for row in study.summary],
         "Bits per byte of held-out text at each window length in bytes; lower is better, and the "
-        f"best of a column is bold. {SPREAD}",
+        f"lowest of a column is bold, whether or not the seeds can tell it. {SPREAD}",
     )
     yield (
-        "Reach is the longest tested length at which an encoding stays within 5 % of the best "
-        f"loss at the training length, {config.train_length:,} bytes. tokens/s is training speed "
-        "on one worker."
+        "Reach and quality are two things: an encoding reaches as far as its loss stays within 5 % "
+        "of its own at the training length, also where that is poor. And reach is not use: a line "
+        "that stays flat may ignore what lies far back; the column on more context tells. In the "
+        "sentence at the top, ± after a difference is its 95 % interval, from the seeds alone."
     )
 
 
 def _row(
-    row: EncodingSummary, lengths: list[int], best: dict[int, float | None]
+    row: EncodingSummary, lengths: list[int], best: dict[int, float | None], gain: str
 ) -> Iterator[str | int | Cell | None]:
     yield row.encoding
-    yield row.parameters
     scores = {s.length: s for s in row.by_length}
     for length in lengths:
         score = scores.get(length)
@@ -94,11 +101,9 @@ def _row(
         else:
             spread = f" ± {score.spread:.3f}" if row.num_seeds > 1 else ""
             yield Cell(f"{score.mean:.3f}{spread}", strong=score.mean == best[length])
-    yield (
-        Cell("none", note="Not within 5 % of the best encoding at any tested length.")
-        if row.reach is None
-        else row.reach
-    )
+    yield row.reach
+    yield gain
+    yield row.parameters
     yield None if row.tokens_per_second is None else round(row.tokens_per_second)
     yield row.num_seeds
 
@@ -110,22 +115,30 @@ def _curves(study: Study) -> Iterator[Plot]:
         "Loss by test length. Every length reads the same held-out bytes, cut into windows that "
         "do not overlap.",
         describe_by_length(study),
+        seen.in_by_length(study),
+        "by-length",
     )
     yield Plot(
         figures.by_context(study, styles),
         "Loss of the same target bytes with growing context. A line that falls uses what it is "
         "shown; a flat line ignores it.",
         "One line for each encoding over the length of the window before fixed target bytes.",
+        seen.in_by_context(study),
+        "by-context",
     )
     yield Plot(
         figures.by_position(study, styles),
         "Loss by position inside the longest window that an encoding can run.",
         "One line for each encoding over the position inside the window.",
+        seen.in_by_position(study),
+        "by-position",
     )
     yield Plot(
         figures.training(study, styles),
         "Training: validation text with markers, training batches as thin lines.",
         "One line for each encoding over training steps.",
+        seen.in_training(study),
+        "training",
     )
 
 
@@ -142,11 +155,24 @@ def _specs(study: Study) -> Table:
     first: dict[str, TrialResult] = {}
     for trial in study.finished:
         first.setdefault(trial.config.encoding, trial)
-    rows = [
-        [name, trial.encoding_parameters, ", ".join(f"{k} {v}" for k, v in trial.spec.items())]
-        for name, trial in first.items()
+    rows = []
+    for name, trial in first.items():
+        spec = {k: v for k, v in trial.spec.items() if k not in _SAID_ELSEWHERE and "<" not in v}
+        settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
+        shared = trial.spec.get("parameters shared by", "")
+        rows.append([name, trial.encoding_parameters, shared, settings, trial.spec.get("source")])
+    header = [
+        "encoding",
+        Heading("own parameters", "what it learns itself"),
+        Heading("shared by", "who uses them"),
+        "settings",
+        "source",
     ]
-    return Table(["encoding", "own parameters", "as it ran"], rows)
+    return Table(header, rows)
+
+
+_SAID_ELSEWHERE = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
+"""Keys of a spec that need no words here: how it is called in the code, and the model's sizes."""
 
 
 def _recipe(study: Study) -> Iterator[Code | Facts | Items]:

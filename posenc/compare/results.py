@@ -124,8 +124,8 @@ class LengthSummary(Record):
 class EncodingSummary(Record):
     """One row of the table; only finished trials count.
 
-    reach: the longest tested length at which the mean is within 5 % of the best encoding's mean at
-    the training length; None if there is no such length.
+    reach: the longest tested length up to which the mean stays within 5 % of the encoding's own at
+    the training length, however high that is; None where it has none there.
     """
 
     encoding: str

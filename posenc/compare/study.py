@@ -17,10 +17,12 @@ from rich.console import Console
 from posenc.compare import splits, sweep, tables
 from posenc.compare.cost import check_cost, opening
 from posenc.compare.options import DEFAULT_ENCODINGS, Options
+from posenc.compare.pace import expected_seconds
 from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
-from posenc.compare.summary import recommend_encoding, summarise
+from posenc.compare.summary import summarise
 from posenc.compare.trial import TrialConfig
+from posenc.compare.verdict import recommend_encoding
 from posenc.registry import entry, names
 from posenc.report import machine
 from posenc.report.atomic import is_partial, write_atomically
@@ -34,13 +36,19 @@ STUDY = "study.json"
 RUNS = Path("runs")
 
 
-def run_study(options: Options) -> None:
-    """Run every trial that has no result yet, write the report, print the table.
+def run_study(options: Options, *, show: bool = True) -> Study:
+    """Run every trial that has no result yet, write the report and, with `show`, print the table.
+
+    Returns: the study with all of its results.
 
     Raises: ValueError for wrong input, before anything is written; RunFailed where a trial failed;
     Stopped after Ctrl-C.
     """
     console = Console(stderr=True)
+    if options.figures is not None:
+        from posenc.report.figure_files import check_folder
+
+        check_folder(options.figures)
     encodings = tuple(dict.fromkeys(options.encodings or DEFAULT_ENCODINGS))
     trial = _first_trial(options, encodings)  # checks all but the text
     workers = options.workers or (1 if trial.device == "cuda" else machine.num_cores())
@@ -74,7 +82,8 @@ def run_study(options: Options) -> None:
         for wrong in (damaged, cut.write(folder)):
             if wrong:
                 say(console, f"{wrong}; writing it again")
-        say(console, opening(study, workers, folder))
+        left = [trial for trial in trials if not sweep.is_done(folder, trial)]
+        say(console, opening(study, workers, folder, expected_seconds(left, folder, workers)))
         live = console.is_terminal
         watcher = LiveBars(console, trials, workers) if live else PlainLines(console)
         try:
@@ -85,19 +94,27 @@ def run_study(options: Options) -> None:
         finally:
             # Stopped or not, what is done is in the report.
             study, _ = _write_report(study, folder)
-        _show(study, folder, console)
+        for line in _write_figures(study, options.figures):
+            say(console, line)
+        if show:
+            _show(study, folder, console)
     if study.failed:
         raise RunFailed(
             f"{len(study.failed)} of {len(trials)} trials failed; their logs are in {folder}. "
             "The same command tries them again."
         )
+    return study
 
 
-def rebuild_report(folder: Path) -> None:
-    """Write the report of a study again, finished or not.
+def rebuild_report(folder: Path, figures: Path | None = None) -> None:
+    """Write the report of a study again, finished or not, and its figures into a folder.
 
     Raises: ValueError if there is no readable study, or if it is still running.
     """
+    if figures is not None:
+        from posenc.report.figure_files import check_folder
+
+        check_folder(figures)
     path = folder / STUDY
     if not path.is_file():
         raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
@@ -112,7 +129,7 @@ def rebuild_report(folder: Path) -> None:
     console = Console(stderr=True)
     with locked(folder, "posenc compare, which writes the report when it ends,"):
         study, damaged = _write_report(study, folder)
-    for line in damaged:
+    for line in (*damaged, *_write_figures(study, figures)):
         say(console, line)
     _show(study, folder, console)
 
@@ -137,13 +154,23 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
 
 
 def _write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
-    from posenc.compare.page import write_report
+    from posenc.compare.page import make_page
 
     study, damaged = collect(study, folder)
     _save(study, folder)
     write_atomically(folder / "results.csv", tables.csv_text(study))
-    write_report(study, folder / "report.html")
+    make_page(study).write(folder / "report.html")
     return study, damaged
+
+
+def _write_figures(study: Study, figures: Path | None) -> list[str]:
+    """Write the figures where they were asked for; what the reader must know."""
+    if figures is None:
+        return []
+    from posenc.compare.page import make_page
+    from posenc.report.figure_files import write_figures
+
+    return [*write_figures(make_page(study).plots(), figures), f"Figures: {figures}"]
 
 
 def _save(study: Study, folder: Path) -> None:

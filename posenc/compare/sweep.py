@@ -59,6 +59,15 @@ def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
     return result
 
 
+def is_done(folder: Path, trial: TrialConfig) -> bool:
+    """Whether `run_trials` finds a result of this trial."""
+    try:
+        result = load_result(folder, trial)
+    except CorruptResult:
+        return False
+    return result is not None and result.reason is None
+
+
 def run_trials(
     folder: Path,
     trials: Sequence[TrialConfig],

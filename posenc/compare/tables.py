@@ -10,22 +10,26 @@ from rich.markup import escape
 from rich.table import Table
 
 from posenc.compare.results import LengthSummary, Study, TrialResult
+from posenc.compare.verdict import context_gains, describe_gains
 
 
 def summary_table(study: Study) -> Table:
-    """One row per encoding: size, bits per byte at each length, reach, speed."""
+    """One row per encoding: size, bits per byte at each length, reach, use of more context,
+    speed."""
     table = Table(title="Bits per byte by window length (lower is better)", title_justify="left")
     table.add_column("encoding")
     table.add_column("parameters", justify="right")
     for length in study.trials[0].test_lengths:
         table.add_column(f"{length:,}", justify="right")
     table.add_column("reach", justify="right")
+    table.add_column("more context", justify="right")
     table.add_column("tokens/s", justify="right")
     for row in study.summary:
         speed = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
         cells = [_cell(score, row.num_seeds) for score in row.by_length]
         reach = "none" if row.reach is None else f"{row.reach:,}"
-        table.add_row(escape(row.encoding), f"{row.parameters:,}", *cells, reach, speed)
+        use = describe_gains(context_gains(study, row.encoding))
+        table.add_row(escape(row.encoding), f"{row.parameters:,}", *cells, reach, use, speed)
     return table
 
 

@@ -145,7 +145,7 @@ def train_decoder(
     model.train()
     while cursor.step < config.steps:
         began = time.perf_counter()
-        loss = _step(model, optimizer, config, train_symbols, cursor.step)
+        loss = take_step(model, optimizer, config, train_symbols, cursor.step)
         step = cursor.step + 1
         seconds = cursor.train_seconds + time.perf_counter() - began
         cursor = replace(
@@ -170,13 +170,14 @@ def train_decoder(
     return model, cursor
 
 
-def _step(
+def take_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     config: TrialConfig,
     symbols: np.ndarray,
     step: int,
 ) -> float:
+    """One step of the optimizer; the loss before it, in nats."""
     rate = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate * group["factor"]

@@ -14,6 +14,7 @@ from posenc.embeddings.added import AddedEmbedding
 from posenc.embeddings.grow import interpolate_2d
 from posenc.embeddings.learned import check_rows
 from posenc.encoding.shape import ModelShape
+from posenc.positions import placeless
 
 
 class Learned2D(AddedEmbedding):
@@ -95,9 +96,8 @@ class Learned2D(AddedEmbedding):
         """The embedding of each (row, column)."""
         if positions.is_floating_point():
             raise TypeError(f"Learned2D: positions must be integers, got {positions.dtype}.")
-        placeless = (positions < 0).any(-1)
         row, column = positions.clamp(min=0).unbind(-1)
         check_rows("Learned2D", "row", row, self.height)
         check_rows("Learned2D", "column", column, self.width)
         rows = F.embedding(row * self.width + column, self.weight).to(dtype)
-        return rows.masked_fill(placeless[..., None], 0)
+        return rows.masked_fill(placeless(positions)[..., None], 0)

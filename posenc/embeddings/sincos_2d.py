@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.embeddings.added import AddedEmbedding
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
+from posenc.positions import placeless
 
 
 class SinCos2D(AddedEmbedding):
@@ -18,8 +19,8 @@ class SinCos2D(AddedEmbedding):
 
     x += [sin(c w) | cos(c w) | sin(r w) | cos(r w)],  w_t = base^(-4t/embed_dim), t < embed_dim/4
 
-    The column comes first, as in the code of MAE and MoCo v3. A token whose row or column is
-    negative stands for no place (the class token) and gets zeros.
+    The column comes first, as in the code of MAE and MoCo v3. A token whose row or column is a
+    whole number below 0 stands for no place (the class token) and gets zeros.
 
     Args:
         embed_dim: width of the embeddings, a multiple of 4.
@@ -54,4 +55,4 @@ class SinCos2D(AddedEmbedding):
         """The embedding of each (row, column)."""
         cos, sin = self.angles.cos_sin(positions.flip(-1), dtype)  # (..., column and row, pairs)
         rows = torch.stack([sin, cos], dim=-2).flatten(-3)
-        return rows.masked_fill((positions < 0).any(-1, keepdim=True), 0)
+        return rows.masked_fill(placeless(positions)[..., None], 0)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from numbers import Integral, Real
 from typing import Any
+
+from torch import nn
 
 _KINDS: dict[str, tuple[type, str]] = {
     "bool": (bool, "True or False"),
@@ -26,16 +30,76 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def built(*args: Any, **kwargs: Any) -> None:
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            given = {}  # Python says it better
+        given: dict[str, Any] = {}
+        with contextlib.suppress(TypeError):  # Python says it better
+            bound = signature.bind(*args, **kwargs)
+            given = dict(bound.arguments)
+            bound.apply_defaults()
+            kept = {n: _comparable(v) for n, v in list(bound.arguments.items())[1:]}
+            vars(args[0]).setdefault("_arguments", kept)
         owner = type(args[0]).__name__
+        if given:  # the outermost constructor's arguments, for `described`
+            texts = {name: text for name, value in given.items() if (text := _text(value))}
+            vars(args[0]).setdefault("_built_with", texts)
         for name, value in given.items():
             _check(owner, name, value, signature.parameters[name].annotation)
         init(*args, **kwargs)
 
     return built
+
+
+def alike(a: nn.Module, b: nn.Module) -> bool:
+    """Whether two encodings are of the same classes, built from the same arguments, with all
+    encodings in them."""
+    own, other = a.__dict__, b.__dict__
+    prepared = own.get("_arguments") is other.get("_arguments")  # one of them from the other
+    if prepared and own["_modules"] is other["_modules"]:
+        return type(a) is type(b)
+    return _likeness(a) == _likeness(b)
+
+
+def _likeness(encoding: nn.Module) -> tuple[Any, ...]:
+    """The class of each, and its arguments as it keeps them: a default may stand for a number."""
+    return tuple(
+        (type(m), *(_comparable(vars(m).get(name, given)) for name, given in arguments.items()))
+        for m in encoding.modules()
+        for arguments in [vars(m).get("_arguments", {})]
+    )
+
+
+def _comparable(value: Any) -> Any:
+    """An argument for comparison: 10000 and 10000.0 are one base."""
+    return float(value) if isinstance(value, Real) else _text(value)
+
+
+def described(built: Any) -> str:
+    """The arguments that make an encoding what it is, as `print` shows them: those without a
+    default or unlike it, and always the base and the scaling of angles."""
+    shown = []
+    for name, parameter in inspect.signature(type(built)).parameters.items():
+        given = getattr(built, "_built_with", {}).get(name) or _text(parameter.default)
+        text = _text(vars(built)[name]) if name in vars(built) else given
+        default = parameter.default is parameter.empty or text != _text(parameter.default)
+        if text and (default or name in _ALWAYS):
+            shown.append(f"{name}={text}")
+    return ", ".join(shown)
+
+
+_ALWAYS = ("rope_theta", "base", "scaling")
+_LONGEST = 200
+"""Letters of an argument; lists of frequencies have thousands."""
+
+
+def _text(value: Any) -> str:
+    """An argument in words; none for tensors and modules, which `print` shows by themselves."""
+    if not (value is None or isinstance(value, str | int | float | tuple) or is_dataclass(value)):
+        return ""
+    if isinstance(value, tuple) and not all(map(_text, value)):
+        return ""
+    text = repr(value)
+    if " at 0x" in text:  # an object that has no words for itself
+        return ""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _check(owner: str, name: str, value: Any, annotation: Any) -> None:

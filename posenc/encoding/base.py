@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 
-from posenc.encoding.arguments import checked
+from posenc.encoding.arguments import checked, described
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.terms.term import Term
@@ -118,6 +118,10 @@ class PositionEncoding(nn.Module):
     def num_parameters(self) -> int:
         """Number of trainable parameters of one instance; what members share counts once."""
         return sum(p.numel() for p in self.parameters())
+
+    def extra_repr(self) -> str:
+        """What `print` shows of it: its arguments, such as base, layout and scaling."""
+        return described(self)
 
     def reset_parameters(self) -> None:
         """Draw fresh initial values; a no-op where there are none."""

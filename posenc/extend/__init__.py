@@ -8,7 +8,7 @@
 >>> texts = ["Documents of your own, longer than the new length. " * 9] * 4
 >>> with tempfile.TemporaryDirectory() as folder:  # a checkpoint that has learned nothing
 ...     LlamaForCausalLM(shape).save_pretrained(folder)
-...     outcome = posenc.extend.extend(
+...     outcome = posenc.extend.run(
 ...         folder, 128, texts, method="yarn", as_bytes=True, options=few
 ...     )
 >>> list(outcome.measured)  # as it is, stretched, and with a window of the trained length
@@ -23,14 +23,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posenc.extend.extension import evaluate as evaluate
     from posenc.extend.extension import extend as extend
+    from posenc.extend.extension import Outcome as Outcome
+    from posenc.extend.from_python import run as run
     from posenc.extend.options import Options as Options
     from posenc.extend.tune.config import TuneConfig as TuneConfig
 
 _PUBLIC = {
     "Options": "posenc.extend.options",
+    "Outcome": "posenc.extend.extension",
     "TuneConfig": "posenc.extend.tune.config",
     "evaluate": "posenc.extend.extension",
     "extend": "posenc.extend.extension",
+    "run": "posenc.extend.from_python",
 }
 # No submodule may have the name of a function here: importing it would replace the function.
 

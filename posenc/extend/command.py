@@ -62,6 +62,13 @@ def extend(
     report: Annotated[
         Path | None, typer.Option(help="Where to write the page.", show_default="OUT/extend.html")
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
+            show_default="none",
+        ),
+    ] = None,
     **given: Any,
 ) -> None:
     """Give a trained checkpoint a longer context: try, measure, recommend, tune, export, prove."""
@@ -73,5 +80,5 @@ def extend(
     extend_and_show(
         model, to, text or [], command, report,
         method=method, out=out, options=options, as_json=as_json, lm_eval=lm_eval,
-        as_bytes=as_bytes, as_ids=as_ids,
+        as_bytes=as_bytes, as_ids=as_ids, figures=figures,
     )  # fmt: skip

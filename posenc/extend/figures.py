@@ -8,11 +8,13 @@ from collections.abc import Iterator
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from posenc.extend import seen
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.hf.rope_config import RopeSetting
-from posenc.report.drawing import figure, legend_above, length_axis, line_styles, style
+from posenc.report.drawing import INK, figure, legend_above, length_axis, line_styles, style
 from posenc.report.page import Plot
 
 
@@ -32,7 +34,15 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
             )
         length_axis(axes, edges[1:], trained)
     legend_above(drawn)
-    yield Plot(drawn, "Loss by position, mean of each bucket.", _words(named, edges))
+    yield Plot(
+        drawn,
+        "Loss by position, mean of each bucket; lower is better.",
+        _words(named, edges),
+        seen.in_losses(
+            {n: [e.mean for e in x.by_position] for n, x in named.items()}, edges[1:], trained
+        ),
+        "loss-by-position",
+    )
     with_context = {name: e for name, e in named.items() if e.by_context}
     if with_context:
         lengths = sorted({n for e in with_context.values() for n in e.by_context})
@@ -50,7 +60,12 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
             drawn,
             "Loss of the same target tokens as their context grows; it falls where it is used.",
             "One line per method over context length.",
-        )  # fmt: skip
+            seen.in_contexts(
+                {n: {c: e.mean for c, e in x.by_context.items()} for n, x in with_context.items()},
+                trained,
+            ),
+            "loss-by-context",
+        )
     shown = {name: e.entropy for name, e in named.items() if e.entropy}
     if shown:
         with figure("position in the window, tokens", "entropy of attention, nats") as (
@@ -62,9 +77,12 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
             length_axis(axes, edges[1:], trained)
         legend_above(drawn)
         yield Plot(
-            drawn, "Mean entropy of attention over layers and heads: how widely a token looks.",
+            drawn,
+            "Mean entropy of attention over layers and heads: how widely a token looks.",
             "One line per method over position.",
-        )  # fmt: skip
+            seen.in_entropies(shown),
+            "attention-entropy",
+        )
 
 
 def _words(named: dict[str, Evaluation], edges: tuple[int, ...]) -> str:
@@ -79,11 +97,13 @@ def frequencies(outcome: Outcome) -> Iterator[Plot]:
     for setting in outcome.measured["none"][0].settings:
         yield Plot(
             wavelengths(outcome, setting),
-            "Wavelength of each pair of channels. A pair above the dotted line never finishes a "
-            "turn within the "
-            "trained length, so that the model has not seen all of its angles.",
+            "Wavelength of each pair of channels: the tokens that it takes to turn once. A pair "
+            "above the dotted line never finishes a turn within the trained length, so that the "
+            "model has not seen all of its angles.",
             f"{unfinished(setting)} of {setting.rotary_dim // 2} pairs never finish a turn in "
             f"{setting.original_length} tokens.",
+            seen.in_wavelengths(unfinished(setting), setting.rotary_dim // 2),
+            f"wavelengths{f'-{setting.layer_type}' * bool(setting.layer_type)}",
         )
 
 
@@ -111,7 +131,8 @@ def wavelengths(outcome: Outcome, base: RopeSetting) -> Figure:
                 pairs[turning], 2 * np.pi / inv_freq[turning], label=name, **styles[name].points()
             )
         axes.set_yscale("log")
-        axes.axhline(base.original_length, color="gray", linestyle=":", linewidth=1)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.axhline(base.original_length, color=INK, linestyle=":", linewidth=1)
     legend_above(drawn)
     return drawn
 
@@ -140,7 +161,7 @@ def passkeys(outcome: Outcome) -> Iterator[Plot]:
             axes.set_yticks(range(len(depths)), [f"{100 * depth:.0f} %" for depth in depths])
             for (y, x), share in np.ndenumerate(np.array(shares)):
                 shown = "–" if math.isnan(share) else f"{100 * share:.0f}"
-                ink = "black" if share > 0.6 or math.isnan(share) else "white"
+                ink = INK if math.isnan(share) else "black" if share > 0.6 else "white"
                 axes.text(x, y, shown, ha="center", va="center", fontsize=8, color=ink)
         drawn.supxlabel("length of the text, tokens", fontsize=9.5)
         drawn.supylabel("depth of the key", fontsize=9.5)
@@ -151,5 +172,7 @@ def passkeys(outcome: Outcome) -> Iterator[Plot]:
         "Tokens of a random key repeated right, in percent, by where the key stood (0 %: at the "
         "start) and how long the text was.",
         "; ".join(f"{name}: {100 * mean:.0f} % on average" for name, mean in means.items()),
+        seen.in_passkeys(named),
+        "passkeys",
         wide=columns > 2,
     )

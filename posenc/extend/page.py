@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
-
 from posenc.extend import figures
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.intervals import Estimate
 from posenc.extend.task_table import task_rows
 from posenc.extend.variants.variant import Variant
-from posenc.report.page import Caution, Cell, Code, Facts, Headline, Page, Table
+from posenc.report.page import Caution, Code, Facts, Headline, Page
+from posenc.report.table import Cell, Heading, Table
 
 NO_EXTENSION = "no extension"
 OUR_RUNTIME = "needs our runtime"
@@ -23,16 +22,28 @@ TASKS = (
 INEXACT = "yes, but its cache is inexact"
 
 
-def write_extension_page(outcome: Outcome, path: Path, command: str, caution: str | None) -> None:
-    """Write extend.html. `caution` says what the reader must know about the text that was
-    measured."""
+def make_page(outcome: Outcome, command: str, caution: str | None) -> Page:
+    """The page. `caution` says what the reader must know about the text that was measured."""
     checkpoint = outcome.checkpoint
     page = Page(
-        f"{checkpoint.folder.name}: {checkpoint.trained_length} to {outcome.target} tokens",
-        "Position methods measured on the same text",
+        f"{checkpoint.folder.name}: {checkpoint.trained_length:,} to {outcome.target:,} tokens",
+        f"Ways of reading {outcome.target:,} tokens with a model trained on "
+        f"{checkpoint.trained_length:,}, measured on the same text.",
     )
-    page.section("", Headline(outcome.reason), *([Caution(caution)] if caution else []))
-    page.section("Perplexity by position", by_position_table(outcome))
+    page.section(
+        "",
+        Headline(outcome.reason),
+        *([Caution(caution)] if caution else []),
+        "A nat is the unit of the loss: one nat less, and the model hesitates between 2.7 times "
+        "fewer tokens.",
+    )
+    page.section(
+        "Perplexity by position",
+        "Perplexity is how many tokens the model hesitates between: 1 would be certain, lower is "
+        f"better. Up to {checkpoint.trained_length:,} tokens it shows what a method costs where "
+        "the model was trained, beyond them what it gains.",
+        by_position_table(outcome),
+    )
     tried = {name: variant.summary for name, (variant, _) in outcome.measured.items()}
     page.section("What was tried", Facts({k: v for k, v in tried.items() if v}))
     if outcome.failed:
@@ -57,16 +68,20 @@ def write_extension_page(outcome: Outcome, path: Path, command: str, caution: st
             "What changed in config.json:", Code("\n".join(outcome.config_diff)),
         )  # fmt: skip
     page.section("Repeat it", Code(command))
-    page.write(path)
+    return page
 
 
 def by_position_table(outcome: Outcome) -> Table:
     """Perplexity in each bucket of positions, with its 95 % interval."""
     edges = next(iter(outcome.evaluations().values())).edges
+    trained = outcome.checkpoint.trained_length
     header = [
         "method",
-        *(f"{a}–{b}" for a, b in itertools.pairwise(edges)),
-        "loads in stock tools",
+        *(
+            Heading(f"{a:,}–{b:,}", "tokens" if b <= trained else "tokens, beyond training")
+            for a, b in itertools.pairwise(edges)
+        ),
+        Heading("stock tools", "load it as it is"),
     ]
     rows = []
     for name, evaluation in outcome.evaluations().items():

@@ -14,7 +14,7 @@ from rich.table import Table
 from posenc.extend.as_json import to_json
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import Outcome, extend
-from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, write_extension_page
+from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_page
 from posenc.extend.task_table import task_rows
 from posenc.hf.text import split_documents
 from posenc.report.atomic import write_atomically
@@ -34,6 +34,7 @@ COLUMN = 9
 def extend_and_show(
     folder: Path, to: int, texts: list[Path], command: str, report: Path | None, *,
     out: Path | None, method: str | None, as_json: bool = False, lm_eval: str | None = None,
+    figures: Path | None = None,
     **asked: Any,
 ) -> None:  # fmt: skip
     """Extend as asked, and show what came of it. Raises: ValueError for wrong input, before
@@ -41,6 +42,10 @@ def extend_and_show(
     if lm_eval is not None:
         check_lm_eval(lm_eval, out)
     console = Console(stderr=True)
+    if figures is not None:
+        from posenc.report.figure_files import check_folder
+
+        check_folder(figures)
     caution = None if texts else OUT_OF_DOMAIN
     documents = read_documents(texts)
     with Narrator(console) as narrate:
@@ -58,9 +63,15 @@ def extend_and_show(
         console.print(line, markup=False, highlight=False)
     page = report or (out / "extend.html" if out is not None else None)
     if page is not None:
-        write_extension_page(outcome, page, command, caution)
+        make_page(outcome, command, caution).write(page)
         console.print(f"Page: {page}", markup=False)
         write_csv(outcome, page.with_suffix(".csv"))
+    if figures is not None:
+        from posenc.report.figure_files import write_figures
+
+        said = write_figures(make_page(outcome, command, caution).plots(), figures)
+        for line in (*said, f"Figures: {figures}"):
+            console.print(line, markup=False, highlight=False)
     if as_json:
         print(json.dumps(to_json(outcome), indent=1, ensure_ascii=False, allow_nan=False))
     if out is not None:

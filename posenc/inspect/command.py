@@ -36,7 +36,20 @@ def inspect(
     ] = False,
     arguments: Annotated[
         list[str] | None,
-        typer.Option("--arg", help="name=value for the class of package.module:Class; repeatable."),
+        typer.Option(
+            "--arg",
+            help="name=value for the class of package.module:Class, as in --arg dim=64 or --arg "
+            '\'config={"model_type": "llama"}\'; repeatable.',
+        ),
+    ] = None,
+    call: Annotated[
+        str | None,
+        typer.Option(
+            "--call",
+            help="How to call package.module:Class where the names of its arguments do not say it, "
+            'as in "module(x, position_ids=p[None])": see docs/inspect.md.',
+            metavar="EXPRESSION",
+        ),
     ] = None,
     text: Annotated[
         str | None,
@@ -68,34 +81,43 @@ def inspect(
             help="Where to write the page.", show_default="runs/inspect.html; with --json nowhere"
         ),
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
+            show_default="none",
+        ),
+    ] = None,
 ) -> None:
     """Measure and draw what encodings and models do with position; nothing is taken from their
     claims."""
     shape_given = (head_dim, num_heads, train_length) != DEFAULTS
     of_model = text is not None or swap or layers or as_bytes or as_ids
-    if of_model or any(map(_is_path, names)):
-        if len(names) > 1 or compare or shape_given or arguments:
+    if any(map(_is_module, names)):
+        if len(names) > 1 or compare or out or figures or shape_given or of_model:
             raise ValueError(
-                "posenc inspect FOLDER takes --text, --swap, --layer, --bytes, --ids, --json and "
-                "--out, and one folder."
+                "posenc inspect package.module:Class takes --arg, --call and --json only."
+            )
+        from posenc.inspect.module import command as modules_command
+
+        modules_command.run(names[0], arguments or [], call, as_json)
+        return
+    if arguments or call:
+        raise ValueError("--arg and --call are for package.module:Class.")
+    if of_model or any(map(_is_path, names)):
+        if len(names) > 1 or compare or shape_given:
+            raise ValueError(
+                "posenc inspect FOLDER takes --text, --swap, --layer, --bytes, --ids, --json, "
+                "--out and --figures, and one folder."
             )
         from posenc.inspect.checkpoint.command import inspect_checkpoint
         from posenc.inspect.checkpoint.sheet import Request as ModelRequest
 
         asked = ModelRequest(Path(names[0]), text, swap, layers or (), as_bytes, as_ids)
-        inspect_checkpoint(asked, as_json, out, shlex.join(["posenc", *sys.argv[1:]]))
+        inspect_checkpoint(asked, as_json, out, shlex.join(["posenc", *sys.argv[1:]]), figures)
         return
-    if any(":" in name for name in names):
-        if len(names) > 1 or compare or out or shape_given:
-            raise ValueError("posenc inspect package.module:Class takes only --arg and --json.")
-        from posenc.inspect.module import command as modules_command
-
-        modules_command.run(names[0], arguments or [], as_json)
-        return
-    if arguments:
-        raise ValueError("--arg is for package.module:Class.")
     if "claims" in names:
-        if names != ["claims"] or compare or out or shape_given:
+        if names != ["claims"] or compare or out or figures or shape_given:
             raise ValueError("posenc inspect claims takes --json and nothing else.")
         from posenc.inspect.claims import command as claims_command
 
@@ -106,7 +128,14 @@ def inspect(
 
     width = head_dim * num_heads
     shape = ModelShape(width, num_heads, head_dim=head_dim, train_length=train_length)
-    run(names, shape, compare, as_json, out)
+    run(names, shape, compare, as_json, out, figures)
+
+
+def _is_module(name: str) -> bool:
+    """Whether package.module:Class or file.py:Class is meant."""
+    before, colon, _ = name.rpartition(":")
+    plain = before.replace(".", "").replace("_", "").isalnum()
+    return bool(colon) and (before.endswith(".py") or plain) and not Path(name).exists()
 
 
 def _is_path(name: str) -> bool:

@@ -10,10 +10,12 @@ from torch.nn import functional as F
 
 from posenc.attend.cache import KVCache
 from posenc.attend.multihead import Attention
+from posenc.attend.projection import project
 from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.models.norms import RMSNorm
+from posenc.models.swiglu import swiglu
 
 
 def norm_layer(config: DecoderConfig) -> nn.Module:
@@ -61,11 +63,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch embed_dim"]:
         if self.gate_proj is not None:
-            hidden = F.silu(self.gate_proj(x)) * self.up_proj(x)
+            hidden = swiglu(x, self.gate_proj, self.up_proj)
         else:
             act = F.gelu if self.activation == "gelu" else F.relu
             hidden = act(self.up_proj(x))
-        return self.down_proj(hidden)
+        return project(hidden, self.down_proj)[0]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,14 +11,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from posenc.numbers import native
 from posenc.numbers.tracking import has_tangent, transformed
+
+FUNCTIONS = ("rms", "rms_backward", "swiglu", "swiglu_backward")
+
+
+def library() -> Any:
+    """layers.c, or None where there is no compiler."""
+    return native.load(Path(__file__).with_name("layers.c"), FUNCTIONS)
 
 
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) * weight, over the last axis.
 
     The same module as torch's, with its parameters and results; training on the CPU takes about
-    half the time.
+    half the time, and a sixth where there is a C compiler.
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467, equation 4.
     """
@@ -34,15 +44,31 @@ class RMSNorm(nn.RMSNorm):
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        if x.dtype == torch.float32 and (lib := library()) is not None:
+            x, weight = x.contiguous(), weight.contiguous()
+            out, inverse = torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)
+            places = [ctypes.c_void_p(t.data_ptr()) for t in (x, weight, out, inverse)]
+            width = ctypes.c_int64(x.shape[-1])
+
+            def part(first: int, last: int) -> None:
+                lib.rms(
+                    *places, width, ctypes.c_float(eps), ctypes.c_int64(first), ctypes.c_int64(last)
+                )
+
+            native.in_parts(inverse.numel(), part)
+        else:
+            norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+            out = (x * inverse).mul_(weight)
         ctx.save_for_backward(x, weight, inverse)
-        return (x * inverse).mul_(weight)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         x, weight, inverse = ctx.saved_tensors
+        if x.dtype == torch.float32 and (lib := library()) is not None:
+            return *_gradients(lib, grad.contiguous(), x, weight, inverse), None
         width = x.shape[-1]
         grad_x, grad_weight, _ = torch.ops.aten.native_layer_norm_backward(
             grad, x, [width], torch.zeros_like(inverse), inverse, weight, None, [True, True, False]
@@ -51,3 +77,20 @@ class _RMSNorm(torch.autograd.Function):
         # it again.
         through_mean = (grad @ weight).div_(width).unsqueeze(-1)
         return grad_x.addcmul_(inverse, through_mean), grad_weight, None
+
+
+def _gradients(
+    lib: Any, grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    grad_x, sums, width = torch.empty_like(x), [], ctypes.c_int64(x.shape[-1])
+
+    def part(first: int, last: int) -> None:
+        total = torch.zeros_like(weight)
+        sums.append((first, total))
+        tensors = (grad, x, weight, inverse, grad_x, total)
+        places = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
+        lib.rms_backward(*places, width, ctypes.c_int64(first), ctypes.c_int64(last))
+
+    native.in_parts(inverse.numel(), part)
+    sums.sort(key=lambda pair: pair[0])  # which thread began first must not decide the last bits
+    return grad_x, torch.stack([total for _, total in sums]).sum(0)

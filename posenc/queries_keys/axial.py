@@ -14,6 +14,7 @@ from posenc.numbers.frequencies import PRECISION, TWO_PI, inverse_frequencies
 from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import free_ends
+from posenc.positions import placeless
 from posenc.queries_keys.query_key import QueryKeyEncoding
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.base import Rotation
@@ -27,7 +28,8 @@ class AxialRoPE(Rotation):
     angle = row * rope_theta^(-4t/head_dim) or column * rope_theta^(-4t/head_dim),
     t < head_dim / 4
 
-    A token at (0, 0) is not rotated: give that position to class and register tokens.
+    A token whose row or column is a whole number below 0 stands for no place (class and register
+    tokens) and is not rotated; nor is one at (0, 0), where the coordinates are real.
     `rope_vit`, `dinov3` and `pixtral` build what these models use.
 
     Args:
@@ -79,6 +81,9 @@ class AxialRoPE(Rotation):
             inv_freq = tuple(PRECISION.multiply(f, TWO_PI) for f in inv_freq)
         self._rotate_by(Frequencies(inv_freq), [first] * per_axis + [second] * per_axis)
 
+    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return super()._tables(_on_the_grid(positions), dtype)
+
     @classmethod
     def rope_vit(cls, head_dim: int, rope_theta: float = 100.0) -> AxialRoPE:
         """RoPE-ViT: interleaved pairs, columns first."""
@@ -115,6 +120,9 @@ class MixedRoPE(QueryKeyEncoding):
     """Rotate by learned directions of the plane: RoPE-Mixed.
 
     angle[h, t] = row * weight[0, h, t] + column * weight[1, h, t]
+
+    A token whose row or column is a whole number below 0 stands for no place (the class token) and
+    is not rotated.
 
     Args:
         head_dim: size of one head, a multiple of 4.
@@ -190,7 +198,7 @@ class MixedRoPE(QueryKeyEncoding):
         _check_reach(positions)
         weight = self.weight.double()
         batch, heads = x.shape[:2]
-        place = positions.double()[..., None, :, None, :]  # (..., 1, len, 1, 2)
+        place = _on_the_grid(positions).double()[..., None, :, None, :]  # (..., 1, len, 1, 2)
         angle = place[..., 0] * weight[0][:, None] + place[..., 1] * weight[1][:, None]
         # (batch, num_kv_heads, len, pairs), then one row of `rotate`'s batch for each head
         angle = angle.expand(batch, *angle.shape[-3:])
@@ -198,6 +206,11 @@ class MixedRoPE(QueryKeyEncoding):
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
         out = rotate(x.flatten(0, 1)[:, None], cos, sin, interleaved=self.interleaved)
         return out.view_as(x)
+
+
+def _on_the_grid(positions: Tensor) -> Tensor:
+    """Tokens that stand for no place moved to (0, 0), where no pair turns."""
+    return positions.masked_fill(placeless(positions)[..., None], 0)
 
 
 _FARTHEST = 2**32

@@ -21,6 +21,8 @@ from matplotlib.text import Text
 
 from posenc.report.atomic import write_atomically
 
+DECORATION = "_"
+"""The label of a line that shows no number, see posenc.report.figure_data."""
 INK, GRID = "#1d2126", "#d9dce0"
 _INK_DARK, _GRID_DARK = "#e4e6e8", "#3a3f46"
 
@@ -164,15 +166,16 @@ def legend_above(drawn: Figure) -> None:
     room = 72 * drawn.get_figwidth()
     columns = next((n for n in (4, 3, 2) if _legend_width(list(entries), n) <= room), 1)
     drawn.set_figheight(drawn.get_figheight() + 0.19 * -(-len(entries) // columns))
-    drawn.legend(
-        list(entries.values()),
-        list(entries),
-        loc="outside upper left",
-        ncols=columns,
-        handlelength=3.2,
-        columnspacing=1.2,
-        borderaxespad=0.2,
-    )
+    with style():  # also where the axes were drawn in a `with` that has ended
+        drawn.legend(
+            list(entries.values()),
+            list(entries),
+            loc="outside upper left",
+            ncols=columns,
+            handlelength=3.2,
+            columnspacing=1.2,
+            borderaxespad=0.2,
+        )
 
 
 def _legend_width(labels: Sequence[str], columns: int) -> float:

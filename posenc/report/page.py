@@ -18,49 +18,24 @@ from matplotlib.figure import Figure
 
 from posenc.report.atomic import write_atomically
 from posenc.report.drawing import SVG_RULES, css_variables, to_svg
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A table cell with more than its text: a note shown below the table, or emphasis."""
-
-    text: str
-    note: str = ""
-    strong: bool = False
-
-
-Value = str | int | float | Cell | None
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under a header; columns of numbers align right, the first column names the row.
-
-    On a narrow screen the table scrolls sideways and the first column stays.
-    """
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[Value]]
-    caption: str = ""
-
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.header):
-                raise ValueError(
-                    f"Table: every row needs {len(self.header)} cells as the header has, "
-                    f"got {len(row)} in {list(row)!r}."
-                )
+from posenc.report.table import Table, table_html
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, the sentence under it, and a description for readers who cannot see it."""
+    """A figure, the words under it, and a description for readers who cannot see it.
+
+    caption: what is drawn. seen: what to see in this one, computed from its data, above the
+    caption. name: of its files, see posenc.report.figure_files. wide: it takes the whole width, and
+    scrolls sideways on a narrow screen instead of shrinking.
+    """
 
     figure: Figure
     caption: str
     description: str
+    seen: str = ""
+    name: str = ""
     wide: bool = False
-    """Takes the whole width, and scrolls sideways on a narrow screen instead of shrinking."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +94,12 @@ class Page:
         """Append a section; an empty heading gives none."""
         self._sections.append((heading, blocks))
 
+    def plots(self) -> list[Plot]:
+        """Every figure, in order."""
+        return [
+            block for _, blocks in self._sections for block in blocks if isinstance(block, Plot)
+        ]
+
     def html(self) -> str:
         """The whole page."""
         plots = count(1)
@@ -167,82 +148,23 @@ def _block(block: Block, plots: Iterator[int]) -> str:
         case Facts(items):
             pairs = (f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in items.items())
             return "<dl>" + "".join(pairs) + "</dl>"
-        case Plot(drawn, caption, description, wide):
-            size = " class=wide" if wide else ""
-            scroll = f' role=region tabindex=0 aria-label="{escape(caption)}"' if wide else ""
-            svg = to_svg(drawn, description, f"f{next(plots)}")
-            width = 72 * drawn.get_figwidth()  # its letters are then as large as the page's
-            return (
-                f'<figure{size}><div class=drawing{scroll} style="--natural:{width:g}px">'
-                f"{svg}</div>"
-                f"<figcaption>{escape(caption)}</figcaption></figure>"
-            )
+        case Plot():
+            return _plot(block, f"f{next(plots)}")
         case Table():
-            return _table(block)
+            return table_html(block)
 
 
-def _table(table: Table) -> str:
-    columns = list(zip(*table.rows, strict=True)) or [()] * len(table.header)
-    numeric = [any(map(_is_number, c)) and all(map(_is_number_or_gap, c)) for c in columns]
-    notes: dict[str, int] = {}
-    head = "".join(
-        f"<th scope=col{_class(number)}>{escape(name)}</th>"
-        for name, number in zip(table.header, numeric, strict=True)
-    )
-    rows = []
-    for row in table.rows:
-        cells = [f"<th scope=row>{_cell(row[0], notes)}</th>"]
-        cells += [
-            f"<td{_class(number)}>{_cell(value, notes)}</td>"
-            for value, number in zip(row[1:], numeric[1:], strict=True)
-        ]
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    caption = f"<p class=caption>{escape(table.caption)}</p>" if table.caption else ""
-    name = table.caption or ", ".join(table.header)
-    below = "".join(f"<li>{escape(note)}</li>" for note in notes)
+def _plot(plot: Plot, prefix: str) -> str:
+    size = " class=wide" if plot.wide else ""
+    scroll = f' role=region tabindex=0 aria-label="{escape(plot.caption)}"' if plot.wide else ""
+    svg = to_svg(plot.figure, plot.description, prefix)
+    width = 72 * plot.figure.get_figwidth()  # its letters are then as large as the page's
+    seen = f"<strong>{escape(plot.seen)}</strong> " if plot.seen else ""
     return (
-        f'{caption}<div class=table role=region tabindex=0 aria-label="{escape(name)}">'
-        f"<table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-        + (f"<ol class=notes>{below}</ol>" if below else "")
+        f'<figure{size}><div class=drawing{scroll} style="--natural:{width:g}px">'
+        f"{svg}</div>"
+        f"<figcaption>{seen}{escape(plot.caption)}</figcaption></figure>"
     )
-
-
-def _cell(value: Value, notes: dict[str, int]) -> str:
-    if not isinstance(value, Cell):
-        return "–" if value is None else escape(_text(value))
-    shown = escape(value.text)
-    if value.strong:
-        shown = f"<strong>{shown}</strong>"
-    if value.note:
-        number = notes.setdefault(value.note, len(notes) + 1)
-        shown += f"<sup>{number}</sup>"
-    return shown
-
-
-def _text(value: str | int | float) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _class(number: bool) -> str:
-    return " class=number" if number else ""
-
-
-def _is_number(value: Value) -> bool:
-    if isinstance(value, Cell):
-        value = value.text
-    if isinstance(value, str):
-        value = value.strip().lstrip("+-−<>≈≥≤")
-        return value[:1].isdigit()
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_number_or_gap(value: Value) -> bool:
-    """A number, nothing, or a word with the reason for having no number."""
-    noted = isinstance(value, Cell) and bool(value.note)
-    return value is None or value == "" or _is_number(value) or noted
 
 
 _PAGE = """<!doctype html>

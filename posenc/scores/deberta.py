@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,6 +15,7 @@ from posenc.encoding.base import PositionEncoding, check_head_dim, check_heads
 from posenc.encoding.claims import Claims
 from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import at_least_float32
+from posenc.numbers.tracking import free_ends
 from posenc.terms.by_distance import ByDistance, require_whole
 from posenc.terms.tokens import Tokens
 
@@ -160,10 +161,10 @@ class DeBERTa(PositionEncoding):
         dtype, scale = at_least_float32(q.x.dtype), self.scale(self.head_dim)
 
         def for_q(distance: Tensor) -> Tensor:
-            return scale * self._projected(self._projections()[1], dtype)[:, self.row(distance)]
+            return scale * self._projected(self._projections()[1], self.row(distance), dtype)
 
         def for_k(distance: Tensor) -> Tensor:
-            return scale * self._projected(self._projections()[0], dtype)[:, self._k_row(distance)]
+            return scale * self._projected(self._projections()[0], self._k_row(distance), dtype)
 
         return ByDistance(
             q, k, (-self.max_distance, self.max_distance),
@@ -181,18 +182,22 @@ class DeBERTa(PositionEncoding):
             )
         return self._attention_projections
 
-    def _projected(self, projection: nn.Linear | None, dtype: torch.dtype) -> Tensor:
-        """The table by head, (num_heads, 2 span, head_dim); a projection of fewer heads serves its
-        groups."""
+    def _projected(
+        self, projection: nn.Linear | None, rows: Tensor, dtype: torch.dtype
+    ) -> Float[Tensor, "num_heads rows head_dim"]:
+        """These rows of the table by head; a projection of fewer heads serves its groups. Rows
+        beyond those that occur are not projected."""
         assert projection is not None
-        table = self.table.to(dtype)
+        ends = free_ends(rows)
+        first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)
+        table = self.table[first : last + 1].to(dtype)
         if self.norm is not None:
             weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
             table = F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
         bias = None if projection.bias is None else projection.bias.to(dtype)
         heads = F.linear(table, projection.weight.to(dtype), bias)
         heads = heads.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
-        return for_every_head(heads, self.num_heads, dim=0)
+        return for_every_head(heads[:, rows - first], self.num_heads, dim=0)
 
 
 @lru_cache(maxsize=16)

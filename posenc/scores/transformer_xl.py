@@ -4,6 +4,7 @@ of the distance in place of a key position."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Self
 
 import torch
 from jaxtyping import Float, Real
@@ -14,10 +15,13 @@ from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
-from posenc.positions import distances
+from posenc.positions import distances, run_start
 from posenc.terms.by_distance import ByDistance
 from posenc.terms.term import ScoreMod
 from posenc.terms.tokens import Tokens
+
+FEW, TILE = 16, 64
+"""Queries that are projected themselves, not a vector for each distance; keys that share sines."""
 
 
 class TransformerXL(PositionEncoding):
@@ -137,6 +141,14 @@ class DistanceVectors(ByDistance):
         )  # fmt: skip
         self.xl = xl
 
+    def ready(self, rows: int, causal: bool) -> Self:
+        # Projecting a vector for each distance costs what head_dim queries cost by themselves.
+        return self.copy() if self._few else super().ready(rows, causal)
+
+    @property
+    def _few(self) -> bool:
+        return not torch.compiler.is_compiling() and len(self.q) <= FEW
+
     def _gathered(
         self,
         scores: Tensor,
@@ -145,15 +157,20 @@ class DistanceVectors(ByDistance):
         q: Tensor | None,
         k: Tensor | None,
     ) -> Tensor:
-        """sin and cos of a difference as products of the query's and the key's own."""
+        """The products with sinusoids of distances, which are not made for each distance."""
         assert q is not None
-        coefficients = q @ self.xl.weight(q.dtype)
-        on_sin, on_cos = coefficients.chunk(2, dim=-1)
-        angles, clamp = self.xl.angles, self.xl.clamp_len
-        q_cos, q_sin = (t.unsqueeze(-3) for t in angles.cos_sin(q_positions, q.dtype))
-        kv_cos, kv_sin = (t.unsqueeze(-3) for t in angles.cos_sin(kv_positions, q.dtype))
-        left = torch.cat([on_sin * q_sin + on_cos * q_cos, on_cos * q_sin - on_sin * q_cos], dim=-1)
-        values = left @ torch.cat([kv_cos, kv_sin], dim=-1).mT
+        coefficients, clamp = q @ self.xl.weight(q.dtype), self.xl.clamp_len
+        start = run_start(kv_positions) if self._few else None
+        if start is None:
+            values = self._by_difference(coefficients, q_positions, kv_positions)
+        else:  # key 64 a + b is b behind a query that is 64 a nearer
+            device = q_positions.device
+            tiles = torch.arange(-(-scores.shape[-1] // TILE), device=device)
+            coarse = q_positions[..., None] - start - TILE * tiles
+            fine = torch.arange(TILE, device=device)
+            values = self._by_difference(
+                coefficients.repeat_interleave(coarse.shape[-1], 2), coarse.flatten(-2), fine
+            ).view(*q.shape[:3], -1)[..., : scores.shape[-1]]
         if clamp is None:
             return scores + values
         distance = distances(q_positions, kv_positions)
@@ -162,6 +179,19 @@ class DistanceVectors(ByDistance):
             end = self.xl.sinusoid(torch.tensor([limit], device=values.device), values.dtype)
             values = torch.where(beyond, coefficients @ end.mT, values)
         return scores + values
+
+    def _by_difference(
+        self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor
+    ) -> Tensor:
+        """sin and cos of a difference as products of the query's and the key's own."""
+        on_sin, on_cos = coefficients.chunk(2, dim=-1)
+        q_cos, q_sin, kv_cos, kv_sin = (
+            t.unsqueeze(-3)
+            for positions in (q_positions, kv_positions)
+            for t in self.xl.angles.cos_sin(positions, coefficients.dtype)
+        )
+        left = torch.cat([on_sin * q_sin + on_cos * q_cos, on_cos * q_sin - on_sin * q_cos], dim=-1)
+        return left @ torch.cat([kv_cos, kv_sin], dim=-1).mT
 
     def pair(self) -> ScoreMod:
         assert self.q_vectors is not None

@@ -197,6 +197,28 @@ def test_a_cache_serves_the_encoding_that_made_its_keys():
     assert cache.length == 10
 
 
+def test_a_cache_tells_encodings_of_one_class_apart_by_their_arguments():
+    def rope(**options):
+        return posenc.RoPE(8, **{"interleaved": False, **options})
+
+    twins = [(rope(), rope(rope_theta=10_000)), (rope(rotary_dim=8), rope())]
+    twins += [(posenc.Compose(rope(), posenc.ALiBi(2)), posenc.Compose(rope(), posenc.ALiBi(2)))]
+    strangers = [(rope(), rope(rope_theta=500.0)), (rope(), rope(interleaved=True))]
+    yarn = [posenc.create("yarn", posenc.ModelShape(16, 2), factor=f) for f in (2.0, 4.0)]
+    strangers += [(yarn[0], yarn[1]), (yarn[0].prepare(P), yarn[1].prepare(P))]
+    strangers += [tuple(posenc.Compose(rope(rope_theta=t), posenc.ALiBi(2)) for t in (1e4, 1e5))]
+    for first, second in twins + strangers:
+        cache = posenc.KVCache()
+        attend(first, cache=cache)
+        if (first, second) in twins:
+            attend(second, P + 5, cache=cache)
+            assert cache.length == 10
+            continue
+        with pytest.raises(ValueError, match=r"its keys were made for .* and attention has"):
+            attend(second, P + 5, cache=cache)
+        assert cache.length == 5
+
+
 def test_a_layer_that_fails_leaves_every_cache_of_a_model_as_it_was():
     config = posenc.DecoderConfig(11, 16, 2, 2)
     model = posenc.Decoder(config, posenc.RoPE(8, interleaved=False)).eval()

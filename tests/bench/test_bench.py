@@ -1,12 +1,15 @@
 """`posenc bench` measures, checks before it measures, and writes what it found."""
 
 import csv
+import json
+import time
 
 import pytest
 import torch
 
+import posenc
 from posenc import cli
-from posenc.bench import bias, measure
+from posenc.bench import bias, measure, rope
 
 
 def run(*arguments: str) -> int:
@@ -94,7 +97,51 @@ def test_bench_measures_the_heads_that_it_is_given(tmp_path):
     }
 
 
+def test_json_is_one_list_of_the_same_rows(tmp_path, capsys):
+    path = tmp_path / "b.csv"
+    sizes = ("--lengths", "32", "--heads", "2", "--kv-heads", "2", "--head-dim", "16")
+    assert run(*sizes, "--repeats", "1", "--json", "--out", str(path)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["case"] for row in found] == [row["case"] for row in rows(path)]
+
+
+def test_several_threads_are_timed_by_the_wall():
+    """The calling thread's own clock stands still while others work for it."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        own = measure.interleaved({"sleep": lambda: time.sleep(0.02)}, 1)
+        torch.set_num_threads(2)
+        wall = measure.interleaved({"sleep": lambda: time.sleep(0.02)}, 1)
+    finally:
+        torch.set_num_threads(before)
+    assert own["sleep"][0] < 0.01 < 0.02 <= wall["sleep"][0]
+
+
+def test_the_interval_holds_the_median_of_ratios_within_rounds():
+    floor = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]  # a machine that grows slower and slower
+    values = [2 * x for x in floor]
+    assert measure.ratio_interval(values, floor) == (2.0, 2.0)
+    noisy = [x * r for x, r in zip(floor, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0), strict=True)]
+    assert measure.ratio_interval(noisy, floor) == (1.0, 9.0)
+    ratios = [float(r) for r in range(1, 22)]  # ranks 6 and 16 of 21: tables of the sign test
+    assert measure.ratio_interval(ratios, [1.0] * 21) == (6.0, 16.0)
+
+
+def test_tables_are_made_in_each_timed_call(monkeypatch):
+    made = []
+    tables = posenc.RoPE._tables
+    monkeypatch.setattr(
+        posenc.RoPE, "_tables", lambda self, *args: made.append(self) or tables(self, *args)
+    )
+    monkeypatch.setattr(rope.rope_peers, "rotation_peers", lambda *args: {})
+    rope.measure_rotation((64,), (16,), 3, False, dtypes=(torch.float32,))
+    calls = [made.count(encoding) for encoding in dict.fromkeys(made)]
+    assert sorted(calls) == [1, 5, 5], "a warm-up, the memory, three rounds; and once for all"
+
+
 def test_quantiles_are_measured_values():
+    assert measure.quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert measure.quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.5) == 3.0
     assert measure.quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.8) == 4.0
 

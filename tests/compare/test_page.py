@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import itertools
 
 import pytest
 
+from posenc import ModelShape, PositionEncoding
+from posenc.compare import run, seen
+from posenc.compare.as_built import effective_spec
 from posenc.compare.figures import _merged
-from posenc.compare.page import write_report
+from posenc.compare.page import make_page
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,
@@ -22,6 +26,7 @@ from posenc.compare.results import (
     TrialResult,
 )
 from posenc.compare.trial import TrialConfig
+from posenc.report.figure_files import write_figures
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 
 LENGTHS = (128, 256, 512, 1024)
@@ -68,7 +73,13 @@ def result(config: TrialConfig) -> TrialResult:
         config=config,
         parameters=853_000,
         encoding_parameters=0,
-        spec={"class": config.encoding.upper(), "places": "2", "text": NASTY},
+        spec={
+            "class": config.encoding.upper(),
+            "args": "<class 'inspect._empty'>",
+            "rope_theta": "10000.0",
+            "scaling": "None",
+            "text": NASTY.replace("<", ""),
+        },
         training=tuple(
             TrainingPoint(s, 6.0 / (1 + s / 60) + 2.1, 6.0 / (1 + s / 60) + 2.2)
             for s in range(25, 501, 25)
@@ -135,7 +146,7 @@ def browser(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_report(study(), path)
+    make_page(study()).write(path)
     return path
 
 
@@ -150,9 +161,17 @@ def test_report_is_well_shown(browser, page, width, dark):
 
 
 @needs_chromium
-def test_half_finished_report_is_well_shown(browser, tmp_path):
-    write_report(half_finished(), tmp_path / "report.html")
-    browser.open(tmp_path / "report.html", PHONE).assert_well_shown(num_figures=4)
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+def test_half_finished_report_is_well_shown(browser, tmp_path, width):
+    make_page(half_finished()).write(tmp_path / "report.html")
+    browser.open(tmp_path / "report.html", width).assert_well_shown(num_figures=4)
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+def test_the_first_screen_is_the_verdict(browser, page, width):
+    text = browser.open(page, width).text
+    assert text.index("Use alibi") < text.index("Result") < text.index("more context")
 
 
 def test_report_repeats_the_numbers(page):
@@ -171,7 +190,7 @@ def test_report_says_why_an_encoding_cannot(page):
 
 
 def test_unfinished_report_says_what_is_missing(tmp_path):
-    write_report(half_finished(), tmp_path / "report.html")
+    make_page(half_finished()).write(tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "2 of 12 trials have run" in html
     assert "t5 seed 0" in html and "nope seed 1" in html
@@ -180,7 +199,7 @@ def test_unfinished_report_says_what_is_missing(tmp_path):
 
 
 def test_report_of_a_study_without_results(tmp_path):
-    write_report(not_begun(), tmp_path / "report.html")
+    make_page(not_begun()).write(tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "0 of 12 trials have run" in html
     assert "<svg" not in html
@@ -204,10 +223,71 @@ def test_one_seed_has_no_spread(tmp_path):
     alone = dataclasses.replace(
         study(), summary=(dataclasses.replace(summary("rope"), num_seeds=1),)
     )
-    write_report(alone, tmp_path / "report.html")
+    make_page(alone).write(tmp_path / "report.html")
     assert "<td class=number><strong>2.210</strong></td>" in (tmp_path / "report.html").read_text()
 
 
 def test_report_is_reproducible(page, tmp_path):
-    write_report(study(), tmp_path / "again.html")
+    make_page(study()).write(tmp_path / "again.html")
     assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
+
+
+def test_what_ran_has_no_internals(page):
+    html = page.read_text(encoding="utf-8")
+    what = html[html.index("What ran") : html.index("How to repeat it")]
+    assert "rope theta 10000.0" in what
+    for internal in ("inspect._empty", "args", "ROPE", "class ", "scaling None"):
+        assert internal not in what, internal
+    assert "_empty" not in str(effective_spec("nope", PositionEncoding(), ModelShape(32, 2)))
+
+
+def test_what_is_seen_in_the_figures():
+    found = study()
+    said = seen.in_by_length(found)
+    assert "up to 1,024 bytes alibi keeps the loss" in said.lower()
+    assert "sinusoidal rises most, by 2.12 bits per byte" in said and "learned cannot run" in said
+    alone = dataclasses.replace(found, summary=(summary("alibi"),))
+    assert seen.in_by_length(alone) == "Up to 1,024 bytes alibi keeps the loss."
+    assert "sinusoidal loses most" in seen.in_by_context(found)
+    assert "No encoding here gets better" in seen.in_by_context(found)
+    better = dataclasses.replace(found, results=tuple(map(reading_better, found.results)))
+    assert "Better from more context than in training: " in seen.in_by_context(better)
+    short = dataclasses.replace(found, results=tuple(map(without_context, found.results)))
+    assert "was given more context" in seen.in_by_context(short)
+    assert "of sinusoidal rises most" in seen.in_by_position(found)
+    flat = tuple(r for r in found.results if r.config.encoding == "alibi")
+    assert "No line rises" in seen.in_by_position(dataclasses.replace(found, results=flat))
+    assert "no loss fell by more than" in seen.in_training(found)
+    untold = tuple(dataclasses.replace(r, training=r.training[-1:]) for r in found.results)
+    assert "too short to see" in seen.in_training(dataclasses.replace(found, results=untold))
+
+
+def reading_better(result: TrialResult) -> TrialResult:
+    scores = tuple(LengthScore(n, 3 - n / 1024) for n in LENGTHS)
+    return dataclasses.replace(result, by_context=scores)
+
+
+def without_context(result: TrialResult) -> TrialResult:
+    return dataclasses.replace(result, by_context=result.by_context[:1])
+
+
+def test_figures_are_written_with_their_numbers(tmp_path):
+    write_figures(make_page(study()).plots(), tmp_path)
+    stems = {"by-length", "by-context", "by-position", "training"}
+    kinds = ("svg", "pdf", "png", "csv")
+    assert {p.name for p in tmp_path.iterdir()} == {f"{s}.{k}" for s in stems for k in kinds}
+    rows = list(csv.DictReader((tmp_path / "by-length.csv").read_text().splitlines()))
+    (row,) = [r for r in rows if r["series"] == "rope" and r["test length, bytes"] == "512"]
+    assert float(row["bits per byte"]) == pytest.approx(2.21 + 0.6 * 3**0.5, abs=1e-8)
+    assert float(row["high"]) - float(row["low"]) == pytest.approx(0.02, abs=1e-8)
+    names = {
+        r["series"] for r in csv.DictReader((tmp_path / "training.csv").read_text().splitlines())
+    }
+    assert {"rope", "rope, training batches"} <= names
+
+
+def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
+    (tmp_path / "taken").write_text("a file")
+    monkeypatch.setattr("posenc.compare.study.find_text", lambda *_: pytest.fail("it went on"))
+    with pytest.raises(ValueError, match="--figures: .*taken is not a folder"):
+        run(["rope"], text="none.txt", figures=tmp_path / "taken")

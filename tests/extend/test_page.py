@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 from contextlib import nullcontext
@@ -11,15 +12,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from posenc.extend import run, seen
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation, position_edges
 from posenc.extend.measure.intervals import Estimate
-from posenc.extend.page import write_extension_page
-from posenc.extend.terminal import show_losses, write_csv
+from posenc.extend.page import make_page
+from posenc.extend.terminal import extend_and_show, show_losses, write_csv
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
 from posenc.hf.rope_config import RopeSetting
+from posenc.report.figure_files import write_figures
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 
 TRAINED, TARGET = 256, 1024
@@ -63,13 +66,23 @@ def browser(tmp_path_factory):
         yield running
 
 
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "extend.html"
+    made = make_page(outcome(), f"posenc extend '{NASTY}'", "Mind the text.")
+    made.write(path)
+    assert all(plot.seen.endswith(".") for plot in made.plots())
+    write_figures(made.plots(), path.parent)
+    return path
+
+
 @needs_chromium
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
-def test_page_is_well_shown(browser, tmp_path, width):
-    page = tmp_path / "extend.html"
-    write_extension_page(outcome(), page, f"posenc extend '{NASTY}'", "Mind the text.")
-    seen = browser.open(page, width)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_page_is_well_shown(browser, page, width, dark):
+    seen = browser.open(page, width, dark=dark)
     seen.assert_well_shown(5)
+    assert seen.text.index("linear is best") < seen.text.index("Perplexity by position")
     assert seen.scripts == 0
     for shown in (
         "Mind the text.",
@@ -83,7 +96,7 @@ def test_page_is_well_shown(browser, tmp_path, width):
 
 def test_a_table_that_ends_says_so(tmp_path):
     page = tmp_path / "extend.html"
-    write_extension_page(outcome(TRAINED, rotary=False), page, "posenc extend", None)
+    make_page(outcome(TRAINED, rotary=False), "posenc extend", None).write(page)
     text = page.read_text(encoding="utf-8")
     assert "cannot" in text
     assert "no rows there" in text
@@ -113,3 +126,60 @@ def test_a_narrow_terminal_cuts_no_number(width):
     for end in position_edges(TRAINED, TARGET)[1:]:
         assert f" {end:,} " in shown
     assert shown.count(f"{math.exp(2.4):.3g} ") == 4  # beyond the trained length
+
+
+def test_figures_are_written_with_their_numbers(page):
+    stems = {
+        "loss-by-position", "loss-by-context", "attention-entropy", "wavelengths", "passkeys",
+    }  # fmt: skip
+    kinds = ("svg", "pdf", "png", "csv")
+    written = {path.name for path in page.parent.iterdir()} - {page.name}
+    assert written == {f"{stem}.{kind}" for stem in stems for kind in kinds}
+
+    def rows(stem: str) -> list[dict[str, str]]:
+        return list(csv.DictReader((page.parent / f"{stem}.csv").read_text().splitlines()))
+
+    losses = [float(r["loss, nats per token"]) for r in rows("loss-by-position")]
+    assert losses[:3] == [2.2] * 3 and losses[3:7] == [6.0] * 4
+    keys = rows("passkeys")
+    assert {r["panel"] for r in keys} == {"none", "ntk", "yarn", "linear", "tuned"}
+    assert {r["depth of the key"] for r in keys} == {"0 %", "50 %"}
+    assert {r["length of the text, tokens"] for r in keys} == {"256", "512", "1024"}
+    assert {r["tokens right"] for r in keys} == {"0.5"}
+
+
+def test_what_is_seen_in_the_figures():
+    ends = (128, 256, 512)
+    said = seen.in_losses({"none": [2, 2, 6.0], "ntk": [2, 2, 3.0]}, ends, 256)
+    assert said == (
+        "Unchanged, the model loses 4.00 nats beyond 256 tokens; ntk is lowest there, at 3.00 nats."
+    )
+    assert "does not lose" in seen.in_losses({"none": [2, 2, 2.0]}, ends, 256)
+    nan = math.nan
+    assert "cannot read beyond" in seen.in_losses({"none": [2, 2, nan]}, ends, 256)
+    falls, rises = {256: 3.0, 512: 2.5}, {256: 3.0, 512: 4.0}
+    assert "Better from context beyond 256 tokens: ntk; none loses most, 1.00" in (
+        seen.in_contexts({"none": rises, "ntk": falls}, 256)
+    )
+    assert "No way here gets better" in seen.in_contexts({"none": rises}, 256)
+    assert "was read with more context" in seen.in_contexts({"none": {256: 3.0}}, 256)
+    spread = seen.in_entropies({"none": [1, 2.0], "ntk": [1, 3.0]})
+    assert "over about 20 tokens with ntk, over 7 with none" in spread
+    assert "with" not in seen.in_entropies({"none": [1, 2.0]})
+    assert seen.in_wavelengths(2, 4) == "2 of 4 pairs do not finish a turn in training."
+    assert "All 4 pairs finish" in seen.in_wavelengths(0, 4)
+    found = {"ntk": {(256, 0.0): 0.9, (512, 0.0): 0.8}, "none": {(256, 0.0): 1, (512, 0.0): 0.1}}
+    assert seen.in_passkeys(found) == "At 512 tokens ntk finds most, 80% of the key's tokens."
+    poor = {name: {key: 0.1 for key in grid} for name, grid in found.items()}
+    assert "Read nothing into this" in seen.in_passkeys(poor)
+
+
+def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(ValueError, match="--figures: .*taken is not a folder"):
+        run(tmp_path / "no-model", 512, ["text"], figures=tmp_path / "taken")
+    with pytest.raises(ValueError, match="--figures: .*taken is not a folder"):
+        extend_and_show(
+            tmp_path / "no-model", 512, [], "posenc extend", None, out=None, method=None,
+            figures=tmp_path / "taken",
+        )  # fmt: skip

@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 from posenc.cli import main
 from posenc.hf.loading import load_checkpoint
 from posenc.inspect.checkpoint import figures
-from posenc.inspect.checkpoint.page import write_checkpoint_page
+from posenc.inspect.checkpoint.page import make_page
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
 from posenc.inspect.checkpoint.reading import by_group, mean_distance, read_sentence
 from posenc.inspect.checkpoint.removal import without_positions
@@ -308,7 +308,7 @@ def test_unknown_names_end_with_one_line_in_the_shell(name):
 
 @pytest.mark.parametrize("family", ["opt", "bloom", "deberta-v2"])
 def test_pages_of_other_families(sheets, tmp_path, family):
-    write_checkpoint_page(sheets[family], tmp_path / "inspect.html", (1,), "posenc inspect")
+    make_page(sheets[family], (1,), "posenc inspect").write(tmp_path / "inspect.html")
     page = (tmp_path / "inspect.html").read_text()
     assert page.count("<svg") == (6 if family == "bloom" else 5)
     assert "1 of 2 layers are drawn" in page
@@ -319,14 +319,24 @@ def test_tokens_of_any_script_name_both_axes_of_attention():
     assert svg.count(">公司<") == svg.count(">$收购<") == 5 + 1
 
 
-@needs_chromium
-@pytest.mark.parametrize(("width", "dark"), [(PHONE, True), (DESKTOP, False)])
-def test_the_page_is_well_shown(folders, tmp_path, width, dark):
+@pytest.fixture(scope="module")
+def shown(folders, tmp_path_factory):
+    """A page with Chinese tokens."""
+    path = tmp_path_factory.mktemp("page") / "inspect.html"
     request = Request(folders["t5"], "公司收购了对手。", ("公司", "对手"), as_bytes=True)
-    write_checkpoint_page(
-        measure_checkpoint(request), tmp_path / "inspect.html", (), "posenc inspect"
-    )
+    page = make_page(measure_checkpoint(request), (), "posenc inspect")
+    page.write(path)
+    assert all(plot.seen.endswith(".") for plot in page.plots())
+    assert len({plot.name for plot in page.plots()}) == len(page.plots()) == 10
+    return path
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_is_well_shown(shown, tmp_path, width, dark):
     with Browser(tmp_path / "profile") as browser:
-        seen = browser.open(tmp_path / "inspect.html", width, dark=dark)
+        seen = browser.open(shown, width, dark=dark)
     seen.assert_well_shown(num_figures=10)
-    assert "公司 and 对手 exchanged" in seen.text and "blind to order" in seen.text
+    assert "With 公司 and 对手 exchanged" in seen.text and "blind to order" in seen.text
+    assert seen.text.index("exchanged") < seen.text.index("Who saw whom")

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from posenc.models.norms import RMSNorm
+from posenc.numbers import native
+from tests.compilers import needs_c_compiler
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 8), (2, 41), (1, 1, 3)])
@@ -21,7 +23,16 @@ def test_rms_norm_has_the_paper_s_values_and_gradients(shape):
     )
 
 
-def test_rms_norm_equals_torch_in_float32_with_and_without_gradients():
+@pytest.mark.parametrize("compiled", [pytest.param("1", marks=needs_c_compiler), "0"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rms_norm_equals_torch_in_float32_with_and_without_gradients(
+    compiled, threads, monkeypatch, request
+):
+    monkeypatch.setenv("POSENC_NATIVE", compiled)
+    native.load.cache_clear()
+    before = torch.get_num_threads()
+    request.addfinalizer(lambda: (torch.set_num_threads(before), native.load.cache_clear()))
+    torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)
     ours, theirs = RMSNorm(64, eps=1e-6), torch.nn.RMSNorm(64, eps=1e-6)
     x = torch.randn(4, 7, 64, generator=generator) * 10

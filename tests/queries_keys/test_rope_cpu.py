@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from posenc.numbers import native
 from posenc.queries_keys.rotation import cpu as rope_cpu
 from posenc.queries_keys.rotation import kernel as rope
-from posenc.queries_keys.rotation import native
 from posenc.queries_keys.rotation.rotate import rotate as rotate_anything
 from tests.compilers import needs_c_compiler
 from tests.queries_keys.test_rotate import by_hand

@@ -23,7 +23,8 @@ from posenc.report.drawing import (
     to_svg,
     write_svg,
 )
-from posenc.report.page import Caution, Cell, Code, Facts, Headline, Items, Page, Plot, Table
+from posenc.report.page import Caution, Code, Facts, Headline, Items, Page, Plot
+from posenc.report.table import Cell, Table
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 
 NASTY = '<script>alert(1)</script> & "x" --> </svg> $a_b$ 公司收购了竞争对手 \x07\udc80'
@@ -113,6 +114,49 @@ def test_browser_check_sees_defects(browser, tmp_path):
     assert any("no" in complaint for complaint in seen.complaints)
     assert any("missing.png" in complaint for complaint in seen.complaints)
     assert seen.figures[0]["marks"] == 0
+
+
+_FIGURE = "<figure><svg viewBox='0 0 300 200' style='width:300px'>{}</svg></figure>"
+_WIDE = "".join(f"<td style='white-space:nowrap'>a column {i}</td>" for i in range(30))
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("planted", "defect"),
+    [
+        (f"<table><tr>{_WIDE}</tr></table>", "stands outside the page"),
+        (
+            f"<div style='overflow:hidden'><table><tr>{_WIDE}</tr></table></div>",
+            "is cut off at the side",
+        ),
+        ("<p style='height:9px;overflow:hidden'>Two<br>lines</p>", "is cut off below"),
+        ("<p style='color:#bbb'>Grey</p>", '"Grey" is faint'),
+        (
+            f"<div style='overflow:auto'><table><tbody><tr><th style='min-width:300px'>x</th>{_WIDE}"
+            "</tr></tbody></table></div>",
+            "hides over half",
+        ),
+        (_FIGURE.format("<text x='290' y='90'>axis label</text>"), "is cut off by its figure"),
+        (_FIGURE.format("<text x='9' y='90' style='fill:#eee'>tick</text>"), '"tick" is faint'),
+        (
+            _FIGURE.format(
+                "<path d='M0 60h200v60H0z' style='fill:#ddd'/><text x='9' y='90'>a</text>"
+            ),
+            "stands on a filled shape",
+        ),
+        (
+            _FIGURE.format("<text x='9' y='90'>one label</text><text x='19' y='92'>other</text>"),
+            '"other" is printed over "one label"',
+        ),
+    ],
+)
+def test_browser_check_sees_what_cannot_be_read(browser, tmp_path, planted, defect):
+    page = tmp_path / "bad.html"
+    head = "<meta name=viewport content='width=device-width'><style>body{overflow-x:hidden}</style>"
+    page.write_text(f"<!doctype html>{head}<p>fine</p>{planted}")
+    seen = browser.open(page, PHONE)
+    assert any(defect in found for found in seen.defects), seen.defects
+    assert not any("fine" in found for found in seen.defects)
 
 
 class _Tags(HTMLParser):

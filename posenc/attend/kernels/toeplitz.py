@@ -22,12 +22,17 @@ from posenc.encoding.base import check_heads
 from posenc.numbers.precision import at_least_float32
 from posenc.terms.term import Term
 
-ROWS = 256
-"""Queries per block: what a causal mask hides of a block is computed all the same."""
+ROWS, HALF_ROWS = 256, 512
+"""Queries per block, and in half types, where products cost less and calls as much: what a causal
+mask hides of a block is computed all the same."""
 
 
 KEYS = 128
 """Keys whose distances to every 128th query are all distances there are."""
+
+
+FEW = 256
+"""Up to this many queries nothing is cut: looking for it costs more than what it saves."""
 
 
 SAMPLED = 64
@@ -67,8 +72,9 @@ def distance_run(problem: Problem) -> int | None:
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     table = _table(problem)
     blocks = []
-    for start in range(0, problem.q_len, ROWS):
-        stop = min(start + ROWS, problem.q_len)
+    rows = HALF_ROWS if problem.q.dtype.itemsize == 2 else ROWS
+    for start in range(0, problem.q_len, rows):
+        stop = min(start + rows, problem.q_len)
         blocks.append((start, stop, *problem.reach(start, stop)))
     if not (problem.need_lse or problem.needs_grad):
         return forward(problem.q, problem.k, problem.v, table, problem.scale, blocks)[0], None
@@ -134,16 +140,13 @@ def _without_negligible(problem: Problem, table: Tensor, farthest: int) -> Tenso
     zero than the norms of q and k allow, and every row sees its own position.
     """
     own_first = farthest - problem.q_len + 1  # the first query's own key
-    certain = problem.q.numel() > 0 and (problem.mask is None or problem.mask.exact)
+    certain = problem.q_len > FEW and (problem.mask is None or problem.mask.exact)
     if not (certain and own_first >= 0 and farthest < min(problem.kv_len, table.shape[1])):
         return table
     with torch.no_grad():
         lowest = table.amin(-1)
         for step in (SAMPLED, 1):
-            norms = [
-                torch.linalg.vector_norm(t[:, :, ::step], dim=-1, dtype=table.dtype).amax()
-                for t in (problem.q, problem.k)
-            ]
+            norms = [_largest_norm(t[:, :, ::step], table.dtype) for t in (problem.q, problem.k)]
             spread = 2 * abs(problem.scale) * norms[0] * norms[1]
             least = table[:, farthest] - spread + negligible(table.dtype)
             if bool((lowest >= least).all()):
@@ -152,6 +155,13 @@ def _without_negligible(problem: Problem, table: Tensor, farthest: int) -> Tenso
         if WORTH * hidden.sum(-1).amax() < table.shape[1]:
             return table
     return table.masked_fill(hidden, -torch.inf)
+
+
+def _largest_norm(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest norm of the vectors in t, or a little more: for half types torch adds up in
+    float32 and rounds once, and asking it for float32 would copy t."""
+    room = 1 if t.dtype == dtype else 1 + 2 * torch.finfo(t.dtype).eps
+    return torch.linalg.vector_norm(t, dim=-1).amax().to(dtype) * room
 
 
 class _Attention(torch.autograd.Function):

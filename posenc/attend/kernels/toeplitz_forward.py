@@ -10,6 +10,8 @@ from posenc.attend.kernels.toeplitz_gradients import Block, hankel, rows_in_memo
 GROUP = 1024
 """Queries that attend together to the keys which all of them see: from 768 on torch's kernel works
 on 256 at a time, else on 64."""
+SHORT_BIAS = 256
+"""Up to this many queries, which are one block, the bias is written out: 2 MB for 8 heads."""
 HEADS, SHORT = 4, 4096
 """Heads that attend together where more than SHORT queries do. All heads at once are faster and
 take more memory: two thirds of the output at 4096 queries."""
@@ -35,8 +37,19 @@ def forward(
     if v_dim != width:  # the kernel wants one width
         v = torch.nn.functional.pad(v, (0, max(0, width - v_dim)))
         q, k = (torch.nn.functional.pad(t, (0, max(0, v_dim - width))) for t in (q, k))
-    # Heads inside tokens, as the kernel itself writes, so that joining heads costs no copy.
     batch, heads, q_len = q.shape[:3]
+    if (
+        len(blocks) == 1 and q_len <= SHORT_BIAS
+    ):  # turning q and the output round costs more than writing the bias out
+        _, _, first, last = blocks[0]
+        out, part_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k[:, :, first:last], v[:, :, first:last],
+            attn_mask=hankel(table, q_len, blocks[0]).flip(2), scale=scale,
+        )  # fmt: skip
+        if lse is not None:
+            lse.copy_(part_lse)
+        return out[..., :v_dim], q, k, v
+    # Heads inside tokens, as the kernel itself writes, so that joining heads costs no copy.
     out = q.new_empty(batch, q_len, heads, v_dim).transpose(1, 2)
     grouped = k.shape[1] != heads
     falling = torch.arange(max(GROUP, blocks[0][1]) - 1, -1, -1)

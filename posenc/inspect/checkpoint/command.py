@@ -9,13 +9,21 @@ from pathlib import Path
 from rich.markup import escape
 
 from posenc.inspect.checkpoint import words as rows
+from posenc.inspect.checkpoint.answer import answer, next_line, who_saw_whom
 from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
 from posenc.report.console import print_table, stdout
 from posenc.report.progress import tell
 
 
-def inspect_checkpoint(request: Request, as_json: bool, out: Path | None, command: str) -> None:
-    """Print what was measured, and write the page."""
+def inspect_checkpoint(
+    request: Request, as_json: bool, out: Path | None, command: str, figures: Path | None = None
+) -> None:
+    """Print the answer and what was measured, write the page and, into the folder `figures`, what
+    it draws."""
+    if figures is not None:
+        from posenc.report.figure_files import check_folder
+
+        check_folder(figures)
     sheet = measure_checkpoint(request, tell)
     tell("")
     if as_json:
@@ -23,17 +31,34 @@ def inspect_checkpoint(request: Request, as_json: bool, out: Path | None, comman
     else:
         _print(sheet)
     path = out or (None if as_json else Path("runs/inspect.html"))
-    if path is not None:
-        from posenc.inspect.checkpoint.page import write_checkpoint_page
+    if path is None and figures is None:
+        return
+    from posenc.inspect.checkpoint.page import make_page
 
-        tell("drawing")
-        write_checkpoint_page(sheet, path, request.layers, command)
-        tell("")
+    tell("drawing")
+    page = make_page(sheet, request.layers, command)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        page.write(path)
+    tell("")
+    if path is not None:
         sys.stderr.write(f"{path}\n")
+    if figures is not None:
+        from posenc.report.figure_files import write_figures
+
+        for line in write_figures(page.plots(), figures):
+            sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{figures}\n")
 
 
 def _print(sheet: Sheet) -> None:
     console = stdout(140)
+    console.print(answer(sheet.positions, sheet.longest), markup=False, highlight=False)
+    if sheet.swap:
+        console.print(who_saw_whom(sheet.swap), markup=False, highlight=False)
+    line = next_line(sheet.folder, sheet.positions, sheet.structure, sheet.longest)
+    if line is not None:
+        console.print(f"To read twice as far: {line}", markup=False, highlight=False)
     facts = [*rows.structure_lines(sheet).items(), *rows.positions_lines(sheet.positions).items()]
     print_table(console, ("", str(sheet.folder)), facts)
     if sheet.reason:

@@ -60,18 +60,19 @@ def attention_of_heads(weights: Array, labels: Sequence[str]) -> Figure:
                 bar = min(2.5, side)
                 place = (1 - 0.75 / width, 1 - (above + bar) / height, 0.14 / width, bar / height)
                 drawn.colorbar(image, cax=drawn.add_axes(place), label="attention weight")
-        drawn.text(0.5, 0.08 / height, "key", ha="center", va="bottom")
-        drawn.text(0.08 / width, 0.5, "query", ha="left", va="center", rotation=90)
+        text = {"fontsize": "medium", "fontweight": "normal"}
+        drawn.supxlabel("key", x=0.5, y=0.08 / height, va="bottom", **text)
+        drawn.supylabel("query", x=0.08 / width, y=0.5, ha="left", **text)
     return drawn
 
 
 def similarity(values: Array, step: int) -> Figure:
     """Cosines between rows of a table, every `step`-th."""
-    drawn = heat_map(values, "position, tokens", "position, tokens", "cosine")
+    drawn = heat_map(values, "position, tokens", "position, tokens", "cosine", step)
     axes = drawn.axes[0]
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(6, integer=True))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * step:,.0f}"))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     return drawn
 
 

@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from posenc.inspect.checkpoint import figures
+from posenc.inspect.checkpoint import figures, seen
 from posenc.inspect.checkpoint import words as rows
+from posenc.inspect.checkpoint.answer import answer, next_line, who_saw_whom
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
 from posenc.inspect.checkpoint.reading import by_group
 from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.swap import ROUNDING, Swap
 from posenc.inspect.encoding import figures as encodings
-from posenc.report.page import Code, Facts, Items, Page, Plot
-from posenc.report.page import Table as Rows
+from posenc.inspect.encoding import seen as encoding_seen
+from posenc.report.page import Code, Facts, Headline, Items, Page, Plot
+from posenc.report.table import Table as Rows
 
 MOST_CELLS = 2_000_000
 """Squares in all attention maps of a page, after which only some layers are drawn."""
 
 
-def write_checkpoint_page(sheet: Sheet, path: Path, layers: Sequence[int], command: str) -> None:
-    """Write the page; `layers` chooses whose attention is drawn, empty for all that fit."""
+def make_page(sheet: Sheet, layers: Sequence[int], command: str) -> Page:
+    """The page; `layers` chooses whose attention is drawn, empty for all that fit."""
     built = sheet.structure
     page = Page(
-        "What position does in a checkpoint",
-        f"{sheet.folder.resolve().name}: {built.model_type}, {built.layers} layers of "
-        f"{built.heads} heads. Everything here is measured.",
+        f"What position does in {sheet.folder.resolve().name}",
+        f"{built.model_type}, {built.layers} layers of {built.heads} heads. Everything here is "
+        "measured.",
     )
-    page.section("Structure", Facts(rows.structure_lines(sheet)))
+    page.section("", *_first(sheet))
+    if sheet.swap:
+        page.section("Who saw whom", *_swap(sheet.swap, sheet.sentence.labels))
     page.section(
         "Where its positions live",
         Facts(rows.positions_lines(sheet.positions)),
         *position_plots(sheet),
-    )
-    page.section(
-        "What it reads",
-        *([sheet.reason] if sheet.reason else []),
-        Facts({"text": sheet.sentence.text, "tokens": " | ".join(sheet.sentence.labels)}),
     )
     header, lines = rows.distances_lines(sheet)
     page.section(
@@ -47,24 +45,41 @@ def write_checkpoint_page(sheet: Sheet, path: Path, layers: Sequence[int], comma
         *distance_plots(sheet),
     )
     page.section("Attention", *attention_plots(sheet, layers))
-    if sheet.swap:
-        header, lines = rows.exchange_lines(sheet.swap)
-        page.section(
-            f"{sheet.swap.words[0]} and {sheet.swap.words[1]} exchanged",
-            "The tokens of two words change places; no other token is touched. States are compared "
-            "word by word, each where it stands. Without positions: " + removed(sheet.swap) + ".",
-            Items(sheet.swap.verdicts),
-            Rows(
-                header,
-                lines,
-                "The largest change: of states after the first layer and the last, relative to "
-                "their length; of a logit; from the old prediction to the new one.",
-            ),
-            *swap_plots(sheet.swap, sheet.sentence.labels),
-        )
+    page.section(
+        "What it read",
+        *([sheet.reason] if sheet.reason else []),
+        Facts({"text": sheet.sentence.text, "tokens": " | ".join(sheet.sentence.labels)}),
+    )
+    page.section("How it is built", Facts(rows.structure_lines(sheet)))
     page.section("How to repeat it", Code(command))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    page.write(path)
+    return page
+
+
+def _first(sheet: Sheet) -> Iterator[str | Headline | Code]:
+    yield Headline(answer(sheet.positions, sheet.longest))
+    if sheet.swap:
+        yield Headline(who_saw_whom(sheet.swap))
+    line = next_line(sheet.folder, sheet.positions, sheet.structure, sheet.longest)
+    if line is not None:
+        yield "To read twice as far, try the ways and measure them on a text of yours:"
+        yield Code(f"{line} --text TEXT")
+
+
+def _swap(swap: Swap, labels: Sequence[str]) -> Iterator[str | Items | Rows | Plot]:
+    yield (
+        f"The tokens of {swap.words[0]} and {swap.words[1]} change places; no other token is "
+        "touched. A state is the vector that a layer hands on for a token; it is compared with the "
+        f"state of the same word before. Without positions: {removed(swap)}."
+    )
+    yield Items(swap.verdicts)
+    header, lines = rows.exchange_lines(swap)
+    yield Rows(
+        header,
+        lines,
+        "The largest change: of states after the first layer and the last, relative to their "
+        "length; of a logit; from the old prediction to the new one.",
+    )
+    yield from swap_plots(swap, labels)
 
 
 def removed(swap: Swap) -> str:
@@ -85,16 +100,21 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                     waves[f"as it runs, {kind.scaling}"] = kind.wavelengths
                 yield Plot(
                     encodings.wavelengths(waves, kind.trained),
-                    f"Tokens per turn of each frequency pair, {kind.layers}. Pairs above the "
-                    "dotted line never complete a turn in training, and meet new angles beyond it.",
+                    f"Tokens per turn of each pair of channels, {kind.layers}. One above the "
+                    f"dotted line turns less than once in {kind.trained:,} tokens; unless it is "
+                    "stretched, it meets new angles beyond them.",
                     f"{len(kind.unfinished)} of {len(kind.unscaled)} pairs lie above the line of "
                     f"{kind.trained} tokens.",
+                    encoding_seen.in_wavelengths(waves, kind.trained),
+                    f"wavelengths-{kind.layers.replace(' ', '-')}",
                 )
             case Table():
                 yield Plot(
                     figures.similarity(np.array(kind.similarity), kind.step),
                     f"Similarity of positions: cosines between rows of {kind.where}.",
                     f"Heat map; neighbouring rows have cosine {kind.neighbours:.3f} on average.",
+                    encoding_seen.in_similarity(np.array(kind.similarity), kind.step),
+                    f"similarity-{kind.where}",
                 )
             case Bias() | Disentangled() if kind.values:
                 learned = "of this sentence on average, first layer" * isinstance(
@@ -106,10 +126,16 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                     f"{learned}; {kind.where}.",
                     f"{len(kind.values)} curves from distance {kind.distances[0]} to "
                     f"{kind.distances[-1]}.",
+                    encoding_seen.in_bias(np.array(kind.values), kind.distances),
+                    f"bias-{kind.where.replace(' ', '-')}",
                 )
                 if isinstance(kind, Bias) and kind.slopes:
                     yield Plot(
-                        encodings.slopes(kind.slopes), "The slope of each head.", kind.settings
+                        encodings.slopes(kind.slopes),
+                        "The slope of each head: logits taken off for each token of distance.",
+                        kind.settings,
+                        encoding_seen.in_slopes(kind.slopes),
+                        "slopes",
                     )
 
 
@@ -121,6 +147,8 @@ def distance_plots(sheet: Sheet) -> Iterator[Plot]:
             encodings.attention_distance(values.numpy()),
             f"Mean distance of attention of each head{of_stack}.",
             f"Dots by layer, from {values.min():.1f} to {values.max():.1f} tokens.",
+            encoding_seen.in_attention_distance(values.numpy()),
+            f"attention-distance{f'-{stack}' * bool(stack)}",
         )
 
 
@@ -146,6 +174,8 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
                 f"Attention, {of_stack}layer {layer}: rows are queries, columns the keys they "
                 "look at.",
                 f"{heads} maps of {len(labels)} by {len(labels)} tokens.",
+                seen.in_attention(maps),
+                f"attention{f'-{stack}' * bool(stack)}-layer-{layer}",
                 wide=True,
             )
 
@@ -165,6 +195,8 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
         figures.changed_words({n: c.by_group for n, c in changes.items()}, labels),
         "How far the last layer's state of each token moves when the words change places.",
         "; ".join(f"{name} up to {max(c.by_group):.2g}" for name, c in changes.items()),
+        seen.in_changed_words({n: c.by_group for n, c in changes.items()}, labels),
+        "changed-words",
         wide=len(labels) > 20,
     )
     if swap.causal:
@@ -177,4 +209,6 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
         figures.changed_layers(by_layer, ROUNDING),
         f"By layer: how far {which} moves.",
         "; ".join(f"{n}: {', '.join(f'{v:.1g}' for v in vs)}" for n, vs in by_layer.items()),
+        seen.in_changed_layers(by_layer, ROUNDING),
+        "changed-layers",
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.inspect.claims.claim import Group, Measured, amount
+from posenc.attend.multihead import Attention
+from posenc.encoding.base import PositionEncoding
+from posenc.inspect.claims.claim import IDENTITY, PARTLY, Group, Measured, amount
 from posenc.scores.alibi import ALiBi
+from posenc.scores.forgetting import FoX
 from posenc.scores.t5 import T5Bias
 
 CLAIMS = Group()
@@ -18,9 +22,10 @@ _T5 = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
 _ALIBI = "Press et al. 2022, arXiv:2108.12409, section 3"
 
 
-def _buckets(bidirectional: bool = False) -> Tensor:
-    """The bucket of each distance 0 .. 299 in the past."""
-    return T5Bias(1, bidirectional=bidirectional).bucket(torch.arange(300))
+def _buckets(bidirectional: bool = False, ahead: bool = False) -> Tensor:
+    """The bucket of each distance 0 .. 299 in the past; ahead: of 1 .. 300 in the future."""
+    distances = -torch.arange(1, 301) if ahead else torch.arange(300)
+    return T5Bias(1, bidirectional=bidirectional).bucket(distances)
 
 
 @CLAIMS.add("T5's buckets go on to distance 128 and beyond")
@@ -32,9 +37,13 @@ def _saturates() -> Measured:
 
 @CLAIMS.add("T5 has 32 exact buckets")
 def _exact_buckets() -> Measured:
-    counts = [int((b.bincount() == 1).sum()) for b in (_buckets(), _buckets(True))]
-    text = f"{counts[0]} of 32 hold one distance (causal); {counts[1]} per side (bidirectional)"
-    return text, counts[0] == 32
+    sides = (_buckets(), _buckets(True), _buckets(True, ahead=True))
+    past, both, ahead = (int((b.bincount() == 1).sum()) for b in sides)
+    text = (
+        f"{past} of 32 hold one distance (causal); bidirectional {both} of the past, whose first "
+        f"is distance 0, and {ahead} of the future"
+    )
+    return text, past == 32
 
 
 @CLAIMS.add("T5's offset of half the buckets goes to the past")
@@ -79,12 +88,21 @@ def _t5_scale() -> Measured:
     return f"q . k is multiplied by {scale:g}", scale == 64**-0.5
 
 
+def _tables_of_t5() -> list[int]:
+    """The layers of a stock T5 encoder of six layers that hold a table."""
+    from transformers import T5Config, T5EncoderModel
+
+    with torch.device("meta"):
+        model = T5EncoderModel(T5Config(vocab_size=8, d_model=16, d_kv=4, d_ff=8, num_layers=6))
+    names = [name for name, _ in model.named_parameters() if "relative_attention_bias" in name]
+    return [int(name.partition("block.")[2].partition(".")[0]) for name in names]
+
+
 @CLAIMS.add("Every layer of T5 has its own table", _T5)
 def _t5_tables() -> Measured:
-    encoding = T5Bias(8)
-    differ = encoding.for_layer(5) is not encoding.for_layer(0)
-    words = "differ" if differ else "share one table"
-    return f"layers 0 and 5 {words}, {encoding.weight.numel()} parameters", differ
+    held = _tables_of_t5()
+    shown = ", ".join(map(str, held))
+    return f"in transformers' T5 of 6 layers a table stands in layer {shown} only", len(held) == 6
 
 
 @CLAIMS.add("ALiBi's slopes at 12 heads are 2^(-8h/12)")
@@ -117,16 +135,33 @@ def _kazemnejad() -> Measured:
     return text, math.isclose(printed, ALiBi(8).slopes[0])
 
 
+@torch.no_grad()
+def _told_apart(encoding: PositionEncoding) -> int:
+    """How many of the 120 orders of five words an encoder layer tells apart: by each word's state,
+    whatever its place."""
+    torch.manual_seed(0)
+    layer = Attention(32, 8).double()
+    words = torch.randn(5, 32, dtype=torch.float64)
+    found = set()
+    for order in itertools.permutations(range(5)):
+        places = torch.tensor(order)
+        out = layer(words[places][None], torch.arange(5), encoding=encoding)[0]
+        found.add(tuple((out[places.argsort()] * 1e6).round().flatten().tolist()))
+    return len(found)
+
+
 @CLAIMS.add("Symmetric ALiBi gives an encoder the order of words")
 def _order_blind() -> Measured:
-    past, future = ALiBi(8).bias(torch.tensor([3, -3])).unbind(1)
-    other = ALiBi(8, form="left_right").bias(torch.tensor([3, -3]))
+    symmetric, sided = _told_apart(ALiBi(8)), _told_apart(ALiBi(8, form="left_right"))
     text = (
-        f"3 back and 3 ahead get the same bias (difference {(past - future).abs().max():g}): "
-        "without a mask a mirrored sentence looks the same. The form of left and right heads "
-        f"differs ({'yes' if not torch.equal(other[:, 0], other[:, 1]) else 'no'})"
+        f"of 120 orders of five words it tells {symmetric} apart: only a sentence and its mirror "
+        f"image look the same. The form of left and right heads tells {sided} apart"
     )
-    return text, not torch.equal(past, future)
+    return text, PARTLY if symmetric == 60 else symmetric == 120
+
+
+def _in_bfloat16(bias: Tensor) -> Tensor:
+    return bias.bfloat16().double()
 
 
 @CLAIMS.add("m j on the key alone is as good as -m (i - j)", _ALIBI)
@@ -134,9 +169,9 @@ def _key_only() -> Measured:
     j, i = torch.arange(2000, dtype=torch.float64), 1999
     keys, rows = 0.5 * j, -0.5 * (i - j)
     exact = (keys.softmax(0) - rows.softmax(0)).abs().max().item()
-    rounded = keys.bfloat16().double()
+    rounded = _in_bfloat16(keys)
     step = rounded.unique().diff().max().item()
-    off = (rounded.softmax(0) - rows.bfloat16().double().softmax(0)).abs().max().item()
+    off = (rounded.softmax(0) - _in_bfloat16(rows).softmax(0)).abs().max().item()
     text = (
         f"in float64 weights differ by {amount(exact)}; in bfloat16 0.5 j has steps of {step:g} "
         f"logits near position 2,000 and weights are off by {off:.2f}"
@@ -146,6 +181,11 @@ def _key_only() -> Measured:
 
 @CLAIMS.add("CABLE is FoX with the gate's sign turned", "arXiv:2503.08067; arXiv:2503.02130")
 def _cable() -> Measured:
-    gate = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    gap = ((-F.softplus(gate)).cumsum(0) - F.logsigmoid(-gate).cumsum(0)).abs().max().item()
-    return f"sums over 1,000 tokens differ by {amount(gap)}", gap < 1e-9
+    torch.manual_seed(0)
+    fox = FoX(16, 1).double()
+    x = torch.randn(1, 1000, 16, dtype=torch.float64)
+    with torch.no_grad():
+        cable = -F.softplus(-fox.gate(x)).cumsum(1)[..., 0]
+        gap = (fox.state(x, torch.arange(1000))[:, 0] - cable).abs().max().item()
+    text = f"-softplus(-a) is ln sigmoid(a): posenc's FoX and CABLE's sum differ by {amount(gap)}"
+    return text, IDENTITY if gap < 1e-9 else False

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-Verdict = Literal["true", "false", "partly true", "cannot be checked here"]
+Verdict = Literal[
+    "true",
+    "false",
+    "partly true",
+    "an identity",
+    "contradicted by its source",
+    "cannot be checked here",
+]
 PARTLY: Verdict = "partly true"
+IDENTITY: Verdict = "an identity"
+"""It follows from the definitions, and what is measured is that the code keeps to them."""
+SOURCE: Verdict = "contradicted by its source"
+"""The text that it cites says another number."""
 OPEN: Verdict = "cannot be checked here"
 TUTORIALS = "told in tutorials"
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from posenc import masks
 from posenc.attend.attention import attention
 from posenc.attend.multihead import Attention
-from posenc.inspect.claims.claim import PARTLY, Group, Measured, amount
+from posenc.inspect.claims.claim import IDENTITY, PARTLY, Group, Measured, amount
 from posenc.masks import Mask
 
 CLAIMS = Group()
@@ -81,10 +81,10 @@ def _full_rank() -> Measured:
     text = (
         f"64 tokens, heads of 4: log-determinant {log_det.logabsdet:.1f}, as the diagonal's "
         f"logarithms add up to, {product:.1f}; the smallest diagonal weight is {lowest:.1e}: the "
-        "rank is full and the matrix may still be close to a singular one"
+        "rank of a triangle with a positive diagonal is full, and it may be close to a singular one"
     )
     equal = bool((log_det.logabsdet - product).abs() < 1e-6)
-    return text, equal and lowest > 0
+    return text, IDENTITY if equal and lowest > 0 else False
 
 
 @CLAIMS.add("Under a causal mask a token sees half the context on average")
@@ -116,10 +116,13 @@ def _zero_gradient() -> Measured:
     return f"largest gradient of hidden keys and values {grad.abs().max():g}", not grad.any()
 
 
+_MINUS = -1e9
+
+
 @CLAIMS.add("Adding -1e9 to masked scores is the same as minus infinity")
 def _minus_a_billion() -> Measured:
     scores = _random(6)
-    uniform = (scores.float() - 1e9).softmax(-1)
+    uniform = (scores.float() + _MINUS).softmax(-1)
     nan = torch.full((6,), -torch.inf).softmax(-1).isnan().all()
     out, _ = _gradient(True)
     text = (
@@ -127,5 +130,5 @@ def _minus_a_billion() -> Measured:
         f"forbidden; -inf gives {'nan' if nan else 'numbers'} in a plain softmax; here zeros "
         f"(largest output {out.abs().max():g})"
     )
-    same = bool((uniform < 1e-6).all())
+    same = bool((uniform.nan_to_num() < 1e-6).all())
     return text, same

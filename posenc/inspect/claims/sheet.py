@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from posenc.inspect.claims import biases, embeddings, masking, rotary, sizes
+from posenc.inspect.claims import biases, context, embeddings, masking, rotary, sizes
 
 GROUPS = {
     "Embeddings": embeddings.CLAIMS,
     "Rotary position embeddings": rotary.CLAIMS,
     "Score biases": biases.CLAIMS,
     "Masks, and attention without positions": masking.CLAIMS,
+    "Long contexts": context.CLAIMS,
     "Sizes and published numbers": sizes.CLAIMS,
 }
 
@@ -45,7 +46,9 @@ def markdown() -> str:
         "",
         "What is often said, and what comes out when it is measured. Every line is computed by",
         "`posenc inspect claims`, in seconds; this page is written by",
-        "`python -m posenc.inspect.claims.sheet docs/claims.md`.",
+        "`python -m posenc.inspect.claims.sheet docs/claims.md`. An identity follows from",
+        "definitions; a claim contradicted by its source says another number than the text that it",
+        "cites.",
     ]
     for heading, claims in check().items():
         lines += ["", f"## {heading}", "", "| claim | verdict | measured | source |"]

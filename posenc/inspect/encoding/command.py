@@ -5,42 +5,82 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from posenc.encoding.shape import ModelShape
+from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.sheet import SpecSheet, measure
-from posenc.inspect.encoding.words import LEGEND, table
+from posenc.inspect.encoding.words import tables
 from posenc.registry import entry
 from posenc.report.console import print_table, stdout
 from posenc.report.progress import tell
 
 
 def run(
-    names: Sequence[str], shape: ModelShape, compare: bool, as_json: bool, out: Path | None
+    names: Sequence[str],
+    shape: ModelShape,
+    compare: bool,
+    as_json: bool,
+    out: Path | None,
+    figures: Path | None = None,
 ) -> None:
-    """Print the spec sheets and write the page."""
-    for name in names:
-        entry(name)  # unknown names fail before anything is measured
-    sheets = []
-    for number, name in enumerate(dict.fromkeys(names), 1):
-        count = f"{number} of {len(set(names))}"
-        sheets.append(measure(name, shape, lambda s, n=name, c=count: tell(f"{n} ({c}): {s}")))
+    """Print the answers and the spec sheets, write the page and, into the folder `figures`, what it draws."""
+    if figures is not None:
+        from posenc.report.figure_files import check_folder
+
+        check_folder(figures)
+    sheets = measure_all(names, shape, tell)
     tell("")
     if as_json:
         print(json.dumps([sheet.to_json() for sheet in sheets], indent=1, allow_nan=False))
     else:
-        for group in [sheets] if compare else [[sheet] for sheet in sheets]:
-            _print(group)
+        _print(sheets, compare)
     path = out or (None if as_json else Path("runs/inspect.html"))
+    if path is None and figures is None:
+        return
+    from posenc.inspect.encoding.page import make_page
+
+    page = make_page(sheets, compare, shlex.join(["posenc", *sys.argv[1:]]))
     if path is not None:
-        from posenc.inspect.encoding.page import write_page
-
-        write_page(sheets, path, compare, shlex.join(["posenc", *sys.argv[1:]]))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        page.write(path)
         sys.stderr.write(f"{path}\n")
+    if figures is not None:
+        from posenc.report.figure_files import write_figures
+
+        for line in write_figures(page.plots(), figures):
+            sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{figures}\n")
 
 
-def _print(sheets: list[SpecSheet]) -> None:
-    console = stdout(60 + 50 * len(sheets))
-    print_table(console, ["", *(sheet.name for sheet in sheets)], table(sheets))
-    console.print(LEGEND, style="dim")
+def measure_all(
+    names: Sequence[str], shape: ModelShape, tell: Callable[[str], None] = lambda step: None
+) -> list[SpecSheet]:
+    """A spec sheet for each registered name, each measured once.
+
+    Raises: ValueError for an unknown name, before anything is measured.
+    """
+    for name in names:
+        entry(name)
+    unique = list(dict.fromkeys(names))
+    return [
+        measure(name, shape, lambda step, n=name, i=i: tell(f"{n} ({i} of {len(unique)}): {step}"))
+        for i, name in enumerate(unique, 1)
+    ]
+
+
+def _print(sheets: list[SpecSheet], compare: bool) -> None:
+    console = stdout(140)
+    for sheet in sheets:
+        console.print(str(answer(sheet)), markup=False, highlight=False)
+    for group in [sheets] if compare else [[sheet] for sheet in sheets]:
+        for subject, meanings, rows in tables(group):
+            title = subject if compare else f"{group[0].name}: {subject[:1].lower()}{subject[1:]}"
+            if compare:
+                print_table(console, ["", *meanings], rows, title=title, overflow="fold")
+            else:
+                each = zip(meanings, rows[0][1:], meanings.values(), strict=True)
+                print_table(
+                    console, ["", "measured", "what it says"], each, title=title, overflow="fold"
+                )

@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from posenc.inspect.encoding.scores import Decay
 from posenc.report.drawing import (
+    DECORATION,
     GRID,
     INK,
     LIGHT,
@@ -28,9 +29,10 @@ Array = np.ndarray
 _PLAIN = FuncFormatter(lambda value, _: f"{value:,.0f}".replace("-", "−"))
 
 
-def heat_map(values: Array, x_label: str, y_label: str, unit: str) -> Figure:
-    """A matrix as a picture, rows downwards: positions by dimensions, queries by keys. If values
-    have both signs, the middle colour is zero."""
+def heat_map(values: Array, x_label: str, y_label: str, unit: str, step: int = 1) -> Figure:
+    """A matrix as a picture, rows downwards: positions by dimensions, queries by keys, every
+    `step`-th. If values have both signs, the middle colour is zero."""
+    height, width = values.shape
     with figure(x_label, y_label, grid=False) as (drawn, axes):
         largest = float(np.abs(values[np.isfinite(values)]).max(initial=1e-12))
         signed = values.min() < 0 < values.max()
@@ -38,6 +40,7 @@ def heat_map(values: Array, x_label: str, y_label: str, unit: str) -> Figure:
             values,
             aspect="auto",
             interpolation="nearest",
+            extent=(-0.5 * step, (width - 0.5) * step, (height - 0.5) * step, -0.5 * step),
             vmin=-largest if signed else None,
             vmax=largest if signed else None,
         )
@@ -98,7 +101,7 @@ def slopes(values: Sequence[float]) -> Figure:
     """The slope of each head of ALiBi, on a logarithmic axis."""
     with figure("head", "slope, logits per token") as (drawn, axes):
         axes.vlines(range(len(values)), min(values) / 2, values, color=LIGHT[0], linewidth=1.6)
-        axes.plot(values, "o", color=LIGHT[0])
+        axes.plot(values, "o", color=LIGHT[0], label="_slope")
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.3g}"))
         axes.set_xticks(range(len(values)))
@@ -123,7 +126,9 @@ def rotation_steps(degrees: float, steps: int) -> Figure:
     with figure("first channel of the pair", "second channel") as (drawn, axes):
         drawn.set_size_inches(4.4, 4.4)
         circle = np.linspace(0, 2 * math.pi, 200)
-        axes.plot(np.cos(circle), np.sin(circle), color=GRID, linewidth=1)
+        axes.plot(np.cos(circle), np.sin(circle), color=GRID, linewidth=1, label=DECORATION)
+        turned = np.radians(degrees) * np.arange(steps)
+        axes.plot(np.cos(turned), np.sin(turned), ".", color=GRID, label="_tips, step by step")
         for step, colour in enumerate(ordered_colours(steps)):
             angle = math.radians(step * degrees)
             end = (math.cos(angle), math.sin(angle))
@@ -148,7 +153,7 @@ def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Figure:
             if not same:
                 axes.fill_between(
                     decay.distances, _gaps(decay.low), _gaps(decay.high), color=style.color,
-                    alpha=0.18, linewidth=0,
+                    alpha=0.18, linewidth=0, label=f"_{name}",
                 )  # fmt: skip
         axes.set_xscale("symlog", base=2, linthresh=1)
         lowest = np.nanmin([np.nanmin(_gaps(d.mean)) for d in decays.values()])
@@ -168,21 +173,24 @@ def precision_map(
     names = list(apart)
     with figure("position", "", grid=False) as (drawn, axes):
         drawn.set_figheight(1.4 + 0.42 * len(names))
-        image = axes.imshow(
+        image = axes.pcolormesh(
+            [*starts, 2 * starts[-1]],
+            np.arange(len(names) + 1) - 0.5,
             np.array([apart[name] for name in names]),
-            aspect="auto",
-            interpolation="nearest",
+            edgecolors="face",  # or the paper shows between the cells
             vmin=0,
             vmax=1,
         )
+        axes.set_xscale("log", base=2)
         for row, name in enumerate(names):
-            at = math.log2(max(1, reach[name]))
-            mark = min(at, len(starts) - 0.5)
-            axes.plot([mark, mark], [row - 0.5, row + 0.5], color="#C24A00", linewidth=2.4)
+            at = [max(1, reach[name])] * 2
+            axes.plot(at, [row - 0.5, row + 0.5], color="#C24A00", linewidth=2.4, label=DECORATION)
         axes.set_yticks(range(len(names)), names)
-        ticks = range(0, len(starts), 8)
-        axes.set_xticks(ticks, [_short(starts[t]) for t in ticks])
-        axes.set_xlim(-0.5, len(starts) - 0.5)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        ticks = starts[::8]
+        axes.set_xticks(ticks, [_short(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlim(1, 2 * starts[-1])
         drawn.colorbar(image, ax=axes, label="neighbours\ntold apart", ticks=[0, 0.5, 1])
         frame(axes)
     return drawn
@@ -204,7 +212,7 @@ def _plot_heads(axes: Axes, x: Sequence[int], values: Array, *marker: str) -> No
     heads = len(values)
     named = range(heads) if heads <= 4 else (0, heads // 2, heads - 1)
     for head, colour in enumerate(ordered_colours(heads)):
-        label = f"head {head}" if head in named else None
+        label = f"{'' if head in named else '_'}head {head}"
         axes.plot(x, values[head], *marker, color=colour, label=label)
 
 

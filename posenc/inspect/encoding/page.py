@@ -2,50 +2,83 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 
-from posenc.embeddings.sinusoidal import Sinusoidal
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.distance_bias import DistanceBias
-from posenc.inspect.encoding import figures, precision
+from posenc.inspect.encoding import figures, precision, seen
+from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.layer import first_layer, line
 from posenc.inspect.encoding.sheet import SpecSheet
-from posenc.inspect.encoding.words import LEGEND, table
+from posenc.inspect.encoding.words import tables
 from posenc.registry import create
-from posenc.report.page import Code, Page, Plot, Table
+from posenc.report.page import Code, Headline, Page, Plot
+from posenc.report.table import Heading, Table
 from posenc.scores.alibi import ALiBi
 from posenc.scores.t5 import T5Bias
 
 SHOWN = 128
 """Positions drawn in a heat map."""
+MOST_ALONE = 3
+"""Encodings that each get sections of their own; more stand side by side, so that a page stays
+below a megabyte."""
 
 
-def write_page(sheets: Sequence[SpecSheet], path: Path, compare: bool, command: str) -> None:
-    """Write the page; with `compare` one table and shared curves, else a section for each."""
+def make_page(sheets: Sequence[SpecSheet], compare: bool, command: str) -> Page:
+    """The answers first; with `compare` one row for each encoding and shared curves, else a section
+    for each."""
     names = ", ".join(sheet.name for sheet in sheets)
     shape = sheets[0].shape
+    few = len(sheets) <= MOST_ALONE
+    compare = compare or not few
     page = Page(
-        "What position does",
+        f"What position does: {names}" if few else "What position does",
         f"{names}: {shape.num_heads} heads of {shape.head_dim}, trained on "
         f"{shape.train_length:,} tokens. Everything here is measured.",
     )
+    page.section("", *_answers(sheets))
     for group in [sheets] if compare else [[sheet] for sheet in sheets]:
-        name = ", ".join(sheet.name for sheet in group)
-        measured = Table(["measured", *(sheet.name for sheet in group)], table(group), LEGEND)
-        page.section(name, measured, *_shared(group))
-        for sheet in group:
+        own = "" if len(group) == len(sheets) else f"{group[0].name}: "
+        page.section(f"{own}Curves", *_shared(group, own.rstrip(": ")))
+        for sheet in group if few else ():
             plots = list(_own(sheet))
             if plots:
                 page.section(f"Inside {sheet.name}", *plots)
+        page.section(f"{own}All that was measured", *_measured(group, compare))
     page.section("How to repeat it", Code(command))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    page.write(path)
+    return page
 
 
-def _shared(sheets: Sequence[SpecSheet]) -> Iterator[Plot]:
+def _answers(sheets: Sequence[SpecSheet]) -> Iterator[Headline | Table | str]:
+    if len(sheets) == 1:
+        yield Headline(str(answer(sheets[0])))
+        return
+    header = [
+        "encoding",
+        Heading("near and far", "what distance does to the weight that tokens get"),
+        Heading("cost", "what a model learns for it"),
+        Heading("limits", "where it ends"),
+    ]
+    yield Table(header, [answer(sheet).cells() for sheet in sheets])
+    if len(sheets) > MOST_ALONE:
+        yield f"For pictures of what an encoding does inside, name {MOST_ALONE} or fewer."
+
+
+def _measured(sheets: Sequence[SpecSheet], compare: bool) -> Iterator[Table]:
+    for subject, meanings, rows in tables(sheets):
+        if compare:
+            header = ["encoding", *(Heading(name, words) for name, words in meanings.items())]
+            yield Table(header, rows, subject)
+        else:
+            each = zip(meanings, rows[0][1:], meanings.values(), strict=True)
+            yield Table(["", "measured", "what it says"], [*map(list, each)], subject)
+
+
+def _shared(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
+    named = f"{prefix}-" * bool(prefix)
     decays = {sheet.name: sheet.decay for sheet in sheets}
     said = "; ".join(
         f"{name} from {_number(d.same[0])} at 0 to {_number(d.same[-1])} at {d.distances[-1]:,}"
@@ -53,26 +86,34 @@ def _shared(sheets: Sequence[SpecSheet]) -> Iterator[Plot]:
     )
     yield Plot(
         figures.score_by_distance(decays, same=True),
-        "The score of a random vector with itself, by distance: the mean over vectors and heads.",
+        "Score in logits that a query gives a key equal to it, by distance, before any training; "
+        "one more logit is 2.7 times the weight. Mean over random vectors and heads.",
         f"Mean score of equal vectors by distance: {said}.",
+        seen.in_scores(decays, same=True),
+        f"{named}score-of-equals",
     )
     yield Plot(
         figures.score_by_distance(decays, same=False),
-        "Scores of random queries and keys: mean, and a band that holds nine of ten.",
+        "Score of a key unrelated to the query: the line is the mean, nine of ten lie in the band.",
         "Mean and band of the scores of independent random vectors by distance.",
+        seen.in_scores(decays, same=False),
+        f"{named}score-of-strangers",
     )
     waves = {sheet.name: sheet.wavelengths for sheet in sheets if sheet.wavelengths}
     if waves:
         if "rope" not in waves and any(2 in s.places for s in sheets):
             plain = precision.angles_of(create("rope", sheets[0].shape))
             assert plain is not None
-            unscaled = [2 * torch.pi / float(f) for f in plain.inv_freq]
+            unscaled = [2 * math.pi / float(f) for f in plain.inv_freq]
             waves = {"rope, unscaled": unscaled, **waves}
+        trained = sheets[0].shape.train_length
         yield Plot(
-            figures.wavelengths(waves, sheets[0].shape.train_length),
-            "Tokens per turn of each frequency pair. Pairs above the dotted line never complete "
-            "a turn in training, and meet new angles beyond it.",
+            figures.wavelengths(waves, trained),
+            "Tokens per turn of each pair of channels. One above the dotted line turns less than "
+            f"once in {trained:,} tokens; unless it is stretched, it meets new angles beyond them.",
             "Wavelength of each frequency pair on a logarithmic axis, with the training length.",
+            seen.in_wavelengths(waves, trained),
+            f"{named}wavelengths",
         )
 
 
@@ -97,6 +138,8 @@ def _own(sheet: SpecSheet) -> Iterator[Plot]:
                 f"{name}: right to {p:,}, neighbours differ up to {_last_apart(found, name)}"
                 for name, p in reach.items()
             ),
+            seen.in_precision(reach, max(reach.values())),
+            f"{sheet.name}-precision",
         )
     if 1 in sheet.places:
         yield from _embedding(encoding, sheet)
@@ -122,6 +165,8 @@ def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
         figures.heat_map(table, "dimension", "position, tokens", "value added"),
         "What is added to the embeddings.",
         f"Heat map of {table.shape[0]} positions by {table.shape[1]} dimensions.",
+        seen.in_added(table),
+        f"{sheet.name}-added",
     )
     width = table.shape[1]
     picked = sorted({0, width // 4, width // 2, width - 1})
@@ -129,23 +174,25 @@ def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
         figures.single_lines(table, picked, "position, tokens", "value added", "dimension"),
         "Single dimensions over positions.",
         "One curve for each of four dimensions.",
+        seen.in_lines(table, picked, "dimension"),
+        f"{sheet.name}-dimensions",
     )
     rows_picked = sorted({0, 1, count // 2})
     yield Plot(
         figures.single_lines(table.T[:48], rows_picked, "dimension", "value added", "position"),
         "Single positions over the first dimensions.",
         "One curve for each of three positions.",
+        seen.in_lines(table.T[:48], rows_picked, "position"),
+        f"{sheet.name}-positions",
     )
     unit = torch.nn.functional.normalize(torch.from_numpy(table), dim=-1)
+    cosines = (unit @ unit.T).numpy()
     yield Plot(
-        figures.heat_map((unit @ unit.T).numpy(), "position, tokens", "position, tokens", "cosine"),
-        "Similarity of positions: the cosine of their vectors."
-        + (
-            " Distant ones stay similar because slow dimensions barely move."
-            if isinstance(encoding, Sinusoidal)
-            else ""
-        ),
+        figures.heat_map(cosines, "position, tokens", "position, tokens", "cosine"),
+        "Similarity of positions: the cosine of what is added at each, 1 where they are the same.",
         "Cosine similarity between all pairs of positions.",
+        seen.in_similarity(cosines),
+        f"{sheet.name}-similarity",
     )
 
 
@@ -159,40 +206,55 @@ def _rotation(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
         figures.heat_map(cos.numpy(), "frequency pair", "position, tokens", "cosine of the angle"),
         "How far each pair of channels has turned.",
         "Heat map of the cosine of the angle by position and frequency pair.",
+        seen.in_turns([float(f) for f in angles.inv_freq], SHOWN),
+        f"{sheet.name}-turns",
     )
     per_step = float(angles.inv_freq[0]) * 180 / torch.pi
     yield Plot(
         figures.rotation_steps(per_step, 6),
-        f"The fastest pair, step by step: {per_step:.1f} degrees for each token.",
+        "The fastest pair of channels: where it points at tokens 0 to 5.",
         "Six arrows from the centre of a circle, each turned on from the last.",
+        seen.in_steps(per_step),
+        f"{sheet.name}-steps",
     )
 
 
 def _bias(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
-    distances = torch.tensor(sheet.decay.distances)
+    distances = sheet.decay.distances
+    values = encoding.bias(torch.tensor(distances)).numpy()
+    untrained = " Drawn as it starts, before any training." if sheet.parameters else ""
     yield Plot(
-        figures.bias_by_distance(encoding.bias(distances).numpy(), sheet.decay.distances),
-        "The bias of each head by distance.",
+        figures.bias_by_distance(values, distances),
+        f"The bias of each head by distance: what is added to the score.{untrained}",
         "One curve per head over the distance to the key.",
+        seen.in_bias(values, distances),
+        f"{sheet.name}-bias",
     )
     positions = torch.arange(64)
     matrix = encoding(positions, positions)[0].numpy()
     yield Plot(
         figures.heat_map(matrix, "key position", "query position", "bias, logits"),
-        "The bias matrix of head 0, before the mask.",
+        f"The bias matrix of head 0, before the mask.{untrained}",
         "Heat map of the bias by query and key position.",
+        seen.in_matrix(matrix),
+        f"{sheet.name}-matrix",
     )
     if isinstance(encoding, ALiBi):
         yield Plot(
             figures.slopes(encoding.slopes),
             "The slope of each head.",
             ", ".join(f"{s:.3g}" for s in encoding.slopes),
+            seen.in_slopes(encoding.slopes),
+            f"{sheet.name}-slopes",
         )
     if isinstance(encoding, T5Bias):
         both = torch.arange(200)
+        past = encoding.bucket(both).tolist()
         future = encoding.bucket(-both).tolist() if encoding.bidirectional else None
         yield Plot(
-            figures.buckets(encoding.bucket(both).tolist(), future),
-            "The bucket of each distance: one for each near distance, then wider ones.",
+            figures.buckets(past, future),
+            "The bucket of each distance: distances in one bucket share one learned number.",
             "A staircase that flattens with distance.",
+            seen.in_buckets(past),
+            f"{sheet.name}-buckets",
         )

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from posenc.inspect.encoding.behaviour import COST_LENGTH
 from posenc.inspect.encoding.precision import BOUND
 from posenc.inspect.encoding.sheet import SpecSheet
 
-LEGEND = (
-    "Neighbours: distances at which a query tells a key from the next. Angles: the last position "
-    f"with every angle within {BOUND:g} rad of exact; plain is position times frequency in that "
-    "dtype. Unfinished pairs turn less than once in the training length. Score of equals: of a "
-    "vector with itself, in logits at a distance in tokens; random: of independent vectors. Time: "
-    f"of one layer at {COST_LENGTH} tokens, over the same layer without an encoding."
-)
-"""What the short names mean."""
+GROUPS: dict[str, dict[str, str]] = {
+    "Near and far": {
+        "score of equals": "what a query gives a key equal to it, in logits; one more logit is 2.7 "
+        "times the weight",
+        "random, mean": "what it gives an unrelated key, on average",
+        "random, 5 %": "what all but 5 of 100 unrelated keys exceed",
+        "random, 95 %": "what 5 of 100 unrelated keys exceed",
+        "past and future": "directed: before and after differ; symmetric: only the distance counts; "
+        "blind: neither",
+        "neighbours": "what a query tells a key from the next one by",
+        "neighbours, float32": "distances at which a query tells a key from the next one",
+        "neighbours, bfloat16": "the same with numbers of 8 significant bits",
+    },
+    "What leaves a result as it is": {
+        "shift invariant": "moving the whole text along: only distances count",
+        "padding invisible": "empty places before the text",
+        "packing invisible": "another document in the same window",
+        "rows independent": "other texts in the batch",
+        "cache consistent": "reading token by token instead of in one pass",
+        "norm of q, k kept": "the length of queries and keys stays",
+    },
+    "Angles": {
+        "unfinished pairs": "pairs of channels that turn less than once in the training length",
+        "angles, as used": f"last position with every angle within {BOUND:g} rad of exact",
+        "angles, plain float32": "the same for position times frequency, both in float32",
+        "angles, plain bfloat16": "the same, both in bfloat16",
+    },
+    "Cost and limits": {
+        "places": "1 the embeddings, 2 queries and keys, 3 the scores, 4 the values",
+        "parameters": "numbers that training learns",
+        "longest position": "the last place in a text that it has an answer for",
+        "compiles": "torch.compile takes a layer in one piece",
+        "exports": "torch.export makes a program for any length",
+        "time over none": f"of a layer at {COST_LENGTH} tokens, over the same without an encoding",
+    },
+}
+"""What is measured, by subject, and what each name means."""
+MORE = "More"
+
 
 _INVARIANT = {
     "shift": "shift invariant",
@@ -26,11 +57,18 @@ _INVARIANT = {
 }
 
 
-def table(sheets: Sequence[SpecSheet]) -> list[list[str]]:
-    """A row for each property that one of the sheets has: its name, and what each sheet says."""
+def tables(sheets: Sequence[SpecSheet]) -> Iterator[tuple[str, dict[str, str], list[list[str]]]]:
+    """By subject: what is measured with its meaning, and a row for each sheet, its name first.
+    What no sheet has is left out."""
     lines = [rows(sheet) for sheet in sheets]
-    labels = dict.fromkeys(label for each in lines for label in each)
-    return [[label, *(each.get(label, "–") for each in lines)] for label in labels]
+    known = {label for group in GROUPS.values() for label in group}
+    left = {label: "" for each in lines for label in each if label not in known}
+    for subject, group in {**GROUPS, MORE: left}.items():
+        meanings = {k: v for k, v in group.items() if any(k in each for each in lines)}
+        if meanings:
+            named = zip(sheets, lines, strict=True)
+            found = [[s.name, *(each.get(k, "–") for k in meanings)] for s, each in named]
+            yield subject, meanings, found
 
 
 def rows(sheet: SpecSheet) -> dict[str, str]:

@@ -6,25 +6,26 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from rich.markup import escape
-
-from posenc.inspect.module.sheet import build, find_form, verdicts
+from posenc.inspect.module.sheet import measure_module
 from posenc.report.console import print_table, stdout
 from posenc.report.progress import tell
 
 
-def run(path: str, arguments: Sequence[str], as_json: bool) -> None:
-    """Print how the module is called, and a verdict for each check."""
+def run(path: str, arguments: Sequence[str], call: str | None, as_json: bool) -> None:
+    """Print the finding in a sentence, how the module is called, and a verdict for each check."""
     tell(f"measuring {path}")
-    module = build(path, arguments)
-    form = find_form(module, arguments)
-    found = verdicts(module, form)
+    sheet = measure_module(path, arguments, call)
     tell("")
     if as_json:
-        checks = [dataclasses.asdict(verdict) for verdict in found]
-        print(json.dumps({"module": path, "called_as": form.name, "checks": checks}, indent=1))
+        checks = [dataclasses.asdict(verdict) for verdict in sheet.checks]
+        found = {"module": path, "called_as": sheet.called_as, "shows": sheet.shows}
+        print(json.dumps({**found, "length": sheet.length, "answer": sheet.answer,
+                          "checks": checks}, indent=1))  # fmt: skip
         return
     words = {True: "yes", False: "no", None: "–"}
-    rows = [(verdict.check, words[verdict.holds], verdict.measured) for verdict in found]
-    title = escape(f"{path}, called as {form.name}")
-    print_table(stdout(140), ("check", "holds", "measured"), rows, title=title)
+    rows = [(verdict.check, words[verdict.holds], verdict.measured) for verdict in sheet.checks]
+    console = stdout(140)
+    console.print(sheet.answer, markup=False, highlight=False)
+    title = f"{path}, called as {sheet.called_as}, {sheet.length:,} tokens"
+    console.print(title, markup=False, highlight=False, style="dim")
+    print_table(console, ("check", "holds", "measured"), rows)

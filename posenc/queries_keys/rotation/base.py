@@ -11,11 +11,17 @@ from torch import Tensor
 
 from posenc.numbers.angles import Angles
 from posenc.numbers.precision import at_least_float32
-from posenc.positions import Remembered, same
+from posenc.numbers.tracking import transformed
+from posenc.positions import Remembered, same, version
 from posenc.queries_keys.query_key import QueryKeyEncoding
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.rotate import rotate_together
 from posenc.terms.tokens import Tokens
+
+KEPT = 2
+"""Tables that an encoding keeps from its last calls: those of queries and of keys."""
+MOST_KEPT = 1 << 20
+"""Larger tables are made at each call: numbers in one of them, 4 MB."""
 
 
 class Rotation(QueryKeyEncoding):
@@ -29,12 +35,13 @@ class Rotation(QueryKeyEncoding):
         self.head_dim = head_dim
         self.interleaved = interleaved
         self._ready: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
+        self._last: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
 
     def _rotate_by(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
         """Use these frequencies; pair t turns with component axes[t] of the positions."""
         self.angles = Angles(frequencies.inv_freq, axes)
         self.attention_factor = frequencies.attention_factor
-        self._ready = ()
+        self._ready = self._last = ()
 
     def cos_sin(
         self,
@@ -45,10 +52,27 @@ class Rotation(QueryKeyEncoding):
     ]:
         """cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
         attention_factor."""
-        for ready, cos, sin in self._ready:
+        # What calls have left here must not decide what is compiled.
+        kept = () if torch.compiler.is_compiling() else self._last
+        for ready, cos, sin in (*self._ready, *kept):
             if dtype == cos.dtype and ready.fits(positions):
                 return cos, sin
-        return self._tables(positions, dtype)
+        cos, sin = self._tables(positions, dtype)
+        if self._may_keep(positions, cos):  # the next call is likely to ask for them again
+            self._last = ((Remembered(positions), cos, sin), *self._last[: KEPT - 1])
+        return cos, sin
+
+    def forget_tables(self) -> None:
+        """Let go of the tables that earlier calls made, which serve the same positions again."""
+        self._last = ()
+
+    def _may_keep(self, positions: Tensor, cos: Tensor) -> bool:
+        if torch.compiler.is_compiling() or transformed() or type(cos) is not Tensor:
+            return False
+        if cos.requires_grad or cos.is_inference():  # a later backward pass could not use them
+            return False
+        counted = positions.device.type == "cpu" or version(positions) is not None
+        return counted and cos.numel() <= MOST_KEPT
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.angles.cos_sin(positions, dtype, self.attention_factor)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.queries_keys.rotation import native
+from posenc.numbers import native
 
 PAYS_FROM = 1 << 15
 """Numbers in q and k from which the kernel runs. Below, both ways take microseconds, and a program
@@ -26,7 +24,7 @@ _FUNCTIONS = {torch.float32: "rotate_f32", torch.bfloat16: "rotate_bf16"}
 
 
 def _library() -> Any:
-    return native.load("rope", tuple(_FUNCTIONS.values()))
+    return native.load(Path(__file__).with_name("rope.c"), tuple(_FUNCTIONS.values()))
 
 
 class _Shape(ctypes.Structure):
@@ -46,7 +44,7 @@ def takes(xs: Sequence[Tensor], cos: Tensor) -> bool:
     return (
         sum(x.numel() for x in xs) >= PAYS_FROM
         and cos.dtype == torch.float32
-        and all(x.device.type == "cpu" and x.dtype in _FUNCTIONS and x.stride(-1) == 1 for x in xs)
+        and all(x.device.type == "cpu" and x.dtype in _FUNCTIONS for x in xs)
         and _library() is not None
     )
 
@@ -55,14 +53,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """The first 2 * pairs channels of x (batch, heads, len, head_dim) rotated; the
     rest passes through.
 
-    cos and sin are (1, len, pairs) or (batch, 1, len, pairs), float32. x is float32 or bfloat16,
-    its channels side by side, its other strides free. Computed in float32, rounded once.
+    cos and sin are (1, len, pairs) or (batch, 1, len, pairs), float32. x is float32 or bfloat16, of
+    any strides. Computed in float32, rounded once.
     """
     library = _library()
     assert library is not None, "ask takes() first"
+    x = x if x.stride(-1) == 1 else x.contiguous()  # a gradient of k comes with its tokens inside
     cos, sin, out = cos.contiguous(), sin.contiguous(), torch.empty_like(x)
     if out.stride(-1) != 1:
         out = torch.empty(x.shape, dtype=x.dtype)
+    native.on_huge_pages(out)
     batch, heads, length, head_dim = x.shape
     pairs = cos.shape[-1]
     threads = torch.get_num_threads()
@@ -75,23 +75,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     )  # fmt: skip
     pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, out, cos, sin)]
     function: Any = getattr(library, _FUNCTIONS[x.dtype])
-    tiles = batch * -(-length // tile)
-    bounds = [tiles * i // threads for i in range(threads + 1)]
 
     def part(first: int, last: int) -> None:
         function(*pointers, ctypes.byref(shape), ctypes.c_int64(first), ctypes.c_int64(last))
 
-    if threads == 1:
-        part(0, tiles)
-    else:  # ctypes lets go of the interpreter's lock while C runs
-        list(_workers(threads).map(part, bounds[:-1], bounds[1:]))
+    native.in_parts(batch * -(-length // tile), part)
     return out
-
-
-@functools.cache
-def _workers(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="posenc-rope")
-
-
-if hasattr(os, "register_at_fork"):  # a forked child has the executor, but not its threads
-    os.register_at_fork(after_in_child=_workers.cache_clear)

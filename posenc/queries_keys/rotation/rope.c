@@ -1,5 +1,5 @@
 /* Rotation of channel pairs in one pass on the CPU: reads x once, writes the result once.
-   Compiled by native.py; called by cpu.py. */
+   Compiled by numbers/native.py; called by cpu.py. */
 
 #include <stdint.h>
 #include <string.h>
@@ -48,17 +48,22 @@ static inline void fetch(const char *x, char *out, int64_t bytes) {
   }
 }
 
+/* A constant number of pairs fills vectors where a variable one of few pairs is done singly. */
+#define BY_PAIRS(function, ...)                                                                    \
+  (pairs == 16 ? function(__VA_ARGS__, 16) : function(__VA_ARGS__, pairs))
+
 #define ROTATE(T)                                                                                  \
-  static void split_##T(const T *restrict x, T *restrict out, const float *restrict cos,           \
-                        const float *restrict sin, int64_t pairs) {                                \
+  static inline void split_##T(const T *restrict x, T *restrict out, const float *restrict cos,    \
+                               const float *restrict sin, int64_t pairs) {                         \
     for (int64_t i = 0; i < pairs; i++) {                                                          \
       float a = load_##T(x[i]), b = load_##T(x[i + pairs]), c = cos[i], s = sin[i];                \
       out[i] = store_##T(a * c - b * s);                                                           \
       out[i + pairs] = store_##T(b * c + a * s);                                                   \
     }                                                                                              \
   }                                                                                                \
-  static void interleaved_##T(const T *restrict x, T *restrict out, const float *restrict cos,     \
-                              const float *restrict sin, int64_t pairs) {                          \
+  static inline void interleaved_##T(const T *restrict x, T *restrict out,                         \
+                                     const float *restrict cos, const float *restrict sin,         \
+                                     int64_t pairs) {                                              \
     for (int64_t i = 0; i < pairs; i++) {                                                          \
       float a = load_##T(x[2 * i]), b = load_##T(x[2 * i + 1]), c = cos[i], s = sin[i];            \
       out[2 * i] = store_##T(a * c - b * s);                                                       \
@@ -67,7 +72,7 @@ static inline void fetch(const char *x, char *out, int64_t bytes) {
   }                                                                                                \
   void rotate_##T(const T *x, T *out, const float *cos, const float *sin, const Shape *of,         \
                   int64_t first, int64_t last) {                                                   \
-    int64_t tiles = (of->length + of->tile - 1) / of->tile;                                        \
+    int64_t pairs = of->pairs, tiles = (of->length + of->tile - 1) / of->tile;                     \
     int64_t size = (2 * of->pairs + of->rest) * sizeof(T), rows = (AHEAD + size - 1) / size;       \
     int64_t x_ahead = rows * (of->tile > 1 ? of->x_token : of->x_head);                            \
     int64_t out_ahead = rows * (of->tile > 1 ? of->out_token : of->out_head);                      \
@@ -80,8 +85,10 @@ static inline void fetch(const char *x, char *out, int64_t bytes) {
           T *to = out + batch * of->out_batch + head * of->out_head + token * of->out_token;       \
           int64_t table = batch * of->table_batch + token * of->pairs;                             \
           fetch((const char *)(from + x_ahead), (char *)(to + out_ahead), size);                   \
-          (of->interleaved ? interleaved_##T : split_##T)(from, to, cos + table, sin + table,      \
-                                                          of->pairs);                              \
+          if (of->interleaved)                                                                     \
+            BY_PAIRS(interleaved_##T, from, to, cos + table, sin + table);                         \
+          else                                                                                     \
+            BY_PAIRS(split_##T, from, to, cos + table, sin + table);                               \
           if (of->rest)                                                                            \
             memcpy(to + 2 * of->pairs, from + 2 * of->pairs, of->rest * sizeof(T));                \
         }                                                                                          \

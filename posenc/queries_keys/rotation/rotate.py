@@ -12,6 +12,8 @@ from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import has_tangent, transformed
 from posenc.queries_keys.rotation import kernel as rope
 
+FEW = 1 << 12
+"""Numbers in q and k up to which calling an operation costs more than what it does."""
 CHUNK = 1 << 17
 """Numbers rotated at a time on the CPU, few enough that every step between the first read and the
 last write stays in a core's cache."""
@@ -85,9 +87,20 @@ class _Rotate(torch.autograd.Function):
 
 def _once(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> Sequence[Tensor]:
     """Write each output once and allocate nothing else of its size."""
+    if sum(x.numel() for x in xs) <= FEW and xs[0].device.type == "cpu":
+        return _few(xs, cos, sin, interleaved)
     if rope.takes(xs, cos):
         return rope.rotate(xs, cos, sin, interleaved)
     return [_in_chunks(x, cos, sin, interleaved) for x in xs]
+
+
+def _few(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> Sequence[Tensor]:
+    """A token or two: as few operations as there can be, for q and k together."""
+    alike = len({(x.shape[0], x.shape[2:], x.dtype) for x in xs}) == 1
+    if len(xs) == 1 or not alike:
+        return [_plain(x, cos, sin, interleaved) for x in xs]
+    turned = _plain(torch.cat(list(xs), dim=1), cos, sin, interleaved)
+    return turned.split([x.shape[1] for x in xs], dim=1)
 
 
 def _in_chunks(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

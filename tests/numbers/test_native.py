@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.queries_keys.rotation import cpu, native
+from posenc.numbers import native
+from posenc.queries_keys.rotation import cpu
 
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler here")

@@ -1,0 +1,69 @@
+"""`posenc compare` as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from posenc.compare.options import Options
+from posenc.compare.results import Study
+
+
+def run(
+    encodings: Sequence[str] | None = None,
+    *,
+    text: str | Path | Sequence[str | Path] | None = None,
+    test_lengths: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    figures: str | Path | None = None,
+    **options: Any,
+) -> Study:
+    """Train each encoding short, test it long, and return the study; its page lies in `out`.
+
+    Trials run in processes of their own, so a script calls it under `if __name__ == "__main__":`.
+    The same call goes on with what an interrupted one has left.
+
+    Args:
+        encodings: names of `posenc.names()`; None for six common ones.
+        text: files, folders or globs to train and test on, read as bytes; None for the source of
+            Python's standard library.
+        test_lengths: windows to test on, in bytes; None for 1, 2, 4 and 8 times the training
+            length, which is always among them.
+        out: folder for report.html, results.csv, study.json and the trials; None for one below
+            runs/ that the options name.
+        figures: folder for every figure as SVG, PDF, PNG and CSV.
+        options: train_length, seeds, steps, batch, width, layers, heads, kv_heads, lr, device,
+            precision, workers and checkpoint_steps, as fields of `posenc.compare.Options`, which
+            has their defaults.
+
+    Raises: ValueError for wrong input, before anything is written; TypeError for an option that
+    there is not; RunFailed where a trial failed, after the others.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> small = {"train_length": 16, "batch": 2, "width": 16, "layers": 1, "heads": 1, "seeds": 1}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     text = Path(folder, "text.txt")
+    ...     _ = text.write_text("the cat sat on the mat. " * 200)
+    ...     study = posenc.compare.run(
+    ...         ["rope"], text=text, test_lengths=[32], steps=1, out=Path(folder, "out"), **small
+    ...     )
+    >>> [(score.length, score.spread) for score in study.summary[0].by_length]
+    [(16, 0.0), (32, 0.0)]
+    >>> study.recommendation[:39]
+    'Nothing can be told apart here: with on'
+    """
+    from posenc.compare.study import run_study
+
+    texts = [text] if isinstance(text, str | Path) else text
+    lengths = None if test_lengths is None else ",".join(map(str, test_lengths))
+    asked = Options(
+        None if encodings is None else list(encodings),
+        None if texts is None else [str(each) for each in texts],
+        test_lengths=lengths,
+        out=None if out is None else Path(out),
+        figures=None if figures is None else Path(figures),
+        **options,
+    )
+    return run_study(asked, show=False)

@@ -1,0 +1,195 @@
+"""What a study says in a few sentences, and nothing that its intervals do not carry.
+
+Three questions are kept apart: whose loss is lowest (quality), how far an encoding keeps its own
+loss (reach), and whether it gets better from more context (use).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from posenc.compare.results import EncodingSummary, Study, TrialResult
+from posenc.compare.summary import mean_at
+
+STILL_FALLING = 0.03
+"""Share of the loss that a training may still lose in its last tenth."""
+_LOWEST = "has the lowest loss "
+_T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t, two-sided 95 %, for 1 to 10 degrees of freedom; beyond, 2.2 is no less than it."""
+
+
+def recommend_encoding(study: Study, rows: Sequence[EncodingSummary]) -> str:
+    """Which encoding to take, or why these numbers cannot tell; how far it reads, and whether more
+    context helps it."""
+    if not rows:
+        return "No trial has finished, so there is nothing to tell."
+    lengths = study.trials[0].test_lengths
+    train_length, longest = study.trials[0].train_length, max(lengths)
+    near = min(rows, key=lambda row: mean_at(row.by_length, train_length))
+    nothing = _why_nothing(study, near)
+    if nothing is not None:
+        return nothing
+    said = [_quality(study, rows, near, train_length, longest)]
+    for row in dict.fromkeys([near, _lowest(rows, longest)]):
+        said += [_reach(row, train_length, longest), _use(study, row, train_length)]
+    return " ".join(filter(None, said))
+
+
+def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None:
+    """The longest context measured, and for each seed the bits per byte that it saves on the same
+    bytes against context of the training length; None where that was not measured."""
+    train_length, found = study.trials[0].train_length, []
+    for result in _of(study, encoding):
+        scores = {s.length: s.bits_per_byte for s in result.by_context if s.bits_per_byte}
+        far = max(scores, default=0)
+        if train_length not in scores or far <= train_length:
+            return None
+        found.append((far, scores[train_length] - scores[far]))
+    if not found or len({far for far, _ in found}) > 1:
+        return None
+    return found[0][0], [gain for _, gain in found]
+
+
+def describe_gains(found: tuple[int, list[float]] | None) -> str:
+    """What more context does, in a few words: only where the seeds agree."""
+    if found is None:
+        return "not measured"
+    _, gains = found
+    if not (all(g > 0 for g in gains) or all(g < 0 for g in gains)):
+        return "seeds disagree"
+    return f"{'saves' if gains[0] > 0 else 'costs'} {abs(fmean(gains)):.3f}"
+
+
+def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """Mean of b minus mean of a, and half of its 95 % interval from the spread over seeds, taken to
+    be the same for both; infinite where there is one seed of each."""
+    gap, freedom = fmean(b) - fmean(a), len(a) + len(b) - 2
+    if freedom < 1 or min(len(a), len(b)) < 2:
+        return gap, math.inf
+    squares = sum((x - fmean(values)) ** 2 for values in (a, b) for x in values)
+    t = _T_95[freedom - 1] if freedom <= len(_T_95) else 2.2
+    return gap, t * math.sqrt(squares / freedom * (1 / len(a) + 1 / len(b)))
+
+
+def _why_nothing(study: Study, near: EncodingSummary) -> str | None:
+    """Why no encoding can be preferred, or None."""
+    measured = (
+        f"The lowest mean loss at {study.trials[0].train_length:,} bytes, "
+        f"{mean_at(near.by_length, study.trials[0].train_length):.3f} bits per byte, is that of "
+        f"{near.encoding}, which says nothing yet."
+    )
+    seeds = min(len(_of(study, name)) for name in {r.config.encoding for r in study.finished})
+    if seeds < 2:
+        return (
+            "Nothing can be told apart here: with one seed no number has an interval; give "
+            f"--seeds 3 or more. {measured}"
+        )
+    falling = still_falling(study.finished)
+    if falling is None or not falling <= STILL_FALLING:
+        how = "too short to see whether it had settled" if falling is None else (
+            f"still falling by {falling:.0%} in the last tenth"
+        )  # fmt: skip
+        return (
+            f"Nothing can be told yet: the training of {study.trials[0].steps:,} steps was {how}; "
+            f"give more --steps. {measured}"
+        )
+    return None
+
+
+def still_falling(results: Sequence[TrialResult]) -> float | None:
+    """The largest share that a trial's validation loss lost in the last tenth of its steps."""
+    shares = []
+    for result in results:
+        early = [p for p in result.training if p.step <= 0.9 * result.config.steps]
+        if not early:
+            return None
+        last = result.training[-1].valid
+        shares.append((early[-1].valid - last) / last)
+    return max(shares, default=None)
+
+
+def _quality(
+    study: Study, rows: Sequence[EncodingSummary], near: EncodingSummary, train: int, longest: int
+) -> str:
+    if len(rows) == 1:
+        loss = mean_at(near.by_length, train)
+        return f"{near.encoding} alone was tried: {loss:.3f} bits per byte at {train:,} bytes."
+    at_train, told_near = _compared(study, rows, near, train)
+    if longest == train:
+        return f"Take {near.encoding}: it {at_train}." if told_near else f"{at_train}."
+    far = _lowest(rows, longest)
+    at_far, told_far = _compared(study, rows, far, longest)
+    if near is far and told_near and told_far:
+        return f"Take {near.encoding}: it {at_train} and {at_far.removeprefix(_LOWEST)}."
+    parts = [
+        f"{row.encoding} {words}" if told else words
+        for row, words, told in ((near, at_train, told_near), (far, at_far, told_far))
+    ]
+    text = "; ".join(parts)
+    return f"{text}."
+
+
+def _compared(
+    study: Study, rows: Sequence[EncodingSummary], best: EncodingSummary, length: int
+) -> tuple[str, bool]:
+    """What can be said of the lowest loss at a length, and whether its intervals tell it from all
+    others: then it is the end of a sentence about the best."""
+    loss = mean_at(best.by_length, length)
+    if loss == math.inf:
+        return f"at {length:,} bytes no encoding can run", False
+    gaps = {
+        row.encoding: difference(_values(study, best, length), _values(study, row, length))
+        for row in rows
+        if row is not best and mean_at(row.by_length, length) != math.inf
+    }
+    alike = [name for name, (gap, half) in gaps.items() if not gap > half]
+    if alike:
+        names = " and ".join([best.encoding, *alike])
+        return f"the seeds cannot separate {names} at {length:,} bytes ({loss:.3f})", False
+    if not gaps:
+        return f"is the only one that can run at {length:,} bytes ({loss:.3f})", True
+    second = min(gaps, key=lambda name: gaps[name][0])
+    gap, half = gaps[second]
+    return (
+        f"{_LOWEST}at {length:,} bytes ({loss:.3f} bits per byte, {gap:.3f} ± "
+        f"{half:.3f} below {second})"
+    ), True
+
+
+def _reach(row: EncodingSummary, train_length: int, longest: int) -> str:
+    if longest == train_length or row.reach is None:
+        return ""
+    if row.reach == train_length:
+        return f"{row.encoding} does not keep its loss beyond {train_length:,} bytes."
+    more = ", and nothing longer was tested" if row.reach == longest else ""
+    return f"{row.encoding} keeps its own loss within 5 % up to {row.reach:,} bytes{more}."
+
+
+def _use(study: Study, row: EncodingSummary, train_length: int) -> str:
+    found = context_gains(study, row.encoding)
+    if found is None:
+        return ""
+    far, gains = found
+    if not (all(g > 0 for g in gains) or all(g < 0 for g in gains)):
+        return f"Whether {row.encoding} uses more than {train_length:,} bytes, its seeds disagree."
+    seeds = "both seeds" if len(gains) == 2 else f"all {len(gains)} seeds"
+    verb, which = ("gets better", "less") if gains[0] > 0 else ("gets worse", "more")
+    return (
+        f"With more context it {verb}: the same bytes cost {abs(fmean(gains)):.3f} bits {which} "
+        f"after {far:,} bytes than after {train_length:,}, in {seeds}."
+    )
+
+
+def _lowest(rows: Sequence[EncodingSummary], length: int) -> EncodingSummary:
+    return min(rows, key=lambda row: mean_at(row.by_length, length))
+
+
+def _of(study: Study, encoding: str) -> list[TrialResult]:
+    return [r for r in study.finished if r.config.encoding == encoding]
+
+
+def _values(study: Study, row: EncodingSummary, length: int) -> list[float]:
+    scores = [s for r in _of(study, row.encoding) for s in r.by_length if s.length == length]
+    return [s.bits_per_byte for s in scores if s.bits_per_byte is not None]

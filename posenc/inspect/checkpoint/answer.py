@@ -1,0 +1,99 @@
+"""What a checkpoint's positions mean for its user, in plain words: how far it was trained, what
+happens beyond, and who saw whom."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from posenc.hf.tables import FAMILIES
+from posenc.inspect.checkpoint.positions import (
+    FIXED_ROTATIONS,
+    Bias,
+    Disentangled,
+    Kind,
+    Rotation,
+    Table,
+)
+from posenc.inspect.checkpoint.structure import Structure
+from posenc.inspect.checkpoint.swap import ROUNDING, Change, Swap
+
+
+def answer(kinds: Sequence[Kind], longest: int | None) -> str:
+    """How far it was trained, and which part of it breaks beyond."""
+    if not kinds:
+        said = "" if longest is None else f" Its config allows {longest:,} tokens."
+        return (
+            "Nothing that posenc knows tells this model where a token stands; an exchange of words "
+            f"shows whether order matters to it.{said}"
+        )
+    return " ".join(dict.fromkeys(_of_kind(kind) for kind in kinds))
+
+
+def _of_kind(kind: Kind) -> str:
+    match kind:
+        case Rotation():
+            return _of_rotation(kind)
+        case Table():
+            return (
+                f"It knows {kind.rows:,} positions, the rows of {kind.where}: at token "
+                f"{kind.rows + 1:,} it has no row and cannot read on."
+            )
+        case Bias():
+            return (
+                "Its positions are a bias on the scores that has a value at any distance, so that "
+                "no length breaks it; how well it reads beyond its training is not measured here."
+            )
+        case Disentangled():
+            return (
+                "Its table of relative positions serves every distance, far ones all by one row, "
+                "so that no length breaks it."
+            )
+
+
+def _of_rotation(kind: Rotation) -> str:
+    pairs, new = len(kind.wavelengths), len(kind.new_angles)
+    where = "" if kind.layers == "all layers" else f" ({kind.layers})"
+    start = f"Trained on {kind.trained:,} tokens{where}"
+    turning = f"{new} of the {pairs} pairs of channels that it turns"
+    meets = "meets" if new == 1 else "meet"
+    if kind.longest > kind.trained:
+        start += f" and stretched to {kind.longest:,} by {kind.scaling}"
+        if not new:
+            return f"{start}: up to there none of the {pairs} pairs of channels meets a new angle."
+        return f"{start}: up to there {turning} {meets} angles that training never showed."
+    if not new:
+        return f"{start}: every one of the {pairs} pairs of channels that it turns has come round."
+    return f"{start}: beyond them {turning} {meets} angles that training never showed."
+
+
+def next_line(
+    folder: Path, kinds: Sequence[Kind], built: Structure, longest: int | None
+) -> str | None:
+    """The command that has it read twice as far; None where `posenc extend` cannot."""
+    rotates = any(isinstance(kind, Rotation) for kind in kinds)
+    takes = rotates and built.model_type not in FIXED_ROTATIONS
+    if longest is None or not (takes or built.model_type in FAMILIES):
+        return None
+    return shlex.join(["posenc", "extend", str(folder), "--to", str(2 * longest)])
+
+
+def who_saw_whom(swap: Swap) -> str:
+    """What an exchange of two words changed, with positions and without, in one sentence."""
+    whose = "the last token's state" if swap.causal else "some token's state"
+    said = (
+        f"With {swap.words[0]} and {swap.words[1]} exchanged, {whose} "
+        f"{_differs(swap.with_positions, swap.causal)}"
+    )
+    if swap.without is None:
+        return f"{said}; nothing of its positions is known to be removable."
+    return f"{said}; without positions it {_differs(swap.without, swap.causal)}."
+
+
+def _differs(change: Change, causal: bool) -> str:
+    by_layer = change.last_by_layer if causal else change.all_by_layer
+    first = next((i for i, gap in enumerate(by_layer) if not gap < ROUNDING), None)
+    if first is None:
+        return "stays the same in all layers"
+    return f"differs from layer {first} on, by {by_layer[-1]:.2g} of its length in the end"

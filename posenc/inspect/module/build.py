@@ -1,0 +1,151 @@
+"""Somebody else's module, imported and built from `package.module:Class` and `name=value`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SCORE_MOD = 5
+"""Arguments of a FlexAttention score_mod: score, batch, head, query index, key index."""
+_HEADS = ("num_heads", "heads", "H", "n_heads", "num_attention_heads")
+
+
+class Function(nn.Module):
+    """A function as a module; `forward` is the function, so that its arguments keep their names."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function
+
+
+class ScoreMod(nn.Module):
+    """What a FlexAttention score_mod adds to scores of zero: (num_heads, q_len, kv_len)."""
+
+    def __init__(self, score_mod: Callable[..., Any], num_heads: int) -> None:
+        super().__init__()
+        self.score_mod, self.num_heads = score_mod, num_heads
+
+    def forward(self, q_len: int, kv_len: int, dtype: torch.dtype) -> Tensor:
+        heads = torch.arange(self.num_heads)[:, None, None]
+        q_idx = torch.arange(kv_len - q_len, kv_len)[:, None]
+        zero = torch.zeros(self.num_heads, q_len, kv_len, dtype=dtype)
+        return self.score_mod(zero, torch.tensor(0), heads, q_idx, torch.arange(kv_len))
+
+
+def parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
+    """The values of "name=value" arguments: JSON, or text where it is none.
+
+    >>> parse_arguments(["dim=64", "layout=half"])
+    {'dim': 64, 'layout': 'half'}
+
+    Raises: ValueError for one without a name and an equals sign.
+    """
+    options: dict[str, Any] = {}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"--arg must be name=value, as in --arg dim=64; got {argument!r}.")
+        try:
+            options[name] = json.loads(text)
+        except json.JSONDecodeError:
+            options[name] = text
+    return options
+
+
+def build(path: str, arguments: Sequence[str] = ()) -> nn.Module:
+    """The object at "package.module:Class" or "file.py:Class", built with "name=value" arguments.
+
+    A `config` with a model_type becomes that transformers config. A function that wants more than
+    it is given is taken as it is, another one is called; a score_mod becomes a bias.
+
+    Raises: ValueError for a path or an argument that does not work.
+    """
+    made_by = _imported(path)
+    options = parse_arguments(arguments)
+    if isinstance(options.get("config"), dict) and "model_type" in options["config"]:
+        from transformers import AutoConfig
+
+        config = dict(options["config"])
+        options["config"] = AutoConfig.for_model(config.pop("model_type"), **config)
+    torch.manual_seed(0)
+    if isinstance(made_by, nn.Module) or _is_score_mod(made_by):
+        made = made_by
+    elif inspect.isfunction(made_by) and _wants_more(made_by, options):
+        made = partial(made_by, **options) if options else made_by
+    else:
+        try:
+            made = made_by(**options)
+        except Exception as error:  # somebody else's constructor: whatever it raises is its refusal
+            raise ValueError(
+                f"{path}: refuses these arguments: {_line(error)}. It takes "
+                f"{_parameters(made_by)}; give each as --arg name=value."
+            ) from error
+    return _as_module(made, path, options).eval()
+
+
+def _imported(path: str) -> Any:
+    module_name, _, attribute = path.rpartition(":")
+    try:
+        if module_name.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
+            assert spec is not None and spec.loader is not None
+            found = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(found)
+        else:
+            found = importlib.import_module(module_name)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+    except (Exception, SystemExit) as error:  # somebody else's module may fail in any way
+        kind = type(error).__name__
+        raise ValueError(f"{path}: cannot be imported ({kind}: {_line(error)}).") from error
+    return found
+
+
+def _as_module(made: Any, path: str, options: dict[str, Any]) -> nn.Module:
+    if isinstance(made, nn.Module):
+        return made
+    if not callable(made):
+        raise ValueError(
+            f"{path}: must make a torch module or a function, made a {type(made).__name__}; leave "
+            "out the arguments that say how many positions there are."
+        )
+    if _is_score_mod(made):
+        heads = next((options[name] for name in _HEADS if isinstance(options.get(name), int)), 8)
+        return ScoreMod(made, heads)
+    return Function(made)
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    """Names of the arguments without a default."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
+
+
+def _is_score_mod(made: Any) -> bool:
+    return inspect.isfunction(made) and len(_required(made)) == SCORE_MOD
+
+
+def _wants_more(function: Callable[..., Any], options: dict[str, Any]) -> bool:
+    return any(name not in options for name in _required(function))
+
+
+def _parameters(made_by: Any) -> str:
+    try:
+        return str(inspect.signature(made_by))
+    except (TypeError, ValueError):
+        return "arguments that Python cannot list"
+
+
+def _line(error: BaseException) -> str:
+    """The first line of a message, without the full stop that the sentence around it has."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160].rstrip(".")

@@ -1,0 +1,159 @@
+"""Does a position keep its values: after other calls, in longer ones, alone, beside other rows?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from posenc.inspect.module.checks.measured import Measured
+from posenc.inspect.module.errors import below_largest, error
+from posenc.inspect.module.returned import gap, tensors
+from posenc.inspect.module.subject import Subject, one_line
+
+CLOSE = 1e-4
+"""Radians, logits or shares: what float32 may differ by when it adds in another order."""
+NEAR = 16
+_LATER = 3
+
+
+def history(subject: Subject) -> Measured:
+    """Compare each call of a sequence of calls with the same call of a fresh module."""
+    wide, narrow = torch.float32, torch.bfloat16
+    long, short = subject.length, min(64, max(8, subject.length // 2))
+    calls, found = [(long, wide), (short, wide), (long, narrow), (long, wide)], []
+    for order in (calls, calls[2:], [(short, wide), (long, wide), (short, wide)]):
+        used = subject.fresh()
+        for count, dtype in order:
+            found += _after(subject, used, count, dtype)
+    return not found, "; ".join(dict.fromkeys(found)) or "all calls as if fresh"
+
+
+def _after(subject: Subject, used: nn.Module, count: int, dtype: torch.dtype) -> list[str]:
+    inputs, name = subject.inputs(count, dtype=dtype), str(dtype).removeprefix("torch.")
+    try:
+        want = tensors(subject.form.call(subject.fresh(), inputs))
+    except Exception:  # what a fresh module refuses as well says nothing about history
+        return []
+    try:
+        got = tensors(subject.form.call(used, inputs))
+    except Exception as failed:
+        return [f"{count:,} tokens in {name} after others: {one_line(failed)}"]
+    for a, b in zip(got, want, strict=True):
+        if a.dtype != b.dtype:
+            return [f"{name} after others returns {a.dtype}, fresh {b.dtype}"]
+        if a.shape != b.shape:
+            return [
+                f"{count:,} tokens after others return {tuple(a.shape)}, fresh {tuple(b.shape)}"
+            ]
+        if not torch.equal(a, b):
+            off = gap(a, b).max().item()
+            return [f"{count:,} tokens in {name} after others are off by {off:.2g}"]
+    return []
+
+
+def growth(subject: Subject) -> Measured:
+    """Compare the first positions of a long call with those of a short one."""
+    count = min(NEAR, subject.length)
+    if count == subject.length:
+        return None, f"does {subject.length} tokens only"
+    long, short = (subject.see(subject.inputs(n)) for n in (subject.length, count))
+    worst = _apart(subject, _first(subject, long, count), _first(subject, short, count))
+    said = f"positions below {count} move by {worst:.2g} at length {subject.length:,}"
+    return worst <= CLOSE, said
+
+
+def _first(subject: Subject, seen: Tensor, count: int) -> Tensor:
+    if subject.view.kind != "bias":
+        return seen[:count]
+    return seen[:, :count, :count]
+
+
+def _apart(subject: Subject, a: Tensor, b: Tensor) -> float:
+    if subject.view.kind == "bias":
+        rows = torch.arange(b.shape[-1])
+        return (below_largest(a, rows) - below_largest(b, rows)).abs().max().item()
+    return error(subject.view.kind, a, b).worst
+
+
+def alone(subject: Subject) -> Measured:
+    """Compare the last token of a call with the same token called alone, as when decoding."""
+    roles, count = subject.form.roles, min(64, subject.length)
+    whole, place = subject.see(subject.inputs(count)), count - 1
+    if {"q", "k"} <= roles and not subject.form.places_tokens:
+        return _cached_keys(subject, whole, count)
+    if {"q_positions", "kv_positions"} <= roles or {"q_len", "kv_len"} <= roles:
+        one = subject.see(subject.inputs(count, last=1))
+        if subject.view.kind != "bias" or one.shape[-1] != count:
+            return None, "returns no row of a bias"
+        last = torch.tensor([place])
+        full = below_largest(whole, last)
+        worst = (below_largest(one[:, -1:], last) - full).abs().max().item()
+    elif subject.view.kind != "bias" and "positions" in roles:
+        one = subject.see(subject.inputs(torch.tensor([place])))
+        worst = error(subject.view.kind, one, whole[-1:]).worst
+    else:
+        return None, "cannot be asked for one token"
+    return worst <= CLOSE, f"token {place} alone differs by {worst:.2g} from the same in {count}"
+
+
+def _cached_keys(subject: Subject, whole: Tensor, count: int) -> Measured:
+    """Scores of one query with all keys: both sides may be scaled, so only products count."""
+    try:
+        one = subject.form.call(subject.fresh(), subject.inputs(count, last=1))
+    except Exception as failed:
+        return None, f"takes no single query: {one_line(failed)}"
+    if subject.view.how != "turned content" or len(subject.view.axes) != 2:
+        return None, "does not return queries and keys"
+    single = subject.view.sides(one)
+    both = whole.chunk(2, dim=-1)
+    want = both[0][-1:] * both[1].conj()
+    got = single[0][-1:] * single[1].conj()
+    if got.shape != want.shape:
+        return None, "returns other shapes for one query"
+    worst = ((got - want).abs().amax(-1) / want.abs().amax(-1)).max().item()
+    said = f"scores of one query with {count} keys are off by {worst:.2g} of their size"
+    return worst <= CLOSE, said
+
+
+def beside(subject: Subject) -> Measured:
+    """Compare a row of near positions alone with the same row beside a far one."""
+    if "positions" not in subject.form.roles and "q_positions" not in subject.form.roles:
+        return None, "takes no positions"
+    near = torch.arange(min(NEAR, subject.length))
+    last = (subject.stated or subject.length * 8) if subject.limit is None else subject.length
+    far = near + max(0, max(last, subject.length) - len(near))
+    single = subject.see(subject.inputs(near))
+    try:
+        both = subject.see(subject.inputs(torch.stack([near, far])))
+    except Exception as failed:
+        return None, f"takes no batch of positions: {one_line(failed)}"
+    if both.shape != single.shape:
+        return None, "takes no batch of positions"
+    worst = _apart(subject, both, single)
+    return worst <= CLOSE, f"beside positions from {far[0]:,} on a row moves by {worst:.2g}"
+
+
+def own_start(subject: Subject) -> Measured:
+    """Whether its own offset, or first real token, moves the positions by as much."""
+    found: list[Measured] = []
+    counting = subject.form.without_positions()
+    if counting is None or subject.view.kind == "bias" or {"q", "k"} <= counting.roles:
+        return None, "has no argument for where it starts"
+    whole = subject.see(subject.inputs(NEAR), form=counting)
+    for role, given in (("offset", {"offset": _LATER}),
+                        ("starts", {"starts": torch.tensor([0, _LATER])})):  # fmt: skip
+        if role not in counting.optional and role not in counting.roles:
+            continue
+        name = counting.optional.get(role, role)
+        try:
+            moved = subject.see(subject.inputs(NEAR - _LATER, **given), form=counting, row=-1)
+        except Exception as failed:
+            found.append((False, f"{name}: {one_line(failed)}"))
+            continue
+        want = whole[_LATER:] if role == "offset" else whole[: len(moved) - _LATER]
+        got = moved if role == "offset" else moved[_LATER:]
+        worst = error(subject.view.kind, got, want).worst
+        found.append((worst <= CLOSE, f"{name} = {_LATER} is off by {worst:.2g}"))
+    if not found:
+        return None, "has no argument for where it starts"
+    return all(holds is True for holds, _ in found), "; ".join(text for _, text in found)

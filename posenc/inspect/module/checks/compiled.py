@@ -1,0 +1,49 @@
+"""Does torch.compile reuse one graph for sequences of other lengths?"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import torch
+
+from posenc.inspect.module.checks.measured import Measured
+from posenc.inspect.module.subject import Subject, one_line
+
+LENGTHS = (16, 24, 40, 56, 72, 88)
+
+
+def one_graph(subject: Subject) -> Measured:
+    """Count the graphs that sequences of growing length need: a second one is for any length."""
+    lengths = [n for n in LENGTHS if n <= subject.length]
+    if len(lengths) < len(LENGTHS):
+        return None, f"does {subject.length} tokens only"
+    graphs = 0
+
+    def count(module: torch.fx.GraphModule, example: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return module.forward
+
+    made = []
+    target = subject.form.target(subject.fresh())
+    torch._dynamo.reset()
+    logger = logging.getLogger("torch._dynamo")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # graph breaks of others are no news on stderr
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(target, backend=count)
+        try:
+            for length in lengths:
+                before = graphs
+                compiled(**subject.form.arguments(subject.inputs(length)))
+                made.append(graphs - before)
+        except Exception as failed:  # the tracers have classes of their own for what they lack
+            return None, f"does not compile: {one_line(failed)}"
+        finally:
+            logger.setLevel(level)
+            torch._dynamo.reset()
+    said = f"{sum(made)} graphs for {len(lengths)} lengths"
+    return not (made[-1] and made[-2]), said

@@ -1,0 +1,104 @@
+"""How far positions are right, and what comes beyond the length that a module states."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import torch
+from torch import Tensor
+
+from posenc.inspect.module.checks.measured import Measured
+from posenc.inspect.module.subject import Subject, one_line
+
+BOUND = 2 * torch.finfo(torch.bfloat16).eps
+"""Radians: what bfloat16's rounding of two cosines gives."""
+UNSTATED = 2**16
+"""Positions at which a module that states no limit is judged."""
+_MOST = 2**24
+_STEP, _ROWS = 3, 8
+_PROMISE = re.compile(r"exceed|longer than|beyond", re.I)
+_KEEPS = re.compile(r"recomput|re-comput|rebuil|regenerat|recreat|grow|extend", re.I)
+
+
+def reach(subject: Subject) -> Measured:
+    """Up to where differences of positions turn by the angle that they turn by at the start."""
+    differences = _differences(subject)
+    if differences is None:
+        return None, "shows no angles" if subject.view.kind != "bias" else "a bias"
+    claimed = subject.stated or UNSTATED
+    try:
+        start = differences(0)
+        if (near := _gap(differences(100), start)) > BOUND:
+            return None, f"differences of positions are off by {near:.2g} from the start"
+    except Exception as failed:
+        return None, f"cannot be asked for far positions: {one_line(failed)}"
+    good, worst = 0, 0.0
+    for last in sorted({*(2**i for i in range(8, 25)), claimed}):
+        try:
+            off = _gap(differences(last - _ROWS), start)
+        except Exception as failed:  # a table ends somewhere
+            if last <= claimed:
+                return None, f"right up to {good:,}; {last:,} positions: {one_line(failed)}"
+            break
+        if last <= claimed:
+            worst = off if not worst >= off else worst  # NaN stays
+        if not off <= BOUND:
+            break
+        good = last
+    said = f"states {claimed:,}" if subject.stated else f"states no limit, judged at {claimed:,}"
+    return worst <= BOUND, (
+        f"right to {good:,}{' and more' if good == _MOST else ''}; {said}, off by {worst:.2g} rad "
+        f"there (allowed {BOUND:.2g})"
+    )
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    return (
+        (a * b.conj()).angle().abs().max().item() if a.is_complex() else (a - b).abs().max().item()
+    )
+
+
+def _differences(subject: Subject):
+    """What a difference of three positions gives, as a function of where: the turn of each pair,
+    or the cosine of two rows. None where there is nothing to compare."""
+    counting = subject.form.without_positions()
+    if subject.view.kind == "bias":
+        return None
+    placed = "positions" in subject.form.roles
+    if not placed and (counting is None or "offset" not in {*counting.optional, *counting.roles}):
+        return None
+
+    def seen(start: int) -> Tensor:
+        if placed:
+            return subject.see(subject.inputs(torch.arange(start, start + _ROWS)))
+        return subject.see(subject.inputs(_ROWS, offset=start), form=counting)
+
+    if subject.view.kind == "rotation":
+
+        def turns(start: int) -> Tensor:
+            rows = seen(start)
+            return rows[_STEP:] * rows[:-_STEP].conj()
+
+        return turns
+
+    def cosines(start: int) -> Tensor:
+        rows = torch.nn.functional.normalize(seen(start), dim=-1)
+        return (rows[_STEP:] * rows[:-_STEP]).sum(-1)
+
+    return cosines
+
+
+def beyond(subject: Subject) -> Measured:
+    """Whether it runs beyond its stated length, where its own words say that it does."""
+    if subject.limit is None:
+        return None, f"no limit met up to {subject.length:,} tokens"
+    said = f"{subject.limit.tokens:,} tokens: {subject.limit.error}"
+    words = " ".join(
+        filter(None, map(inspect.getdoc, (type(subject.module), subject.module.forward)))
+    )
+    for sentence in re.split(r"(?<=[.;])\s+|\n\s*\n", words):
+        promise = _KEEPS.search(sentence)
+        if promise and _PROMISE.search(sentence):
+            return False, f"its words promise “…{promise.group(0)}…” beyond it; {said}"
+    return None, f"ends at {subject.length:,}, and promises no more; {said}"

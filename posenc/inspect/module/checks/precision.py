@@ -1,0 +1,46 @@
+"""Do positions survive bfloat16, of the activations and of the module itself?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posenc.inspect.module.build import Function, ScoreMod
+from posenc.inspect.module.checks.measured import Measured
+from posenc.inspect.module.errors import bound, distinct, error
+from posenc.inspect.module.subject import Subject
+
+_NARROW = torch.bfloat16
+_ACTIVATIONS = {"content", "q", "k", "scores", "dtype"}
+
+
+def activations(subject: Subject) -> Measured:
+    """Compare what bfloat16 activations get with what float32 activations get."""
+    if not subject.form.roles & _ACTIVATIONS:
+        return None, "takes no activations"
+    exact = subject.see(subject.inputs(subject.length))
+    rounded = subject.see(subject.inputs(subject.length, dtype=_NARROW))
+    return _judged(subject, exact, rounded)
+
+
+def cast(subject: Subject) -> Measured:
+    """The same after module.bfloat16()."""
+    if isinstance(subject.module, (Function, ScoreMod)):
+        return None, "a function holds no numbers"
+    exact = subject.see(subject.inputs(subject.length))
+    inputs = subject.inputs(subject.length, dtype=_NARROW)
+    return _judged(subject, exact, subject.see(inputs, subject.fresh().bfloat16()))
+
+
+def _judged(subject: Subject, exact: Tensor, rounded: Tensor) -> Measured:
+    kind = subject.view.kind
+    found, allowed = error(kind, rounded, exact), bound(_NARROW)
+    have, count = distinct(kind, rounded)
+    could, _ = distinct(kind, exact, _NARROW)
+    thing = "distances" if kind == "bias" else "positions"
+    text = f"off by {found.said} (allowed {allowed:.2g}"
+    text += " and that share)" if kind == "bias" else ")"
+    kept = f"; {have:,} of {count:,} {thing} distinct"
+    if have < count:
+        kept += f", {could:,} as numbers of bfloat16" if could != have else ", as in any bfloat16"
+    return found.worst <= allowed, text + kept

@@ -1,0 +1,92 @@
+"""How far a module is from right: in radians, in logits by row, or in shares of a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc.inspect.module.view import Kind
+
+QUERIES = 16
+"""Rows of a bias that are looked at, spread over all."""
+
+
+@dataclass(frozen=True)
+class Error:
+    """by_row: of each position, in units that `bound` gives a limit for. said: the worst one."""
+
+    by_row: Tensor
+    said: str
+
+    @property
+    def worst(self) -> float:
+        """NaN where anything is NaN."""
+        return self.by_row.max().item()
+
+
+def bound(dtype: torch.dtype) -> float:
+    """What results in `dtype` may be off by: a few roundings of numbers of size one."""
+    return 4 * torch.finfo(dtype).eps
+
+
+def error(kind: Kind, got: Tensor, want: Tensor) -> Error:
+    """Rotations: angles in radians, lengths in shares. Values: in shares of their row's largest.
+
+    Biases: a softmax sees the differences within a row only, and a logit far below the row's
+    largest has no weight: so differences to the largest, in shares of one logit more than they are.
+    """
+    if got.shape != want.shape:
+        raise ValueError(f"shapes {tuple(got.shape)} and {tuple(want.shape)}")
+    if kind == "rotation":
+        by_row = torch.maximum(_angle(got, want), (got.abs() / want.abs()).log().abs()).amax(-1)
+        return Error(by_row, f"{by_row.max():.2g} rad")
+    if kind == "bias":
+        return _of_bias(got, want)
+    scale = want.abs().amax(-1).clamp(min=1e-30)
+    by_row = (got - want).abs().amax(-1) / scale
+    return Error(by_row, f"{by_row.max():.2g} of a row's largest")
+
+
+def _angle(got: Tensor, want: Tensor) -> Tensor:
+    return (got * want.conj()).angle().abs()
+
+
+def below_largest(bias: Tensor, queries: Tensor, later: float = 0.0) -> Tensor:
+    """(heads, queries, keys): the bias of past keys minus the row's largest; `later` beyond."""
+    keys = torch.arange(bias.shape[-1])
+    shown = bias.expand(-1, len(queries), -1) if bias.shape[1] == 1 else bias[:, queries]
+    past = (keys <= queries[:, None]) & shown.isfinite()
+    hidden = shown.masked_fill(~past, -torch.inf)
+    return (hidden - hidden.amax(-1, keepdim=True)).masked_fill(~past, later)
+
+
+def some_queries(keys: int) -> Tensor:
+    """Places of queries: spread over all, the last among them."""
+    return torch.linspace(keys - 1, max(1, keys // QUERIES), QUERIES).long().unique()
+
+
+def _of_bias(got: Tensor, want: Tensor) -> Error:
+    queries = some_queries(want.shape[-1])
+    if got.isnan().any():
+        return Error(torch.full((len(queries),), torch.nan), "NaN")
+    found, exact = below_largest(got, queries), below_largest(want, queries)
+    logits = (found - exact).abs()
+    shares = logits / (1 + exact.abs())
+    weights = [below_largest(b, queries, -torch.inf).softmax(-1) for b in (got, want)]
+    moved = (weights[0] - weights[1]).abs().sum(-1).max() / 2
+    worst = logits.flatten()[shares.argmax()]
+    return Error(shares.amax((0, 2)), f"{worst:.2g} logits within a row, weights by {moved:.2g}")
+
+
+def distinct(kind: Kind, seen: Tensor, dtype: torch.dtype | None = None) -> tuple[int, int]:
+    """How many positions (of a bias: distances, in the best head) differ from all others, and of
+    how many; `dtype`: after rounding to it."""
+    if kind == "bias":
+        row = seen[:, -1]
+        row = row if dtype is None else row.to(dtype)
+        return max(len(head.unique()) for head in row), seen.shape[-1]
+    parts = torch.view_as_real(seen).flatten(1) if seen.is_complex() else seen
+    parts = parts if dtype is None else parts.to(dtype)
+    return len(parts.unique(dim=0)), len(parts)

@@ -1,0 +1,176 @@
+"""Find how a module is called, and prove that positions reach what it returns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.inspect.module.build import parse_arguments
+from posenc.inspect.module.form import CALL_HELP, Form, Unbound, forms, from_expression, methods
+from posenc.inspect.module.inputs import Inputs
+from posenc.inspect.module.returned import gap, position_axes, rows, same, tensors
+from posenc.inspect.module.subject import Subject, one_line, stated_positions, with_length
+from posenc.inspect.module.view import CLOSE, find_view
+
+COUNTS = (7, 11)
+"""Two lengths that no other axis has, so that the axes of positions can be told."""
+
+_SIZES = (
+    "head_dim", "dim", "channels", "embed_dim", "embedding_dim", "d_model", "dim_model",
+    "hidden_size", "rotary_dim", "dim_head",
+)  # fmt: skip
+
+
+class Unfit(ValueError):
+    """Why one way to call a module shows nothing about positions."""
+
+
+class Ignores(Unfit):
+    """It takes positions, and returns the same wherever they are."""
+
+
+class Mixes(Unfit):
+    """It reads the other tokens."""
+
+
+def find_subject(
+    module: nn.Module,
+    arguments: Sequence[str] = (),
+    call: str | None = None,
+    remake: Callable[[], nn.Module] | None = None,
+) -> Subject:
+    """The module with the first way to call it in which positions reach what it returns.
+
+    Arguments are bound by name and annotation, or `call` says how. `remake` builds the module anew,
+    for one that cannot be copied.
+
+    Raises: ValueError that says what was tried, and what to pass.
+    """
+    fresh = _copies(module, remake)
+    widths = _widths(module, arguments)
+    tried: dict[str, str] = {}
+    ignored = None
+    for form, width in product(_every_form(module, call, tried), widths):
+        try:
+            found = _proved(fresh, form, width)
+        except Unfit as unfit:
+            ignored = form.name if isinstance(unfit, Ignores) else ignored
+            if form.name not in tried or isinstance(unfit, Mixes):
+                tried[form.name] = str(unfit)
+        except Exception as error:  # a form that does not fit may fail in any way
+            tried.setdefault(form.name, one_line(error))
+        else:
+            return with_length(replace(found, ignored=ignored))
+    name = type(module).__name__
+    said = "; ".join(f"{form}: {why}" for form, why in tried.items())
+    raise ValueError(
+        f"{name} is not judged. Tried {said}. Say how with --call, as in "
+        f'--call "module(x, position_ids=p[None])"; it knows {CALL_HELP}.'
+    )
+
+
+def _every_form(module: nn.Module, call: str | None, tried: dict[str, str]) -> Iterator[Form]:
+    """The forms to try; methods that cannot be bound are noted in `tried`."""
+    if call is not None:
+        yield from_expression(call)
+        return
+    for method in methods(module):
+        try:
+            yield from forms(module, method)
+        except Unbound as unbound:
+            tried[f"{method}(...)"] = str(unbound)
+
+
+def _copies(module: nn.Module, remake: Callable[[], nn.Module] | None) -> Callable[[], nn.Module]:
+    """Makes copies that no call has changed; by building anew where a module cannot be copied."""
+    try:
+        copy.deepcopy(module)
+    except Exception as error:
+        if remake is None:
+            raise ValueError(
+                f"{type(module).__name__} cannot be copied ({one_line(error)}), and a check needs "
+                "a copy that no call has changed."
+            ) from error
+        return remake
+    return lambda: copy.deepcopy(module)
+
+
+def _widths(module: nn.Module, arguments: Sequence[str]) -> list[int]:
+    """Widths of a token or a head to try: as given, as the module or its config says, 64, and the
+    last axes of what the module holds."""
+    given, config = parse_arguments(arguments), getattr(module, "config", None)
+    said = [held for name in _SIZES for held in (given.get(name), getattr(module, name, None))]
+    hidden, heads = (getattr(config, n, None) for n in ("hidden_size", "num_attention_heads"))
+    said += [getattr(config, "head_dim", None)]
+    said += [hidden // heads] if isinstance(hidden, int) and isinstance(heads, int) else [hidden]
+    held = [t.shape[-1] for t in module.state_dict().values() if t.ndim]
+    return list(dict.fromkeys(n for n in [*said, 64, *held[:4]] if isinstance(n, int) and n > 1))
+
+
+def _proved(fresh: Callable[[], nn.Module], form: Form, width: int) -> Subject:
+    """The subject of this form. Raises: Unfit, with the reason."""
+
+    def run(inputs: Inputs) -> Any:
+        return form.call(fresh(), inputs)
+
+    def seen(**given: Any) -> list[Tensor]:
+        positions = given.pop("positions", torch.arange(COUNTS[1]))
+        parts = tensors(run(Inputs(positions, width, **given)))
+        return [part for part, found in zip(parts, axes, strict=True) if found]
+
+    short, long = (tensors(run(Inputs(torch.arange(n), width))) for n in COUNTS)
+    if len(short) != len(long) or not long:
+        raise Unfit("returns no tensor of floating point")
+    axes = [position_axes(a, b, COUNTS) for a, b in zip(short, long, strict=True)]
+    if not any(axes):
+        raise Unfit("returns nothing with an axis of positions")
+    plain = seen()
+    if any(t.isnan().any() for t in plain):
+        raise Unfit("returns NaN")
+    if any(not torch.equal(a, b) for a, b in zip(plain, seen(), strict=True)):
+        raise Unfit("gives another result for the same call: it is random, or keeps count outside")
+    own = [found for found in axes if found]
+    _refuse_mixing(form, plain, own, seen)
+    if not any(_varies(part, found) for part, found in zip(plain, own, strict=True)):
+        refusal = Ignores if form.places_tokens else Unfit
+        raise refusal("no position reaches what it returns: equal tokens get equal rows")
+    if form.places_tokens:
+        spread = seen(positions=2 * torch.arange(COUNTS[1]))
+        if not any(_differ(a, b) for a, b in zip(spread, plain, strict=True)):
+            raise Ignores("the positions it is given change nothing")
+    view = find_view(run, width, axes)
+    module = fresh()
+    return Subject(module, fresh, form, view, width, stated=stated_positions(module))
+
+
+def _refuse_mixing(form: Form, plain: list[Tensor], axes: list[tuple[int, ...]], seen: Any) -> None:
+    """Refuse layers that read the sequence: there a row differs by what came before it."""
+    if not form.roles & {"content", "q", "k"}:
+        return
+    for changed in (0, COUNTS[1] - 1):
+        others = [i for i in range(COUNTS[1]) if i != changed]
+        for before, after, found in zip(plain, seen(changed=changed), axes, strict=True):
+            if len(found) != 1:
+                continue
+            a, b = rows(before, found[0])[others], rows(after, found[0])[others]
+            if _differ(a, b):
+                moved = gap(a, b).max().item()
+                raise Mixes(
+                    f"another content of token {changed} moves other tokens' rows by {moved:.2g}: "
+                    "a layer that reads the sequence, and no position module"
+                )
+
+
+def _varies(part: Tensor, axes: tuple[int, ...]) -> bool:
+    """Whether equal tokens get other numbers at another place."""
+    return any(_differ(part.roll(1, axis), part) for axis in axes)
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    return not same(a, b, CLOSE / 100)

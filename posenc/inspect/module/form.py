@@ -1,0 +1,173 @@
+"""Ways to call a foreign module: bound by the names of its arguments, or given as an expression."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+
+from posenc.inspect.module.inputs import Inputs
+from posenc.inspect.module.roles import LAYOUTS, role_of
+
+SYMBOLS = {
+    "p": ("positions", "n"),
+    "x": ("content", "bnw"),
+    "q": ("q", "bhnw"),
+    "k": ("k", "bhnw"),
+    "n": ("length", ""),
+    "tokens": ("tokens", ""),
+    "mask": ("mask", ""),
+    "scores": ("scores", ""),
+    "offset": ("offset", ""),
+    "dtype": ("dtype", ""),
+}
+"""What --call knows beside `module` and `torch`: role and layout of each name."""
+
+CALL_HELP = (
+    "p (positions, n), x (1, n, width), q and k (1, heads, n, width), n, tokens and mask (1, n), "
+    "scores (1, heads, n, n), offset, dtype, module, torch"
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to call a module: `target` finds what to call, `slots` say with what.
+
+    slots: role and layout by argument name. optional: roles that are given only when asked for.
+    defaults: arguments that may be left out.
+    """
+
+    name: str
+    target: Callable[[nn.Module], Callable[..., Any]]
+    slots: Mapping[str, tuple[str, str]]
+    optional: Mapping[str, str]
+    defaults: frozenset[str] = frozenset()
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset(role for role, _ in self.slots.values())
+
+    @property
+    def places_tokens(self) -> bool:
+        """Whether it is told where its tokens stand; else it counts from zero itself."""
+        return bool(self.roles & {"positions", "q_positions", "kv_positions"})
+
+    def without_positions(self) -> Form | None:
+        """The same without being told where its tokens stand; None where it must be."""
+        placed = {name for name, (role, _) in self.slots.items() if role.endswith("positions")}
+        if not placed <= self.defaults:
+            return None
+        slots = {name: slot for name, slot in self.slots.items() if name not in placed}
+        return replace(self, slots=slots)
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        """The values of this form's arguments."""
+        given = {
+            name: inputs.value(role, layout, name) for name, (role, layout) in self.slots.items()
+        }
+        if inputs.offset and "offset" in self.optional:
+            given[self.optional["offset"]] = inputs.offset
+        if inputs.starts is not None:
+            given[self.optional["starts"]] = inputs.starts
+        return given
+
+    def call(self, module: nn.Module, inputs: Inputs) -> Any:
+        return self.target(module)(**self.arguments(inputs))
+
+
+class Unbound(ValueError):
+    """A method whose required arguments have no known meaning."""
+
+
+def methods(module: nn.Module) -> list[str]:
+    """What may be called: methods that rotate, then `forward`."""
+    found = [n for n in dir(type(module)) if n.startswith("rotate_") and not n.endswith("half")]
+    return [*sorted(found, key=lambda n: ("_and_" in n, "cached" in n, n)), "forward"]
+
+
+def forms(module: nn.Module, method: str) -> Iterator[Form]:
+    """Every way to call a method that the names of its arguments allow, the fullest first.
+
+    Raises: Unbound, naming the arguments that nothing explains.
+    """
+    parameters = inspect.signature(getattr(module, method)).parameters
+    is_table, rotates = isinstance(module, nn.Embedding), method.startswith("rotate_")
+    roles: dict[str, str] = {}
+    optional: dict[str, str] = {}
+    unknown = []
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        role = role_of(parameter, is_table, rotates)
+        required = parameter.default is parameter.empty
+        if role in ("offset", "starts") and not required:
+            optional[role] = name
+        elif role is not None and (required or role in LAYOUTS):
+            roles[name] = role
+        elif required:
+            unknown.append(name)
+    if unknown:
+        raise Unbound(
+            f"its argument{'s' * (len(unknown) > 1)} {', '.join(unknown)} may be anything"
+        )
+    defaults = frozenset(n for n, p in parameters.items() if p.default is not p.empty)
+    yield from _layouts(method, roles, optional, defaults)
+    fewer = {n: r for n, r in roles.items() if n not in defaults}
+    if fewer != roles:  # where it stands differs from where it counts to: both are forms
+        yield from _layouts(method, fewer, optional, defaults)
+
+
+def _layouts(
+    method: str, roles: dict[str, str], optional: dict[str, str], defaults: frozenset[str]
+) -> Iterator[Form]:
+    kinds = list(dict.fromkeys(role.removeprefix("q_").removeprefix("kv_") for role in
+                               roles.values() if role in LAYOUTS))  # fmt: skip
+    kinds = list(dict.fromkeys("q" if kind == "k" else kind for kind in kinds))
+    for chosen in product(*(LAYOUTS[kind] for kind in kinds)):
+        layout = dict(zip(kinds, chosen, strict=True))
+        slots = {}
+        for name, role in roles.items():
+            kind = role.removeprefix("q_").removeprefix("kv_") if role in LAYOUTS else ""
+            slots[name] = (role, layout.get("q" if kind == "k" else kind, ""))
+        shown = f"{'' if method == 'forward' else method}({', '.join(roles)})"
+        yield Form(shown, lambda module, m=method: getattr(module, m), slots, optional, defaults)
+
+
+def from_expression(text: str) -> Form:
+    """The form of --call, as "module(x, position_ids=p[None])".
+
+    >>> from_expression("module(x, position_ids=p[None])").roles == {"content", "positions"}
+    True
+
+    Raises: ValueError for what is no expression, or has unknown names.
+    """
+    try:
+        tree = ast.parse(text, mode="eval")
+    except SyntaxError as error:
+        raise ValueError(
+            f'--call must be a Python expression, as in "module(x, position_ids=p[None])": '
+            f"{error.msg} in {text!r}."
+        ) from error
+    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    bound = {n.id for n in names} - _BUILTINS
+    made = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    made |= {a.arg for n in ast.walk(tree) if isinstance(n, ast.Lambda) for a in n.args.args}
+    used = bound - made - {"module", "torch"}
+    if unknown := sorted(used - set(SYMBOLS)):
+        raise ValueError(f"--call knows {CALL_HELP}; got {', '.join(unknown)} in {text!r}.")
+    given = [name for name in SYMBOLS if name in used]
+    compiled = compile(f"lambda {', '.join(['module', *given])}: ({text})", "--call", "eval")
+    function = eval(compiled, {"torch": torch})  # the user's own line, as the import was
+    slots = {name: SYMBOLS[name] for name in given}
+    return Form(text, lambda module: lambda **values: function(module, **values), slots, {})
+
+
+_BUILTINS = frozenset(
+    ("range", "len", "int", "float", "list", "tuple", "max", "min", "dict", "None", "True", "False")
+)

@@ -1,0 +1,88 @@
+"""What a foreign module is called with: positions, and contents that can tell them apart."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HEADS = 2
+"""Heads of the queries and keys: more than one, so that heads are not taken for tokens."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One call.
+
+    positions: (len) or (batch, len), int64. width: of one token, or of one head.
+    probe: the content (width) of every token; None: random, and the same for all tokens, so that
+        rows can differ by position only. changed: a token with another content.
+    last: only the last so many tokens are queries; None: all.
+    offset: a number that the module adds to its own count. starts: (batch), its first real tokens.
+    """
+
+    positions: Tensor
+    width: int = 64
+    dtype: torch.dtype = torch.float32
+    probe: Tensor | None = None
+    changed: int | None = None
+    last: int | None = None
+    offset: int = 0
+    starts: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return self.positions.shape[-1]
+
+    @property
+    def batch(self) -> int:
+        rows = 1 if self.positions.ndim == 1 else self.positions.shape[0]
+        return rows if self.starts is None else len(self.starts)
+
+    def content(self, name: str) -> Tensor:
+        """(batch, len, width): numbers that bfloat16 holds exactly, others for each name."""
+        if self.probe is None:
+            seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            row = torch.randn(self.width, generator=seed).bfloat16()
+        else:
+            row = self.probe
+        rows = row.to(self.dtype).repeat(self.batch, self.count, 1)
+        if self.changed is not None:
+            rows[:, self.changed] = -2 * rows[:, self.changed].flip(-1) + 1
+        return rows
+
+    def value(self, role: str, layout: str, name: str) -> Any:
+        """What an argument of this role is given, see posenc.inspect.module.roles."""
+        queries = slice(None) if self.last is None else slice(self.count - self.last, None)
+        match role:
+            case "positions" | "q_positions" | "kv_positions":
+                given = self.positions[..., queries] if role == "q_positions" else self.positions
+                return given if layout == "n" or given.ndim == 2 else given.expand(1, -1)
+            case "content" | "q" | "k":
+                rows = self.content(name)[:, queries] if role == "q" else self.content(name)
+                if layout in ("bnw", "nbw"):
+                    return rows if layout == "bnw" else rows.transpose(0, 1)
+                split = rows[:, :, None].repeat(1, 1, HEADS, 1)
+                return split if layout == "bnhw" else split.transpose(1, 2)
+            case "q_len":
+                return self.count if self.last is None else self.last
+            case "kv_len" | "length":
+                return self.count
+            case "tokens":
+                return torch.full((self.batch, self.count), 5)
+            case "scores":
+                return torch.zeros(1, HEADS, self.count, self.count, dtype=self.dtype)
+            case "mask":
+                return torch.ones(self.batch, self.count, dtype=torch.int64)
+            case "offset":
+                return self.offset
+            case "starts":
+                return self.starts
+            case "dtype":
+                return self.dtype
+            case "device":
+                return torch.device("cpu")
+        raise AssertionError(role)

@@ -1,0 +1,121 @@
+"""A module under test: how it is called and read, and how long a sequence it can do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.inspect.module.form import Form
+from posenc.inspect.module.inputs import Inputs
+from posenc.inspect.module.view import View
+
+LONGEST = 4096
+SLOW = 0.3
+"""Seconds of one call beyond which no longer sequence is tried."""
+MOST_NUMBERS = 2**23
+_STATED = (
+    "max_position_embeddings", "max_positions", "max_seq_len", "max_seq_len_cached",
+    "max_sequence_length", "max_seqlen", "max_length", "max_len", "num_positions", "num_embeddings",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The first count of tokens that the module was seen to refuse, and how."""
+
+    tokens: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """fresh: makes a copy that no call has changed. length: tokens of the checks. stated: positions
+    that it says it has, None where it says nothing. ignored: a way to call it with positions that
+    change nothing, None where there is none.
+    """
+
+    module: nn.Module
+    fresh: Callable[[], nn.Module]
+    form: Form
+    view: View
+    width: int
+    length: int = LONGEST
+    limit: Limit | None = None
+    stated: int | None = None
+    ignored: str | None = None
+
+    def inputs(self, positions: Tensor | int, **given: Any) -> Inputs:
+        """A call at these positions, or at the first so many."""
+        if isinstance(positions, int):
+            positions = torch.arange(positions)
+        return Inputs(positions, self.width, probe=self.view.probe, **given)
+
+    def see(
+        self,
+        inputs: Inputs,
+        module: nn.Module | None = None,
+        form: Form | None = None,
+        row: int = 0,
+    ) -> Tensor:
+        """What the module shows for these inputs, from a fresh copy unless one is given."""
+        returned = (form or self.form).call(self.fresh() if module is None else module, inputs)
+        return self.view.read(returned, inputs.batch, row)
+
+
+def stated_positions(module: nn.Module) -> int | None:
+    """How many positions a module or its config says it has."""
+    claims, config = getattr(module, "claims", None), getattr(module, "config", None)
+    if (own := getattr(claims, "max_positions", None)) is not None:
+        return own
+    for name in _STATED:
+        for holder in (config, module):
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and value > 0:
+                return value
+    return None
+
+
+def with_length(subject: Subject) -> Subject:
+    """The subject with the longest sequence that it does in reasonable time, up to LONGEST."""
+    good = 11
+    for count in (2**i for i in range(4, LONGEST.bit_length())):
+        start = time.perf_counter()
+        error = _refusal(subject, count)
+        if error is not None:
+            return _bisected(subject, good, count, error)
+        good = count
+        size = subject.see(subject.inputs(count)).numel()
+        grows = 4 if subject.view.kind == "bias" else 2
+        if time.perf_counter() - start > SLOW or size * grows > MOST_NUMBERS:
+            break
+    return replace(subject, length=good)
+
+
+def _bisected(subject: Subject, good: int, bad: int, error: str) -> Subject:
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        found = _refusal(subject, middle)
+        if found is None:
+            good = middle
+        else:
+            bad, error = middle, found
+    return replace(subject, length=good, limit=Limit(bad, error))
+
+
+def _refusal(subject: Subject, count: int) -> str | None:
+    try:
+        subject.see(subject.inputs(count))
+    except Exception as error:  # somebody else's code: whatever it raises is its limit
+        return one_line(error)
+    return None
+
+
+def one_line(error: BaseException) -> str:
+    """A class of errors and the first line of its message."""
+    line = (str(error).strip().splitlines() or [""])[0][:120]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__

@@ -1,0 +1,88 @@
+/* What a layer does between its products, each in one read and one write: RMSNorm in float32 and the
+   gate of SwiGLU in bfloat16, forward and backward. Called by norms.py and swiglu.py. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef uint16_t bf16;
+
+static inline float widen(bf16 v) {
+  uint32_t bits = (uint32_t)v << 16;
+  float wide;
+  memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+/* Round to nearest, ties to even; the carry must not turn a NaN into a number. */
+static inline bf16 narrow(float v) {
+  uint32_t bits;
+  memcpy(&bits, &v, sizeof bits);
+  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return (bits & 0x7fffffff) > 0x7f800000 ? (bf16)0x7fc0 : (bf16)rounded;
+}
+
+/* 1 / (1 + e^-x) within 3e-6. */
+static inline float sigmoid(float x) {
+  float y = x < -87.f ? 87.f : x > 87.f ? -87.f : -x;
+  float turns = y * 1.44269504f + (y < 0 ? -.5f : .5f), power;
+  int32_t whole = (int32_t)(turns == turns ? turns : 0), bits = (whole + 127) << 23;
+  float r = y - whole * 0.693359375f + whole * 2.12194440e-4f, p = 1 / 24.f + r * (1 / 120.f);
+  p = 1 + r * (1 + r * (1 / 2.f + r * (1 / 6.f + r * p)));
+  memcpy(&power, &bits, sizeof power);
+  return 1 / (1 + p * power);
+}
+
+/* out = x * inverse * weight, inverse = 1 / sqrt(mean(x^2) + eps), for rows first..last. */
+void rms(const float *x, const float *weight, float *out, float *inverse, int64_t width, float eps,
+         int64_t first, int64_t last) {
+  for (int64_t n = first; n < last; n++) {
+    const float *row = x + n * width;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < width; i++) sum += row[i] * row[i];
+    float r = inverse[n] = 1 / sqrtf(sum / width + eps);
+    for (int64_t i = 0; i < width; i++) out[n * width + i] = row[i] * r * weight[i];
+  }
+}
+
+/* grad_weight is added up from rows first..last. */
+void rms_backward(const float *grad, const float *x, const float *weight, const float *inverse,
+                  float *restrict grad_x, float *restrict grad_weight, int64_t width, int64_t first,
+                  int64_t last) {
+  for (int64_t n = first; n < last; n++) {
+    const float *g = grad + n * width, *row = x + n * width;
+    float r = inverse[n], along = 0;
+#pragma omp simd reduction(+ : along)
+    for (int64_t i = 0; i < width; i++) along += g[i] * weight[i] * row[i];
+    along *= r * r * r / width;
+    for (int64_t i = 0; i < width; i++) {
+      grad_weight[i] += g[i] * row[i] * r;
+      grad_x[n * width + i] = g[i] * weight[i] * r - row[i] * along;
+    }
+  }
+}
+
+/* out = gate * sigmoid(gate) * up; gate and up stand side by side in a row. */
+void swiglu(const bf16 *gate_up, bf16 *restrict out, int64_t width, int64_t first, int64_t last) {
+  for (int64_t n = first; n < last; n++) {
+    const bf16 *gate = gate_up + 2 * n * width, *up = gate + width;
+    for (int64_t i = 0; i < width; i++) {
+      float a = widen(gate[i]);
+      out[n * width + i] = narrow(a * sigmoid(a) * widen(up[i]));
+    }
+  }
+}
+
+void swiglu_backward(const bf16 *grad, const bf16 *gate_up, bf16 *restrict grad_gate_up,
+                     int64_t width, int64_t first, int64_t last) {
+  for (int64_t n = first; n < last; n++) {
+    const bf16 *gate = gate_up + 2 * n * width, *up = gate + width, *g = grad + n * width;
+    bf16 *d_gate = grad_gate_up + 2 * n * width, *d_up = d_gate + width;
+    for (int64_t i = 0; i < width; i++) {
+      float a = widen(gate[i]), s = sigmoid(a), y = widen(g[i]);
+      d_up[i] = narrow(y * a * s);
+      d_gate[i] = narrow(y * widen(up[i]) * s * (1 + a * (1 - s)));
+    }
+  }
+}

@@ -1,0 +1,136 @@
+"""The figures of a page as files for a paper: SVG, PDF, PNG and the numbers as CSV."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import matplotlib
+from matplotlib import font_manager
+from matplotlib.figure import Figure
+from matplotlib.ft2font import FT2Font
+from matplotlib.text import Text
+
+from posenc.report.atomic import check_writable, write_atomically
+from posenc.report.drawing import readable, style
+from posenc.report.figure_data import csv_text
+from posenc.report.page import Plot
+
+DOTS_PER_INCH = 300
+PREFERRED = (
+    "NotoSansCJK", "SourceHanSans", "NotoSansSC", "PingFang", "msyh", "simhei", "wqy", "NotoSans",
+)  # fmt: skip
+"""Beginnings of the files of fonts that go well with the Latin letters of a figure, best first."""
+_ODD = ("bold", "italic", "oblique", "light", "thin", "black", "mono", "serif", "condensed")
+_WITHOUT_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
+
+
+def check_folder(folder: Path) -> None:
+    """Check before anything is measured that figures can be written into `folder`, and make it.
+
+    Raises: ValueError, OSError.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--figures: {folder} is not a folder.")
+    try:
+        check_writable(folder / "figure.csv")
+    except OSError as error:
+        raise ValueError(f"--figures: cannot write into {folder} ({error.strerror}).") from error
+
+
+def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
+    """Write NAME.svg, NAME.pdf, NAME.png and NAME.csv of each figure, on white.
+
+    Letters stay letters in SVG and PDF; those that the figures' own font lacks come from a font of
+    this machine. Colours are the ones of the light page.
+
+    Returns: what the reader must know, empty if nothing.
+    """
+    lacking: dict[str, None] = {}
+    for plot in plots:
+        if not plot.name:
+            raise ValueError(f"The figure {plot.caption!r} has no name for its files.")
+        with style(), _fonts_for(plot.figure) as missing:
+            lacking |= dict.fromkeys(missing)
+            for kind, metadata in _WITHOUT_DATE.items():
+                written = io.BytesIO()
+                plot.figure.savefig(
+                    written, format=kind, dpi=DOTS_PER_INCH, facecolor="white", metadata=metadata
+                )
+                write_atomically(folder / f"{plot.name}.{kind}", written.getvalue())
+        write_atomically(folder / f"{plot.name}.csv", csv_text(plot.figure))
+    if not lacking:
+        return []
+    return [
+        f"No font of this machine has the letters {' '.join(lacking)}: PDF and PNG show boxes; the "
+        "SVG files show them wherever the reader has such a font."
+    ]
+
+
+@contextmanager
+def _fonts_for(drawn: Figure) -> Iterator[list[str]]:
+    """Give the figure's text fonts of this machine that have its letters; the letters that none
+    has. Afterwards the figure is as it was."""
+    texts = [t for t in drawn.findobj(Text) if isinstance(t, Text)]
+    families = [text.get_fontfamily() for text in texts]
+    wanted = {c for text in texts for c in readable(text.get_text()) if not c.isspace()}
+    fonts, missing = _covering(wanted)
+    found = [_family(path) for path in fonts]
+    for text in texts:
+        text.set_text(readable(text.get_text()))
+        text.set_fontfamily(["DejaVu Sans", *found])
+    # "truetype" keeps letters selectable, as journals ask; it cannot hold the outlines of most
+    # Chinese fonts, which are drawn one by one then.
+    with matplotlib.rc_context({"pdf.fonttype": 3 if found else 42}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        try:
+            yield sorted(missing)
+        finally:
+            for text, family in zip(texts, families, strict=True):
+                text.set_fontfamily(family)
+
+
+def _covering(letters: set[str]) -> tuple[list[str], set[str]]:
+    """Fonts of this machine beside the figures' own that have the letters, and what none has."""
+    missing, fonts = _lacking(font_manager.findfont("DejaVu Sans"), letters), []
+    for path in _machine_fonts() if missing else ():
+        left = _lacking(path, missing)
+        if len(left) < len(missing):
+            missing = left
+            fonts.append(path)
+        if not missing:
+            break
+    return fonts, missing
+
+
+def _lacking(path: str, letters: set[str]) -> set[str]:
+    try:
+        font = FT2Font(path)
+    except (RuntimeError, OSError):  # pictures instead of outlines, or a file that is gone
+        return letters
+    return {letter for letter in letters if not font.get_char_index(ord(letter))}
+
+
+@cache
+def _machine_fonts() -> tuple[str, ...]:
+    """The fonts that this machine has now, upright ones without serifs first. matplotlib's own list
+    is of the day when it first ran."""
+
+    def rank(path: str) -> tuple[bool, int, str]:
+        name = Path(path).stem
+        places = [i for i, start in enumerate(PREFERRED) if name.startswith(start)]
+        odd = any(word in name.lower() for word in _ODD)
+        return odd, places[0] if places else len(PREFERRED), name
+
+    return tuple(sorted(font_manager.findSystemFonts(), key=rank))
+
+
+def _family(path: str) -> str:
+    """The name by which matplotlib finds a font; of a file with several, the Chinese one."""
+    font_manager.fontManager.addfont(path)
+    names = [font.name for font in font_manager.fontManager.ttflist if font.fname == path]
+    return next((name for name in names if name.endswith(" SC")), names[-1])

@@ -1,0 +1,124 @@
+"""Tables of a page: rows under a header, with words explained where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+
+LONG = 24
+"""Letters from which on a text gets room, so that it does not become a tall narrow column."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table cell with more than its text: a note shown below the table, or emphasis."""
+
+    text: str
+    note: str = ""
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The head of a column, and in small letters below it what the column says."""
+
+    text: str
+    meaning: str = ""
+
+
+Value = str | int | float | Cell | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header; columns of numbers align right, the first column names the row.
+
+    A table that is wider than the page scrolls sideways inside itself, and the first column stays.
+    """
+
+    header: Sequence[str | Heading]
+    rows: Sequence[Sequence[Value]]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise ValueError(
+                    f"Table: every row needs {len(self.header)} cells as the header has, "
+                    f"got {len(row)} in {list(row)!r}."
+                )
+
+
+def table_html(table: Table) -> str:
+    """The table as HTML, its caption above it and its notes below."""
+    headings = [h if isinstance(h, Heading) else Heading(h) for h in table.header]
+    columns = list(zip(*table.rows, strict=True)) or [()] * len(table.header)
+    numeric = [any(map(_is_number, c)) and all(map(_is_number_or_gap, c)) for c in columns]
+    notes: dict[str, int] = {}
+    head = "".join(
+        f"<th scope=col{_class(number)}>{_heading(heading)}</th>"
+        for heading, number in zip(headings, numeric, strict=True)
+    )
+    rows = []
+    for row in table.rows:
+        cells = [f"<th scope=row>{_cell(row[0], notes)}</th>"]
+        cells += [
+            f"<td{_class(number, value)}>{_cell(value, notes)}</td>"
+            for value, number in zip(row[1:], numeric[1:], strict=True)
+        ]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    caption = f"<p class=caption>{escape(table.caption)}</p>" if table.caption else ""
+    name = table.caption or ", ".join(heading.text for heading in headings)
+    below = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return (
+        f'{caption}<div class=table role=region tabindex=0 aria-label="{escape(name)}">'
+        f"<table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        + (f"<ol class=notes>{below}</ol>" if below else "")
+    )
+
+
+def _cell(value: Value, notes: dict[str, int]) -> str:
+    if not isinstance(value, Cell):
+        return "–" if value is None else escape(_text(value))
+    shown = escape(value.text)
+    if value.strong:
+        shown = f"<strong>{shown}</strong>"
+    if value.note:
+        number = notes.setdefault(value.note, len(notes) + 1)
+        shown += f"<sup>{number}</sup>"
+    return shown
+
+
+def _text(value: str | int | float) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _heading(heading: Heading) -> str:
+    meaning = f"<small>{escape(heading.meaning)}</small>" if heading.meaning else ""
+    return escape(heading.text) + meaning
+
+
+def _class(number: bool, value: Value = None) -> str:
+    if number:
+        return " class=number"
+    return " class=long" if isinstance(value, str) and len(value) > LONG else ""
+
+
+def _is_number(value: Value) -> bool:
+    if isinstance(value, Cell):
+        value = value.text
+    if isinstance(value, str):
+        value = value.strip().lstrip("+-−<>≈≥≤")
+        return value[:1].isdigit() and ", " not in value  # a list of numbers is a text
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_number_or_gap(value: Value) -> bool:
+    """A number, nothing, or a word with the reason for having no number."""
+    noted = isinstance(value, Cell) and bool(value.note)
+    return value is None or value == "" or _is_number(value) or noted

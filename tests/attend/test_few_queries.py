@@ -1,0 +1,122 @@
+"""One query, and a few: short ways that must give the last rows of the whole attention."""
+
+import pytest
+import torch
+
+import posenc
+from posenc import masks
+from posenc.attend.attention import explain
+from posenc.attend.problem import Problem
+from posenc.attend.request import Request
+from posenc.terms.tokens import Tokens
+
+HEADS, WIDTH, LENGTH = 4, 8, 300
+
+
+def whole(name: str, **options):
+    torch.manual_seed(0)
+    shape = posenc.ModelShape(HEADS * WIDTH, HEADS, train_length=128)
+    encoding = posenc.create(name, shape, **options).for_layer(0).double()
+    for parameter in encoding.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3
+    q, k, v = (torch.randn(2, HEADS, LENGTH, WIDTH, dtype=torch.float64) for _ in range(3))
+    state = encoding.state(torch.randn(2, LENGTH, HEADS * WIDTH, dtype=torch.float64), POSITIONS)
+    return encoding, q, k, v, state
+
+
+POSITIONS = torch.arange(LENGTH)
+CASES = [
+    ("nope", {}), ("rope", {}), ("alibi", {}), ("t5", {}), ("fire", {}), ("fox", {}), ("cope", {}),
+    ("shaw", {}), ("transformer_xl", {}), ("transformer_xl", {"clamp_len": 40}), ("deberta", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 2, 17])
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("window", [None, 70])
+def test_the_last_rows_are_those_of_the_whole(name, options, count, window):
+    encoding, q, k, v, state = whole(name, **options)
+    mask = masks.causal if window is None else masks.causal & masks.sliding_window(window)
+
+    def rows(last: int) -> torch.Tensor:
+        return posenc.attention(
+            q[:, :, -last:], k, v, encoding, q_positions=POSITIONS[-last:], kv_positions=POSITIONS,
+            q_state=None if state is None else state[:, :, -last:], kv_state=state, mask=mask,
+        )  # fmt: skip
+
+    torch.testing.assert_close(rows(count), rows(LENGTH)[:, :, -count:], rtol=1e-9, atol=1e-9)
+
+
+def problem(q_positions, mask, first_key: int = 0) -> Problem:
+    q, k = torch.randn(1, 1, len(q_positions), 4), torch.randn(1, 1, 20, 4)
+    request = Request.of(
+        q, k, k, None, q_positions=q_positions, kv_positions=torch.arange(20), q_state=None,
+        kv_state=None, mask=mask, cache=None, dropout_p=0.0, return_lse=False,
+    )  # fmt: skip
+    (found,) = request.problems()
+    return found.among(first_key, 20)
+
+
+def test_a_mask_that_hides_nothing_is_not_written_out():
+    last, early = torch.tensor([19]), torch.tensor([18])
+    window = masks.causal & masks.sliding_window(8)
+    assert problem(last, masks.causal).visible(0, 1) is None
+    assert problem(early, masks.causal).visible(0, 1) is not None
+    assert problem(last, window).visible(0, 1) is not None
+    assert problem(last, window, first_key=12).visible(0, 1) is None
+    assert problem(last, window, first_key=11).visible(0, 1) is not None
+    hidden = torch.ones(1, 20, dtype=torch.bool)
+    hidden[0, 3] = False
+    assert problem(last, masks.causal & masks.padding(hidden)).visible(0, 1) is not None
+
+
+@torch.no_grad()
+def test_states_are_one_row_of_bias_for_a_few_queries():
+    encoding, q, k, v, state = whole("fox")
+    for count, few in ((1, True), (8, True), (9, False)):
+        plan = explain(
+            q[:, :, -count:], k, v, encoding, q_positions=POSITIONS[-count:],
+            kv_positions=POSITIONS, q_state=state[:, :, -count:], kv_state=state,
+            mask=masks.causal,
+        )  # fmt: skip
+        assert ("few queries" in plan.reason) == few
+
+
+def turned(rope: posenc.RoPE, positions: torch.Tensor) -> torch.Tensor:
+    ones = torch.ones(1, 1, positions.shape[-1], WIDTH)
+    return rope.transform(Tokens(ones, positions), Tokens(ones, positions))[0]
+
+
+def test_kept_tables_serve_equal_positions_only():
+    rope, fresh = (posenc.RoPE(WIDTH, interleaved=False) for _ in range(2))
+    positions = torch.arange(30)
+    first = turned(rope, positions)
+    calls = []
+    made = rope._tables
+    rope._tables = lambda *args: calls.append(args) or made(*args)  # type: ignore[method-assign]
+    assert torch.equal(turned(rope, torch.arange(30)), first)
+    assert not calls, "the same positions in another tensor"
+    positions += 5
+    assert torch.equal(turned(rope, positions), turned(fresh, positions))
+    assert len(calls) == 1, "positions that were changed in place"
+    rope._rotate_by(posenc.RoPE(WIDTH, rope_theta=500.0, interleaved=False).frequencies())
+    assert not torch.equal(turned(rope, positions), turned(fresh, positions))
+
+
+def test_tables_of_inference_mode_are_not_kept_for_training():
+    rope, positions = posenc.RoPE(WIDTH, interleaved=False), torch.arange(6)
+    with torch.inference_mode():
+        turned(rope, positions)
+    x = torch.randn(1, 1, 6, WIDTH, requires_grad=True)
+    rope.transform(Tokens(x, positions), Tokens(x, positions))[0].sum().backward()
+    assert x.grad is not None
+
+
+def test_few_tokens_are_turned_as_many_are():
+    rope, x = posenc.RoPE(64, interleaved=False), torch.randn(1, 40, 200, 64)
+    positions = torch.arange(200)
+    q, k = rope.transform(Tokens(x[:, :32], positions), Tokens(x[:, 32:], positions))
+    one = positions[150:151]
+    few_q, few_k = rope.transform(Tokens(x[:, :32, 150:151], one), Tokens(x[:, 32:, 150:151], one))
+    torch.testing.assert_close(few_q, q[:, :, 150:151])
+    torch.testing.assert_close(few_k, k[:, :, 150:151])

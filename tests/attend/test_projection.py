@@ -1,0 +1,127 @@
+"""Joined projections, and the gated one: what the layers give by themselves, rounded as autocast
+rounds."""
+
+import contextlib
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from posenc.attend.projection import joins, project
+from posenc.models.swiglu import swiglu
+from posenc.numbers import native
+from tests.compilers import needs_c_compiler
+
+
+def autocast(dtype=torch.bfloat16):
+    return torch.autocast("cpu", dtype)
+
+
+def layers(*sizes: int, bias: bool) -> list[nn.Linear]:
+    torch.manual_seed(0)
+    return [nn.Linear(24, size, bias=bias) for size in sizes]
+
+
+def gradients(function, x: torch.Tensor, modules, cast: bool = True) -> list[torch.Tensor]:
+    x = x.clone().requires_grad_()
+    with autocast() if cast else contextlib.nullcontext():
+        outs = function(x, *modules)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    weights = torch.Generator().manual_seed(1)
+    loss = sum((out.float() * torch.randn(out.shape, generator=weights)).sum() for out in outs)
+    wanted = [x, *(p for m in modules for p in m.parameters())]
+    return [*(out.float() for out in outs), *torch.autograd.grad(loss, wanted)]
+
+
+def each(x, *modules):
+    return tuple(module(x) for module in modules)
+
+
+def assert_close(got, want):
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).norm() < 1e-2 * b.norm()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("sizes", [(16,), (16, 8, 8)])
+@pytest.mark.parametrize("shape", [(5, 24), (2, 7, 24), (2, 3, 4, 24)])
+def test_one_product_gives_what_the_layers_give(bias, sizes, shape):
+    modules = layers(*sizes, bias=bias)
+    x = torch.randn(shape)
+    with autocast():
+        assert joins(x, *modules)
+    assert_close(gradients(project, x, modules), gradients(each, x, modules, cast=False))
+
+
+def test_a_layer_that_learns_nothing_gets_no_gradient_and_the_others_do():
+    first, second = layers(16, 8, bias=False)
+    first.weight.requires_grad_(False)
+    x = torch.randn(3, 24)
+    with autocast():
+        a, b = project(x, first, second)
+    (a.float().sum() + b.float().sum()).backward()
+    assert first.weight.grad is None
+    assert second.weight.grad is not None
+    torch.testing.assert_close(second.weight.grad, x.sum(0).expand(8, -1), rtol=1e-2, atol=1e-2)
+
+
+class Adapted(nn.Linear):
+    """An adapter that changes what the layer gives."""
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def test_a_layer_that_somebody_watches_or_changed_is_called_as_it_is():
+    x, (plain, other) = torch.randn(3, 24), layers(16, 8, bias=False)
+    seen = []
+    hooked, adapted = deepcopy(plain), Adapted(24, 16, bias=False)
+    hooked.register_forward_hook(lambda *args: seen.append(args))
+    parametrised = deepcopy(plain)
+    nn.utils.parametrizations.weight_norm(parametrised)
+    with autocast():
+        for layer in (hooked, adapted, parametrised, deepcopy(plain).double()):
+            assert not joins(x, other, layer)
+        project(x, other, hooked)
+        out = project(x, adapted)[0]
+        assert joins(x, plain, other)
+    assert len(seen) == 1
+    torch.testing.assert_close(out.float(), F.linear(x, adapted.weight) + 1, rtol=2e-2, atol=2e-2)
+
+
+def test_elsewhere_the_layers_run_by_themselves():
+    x, modules = torch.randn(3, 24), layers(16, 8, bias=False)
+    assert not joins(x, *modules), "no autocast"
+    assert all(map(torch.equal, project(x, *modules), each(x, *modules)))
+    with autocast(torch.float16):
+        assert not joins(x, *modules)
+    with autocast(), torch.no_grad():
+        assert not joins(x, *modules)
+    with autocast():
+        assert not joins(x.double(), *modules)
+        assert not joins(x, modules[0], nn.Linear(24, 8)), "one with a bias, one without"
+
+
+@pytest.mark.parametrize("compiled", [pytest.param("1", marks=needs_c_compiler), "0"])
+@pytest.mark.parametrize("width", [16, 17])
+def test_the_gate_of_swiglu_is_rounded_once(compiled, width, monkeypatch):
+    monkeypatch.setenv("POSENC_NATIVE", compiled)
+    native.load.cache_clear()
+    modules, x = layers(width, width, bias=False), 6 * torch.randn(4, 9, 24)
+    with torch.no_grad():
+        x[0, 0] *= 100  # sigmoid far from its middle
+    plain = gradients(lambda x, g, u: F.silu(g(x)) * u(x), x, modules, cast=False)
+    assert_close(gradients(swiglu, x, modules), plain)
+    native.load.cache_clear()
+
+
+def test_a_nan_passes_the_gate():
+    modules, x = layers(16, 16, bias=False), torch.randn(3, 24)
+    x[1] = torch.nan
+    with autocast():
+        out = swiglu(x.requires_grad_(), *modules)
+    assert out[1].isnan().all()
+    assert out[[0, 2]].isfinite().all()
