@@ -122,19 +122,6 @@ def costs(path: Path) -> str:
     return "\n".join([*time, "", *lengths])
 
 
-def large(path: Path) -> str:
-    """What `large_model.py` measured, in a sentence."""
-    with path.open(encoding="utf-8", newline="") as file:
-        row = list(csv.DictReader(file))[-1]
-    minutes, cpu = float(row["seconds"]) / 60, float(row["cpu_seconds"]) / 60
-    return (
-        "`experiments/large_model.py` takes a random Llama of 1.1 billion parameters in bfloat16 "
-        "(2.2 GB in three files)\nfrom 2,048 to 4,096 tokens with `--method yarn --windows 1 "
-        f"--tasks none --out`: peak memory {int(row['peak_megabytes']):,} MB in the larger\nof its "
-        f"two processes, the mapped weights included; {minutes:.0f} minutes, {cpu:.0f} of CPU time."
-    )
-
-
 def with_block(document: str, name: str, text: str) -> str:
     """The document with `text` between the markers of this name."""
     start, end = f"<!-- numbers: {name} -->\n", "<!-- end of numbers -->"
@@ -173,8 +160,6 @@ def main(results: Path, docs: Path) -> None:
         "tuned": f"{by_position(tuned)}\n\n{against_window(tuned)}",
         "costs": costs(results / "cost.csv"),
     }
-    if (results / "large.csv").exists():
-        blocks["large"] = large(results / "large.csv")
     page = docs / "extend.md"
     text = page.read_text(encoding="utf-8")
     for name, block in blocks.items():

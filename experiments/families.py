@@ -48,16 +48,20 @@ class Row(NamedTuple):
 class Here:
     """The proof in this process: another one for each folder would take hours for its imports."""
 
-    returncode = 0
+    def __init__(self) -> None:
+        self.returncode = 0
 
     def poll(self) -> int:
         return 0
 
     def communicate(self, asked: str) -> tuple[str, str]:
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            proof.main(*json.loads(asked))
-        return said.getvalue(), ""
+        said, complained = io.StringIO(), ""
+        try:
+            with contextlib.redirect_stdout(said):
+                proof.main(*json.loads(asked))
+        except Exception as error:  # in a process of its own, its last line
+            self.returncode, complained = 1, f"{type(error).__name__}: {error}"
+        return said.getvalue(), complained
 
 
 class HereProver(Prover):

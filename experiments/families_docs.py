@@ -63,11 +63,12 @@ def page(families: list[dict[str, str]], version: str) -> str:
     """The table, after what it comes to."""
     built = [f for f in families if not f["inspect"].startswith("not built")]
     worked = [f for f in built if f["extend"] == WORKS]
-    crashes = sum(CRASHED in value for f in built for value in f.values())
+    crashed = [f["family"] for f in built if any(CRASHED in value for value in f.values())]
+    crashes = f"in {len(crashed)} something crashes: {', '.join(crashed)}"
     unbuilt = [f["family"] for f in families if f not in built]
     head = HEAD.format(
         count=len(built), version=version, worked=len(worked), refused=len(built) - len(worked),
-        crashes=f"{crashes} crash" if crashes else "none crashes", unbuilt=len(unbuilt),
+        crashes=crashes if crashed else "none crashes", unbuilt=len(unbuilt),
         names=", ".join(unbuilt),
     )  # fmt: skip
     lines = []

@@ -10,6 +10,7 @@ from posenc.extend.options import Options
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.apply import applied, other_frequencies, rotary_frequencies
 from posenc.hf.loading import load_checkpoint
+from posenc.hf.rope_config import RopeSetting
 from tests.hf_models import COMMON, LENGTH, save
 
 TARGET = 3 * LENGTH
@@ -93,6 +94,14 @@ def test_positions_that_cannot_be_stretched_are_refused_first(message, tmp_path)
     with pytest.raises(ValueError, match=message):
         folder = save(family, tmp_path / family, **options)
         hf.extend(folder, TARGET, DOCUMENTS, as_ids=True, options=QUICK)
+
+
+@pytest.mark.parametrize("name", ["ntk", "ntk-2x", "dynamic", "longrope-switch"])
+def test_what_needs_two_pairs_is_refused_where_one_rotates(name):
+    one, two = (RopeSetting(None, 1e4, dim, None, LENGTH) for dim in (2, 4))
+    with pytest.raises(ValueError, match="only one pair rotates"):
+        stretch((one,), METHODS[name], TARGET)
+    assert stretch((two,), METHODS[name], TARGET)
 
 
 def test_pairs_that_stand_still_are_proved_to_stand_still(tmp_path):

@@ -73,6 +73,10 @@ METHODS: dict[str, Method] = {
 }  # fmt: skip
 
 
+SEVERAL_PAIRS = ("ntk", "ntk-1.5x", "ntk-2x", "dynamic", "longrope-switch")
+"""Methods that need more than one pair of channels."""
+
+
 def stretch(
     settings: tuple[RopeSetting, ...], method: Method, target: int
 ) -> tuple[RopeSetting, ...]:
@@ -80,10 +84,17 @@ def stretch(
 
     A scaling that names the length before it is replaced, never stacked: the factor counts from
     that length. A linear scaling that the checkpoint was trained with stays underneath.
+
+    Raises: ValueError where the method needs more pairs of channels than rotate.
     """
     stretched = []
     for setting in settings:
         if setting.layer_type is None or setting.layer_type in EXTENDED_LAYERS:
+            if setting.rotary_dim < 4 and method.name in SEVERAL_PAIRS:
+                raise ValueError(
+                    "it keeps the fastest pair of channels and stretches the slowest, and here "
+                    "only one pair rotates"
+                )
             # Without its compression, the same rotation was trained on a shorter text.
             plain = replace(setting, original_length=setting.compressed_length, compression=1.0)
             scaling = method.scale(plain, target / setting.original_length)

@@ -45,7 +45,7 @@ def measure_structure(model: Any) -> Structure:
     if not getattr(config, "num_attention_heads", None):
         raise ValueError(f"A {config.model_type} model has no attention heads to look at.")
     heads, width = config.num_attention_heads, config.hidden_size
-    head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or width // heads
+    head_dim = _head_dim(config) or getattr(config, "d_kv", None) or width // heads
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     return Structure(
         model_type=config.model_type,
@@ -61,6 +61,13 @@ def measure_structure(model: Any) -> Structure:
         tied=head is not None and head.weight is embeddings.weight,
         parts=_parts(model, embeddings, head),
     )
+
+
+def _head_dim(config: Any) -> int | None:
+    """Channels of a head; of the first layer's where layers differ (Gemma 4), None where the config
+    does not say it."""
+    layers = getattr(config, "per_layer_config", None)
+    return getattr(layers[0] if layers else config, "head_dim", None)
 
 
 def _kv_heads(config: Any) -> int:
