@@ -70,8 +70,8 @@ def opening(study: Study, workers: int, folder: Path, seconds: int) -> str:
     trial, text, names = study.trials[0], study.corpus, len(study.encodings)
     count = len(study.trials)
     parts = [
-        f"{count} {'trial' if count == 1 else 'trials'} (encodings: {names}, seeds: {len(study.trials) // names}) of "
-        f"{trial.steps} steps on {text.name}: {text.train_bytes:,} bytes to train on, "
+        f"{count} {'trial' if count == 1 else 'trials'} (encodings: {names}, seeds: "
+        f"{count // names}) of {trial.steps} steps on {text.name}: {text.train_bytes:,} bytes to train on, "
         f"{text.test_bytes:,} to test, split {text.split}"
     ]
     if trial.device == "cpu":
