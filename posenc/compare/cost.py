@@ -71,8 +71,8 @@ def opening(study: Study, workers: int, folder: Path, seconds: int) -> str:
     count = len(study.trials)
     parts = [
         f"{count} {'trial' if count == 1 else 'trials'} (encodings: {names}, seeds: "
-        f"{count // names}) of {trial.steps} steps on {text.name}: {text.train_bytes:,} bytes to train on, "
-        f"{text.test_bytes:,} to test, split {text.split}"
+        f"{count // names}) of {trial.steps} steps on {text.name}: {text.train_bytes:,} bytes to "
+        f"train on, {text.test_bytes:,} to test, split {text.split}"
     ]
     if trial.device == "cpu":
         where = f"{workers} {'worker' if workers == 1 else 'workers'} in {trial.precision}"
