@@ -146,18 +146,16 @@ def test_masks_compare_positions_and_not_places_in_memory():
     ]
 
 
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("impl", sorted({*IMPLEMENTATIONS} - {"flex", "short_rows"}))
 def test_a_blind_row_gives_zeros_and_zero_gradient(impl: str):
+    """FlexAttention has no backward pass on the CPU; short rows are in attend/test_short_rows."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 6, 8, requires_grad=True) for _ in range(3))
     valid = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 0, 1, 1, 0]])
     mask = masks.causal & masks.padding(valid)  # row 0: the first three queries see nothing
-    try:
-        out = attention(
-            q, k, v, q_positions=torch.arange(6), kv_positions=torch.arange(6), mask=mask, impl=impl
-        )
-    except ValueError as reason:
-        pytest.skip(str(reason))
+    out = attention(
+        q, k, v, q_positions=torch.arange(6), kv_positions=torch.arange(6), mask=mask, impl=impl
+    )
     assert isinstance(out, Tensor)
     assert (out[0, :, :3] == 0).all() and (out[0, :, 3:] != 0).all()
     grads = torch.autograd.grad((out + out.square()).sum(), (q, k, v))

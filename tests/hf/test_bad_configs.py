@@ -103,12 +103,6 @@ def test_a_config_that_is_no_object(content, command, folder, capsys):
     assert not (folder.parent / "out").exists()
 
 
-def test_positions_that_differ_in_a_way_unknown_are_one_line(tmp_path):
-    folder = save("gemma4_text", tmp_path / "gemma4", **COMMON, head_dim=8, sliding_window=16)
-    with pytest.raises(ValueError, match="positions of a gemma4_text model are written in a way"):
-        load_checkpoint(folder)
-
-
 def test_weights_that_are_left_unread_are_said(folder, caplog):
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.0.more.weight"] = torch.ones(3)
