@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from posenc.cli import main
 from posenc.hf.loading import load_checkpoint
-from tests.hf_models import COMMON, LENGTH, save
+from tests.hf_models import LENGTH, save
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": LENGTH}
 LLAMA3 = {**YARN, "rope_type": "llama3", "factor": 2.0}
