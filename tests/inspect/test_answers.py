@@ -124,6 +124,8 @@ def test_what_is_seen_in_scores():
     falls, level = decay([8, 8, 7, 5, 1.0]), decay([8.0] * 5)
     assert seen.in_scores({"a": falls}, same=True) == "a falls: 8 near, 1 far."
     assert seen.in_scores({"a": level}, same=True) == "a stays level: 8 near, 8 far."
+    nothing = decay([-8.67e-19] + [0.0] * 4)
+    assert seen.in_scores({"a": nothing}, same=True) == "a stays level: 0 near, 0 far."
     both = seen.in_scores({"a": falls, "b": level}, same=True)
     assert both == "a falls most, by 7 logits; b stays level."
     rises = decay([1, 1, 2, 4, 9.0])

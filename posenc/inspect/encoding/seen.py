@@ -180,6 +180,8 @@ def _moved(fall: float) -> str:
 
 
 def _number(value: float) -> str:
+    if abs(value) < 1e-6:  # what is left of sums that cancel
+        return "0"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
