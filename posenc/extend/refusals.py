@@ -48,6 +48,9 @@ def check_folders(folder: Path, out: Path | None, options: Options) -> None:
         raise ValueError(f"{out} exists already{_stopped(out)}; give a new folder.")
     if options.tune is not None and out is None:
         raise ValueError("Tuning changes the weights: say with --out where to write them.")
+    state = options.state
+    if state is not None and state.exists() and not state.is_dir():
+        raise ValueError(f"--state: {state} is not a folder.")
     if out is not None:
         parent = next(path for path in out.absolute().parents if path.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):

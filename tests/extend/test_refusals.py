@@ -98,6 +98,8 @@ OPTIONS: dict[str, list[str]] = {
     ": not a file": ["--text", "{folder}"],
     "text is not UTF-8 (byte 0xff at 4)": ["--text", "{binary}"],
     "no folder can be written in": ["--out", "{binary}/out"],
+    "is not a folder": ["--method", "search", "--state", "{short}"],
+    "is a folder; name a file in it": ["--report", "{there}"],
     "no text in it": ["--text", "{empty}"],
     "exists already": ["--out", "{there}"],
     "Token ids must lie in 0 .. 256": ["--ids", "--text", "{ids}"],
