@@ -24,6 +24,8 @@ from posenc.hf.rope_config import EXTENDED_LAYERS
 DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 NEAR = {"sliding_attention", "chunked_attention"}
 """Kinds of layers that look through a window."""
+RECURRENT = {"linear_attention", "conv", "mamba"}
+"""Kinds of layers that keep a state instead of keys."""
 NEAR_ROTATE_ALONE = (
     *SLIDING_ROTATES_ALONE, "afmoe", "exaone4", "exaone_moe", "flint", "kolibri1",
 )  # fmt: skip
@@ -158,6 +160,8 @@ def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
             "distance that it was not trained on"
         )
     layers = set(getattr(config, "layer_types", None) or ())
+    if layers and layers <= RECURRENT:
+        return "none of its layers attends, so that what rotates is never read"
     looks_far = layers - {"sliding_attention"} if layers else not _window(config)
     if rotary and not looks_far and _window(config):
         return (

@@ -89,6 +89,10 @@ REFUSED = {
         "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4}}),
     "unknown rotary keys alpha": ("llama", {"rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "alpha": 10.0}}),
+    "none of its layers attends": ("granitemoehybrid", COMMON | {
+        "layer_types": ["linear_attention"] * 2, "position_embedding_type": "rope",
+        "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "shared_intermediate_size": 64,
+        "num_local_experts": 0, "num_experts_per_tok": 0}),
     "takes its base from layer_rope_theta": ("granite_swa", COMMON),
     "no max_position_embeddings": ("recurrent_gemma", {
         key: value for key, value in COMMON.items() if key != "max_position_embeddings"
