@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from posenc.cli import COMMANDS
-from tests.checks import CHECKS
+from posenc.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
 READMES = ("README.md", "README.zh-CN.md")
