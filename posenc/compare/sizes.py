@@ -33,7 +33,8 @@ def sizes_of(options: Options) -> dict[str, int]:
             raise ValueError("--small makes the model of a --config smaller; give one.")
         sizes = {**DEFAULTS, **given}
     else:
-        path = options.config / "config.json" if options.config.is_dir() else options.config
+        path = Path(options.config)
+        path = path / "config.json" if path.is_dir() else path
         sizes = {**_of_config(read_json(path), path, options.small, given), **given}
         if "heads" in given:  # another number of query heads asks for its own of keys
             sizes["kv_heads"] = given.get("kv_heads", given["heads"])
@@ -59,7 +60,7 @@ def _of_config(
     head_dim = raw.get("head_dim") or sizes["width"] // heads
     if small:
         return _small(sizes["layers"], heads // kv_heads, kv_heads, head_dim)
-    if not given and heads * head_dim != sizes["width"]:
+    if not {"width", "heads"} & given.keys() and heads * head_dim != sizes["width"]:
         raise ValueError(
             f"{path}: {heads} heads of {head_dim} make {heads * head_dim}, and its hidden_size is "
             f"{sizes['width']}; the decoder here has heads that fill its width. Add --small, or "
