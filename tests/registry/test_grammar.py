@@ -82,7 +82,7 @@ def test_wrong_text_says_what_and_where(text):
     column, said = WRONG[text]
     with pytest.raises(ValueError, match=said) as raised:
         create(text, SHAPE)
-    where = re.search(r"', column (\d+): ", str(raised.value))
+    where = re.search(r"['\"], column (\d+): ", str(raised.value))
     assert (int(where[1]) if where else 1) == column, raised.value
 
 
