@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to what __ge
     from posenc.queries_keys.xpos import XPos as XPos
     from posenc.registry import create as create
     from posenc.registry import names as names
+    from posenc.registry import register as register
     from posenc.scores.alibi import ALiBi as ALiBi
     from posenc.scores.cope import CoPE as CoPE
     from posenc.scores.dape import DAPE as DAPE
@@ -82,6 +83,7 @@ _PUBLIC = {
     "Pass": "posenc.encoding",
     "names": "posenc.registry",
     "create": "posenc.registry",
+    "register": "posenc.registry",
     "attention": "posenc.attend.attention",
     "explain": "posenc.attend.attention",
     "Attention": "posenc.attend.multihead",

@@ -22,14 +22,21 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
     # What libraries print must not come between the events.
     events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
+    from posenc.compare.encodings import code_of
     from posenc.compare.results import TrialResult
     from posenc.compare.run_trial import reason_of, run_trial
+    from posenc.compare.train import TrialFailed
     from posenc.compare.trial import read_trial
     from posenc.report.atomic import write_atomically
 
     folder = Path(trial_folder)
     config = read_trial(folder)
     try:
+        if config.code and code_of(config.encoding) != config.code:
+            raise TrialFailed(
+                f"the code of {config.encoding} has changed since the comparison began; the same "
+                "command begins one of the new code"
+            )
         run_trial(config, Path(study_folder), folder, _Events(events), int(checkpoint_steps))
     except Exception as error:  # of torch, of the system, of an encoding: all end in a result
         traceback.print_exc()
