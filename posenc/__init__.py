@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to what __ge
     from posenc.queries_keys.axial import AxialRoPE as AxialRoPE
     from posenc.queries_keys.axial import MixedRoPE as MixedRoPE
     from posenc.queries_keys.decoupled import DecoupledRoPE as DecoupledRoPE
+    from posenc.queries_keys.fope import FoPE as FoPE
     from posenc.queries_keys.layout import convert_layout as convert_layout
     from posenc.queries_keys.mrope import MRoPE as MRoPE
     from posenc.queries_keys.mrope import mrope_positions as mrope_positions
@@ -106,6 +107,7 @@ _PUBLIC = {
     "AxialRoPE": "posenc.queries_keys.axial",
     "MixedRoPE": "posenc.queries_keys.axial",
     "XPos": "posenc.queries_keys.xpos",
+    "FoPE": "posenc.queries_keys.fope",
     "PoPE": "posenc.queries_keys.pope",
     "LogN": "posenc.queries_keys.query_temperature",
     "Llama4Temperature": "posenc.queries_keys.query_temperature",
