@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to what __ge
     from posenc import masks as masks
     from posenc import positions as positions
     from posenc import registry as registry
+    from posenc import testing as testing
     from posenc.attend.attention import attention as attention
     from posenc.attend.attention import explain as explain
     from posenc.attend.cache import KVCache as KVCache
@@ -134,7 +135,9 @@ _PUBLIC = {
     "RNoPE": "posenc.queries_keys.rnope",
 }
 
-_MODULES = ("compare", "extend", "hf", "inspect", "keras", "masks", "positions", "registry")
+_MODULES = (
+    "compare", "extend", "hf", "inspect", "keras", "masks", "positions", "registry", "testing",
+)  # fmt: skip
 """Imported when first touched, so that `posenc.masks.causal` works after `import posenc`."""
 
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
