@@ -15,7 +15,7 @@ from posenc.attend.problem import Problem
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import transformed
 
-BLOCK_BYTES = 8 * 2**20
+BLOCK_BYTES = 2 * 2**20
 """What one block of scores may take. Larger blocks leave the cache, smaller ones pay more for
 their overhead."""
 
