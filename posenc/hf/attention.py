@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,21 +50,22 @@ class LazyMask:
     device: Any
     plain: str | None = None
     forward: Forward | None = None
-    _bound: dict[tuple[int, int], Mask] = field(default_factory=dict)
+    _bound: tuple[Tensor, Tensor, Mask] | None = None
 
-    def bound(self, q_len: int, kv_len: int, device: torch.device) -> Mask:
-        """The same object for all layers, which then ask for the same rows only once."""
-        if (q_len, kv_len) not in self._bound:
-            mask = Mask(
-                lambda sight: self.allowed(
-                    sight.batch,
-                    sight.head,
-                    sight.q_idx + self.q_offset,
-                    sight.kv_idx + self.kv_offset,
-                )
+    def bound(self, q_positions: Tensor, kv_positions: Tensor) -> Mask:
+        """The same object for all layers of one forward, which then ask for the same rows only
+        once."""
+        if self._bound is not None:
+            q, kv, mask = self._bound
+            if q is q_positions and kv is kv_positions:
+                return mask
+        mask = Mask(
+            lambda sight: self.allowed(
+                sight.batch, sight.head, sight.q_idx + self.q_offset, sight.kv_idx + self.kv_offset
             )
-            self._bound[q_len, kv_len] = mask.bind(run(0, q_len, device), run(0, kv_len, device))
-        return self._bound[q_len, kv_len]
+        ).bind(q_positions, kv_positions)
+        self._bound = q_positions, kv_positions, mask
+        return mask
 
     def contiguous(self) -> Tensor:
         """(batch, 1, queries, keys), written out: what `generate` hands on with a static cache."""
@@ -145,7 +146,7 @@ def attend(
     else:
         encoding, positions, kv_positions = now.encoding, now.positions, now.kv_positions
         state, kv_state = now.state, now.kv_state
-    mask = _mask(attention_mask, is_causal, q_len, kv_len, now)
+    mask = _mask(attention_mask, is_causal, positions, kv_positions, (q_len, kv_len), now)
     trial = TRIAL.get()
     if trial is not None:
         heads, kv_heads, head_dim = query.shape[1], key.shape[1], key.shape[-1]
@@ -205,29 +206,31 @@ def _refuse_unread(kwargs: dict[str, Any]) -> None:
 def _mask(
     attention_mask: LazyMask | Tensor | None,
     is_causal: bool,
-    q_len: int,
-    kv_len: int,
+    q_positions: Tensor,
+    kv_positions: Tensor,
+    lengths: tuple[int, int],
     now: Attending | None,
 ) -> Mask | None:
-    """Who sees whom, by order in memory."""
-    device = None if now is None else now.positions.device
+    """Who sees whom, by order in memory: positions may begin anew in it."""
+    q_len, kv_len = lengths
+    several = now is not None and now.encoding.claims.num_axes > 1
+    if several:  # such positions have no order
+        kv_positions = run(0, kv_len, kv_positions.device)
+        q_positions = run(kv_len - q_len, q_len, q_positions.device)
     if isinstance(attention_mask, LazyMask) and attention_mask.plain is None:
-        return attention_mask.bound(q_len, kv_len, device)
+        return attention_mask.bound(q_positions, kv_positions)
     if isinstance(attention_mask, Tensor):
         allowed = attention_mask if attention_mask.dtype == torch.bool else attention_mask >= 0
         dense = Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx])
-        return dense.bind(run(0, q_len, allowed.device), run(0, kv_len, allowed.device))
+        return dense.bind(q_positions, kv_positions)
     if q_len == 1 or not is_causal or (attention_mask and attention_mask.plain == "full"):
         return None
-    if now is None:
+    if several or all(run_start(t) is not None for t in (q_positions, kv_positions)):
         return causal
-    order = run(0, kv_len, device)
-    if now.forward.documents is not None and q_len == kv_len:
-        return (causal & document(now.forward.documents)).bind(order, order)
-    in_order = all(run_start(t) is not None for t in (now.positions, now.kv_positions))
-    if now.encoding.claims.num_axes > 1 or in_order:
-        return causal
-    return causal.bind(run(kv_len - q_len, q_len, device), order)
+    in_memory = Mask(lambda sight: sight.q_idx + (kv_len - q_len) >= sight.kv_idx)
+    if now is not None and now.forward.documents is not None and q_len == kv_len:
+        in_memory = in_memory & document(now.forward.documents)
+    return in_memory.bind(q_positions, kv_positions)
 
 
 def exchangeable(model: Any) -> bool:

@@ -130,8 +130,11 @@ def attached(
         detach(model)
 
 
-def shape_of(model: Any, example: dict[str, Any] | None = None) -> ModelShape:
-    """The sizes of a model of transformers, as encodings are built for it.
+def shape_of(
+    model: Any, *, encoder: bool = False, example: dict[str, Any] | None = None
+) -> ModelShape:
+    """The sizes of a model of transformers, as encodings are built for it; of an encoder-decoder
+    those of its decoder, or of its encoder.
 
     Raises: as attach.
 
@@ -144,7 +147,8 @@ def shape_of(model: Any, example: dict[str, Any] | None = None) -> ModelShape:
     attachment = Attachment("keep")
     setattr(model, ATTACHMENT, attachment)
     try:
-        return shape_from(_reach(model, attachment, example)[-1], model.config)
+        stacks = _reach(model, attachment, example)
+        return shape_from(stacks[0 if encoder else -1], model.config)
     finally:
         _undo(model)
 
