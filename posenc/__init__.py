@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to what __ge
     from posenc.queries_keys.position_maps import SelfExtend as SelfExtend
     from posenc.queries_keys.query_temperature import Llama4Temperature as Llama4Temperature
     from posenc.queries_keys.query_temperature import LogN as LogN
+    from posenc.queries_keys.repo import RePo as RePo
     from posenc.queries_keys.rnope import RNoPE as RNoPE
     from posenc.queries_keys.rope import RoPE as RoPE
     from posenc.queries_keys.xpos import XPos as XPos
@@ -109,6 +110,7 @@ _PUBLIC = {
     "MixedRoPE": "posenc.queries_keys.axial",
     "XPos": "posenc.queries_keys.xpos",
     "FoPE": "posenc.queries_keys.fope",
+    "RePo": "posenc.queries_keys.repo",
     "PoPE": "posenc.queries_keys.pope",
     "LogN": "posenc.queries_keys.query_temperature",
     "Llama4Temperature": "posenc.queries_keys.query_temperature",
