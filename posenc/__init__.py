@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to what __ge
     from posenc import masks as masks
     from posenc import positions as positions
     from posenc import registry as registry
+    from posenc import testing as testing
     from posenc.attend.attention import attention as attention
     from posenc.attend.attention import explain as explain
     from posenc.attend.cache import KVCache as KVCache
@@ -43,6 +44,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to what __ge
     from posenc.queries_keys.axial import AxialRoPE as AxialRoPE
     from posenc.queries_keys.axial import MixedRoPE as MixedRoPE
     from posenc.queries_keys.decoupled import DecoupledRoPE as DecoupledRoPE
+    from posenc.queries_keys.fope import FoPE as FoPE
     from posenc.queries_keys.layout import convert_layout as convert_layout
     from posenc.queries_keys.mrope import MRoPE as MRoPE
     from posenc.queries_keys.mrope import mrope_positions as mrope_positions
@@ -57,6 +59,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to what __ge
     from posenc.queries_keys.xpos import XPos as XPos
     from posenc.registry import create as create
     from posenc.registry import names as names
+    from posenc.registry import register as register
     from posenc.scores.alibi import ALiBi as ALiBi
     from posenc.scores.cope import CoPE as CoPE
     from posenc.scores.dape import DAPE as DAPE
@@ -82,6 +85,7 @@ _PUBLIC = {
     "Pass": "posenc.encoding",
     "names": "posenc.registry",
     "create": "posenc.registry",
+    "register": "posenc.registry",
     "attention": "posenc.attend.attention",
     "explain": "posenc.attend.attention",
     "Attention": "posenc.attend.multihead",
@@ -104,6 +108,7 @@ _PUBLIC = {
     "AxialRoPE": "posenc.queries_keys.axial",
     "MixedRoPE": "posenc.queries_keys.axial",
     "XPos": "posenc.queries_keys.xpos",
+    "FoPE": "posenc.queries_keys.fope",
     "PoPE": "posenc.queries_keys.pope",
     "LogN": "posenc.queries_keys.query_temperature",
     "Llama4Temperature": "posenc.queries_keys.query_temperature",
@@ -130,7 +135,9 @@ _PUBLIC = {
     "RNoPE": "posenc.queries_keys.rnope",
 }
 
-_MODULES = ("compare", "extend", "hf", "inspect", "keras", "masks", "positions", "registry")
+_MODULES = (
+    "compare", "extend", "hf", "inspect", "keras", "masks", "positions", "registry", "testing",
+)  # fmt: skip
 """Imported when first touched, so that `posenc.masks.causal` works after `import posenc`."""
 
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]

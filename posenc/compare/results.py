@@ -28,7 +28,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Self
+from typing import ClassVar, Self
 
 from posenc.compare.trial import TrialConfig
 from posenc.report.record import Record, parse_object
@@ -142,7 +142,14 @@ class OtherFormat(ValueError):
 
 @dataclass(frozen=True)
 class Study(Record):
-    """All of a comparison, finished or not."""
+    """All of a comparison, finished or not.
+
+    labels: what the user calls an encoding, by the text that its trials have; the summary, the
+        recommendation and all that is shown call it so. Without one the text is its name.
+    unchecked: for encodings that fail the contract and were compared all the same, what fails.
+    """
+
+    ADDED: ClassVar[frozenset[str]] = frozenset({"labels", "unchecked"})
 
     format: str
     command: str
@@ -154,6 +161,8 @@ class Study(Record):
     results: tuple[TrialResult, ...] = ()
     summary: tuple[EncodingSummary, ...] = ()
     recommendation: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: str) -> Self:

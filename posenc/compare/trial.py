@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from posenc.report.atomic import write_atomically
 
 RECIPE = 2
 """Increase it when the same config would give other numbers, so that old results are not reused."""
+
+LONGEST_NAME = 60
+"""Letters of an encoding in the name of a folder."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +24,7 @@ class TrialConfig:
     """Everything that decides a trial's numbers.
 
     Args:
-        encoding: name in the registry.
+        encoding: what `posenc.create` takes: a name, or a text in the grammar of encodings.
         seed: draws the initial weights and the batches; shared by all encodings.
         corpus: hash of the text.
         train_length: training window, in bytes.
@@ -32,7 +37,10 @@ class TrialConfig:
         precision: "float32", or "bfloat16" for autocast.
         torch: version of torch, whose kernels decide the last bits.
         recipe: version of the training and evaluation code.
+        code: hash of the files that define the encoding; "" for posenc's own.
     """
+
+    ADDED: ClassVar[frozenset[str]] = frozenset({"code"})
 
     encoding: str
     seed: int
@@ -50,17 +58,22 @@ class TrialConfig:
     precision: str
     torch: str
     recipe: int = RECIPE
+    code: str = ""
 
     @property
     def hash(self) -> str:
         """Twelve hexadecimal digits that change with any field."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        fields = dataclasses.asdict(self)
+        if not self.code:  # so that trials of versions without it keep their folders
+            del fields["code"]
+        text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def folder(self) -> str:
         """Name of the trial's folder."""
-        return f"{self.encoding}-seed{self.seed}-{self.hash}"
+        name = re.sub(r"[^\w.]+", "-", self.encoding).strip("-.")[:LONGEST_NAME]
+        return f"{name}-seed{self.seed}-{self.hash}"
 
 
 def write_trial(folder: Path, config: TrialConfig) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
 
-from posenc.encoding.arguments import checked, described
+from posenc.encoding.arguments import UnknownOption, checked, described
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
 from posenc.terms.term import Term
@@ -106,12 +106,8 @@ class PositionEncoding(nn.Module):
         come from it."""
         accepted = inspect.signature(cls).parameters
         fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
-        wrong = sorted(set(options) - set(accepted))
-        if wrong:
-            raise ValueError(
-                f"{cls.__name__}: unknown option {', '.join(wrong)}; "
-                f"it takes {', '.join(accepted) or 'none'}."
-            )
+        if set(options) - set(accepted):
+            raise UnknownOption(cls.__name__, options, accepted)
         return cls(**{name: fields[name] for name in accepted if name in fields} | options)
 
     @property

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Real
 from torch import Tensor
 
+from posenc.encoding.arguments import UnknownOption
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
@@ -185,12 +186,8 @@ def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, A
     kind = SCALINGS[name]
     own = [f.name for f in fields(kind)]  # pyright: ignore[reportArgumentType]
     accepted = [*own, *inspect.signature(cls).parameters, "partial_rotary_factor"]
-    wrong = sorted(set(options) - set(accepted))
-    if wrong:
-        raise ValueError(
-            f"{cls.__name__} with scaling {name!r}: unknown option {', '.join(wrong)}; "
-            f"it takes {', '.join(accepted)}."
-        )
+    if set(options) - set(accepted):
+        raise UnknownOption(f"{cls.__name__} with scaling {name!r}", options, accepted)
     given = {n: options.pop(n) for n in own if n in options}
     if "original_max_positions" in own:
         given.setdefault("original_max_positions", train_length)

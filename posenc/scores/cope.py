@@ -14,6 +14,7 @@ from posenc.encoding.base import PositionEncoding, check_head_dim
 from posenc.encoding.claims import Claims
 from posenc.numbers.heads import grouped_matmul
 from posenc.numbers.precision import at_least_float32
+from posenc.scores import in_place
 from posenc.terms.skew import Part, add_parts
 from posenc.terms.term import Term
 from posenc.terms.tokens import Tokens
@@ -147,6 +148,8 @@ class CountedGates(Term):
             state = self.k[keys].state
             assert state is not None
             gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
+        if in_place.applies(scores, gates, table):
+            return in_place.count_gates(scores, gates, table, mask)
         if scores.device.type != "cpu" or torch.compiler.is_compiling():
             count = _count(gates, mask, 0, scores.shape[-1])
             return scores.add_(_at(table, count.clamp(max=table.shape[-1] - 1)))

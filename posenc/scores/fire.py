@@ -16,6 +16,7 @@ from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import without_autocast
 from posenc.numbers.tracking import watched
 from posenc.positions import distances
+from posenc.scores import in_place
 from posenc.terms.dense import Dense
 from posenc.terms.tokens import Tokens
 
@@ -158,6 +159,8 @@ class Network(Dense):
         out_weight, out_bias = _as(self.fire.out, share.dtype)
         # relu(w s + b) = max(w s, -b) + b; the last hidden unit is 1 and carries the constants.
         out = torch.cat([out_weight, (out_weight @ bias + out_bias)[:, None]], 1)
+        if len(bias) <= in_place.UNITS and in_place.applies(scores, share, out):
+            return in_place.add_network(scores, share, weight[:, 0], -bias, out[:, :-1], out[:, -1])
         weight, limit = weight[:, 0, None, None], -bias[:, None, None]
         rows, keys = scores.shape[-2:]
         units = out.shape[1]

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from posenc.encoding.shape import ModelShape
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.sheet import SpecSheet, measure
 from posenc.inspect.encoding.words import tables
-from posenc.registry import entry
+from posenc.registry import create, parse
 from posenc.report.console import print_table, stdout
 from posenc.report.progress import tell
 
@@ -58,17 +60,28 @@ def run(
 def measure_all(
     names: Sequence[str], shape: ModelShape, tell: Callable[[str], None] = lambda step: None
 ) -> list[SpecSheet]:
-    """A spec sheet for each registered name, each measured once.
+    """A spec sheet for each encoding that the names say, each measured once.
 
-    Raises: ValueError for an unknown name, before anything is measured.
+    Raises: ValueError for a name that is wrong, before anything is measured.
     """
+    specs = {name: parse(name) for name in names}
     for name in names:
-        entry(name)
-    unique = list(dict.fromkeys(names))
+        _check(name, shape)
+    unique = [n if s.label else str(s) for n, s in specs.items()]
+    unique = list(dict.fromkeys(unique))
     return [
         measure(name, shape, lambda step, n=name, i=i: tell(f"{n} ({i} of {len(unique)}): {step}"))
         for i, name in enumerate(unique, 1)
     ]
+
+
+def _check(name: str, shape: ModelShape) -> None:
+    """Raises: ValueError for what cannot be built; nothing is allocated."""
+    try:
+        with torch.device("meta"):
+            create(name, shape)
+    except (RuntimeError, NotImplementedError):  # somebody's constructor that reads a tensor
+        pass
 
 
 def _print(sheets: list[SpecSheet], compare: bool) -> None:

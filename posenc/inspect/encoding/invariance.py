@@ -17,7 +17,7 @@ from posenc import masks
 from posenc.attend.cache import KVCache
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
-from posenc.inspect.encoding.layer import Layer, hidden, moved, room, tokens
+from posenc.testing.layer import Layer, hidden, moved, room, tokens
 
 ROUNDING = 1e-9
 FAR = 20_011

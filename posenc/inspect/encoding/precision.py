@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding
-from posenc.inspect.encoding.layer import first_layer
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import PRECISION, TWO_PI
+from posenc.testing.layer import first_layer
 
 BOUND = 1e-3
 """Radians of error that count as precise."""

@@ -7,8 +7,10 @@ import re
 
 import torch
 
-from posenc import ModelShape, PositionEncoding, masks
-from tests.checks.harness import (
+from posenc import masks
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
+from posenc.testing.harness import (
     SHAPE,
     Layer,
     Make,

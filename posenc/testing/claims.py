@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from posenc import KVCache, PositionEncoding, attention, masks
-from tests.checks.harness import (
+from posenc import masks
+from posenc.attend.attention import attention
+from posenc.attend.cache import KVCache
+from posenc.encoding.base import PositionEncoding
+from posenc.testing.harness import (
     LENGTH,
     SHAPE,
     Make,

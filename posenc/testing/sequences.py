@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posenc import KVCache, PositionEncoding, masks
-from tests.checks.harness import Make, assert_same, differs, hidden, layer, room, tokens
+from posenc import masks
+from posenc.attend.cache import KVCache
+from posenc.encoding.base import PositionEncoding
+from posenc.testing.harness import Make, assert_same, differs, hidden, layer, room, tokens
 
 
 def assert_decoding_matches_prefill(make: Make) -> None:

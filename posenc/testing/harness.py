@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from posenc import ModelShape, PositionEncoding
-from posenc.inspect.encoding import layer as probe
-from posenc.inspect.encoding.layer import Layer, tokens
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
 from posenc.terms.tokens import Tokens
+from posenc.testing import layer as probe
+from posenc.testing.layer import Layer, tokens
 
 __all__ = [
     "LENGTH", "SHAPE", "Layer", "Make", "assert_same", "build", "differs", "heads", "hidden",

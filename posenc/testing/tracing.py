@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from tests.checks.harness import Layer, Make, assert_same, hidden, layer, room, tokens
+from posenc.testing.harness import Layer, Make, assert_same, hidden, layer, room, tokens
 
 
 def assert_compiles_without_recompiling_per_length(make: Make) -> None:

@@ -1,20 +1,9 @@
 """One line per encoding; that line puts it into the tests, the commands, the plots and the
-tables.
-
->>> posenc.registry.entry("alibi").path
-'posenc.scores.alibi:ALiBi'
->>> posenc.registry.encoding_class("alibi") is posenc.ALiBi
-True
-"""
+tables."""
 
 from __future__ import annotations
 
-import difflib
-import importlib
 from typing import Any, NamedTuple
-
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.shape import ModelShape
 
 
 class Entry(NamedTuple):
@@ -22,8 +11,10 @@ class Entry(NamedTuple):
     """module:Class"""
     checked: str
     """What a test with that mark holds it to: "golden" (the authors' own numbers) or "reference"
-    (the paper in float64)."""
+    (the paper in float64); "unchecked" for an encoding of somebody else."""
     defaults: dict[str, Any] = {}  # noqa: RUF012 - read only
+    origin: str = ""
+    """The package that brings it; "" for posenc."""
 
 
 _QK = "posenc.queries_keys"
@@ -69,6 +60,7 @@ _ENTRIES: dict[str, Entry] = {
     ),
     "axial_rope": Entry(f"{_QK}.axial:AxialRoPE", "golden", {"interleaved": False}),
     "mixed_rope": Entry(f"{_QK}.axial:MixedRoPE", "golden", {"interleaved": False}),
+    "fope": Entry(f"{_QK}.fope:FoPE", "reference"),
     "pope": Entry(f"{_QK}.pope:PoPE", "golden"),
     "logn": Entry(f"{_QK}.query_temperature:LogN", "reference"),
     "llama4_temperature": Entry(f"{_QK}.query_temperature:Llama4Temperature", "reference"),
@@ -92,38 +84,3 @@ _ENTRIES: dict[str, Entry] = {
     ),
     "irope": Entry(f"{_QK}.rnope:RNoPE", "reference", {"interleaved": True, "windows": "chunked"}),
 }
-
-
-def names() -> tuple[str, ...]:
-    """The registered encodings.
-
-    >>> posenc.names()[:3]
-    ('nope', 'sinusoidal', 'sinusoidal_concatenated')
-    """
-    return tuple(_ENTRIES)
-
-
-def entry(name: str) -> Entry:
-    """The registry line of `name`. Raises: ValueError, with the nearest name, if there is none."""
-    if name not in _ENTRIES:
-        near = difflib.get_close_matches(name, _ENTRIES, n=1, cutoff=0.4)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"Unknown encoding {name!r}.{hint} Known: {', '.join(_ENTRIES)}.")
-    return _ENTRIES[name]
-
-
-def encoding_class(name: str) -> type[PositionEncoding]:
-    """The class behind `name`."""
-    module, _, attribute = entry(name).path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
-def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
-    """Build the encoding `name` for a model of this shape; options override the registry's
-    defaults.
-
-    >>> shape = posenc.ModelShape(embed_dim=64, num_heads=4, train_length=128)
-    >>> posenc.create("yarn", shape, factor=8.0).scaling.factor
-    8.0
-    """
-    return encoding_class(name).from_shape(shape, **{**entry(name).defaults, **options})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from posenc import ModelShape, PositionEncoding, attention, masks
+from posenc import masks
+from posenc.attend.attention import attention
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
 from posenc.queries_keys.xpos import XPos
-from tests.checks.harness import (
+from posenc.testing.harness import (
     LENGTH,
     SHAPE,
     Make,
@@ -151,8 +153,21 @@ def assert_works_or_refuses_beyond_training(make: Make) -> None:
         assert out.isfinite().all(), f"not finite at position {far}"
         return
     positions[-1] = limit
-    with pytest.raises(ValueError, match=str(limit)):
+    try:
         model(hidden(3, dtype=torch.float32), positions)
+    except ValueError as error:
+        assert str(limit) in str(error), f"refuses position {limit} without naming it: {error}"
+    else:
+        raise AssertionError(f"max_positions is {limit}, and position {limit} gets an answer")
+
+
+def assert_outputs_are_finite(make: Make) -> None:
+    """Inside the trained length and beyond it."""
+    model = layer(make, dtype=torch.float32)
+    encoding = model.encoding
+    for length in (room(encoding, 9), room(encoding)):
+        out = model(hidden(length, dtype=torch.float32), tokens(encoding, length))
+        assert out.isfinite().all(), f"not finite in a sequence of {length} tokens"
 
 
 def assert_gradients_are_right(make: Make) -> None:
