@@ -163,7 +163,9 @@ def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     attachment.implementations = [(c, c._attn_implementation) for c in configs.values()]
     for module, new in own_positions.without_bias(model):
-        attachment.changed.append((module, new, {k: vars(module)[k] for k in new if k in vars(module)}))
+        attachment.changed.append(
+            (module, new, {k: vars(module)[k] for k in new if k in vars(module)})
+        )
         vars(module).update(new)
     if model.config.model_type == "bloom":
         for config in configs.values():
@@ -208,9 +210,7 @@ def _one_for_each(
     return found
 
 
-def _put(
-    attachment: Attachment, stack: Stack, encoding: PositionEncoding, told: bool
-) -> None:
+def _put(attachment: Attachment, stack: Stack, encoding: PositionEncoding, told: bool) -> None:
     """Attach the encoding to every attention of the stack."""
     module = stack.module
     first = next(module.parameters())

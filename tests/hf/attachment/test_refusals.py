@@ -110,8 +110,6 @@ def test_what_the_forward_would_ignore():
         model.model.forward(TOKENS)
     attention = model.model.layers[0].self_attn
     with pytest.raises(ValueError, match="called past the module itself"):
-        attention.forward(
-            torch.randn(1, 5, 32), (torch.ones(1, 5, 8), torch.zeros(1, 5, 8)), None
-        )
+        attention.forward(torch.randn(1, 5, 32), (torch.ones(1, 5, 8), torch.zeros(1, 5, 8)), None)
     with pytest.raises(ValueError, match="position_ids have"):
         model(TOKENS, position_ids=torch.zeros(3, 2, TOKENS.shape[1], dtype=torch.long))
