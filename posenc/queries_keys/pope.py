@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,7 +13,7 @@ from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
-from posenc.positions import Remembered
+from posenc.positions import Positions, Remembered
 from posenc.queries_keys.query_key import QueryKeyEncoding
 from posenc.terms.tokens import Tokens
 
@@ -62,11 +62,7 @@ class PoPE(QueryKeyEncoding):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
-    def prepare(
-        self,
-        positions: Real[Tensor, "#batch len"] | Real[Tensor, " len"],
-        length: int | None = None,
-    ) -> PoPE:
+    def prepare(self, positions: Positions, length: int | None = None) -> PoPE:
         prepared = self.shallow_copy()
         prepared._ready = (Remembered(positions), *self._cos_sin(positions, torch.float32))
         return prepared

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.boundary import check_pair
 from posenc.encoding.claims import Claims
+from posenc.positions import Positions
 
 
 class QueryKeyEncoding(PositionEncoding):
@@ -19,7 +20,7 @@ class QueryKeyEncoding(PositionEncoding):
         self,
         q: Float[Tensor, "batch num_heads len head_dim"],
         k: Float[Tensor, "batch num_kv_heads len head_dim"],
-        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
+        positions: Positions,
     ) -> tuple[
         Float[Tensor, "batch num_heads len width"], Float[Tensor, "batch num_kv_heads len width"]
     ]:
