@@ -15,7 +15,7 @@ from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import free_ends
 from posenc.positions import grid, placeless
-from posenc.queries_keys.query_key import QueryKeyEncoding
+from posenc.queries_keys.query_key import QueryKeyEncoding, check_keys
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.base import Rotation, Turned
 from posenc.queries_keys.rotation.rotate import rotate
@@ -173,11 +173,7 @@ class MixedRoPE(QueryKeyEncoding):
 
     def transform(self, q: Tokens, k: Tokens) -> Turned:
         assert q.x is not None and k.x is not None
-        if k.x.shape[1] != self.num_kv_heads or k.x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"MixedRoPE: built for {self.num_kv_heads} key/value heads of {self.head_dim}, "
-                f"got k with shape {tuple(k.x.shape)}."
-            )
+        check_keys(self, k.x)
         return self._rotate(q.x, q.positions), self._rotate(k.x, k.positions)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:

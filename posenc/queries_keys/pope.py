@@ -14,7 +14,7 @@ from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
 from posenc.positions import Positions, Remembered
-from posenc.queries_keys.query_key import QueryKeyEncoding
+from posenc.queries_keys.query_key import QueryKeyEncoding, check_keys
 from posenc.terms.tokens import Tokens
 
 
@@ -74,11 +74,7 @@ class PoPE(QueryKeyEncoding):
         Float[Tensor, "batch num_kv_heads {len(k)} {2*self.head_dim}"],
     ]:
         assert q.x is not None and k.x is not None
-        if k.x.shape[1] != self.num_kv_heads or k.x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"PoPE: built for {self.num_kv_heads} key/value heads of {self.head_dim}, "
-                f"got k with shape {tuple(k.x.shape)}."
-            )
+        check_keys(self, k.x)
         dtype = at_least_float32(q.x.dtype)
         q_cos, q_sin = self._cos_sin(q.positions, dtype)
         cos, sin = self._cos_sin(k.positions, dtype)

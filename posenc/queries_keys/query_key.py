@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -27,3 +29,13 @@ class QueryKeyEncoding(PositionEncoding):
         """What becomes of q and k of the same tokens."""
         pair = check_pair(type(self).__name__, q, k, positions, self.claims.num_axes)
         return self.transform(*pair)
+
+
+def check_keys(encoding: Any, k: Tensor) -> None:
+    """Raise ValueError unless k (batch, num_kv_heads, len, head_dim) is what the encoding was built
+    for."""
+    if k.shape[1] != encoding.num_kv_heads or k.shape[-1] != encoding.head_dim:
+        raise ValueError(
+            f"{type(encoding).__name__}: built for {encoding.num_kv_heads} key/value heads of "
+            f"{encoding.head_dim}, got k with shape {tuple(k.shape)}."
+        )
