@@ -8,6 +8,7 @@ from posenc import keras as keras
 from posenc import masks as masks
 from posenc import positions as positions
 from posenc import registry as registry
+from posenc import testing as testing
 from posenc.attend.attention import attention as attention
 from posenc.attend.attention import explain as explain
 from posenc.attend.cache import KVCache as KVCache
@@ -35,6 +36,7 @@ from posenc.models.generating import generate as generate
 from posenc.queries_keys.axial import AxialRoPE as AxialRoPE
 from posenc.queries_keys.axial import MixedRoPE as MixedRoPE
 from posenc.queries_keys.decoupled import DecoupledRoPE as DecoupledRoPE
+from posenc.queries_keys.fope import FoPE as FoPE
 from posenc.queries_keys.layout import convert_layout as convert_layout
 from posenc.queries_keys.mrope import MRoPE as MRoPE
 from posenc.queries_keys.mrope import mrope_positions as mrope_positions

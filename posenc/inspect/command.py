@@ -166,6 +166,8 @@ def _kind(name: str) -> str:
     except ValueError:
         return "module" if _is_module(name) else "folder" if _is_path(name) else "encoding"
     known, (part, *more) = names(), spec.parts
+    if Path(name).exists() and name not in known:
+        return "folder"
     if part.attribute and part.where not in known and not (more or part.options):
         try:
             return "encoding" if is_encoding(find(part.where, part.attribute)) else "module"

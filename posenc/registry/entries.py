@@ -60,6 +60,7 @@ _ENTRIES: dict[str, Entry] = {
     ),
     "axial_rope": Entry(f"{_QK}.axial:AxialRoPE", "golden", {"interleaved": False}),
     "mixed_rope": Entry(f"{_QK}.axial:MixedRoPE", "golden", {"interleaved": False}),
+    "fope": Entry(f"{_QK}.fope:FoPE", "reference"),
     "pope": Entry(f"{_QK}.pope:PoPE", "golden"),
     "logn": Entry(f"{_QK}.query_temperature:LogN", "reference"),
     "llama4_temperature": Entry(f"{_QK}.query_temperature:Llama4Temperature", "reference"),

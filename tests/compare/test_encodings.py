@@ -46,8 +46,6 @@ def folder(tmp_path, monkeypatch):
     """A folder with the user's encoding, and the user in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(known, "_registered", {})
-    monkeypatch.setattr(known, "_classes", {})
     (tmp_path / "my.py").write_text(MINE, encoding="utf-8")
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over it. " * 300)
     shutil.copy(planted.__file__, tmp_path / "planted.py")

@@ -27,9 +27,7 @@ class Other(ALiBi):
 
 
 @pytest.fixture(autouse=True)
-def forget(monkeypatch):
-    monkeypatch.setattr(known, "_registered", {})
-    monkeypatch.setattr(known, "_classes", {})
+def forget():
     known._installed.cache_clear()
     yield
     known._installed.cache_clear()

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from posenc.encoding.shape import ModelShape
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.sheet import SpecSheet, measure
@@ -55,13 +57,22 @@ def measure_all(
     """
     specs = {name: parse(name) for name in names}
     for name in names:
-        create(name, shape)
+        _check(name, shape)
     unique = [n if s.label else str(s) for n, s in specs.items()]
     unique = list(dict.fromkeys(unique))
     return [
         measure(name, shape, lambda step, n=name, i=i: tell(f"{n} ({i} of {len(unique)}): {step}"))
         for i, name in enumerate(unique, 1)
     ]
+
+
+def _check(name: str, shape: ModelShape) -> None:
+    """Raises: ValueError for what cannot be built; nothing is allocated."""
+    try:
+        with torch.device("meta"):
+            create(name, shape)
+    except (RuntimeError, NotImplementedError):  # somebody's constructor that reads a tensor
+        pass
 
 
 def _print(sheets: list[SpecSheet], compare: bool) -> None:
