@@ -55,7 +55,8 @@ def extend(
         str | None,
         typer.Option(
             metavar="TASKS",
-            help="Run these tasks of lm-eval (pip install 'posenc[lm-eval]') on the export.",
+            help="Run these tasks of lm-eval on the exported folder; "
+            "needs pip install 'posenc[lm-eval]'.",
             show_default="none",
         ),
     ] = None,
