@@ -63,8 +63,8 @@ class Mask:
     causal: bool = False
     window: int | None = None
     exact: bool = False
-    q_positions: Real[Tensor, "*q_batch q_len"] | None = None
-    kv_positions: Real[Tensor, "*kv_batch kv_len"] | None = None
+    q_positions: FlatQueries | None = None
+    kv_positions: FlatKeys | None = None
     reads: tuple[Read, ...] = ()
     _last: dict[tuple, Tensor] = field(default_factory=dict, init=False, repr=False)
 
@@ -94,11 +94,7 @@ class Mask:
             reads=self.reads + other.reads,
         )._bound_like(self, other)
 
-    def bind(
-        self,
-        q_positions: Real[Tensor, "*q_batch q_len"],
-        kv_positions: Real[Tensor, "*kv_batch kv_len"],
-    ) -> Mask:
+    def bind(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> Mask:
         """The same mask over these positions, (len) or (batch, len)."""
         return replace(self, q_positions=q_positions, kv_positions=kv_positions)
 

@@ -42,8 +42,10 @@ class Columns:
     def nbytes(self) -> int:
         """Bytes for each token."""
         size = self.axes * self.positions.itemsize
-        return size if self.state is None else size + math.prod(self.state[0]) * (
-            self.state[1].itemsize
+        return (
+            size
+            if self.state is None
+            else size + math.prod(self.state[0]) * (self.state[1].itemsize)
         )
 
     def width(self, k: Tensor) -> int:

@@ -10,7 +10,17 @@ import posenc
 from posenc.hf import attach, detach, shape_of
 from tests.hf.attachment.models import TOKENS, build
 
-ENCODINGS = ["rope", "alibi", "fox", "cope", "fire", "learned", "yarn", "self_extend", "transformer_xl"]
+ENCODINGS = [
+    "rope",
+    "alibi",
+    "fox",
+    "cope",
+    "fire",
+    "learned",
+    "yarn",
+    "self_extend",
+    "transformer_xl",
+]
 FAMILIES = ["llama", "gpt2", "gemma3_text", "bloom", "gpt_neox"]
 LENGTH = TOKENS.shape[1]
 MASK = torch.ones_like(TOKENS)
