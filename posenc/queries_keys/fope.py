@@ -87,12 +87,11 @@ class FoPE(QueryKeyEncoding):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         _, frequencies, pairs = self.cos_weight.shape
-        own = torch.arange(pairs, device=self.cos_weight.device)
         every = -(-frequencies // pairs)
-        used = own * every < frequencies
+        own = torch.arange(-(-frequencies // every), device=self.cos_weight.device)
         for weight in (self.sin_weight, self.cos_weight):
             nn.init.xavier_normal_(weight, self.gain)
-            weight[:, own[used] * every, own[used]] += 1
+            weight[:, own * every, own] += 1
 
     def transform(
         self, q: Tokens, k: Tokens
