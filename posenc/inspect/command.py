@@ -32,8 +32,7 @@ def inspect(
         bool, typer.Option("--compare", help="One table and shared figures, side by side.")
     ] = False,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print JSON: a list with one object per name."),
+        bool, typer.Option("--json", help="Print JSON: a list with one object per name.")
     ] = False,
     contract: Annotated[
         bool,
@@ -74,8 +73,7 @@ def inspect(
         ),
     ] = None,
     layers: Annotated[
-        list[int] | None,
-        typer.Option("--layer", help="Layer of the model to draw; repeatable."),
+        list[int] | None, typer.Option("--layer", help="Layer of the model to draw; repeatable.")
     ] = None,
     as_bytes: Annotated[
         bool, typer.Option("--bytes", help="The model reads the text as bytes.")

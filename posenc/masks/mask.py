@@ -206,9 +206,7 @@ def _either(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
 
 
 def take(
-    positions: Shaped[Tensor, "..."] | None,
-    batch: Int[Tensor, "..."],
-    index: Int[Tensor, "..."],
+    positions: Shaped[Tensor, "..."] | None, batch: Int[Tensor, "..."], index: Int[Tensor, "..."]
 ) -> Shaped[Tensor, "..."]:
     """The positions, (len) or (batch, len), at these indices; None: the indices themselves."""
     if positions is None:
