@@ -46,6 +46,7 @@ from posenc.queries_keys.position_maps import ReRoPE as ReRoPE
 from posenc.queries_keys.position_maps import SelfExtend as SelfExtend
 from posenc.queries_keys.query_temperature import Llama4Temperature as Llama4Temperature
 from posenc.queries_keys.query_temperature import LogN as LogN
+from posenc.queries_keys.repo import RePo as RePo
 from posenc.queries_keys.rnope import RNoPE as RNoPE
 from posenc.queries_keys.rope import RoPE as RoPE
 from posenc.queries_keys.xpos import XPos as XPos

@@ -4,7 +4,7 @@
 >>> from transformers import LlamaConfig, LlamaForCausalLM
 >>> small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 >>> shape = LlamaConfig(vocab_size=256, max_position_embeddings=64, **small)
->>> few = posenc.extend.Options(windows=2, search_tries=0)
+>>> few = posenc.extend.Options(windows=2, search_evaluations=0)
 >>> texts = ["Documents of your own, longer than the new length. " * 9] * 4
 >>> with tempfile.TemporaryDirectory() as folder:  # a checkpoint that has learned nothing
 ...     LlamaForCausalLM(shape).save_pretrained(folder)

@@ -55,7 +55,7 @@ def extend(
         str | None,
         typer.Option(
             metavar="TASKS",
-            help="Run these tasks of lm-eval (pip install lm-eval) on the exported folder.",
+            help="Run these tasks of lm-eval (pip install 'posenc[lm-eval]') on the exported folder.",
             show_default="none",
         ),
     ] = None,

@@ -135,7 +135,10 @@ def attend(
     """Attention as transformers calls it: (batch, heads, len, head_dim) in, (batch, len, heads,
     head_dim) out."""
     _refuse_unread(kwargs)
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    # Under autocast, a rotation by float32 angles leaves q and k in float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", True))
     now = _attending(module, key)
     q_len, kv_len, device = query.shape[2], key.shape[2], query.device
     if now is None:
@@ -218,7 +221,8 @@ def _mask(
     if isinstance(attention_mask, LazyMask) and attention_mask.plain is None:
         return attention_mask.bound(q_positions, kv_positions)
     if isinstance(attention_mask, Tensor):
-        allowed = attention_mask if attention_mask.dtype == torch.bool else attention_mask >= 0
+        given = attention_mask
+        allowed = given if given.dtype == torch.bool else given >= 0
         dense = Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx])
         return dense.bind(q_positions, kv_positions)
     if q_len == 1 or not is_causal or (attention_mask and attention_mask.plain == "full"):

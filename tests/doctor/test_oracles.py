@@ -1,8 +1,11 @@
 """The check against real runtimes: its verdict, and an environment that cannot be installed."""
 
+import json
+import shutil
 import subprocess
 import sys
 
+import numpy
 import pytest
 
 from tests.doctor.oracles import __main__ as oracles
@@ -63,3 +66,40 @@ def test_a_runtime_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "sleeps.py").write_text("import time; time.sleep(60)")
     with pytest.raises(subprocess.TimeoutExpired):
         run.logits(sys.executable, "sleeps.py", tmp_path, tmp_path / "tokens.json")
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-5, 2.0, float("nan")])
+def test_an_export_is_read_alike_and_a_broken_one_is_not(off):
+    from tests.doctor.oracles.exports import verdict
+
+    assert bool(verdict("transformers 4.57.3", "out", off, 1e-3, whole=True)) is not (off <= 1e-3)
+    assert bool(verdict("transformers 4.57.3", "out", off, 1e-3, whole=False)) is not (off > 1e-3)
+
+
+def test_exports_that_a_version_reads_otherwise_are_named(tmp_path, monkeypatch):
+    """Readers that look at one key each: the older one at rope_scaling, and one at nothing."""
+    from tests.doctor.oracles import exports
+
+    def export(model, method, out):
+        out.mkdir()
+        keys = {"rope_parameters": 1, "rope_scaling": 2, "rope_theta": 3}
+        (out / "config.json").write_text(json.dumps(keys))
+        return out
+
+    def read(python, folder):
+        found = json.loads((folder / "config.json").read_text())
+        blind = python == "blind"
+        return python, numpy.array([0.0 if blind else float("rope_scaling" not in found)])
+
+    monkeypatch.setattr(exports, "extended", export)
+    monkeypatch.setattr(exports, "METHODS", ("ntk",))
+    good = {"transformers4": "reads", "transformers5": "reads"}
+    assert exports.check_exports(tmp_path, tmp_path, good, read, 1e-3) == []
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    (wrong,) = exports.check_exports(
+        tmp_path, tmp_path, good | {"transformers4": "blind"}, read, 1e-3
+    )
+    assert wrong.startswith(
+        "blind, extended by ntk without rope_theta and rope_scaling: off by only"
+    )

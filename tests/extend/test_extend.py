@@ -40,7 +40,7 @@ TARGET = 3 * LENGTH
 LLAMA = Path(__file__).parents[2].parent / "shared" / "checkpoints" / "llama2xs"
 STORIES = LLAMA.parents[1] / "data" / "tinystories_sample.txt"
 DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
-QUICK = Options(windows=2, search_tries=0, task_trials=1)
+QUICK = Options(windows=2, search_evaluations=0, task_trials=1)
 
 
 @pytest.fixture(scope="module")

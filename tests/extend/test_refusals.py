@@ -99,7 +99,7 @@ OPTIONS: dict[str, list[str]] = {
     "exists already": ["--out", "{there}"],
     "Token ids must lie in 0 .. 256": ["--ids", "--text", "{ids}"],
     "whole numbers between spaces": ["--ids", "--text", "{short}"],
-    "leaves nothing to search": ["--method", "search", "--search-tries", "0"],
+    "leaves nothing to search": ["--method", "search", "--search-evaluations", "0"],
     "Invalid value for '--to'": ["--to", "far"],
 }
 

@@ -128,7 +128,7 @@ def test_a_text_builds_what_its_parts_say():
     both = create("rope:rope_theta=500000+alibi:bias_max=4", SHAPE)
     rope, alibi = both.members
     assert isinstance(rope, RoPE) and rope.rope_theta == 500000 and not rope.interleaved
-    assert isinstance(alibi, ALiBi) and alibi.slopes == ALiBi(4, 4.0).slopes
+    assert isinstance(alibi, ALiBi) and alibi.slopes == ALiBi(4, bias_max=4.0).slopes
 
 
 def test_layers_take_turns():

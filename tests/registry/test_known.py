@@ -36,8 +36,8 @@ def forget():
 def test_a_registered_name_is_built_listed_and_composed():
     register("slow", Slow, bias_max=4.0)
     assert type(create("slow", SHAPE)) is Slow
-    assert create("slow", SHAPE).slopes == ALiBi(2, 4.0).slopes
-    assert create("slow:bias_max=6", SHAPE).slopes == ALiBi(2, 6.0).slopes
+    assert create("slow", SHAPE).slopes == ALiBi(2, bias_max=4.0).slopes
+    assert create("slow:bias_max=6", SHAPE).slopes == ALiBi(2, bias_max=6.0).slopes
     assert create("rope+slow", ModelShape(64, 2)).claims.places == (2, 3)
     assert names()[-1] == "slow" and entry("slow").checked == "unchecked"
     register("slow", Slow)  # the same cell of a notebook, run again

@@ -148,8 +148,7 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | None, Tensor 
         )
     if given.get("cu_seq_lens_q") is not None:
         raise ValueError("posenc: packed rows need position_ids, which begin anew in each text.")
-    plain = not isinstance(mask, Tensor) or mask.ndim != 2 or bool((mask != 0).all())
-    if plain:
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or bool((mask != 0).all()):
         return run(past, length, device), None
     counted = positions_from_mask(mask)[:, past : past + length]
     return counted.to(device), None

@@ -33,7 +33,7 @@ def hide(stack: nn.Module, model: Any) -> list[Any]:
         for child in {id(child): child for _, _, child in rotary_modules(stack)}.values()
     ]
     known = table_of(model)
-    tables = {} if known is None else {id(known.module): known.module}
+    tables: dict[int, nn.Module] = {} if known is None else {id(known.module): known.module}
     for name, module in stack.named_modules():
         if name.rpartition(".")[2] in TABLES:
             tables[id(module)] = module

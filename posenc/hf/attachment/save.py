@@ -204,8 +204,8 @@ def _encoding(path: Path, stack: Any, given: PositionEncoding | None) -> Positio
         raise ValueError(f"{path}: {error}") from error
     if _says(found) != stack.get("says"):
         raise ValueError(
-            f"{path}: this version of posenc builds {_says(found)} from it, and {stack.get('says')} "
-            "was saved."
+            f"{path}: this version of posenc builds {_says(found)} from it, and "
+            f"{stack.get('says')} was saved."
         )
     return found
 

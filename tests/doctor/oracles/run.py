@@ -2,6 +2,9 @@
 
     python tests/doctor/oracles/run.py MODEL --transformers4 PY --mlx PY --llama PY
 
+Then the model extended by three methods, in transformers 5 and 4, whole and without the keys that
+the version reads.
+
 MODEL is a Llama folder in safetensors; without it a small one of random weights is made. Each PY is
 the Python of an environment that has the runtime; one without is left out. Prints, per runtime, the
 largest difference of its logits (libllama: log-probabilities) from transformers 5's on the broken
@@ -23,6 +26,7 @@ import numpy as np
 
 from posenc.dialects.formulas import plain
 from posenc.doctor.running import Options, run
+from tests.doctor.oracles import exports
 
 HERE = Path(__file__).parent
 TEMPERATURE = 1.3
@@ -96,6 +100,17 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
+def _exports(model: Path, root: Path, given: argparse.Namespace) -> list[str]:
+    tokens = root / "long.json"
+    tokens.write_text(json.dumps(exports.TOKENS))
+    pythons = {name: python for name in exports.DIALECT if (python := getattr(given, name))}
+
+    def read(python: str, folder: Path) -> tuple[str, np.ndarray]:
+        return logits(python, "logits_transformers.py", folder, tokens)
+
+    return exports.check_exports(model, root, pythons, read, ALLOWED)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, nargs="?")
@@ -126,6 +141,7 @@ def main() -> int:
                 off = float(abs(got - meant).max())
                 print(f"{said}, {folder.name}: logits off by {off:.1e}", flush=True)
                 wrong += verdict(said, folder.name, off)
+        wrong += _exports(model, root, given)
         if given.llama is not None:
             from tests.doctor.oracles.llama import write_gguf
 

@@ -16,6 +16,8 @@ from posenc.hf.attachment.written import rebuilt, written
 from posenc.numbers.precision import per_head
 from tests.hf.attachment.models import TOKENS, build, own_rope
 
+ALIBI = "posenc.scores.alibi:ALiBi"
+
 
 class LogALiBi(DistanceBias):
     """Somebody's own encoding."""
@@ -116,7 +118,7 @@ def test_the_encoding_of_other_weights_is_refused(tmp_path):
         ({"stacks": [{"encoding": {"class": "os:system", "arguments": {}}}]}, "no encoding of pos"),
         ({"stacks": [{"encoding": {"class": "posenc.cli:main", "arguments": {}}}]}, "no encoding"),
         (
-            {"stacks": [{"encoding": {"class": "posenc.scores.alibi:ALiBi", "arguments": {"a": 1}}}]},
+            {"stacks": [{"encoding": {"class": ALIBI, "arguments": {"a": 1}}}]},
             "unexpected keyword argument 'a'",
         ),
         (
