@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from posenc.report.options import Figures
+
 DEFAULTS = (64, 8, 2048)
 """Head size, heads and training length."""
 
@@ -87,13 +89,7 @@ def inspect(
             help="Where to write the page.", show_default="runs/inspect.html; with --json nowhere"
         ),
     ] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
-            show_default="none",
-        ),
-    ] = None,
+    figures: Figures = None,
 ) -> None:
     """Measure and draw what encodings and models do with position; nothing is taken from their
     claims."""
