@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +22,13 @@ KERAS_LAYERS = {
 
 
 def list_encodings(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Names, module:Class or file.py:Class, with options; see docs/grammar.md.",
+            show_default="every name",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a list of objects in JSON.")
     ] = False,
@@ -33,7 +42,11 @@ def list_encodings(
     """
     if as_json and markdown:
         raise ValueError("posenc list: choose one of --json and --markdown.")
-    rows = encodings()
+    from posenc.registry import problems
+
+    rows, wrong = encodings(names)
+    for line in wrong if names else (*problems(), *wrong):
+        sys.stderr.write(f"posenc: {line}\n")
     if as_json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     elif markdown:
@@ -44,18 +57,31 @@ def list_encodings(
         print_table(stdout(160), _HEADINGS, map(_cells, rows), overflow="fold")
 
 
-def encodings() -> list[dict[str, Any]]:
-    """What each registered encoding claims, with the defaults of the registry."""
+def encodings(asked: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    """What each encoding claims, by default each that is registered, with the registry's options;
+    and a line for each of another package that cannot be built.
+
+    Raises: ValueError where one that was asked for cannot be built.
+    """
+    from posenc import registry
     from posenc.encoding.shape import ModelShape
-    from posenc.registry import create, entry, names
 
     shape = ModelShape(embed_dim=512, num_heads=8, train_length=2048)
-    rows = []
-    for name in names():
-        encoding = create(name, shape)
+    rows, wrong = [], []
+    for name in asked or registry.names():
+        spec = registry.parse(name)
+        named = len(spec.parts) == 1 and not spec.parts[0].attribute
+        line = registry.entry(spec.parts[0].where) if named else registry.Entry(name, "unchecked")
+        try:
+            encoding = registry.create(name, shape)
+        except Exception as error:  # of another package: its constructor may raise anything
+            if asked or not line.origin:
+                raise
+            wrong.append(f"{error}" if name in str(error) else f"{name!r}: {error}")
+            continue
         rows.append(
             {
-                "name": name,
+                "name": spec.label or str(spec),
                 "places": list(encoding.claims.places),
                 "parameters": encoding.num_parameters,
                 "shift_invariant": encoding.claims.shift_invariant,
@@ -65,12 +91,13 @@ def encodings() -> list[dict[str, Any]]:
                 "max_positions": encoding.claims.max_positions,
                 "num_axes": encoding.claims.num_axes,
                 "scope": encoding.claims.scope,
-                "checked": entry(name).checked,
+                "checked": line.checked,
+                "origin": line.origin,
                 "keras": KERAS_LAYERS.get(type(encoding).__name__),
                 "source": encoding.claims.source,
             }
         )
-    return rows
+    return rows, wrong
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -88,7 +115,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         ", ".join(map(str, row["places"])) or "none",
         f"{row['parameters']:,}{each}",
         ", ".join(claim for claim, holds in claims.items() if holds),
-        row["checked"],
+        f"{row['checked']}, {row['origin']}" if row["origin"] else row["checked"],
         row["keras"] or "",
         row["source"],
     ]

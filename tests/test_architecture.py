@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 # The command line and the public names are strings: what they name is loaded when asked for.
 FACES = {"posenc/__init__.py", "posenc/cli.py"}
 # The old home of `extend` still answers, with a warning, for one release.
+NAMES = ("posenc.__version__", "posenc.encodings", "posenc.json", "posenc.safetensors")
+"""What looks like a module and is none: the version, a group of entry points, files."""
 ALLOWED = {("posenc/hf/__init__.py", "posenc.extend")}
 MAX_LOOSE, MAX_LINES = 8, 300
 
@@ -56,7 +58,7 @@ def imported(path: str, source: str) -> Iterator[tuple[int, str]]:
             text = node.value if isinstance(node.value, str) else ""
             names = [text.partition(":")[0]] if re.fullmatch(r"posenc(\.\w+)+(:\w+)?", text) else []
         for name in names:
-            if name.partition(".")[0] == "posenc" and name != "posenc.__version__":
+            if name.partition(".")[0] == "posenc" and name not in NAMES:
                 yield node.lineno, name  # type: ignore[attr-defined]
 
 

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from posenc.cli import COMMANDS
-from tests.checks import CHECKS
+from posenc.registry import parse
+from posenc.testing import CHECKS, every_check, maker, verdicts
 
 ROOT = Path(__file__).parents[1]
 READMES = ("README.md", "README.zh-CN.md")
+GRAMMAR = (ROOT / "docs" / "grammar.md").read_text(encoding="utf-8")
 FENCED = re.DOTALL | re.MULTILINE
 DOCUMENTS = sorted(
     p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
@@ -43,6 +45,42 @@ def test_both_readmes_show_the_same_code():
         return [re.sub(r"\s*#.*", "", block) for block in blocks(document, "python")]
 
     assert without_comments("README.md") == without_comments("README.zh-CN.md")
+
+
+@pytest.mark.parametrize("document", READMES)
+def test_the_readmes_own_encoding_is_compared_in_one_command(document, tmp_path):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    assert "\nposenc compare rope ./my_encoding.py:LogALiBi " in text
+    (source,) = blocks(document, "python file=my_encoding.py")
+    (other,) = blocks(next(d for d in READMES if d != document), "python file=my_encoding.py")
+    assert source == other and source.count("\n") <= 20
+    if document == "README.zh-CN.md":  # the same code: run once
+        return
+    (tmp_path / "my_encoding.py").write_text(source, encoding="utf-8")
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over it. " * 300)
+    tiny = "--train-length 16 --test-lengths 16 --seeds 1 --steps 2 --batch 2 --width 32 --layers 1"
+    more = ["--heads", "2", "--workers", "1", "--text", "text.txt"]
+    command = ["-m", "posenc", "compare", "rope", "./my_encoding.py:LogALiBi", *tiny.split(), *more]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "my_encoding.py:LogALiBi" in done.stdout
+
+
+def test_the_readmes_own_encoding_passes_the_contract(tmp_path):
+    (source,) = blocks("README.md", "python file=my_encoding.py")
+    (tmp_path / "my_encoding.py").write_text(source, encoding="utf-8")
+    name = f"'{tmp_path}/my_encoding.py':LogALiBi"
+    found = list(verdicts(maker(name), every_check()))
+    assert len(found) == len(every_check())
+    assert [verdict for verdict in found if verdict.failure is not None] == []
+
+
+@pytest.mark.parametrize("row", [*re.findall(r"^\| `([^`]+)` \|", GRAMMAR, re.MULTILINE)])
+def test_each_text_of_the_grammars_page_is_read(row):
+    assert parse(row).parts
 
 
 EXAMPLES = ("square_root", "carope", "fading_match")

@@ -33,7 +33,7 @@ from posenc.queries_keys.rope_scaling import DynamicNTK, LongRoPE, YaRN, rope_fr
 from posenc.queries_keys.xpos import XPos
 from posenc.scores.alibi import ALiBi
 from posenc.scores.t5 import T5Bias
-from tests.checks.harness import turned
+from posenc.testing.harness import turned
 
 SHAPE = ModelShape(embed_dim=32, num_heads=4, train_length=16)
 

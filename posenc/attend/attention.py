@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from jaxtyping import Float, Real, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from posenc.attend.cache import KVCache
@@ -20,6 +20,7 @@ from posenc.attend.request import Request
 from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
 from posenc.numbers.precision import at_least_float32
+from posenc.positions import KeyPositions, QueryPositions
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "reference": reference,
@@ -58,8 +59,8 @@ def attention(
     v: Float[Tensor, "batch num_kv_heads kv_len v_dim"],
     encoding: PositionEncoding | None = None,
     *,
-    q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
-    kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
+    q_positions: QueryPositions,
+    kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
     mask: Mask | None = None,
@@ -115,8 +116,8 @@ def explain(
     v: Float[Tensor, "batch num_kv_heads kv_len v_dim"],
     encoding: PositionEncoding | None = None,
     *,
-    q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
-    kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
+    q_positions: QueryPositions,
+    kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
     mask: Mask | None = None,
@@ -138,7 +139,7 @@ def explain(
         kv_state=kv_state, mask=mask, cache=None, dropout_p=dropout_p, return_lse=return_lse,
     )  # fmt: skip
     problems = request.problems()
-    plans = [_choose(problem, impl) for problem in problems]
+    plans = [_plan(problem, impl) for problem in problems]
     each = [plan.extra_bytes for plan in plans]
     # A backward pass needs what all passes kept; without one, each lets go of its own.
     extra = (sum(each) if problems[0].needs_grad else max(each)) + sum(
@@ -153,9 +154,9 @@ def explain(
 
 
 def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:
-    kernel = IMPLEMENTATIONS[_choose(problem, impl).impl]
+    name = _best(problem)[0] if impl == "auto" else _asked(problem, impl)
     if problem.q.numel() and problem.kv_len:
-        return kernel.run(problem)
+        return IMPLEMENTATIONS[name].run(problem)
     # No keys or no queries: zeros, through which a gradient may flow.
     none = 0 * (problem.q.sum() + problem.k.sum() + problem.v.sum())
     out = problem.q.new_zeros(*problem.q.shape[:3], problem.v.shape[-1]) + none
@@ -163,23 +164,26 @@ def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:
     return out, lse if problem.need_lse else None
 
 
-def _choose(problem: Problem, impl: str) -> Plan:
+def _asked(problem: Problem, impl: str) -> str:
+    """An implementation that the call names. Raises: ValueError where it cannot run."""
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"attention: unknown impl {impl!r}; known: auto, {', '.join(IMPLEMENTATIONS)}."
+        )
+    why_not = IMPLEMENTATIONS[impl].refuse(problem)
+    if why_not:
+        raise ValueError(
+            f"attention: impl={impl!r} cannot run {type(problem.encoding).__name__}: {why_not}."
+        )
+    return impl
+
+
+def _plan(problem: Problem, impl: str) -> Plan:
     if impl != "auto":
-        if impl not in IMPLEMENTATIONS:
-            raise ValueError(
-                f"attention: unknown impl {impl!r}; known: auto, {', '.join(IMPLEMENTATIONS)}."
-            )
-        why_not = IMPLEMENTATIONS[impl].refuse(problem)
-        if why_not:
-            raise ValueError(
-                f"attention: impl={impl!r} cannot run {type(problem.encoding).__name__}: {why_not}."
-            )
-        cost = IMPLEMENTATIONS[impl].cost(problem)
+        cost = IMPLEMENTATIONS[_asked(problem, impl)].cost(problem)
         return Plan(impl, "asked for by name", cost.time, cost.extra_bytes)
-    rejected = {
-        name: why for name, kernel in IMPLEMENTATIONS.items() if (why := kernel.refuse(problem))
-    }
-    name, reason = _best(problem, rejected)
+    name, reason = _best(problem)
+    rejected = {n: why for n, kernel in IMPLEMENTATIONS.items() if (why := kernel.refuse(problem))}
     cost = IMPLEMENTATIONS[name].cost(problem)
     others = {n: "expected to be slower here" for n in IMPLEMENTATIONS if n != name}
     if problem.q.device.type == "cpu" and name != "flex":
@@ -190,32 +194,32 @@ def _choose(problem: Problem, impl: str) -> Plan:
 SHORT_ROW = 512
 """Up to this many keys, dense softmax attention trains faster on the CPU than its flash kernel in
 half types or with a bias; in plain float32 a step at 128 keys is 10 % faster with flash."""
-FEW_QUERIES = 8
-"""Up to this many queries, a bias that is a difference of states is cheaper as rows of it than as
-columns that all keys carry."""
-DENSE_BYTES, LEAN_BYTES = 64 * 2**20, 16 * 2**20
+DENSE_BYTES, LEAN_BYTES = 64 * 2**20, 4 * 2**20
 """Scores and weights below this size are computed whole; below the second on the CPU without
 gradients, where blocks share one buffer."""
 
 
-def _best(problem: Problem, rejected: dict[str, str]) -> tuple[str, str]:
-    """An implementation that has not refused the call, and why it is the one."""
+def _best(problem: Problem) -> tuple[str, str]:
+    """An implementation that does not refuse the call, and why it is the one."""
+
+    def runs(name: str) -> bool:
+        return IMPLEMENTATIONS[name].refuse(problem) is None
+
     on_cpu = problem.q.device.type == "cpu"
     lean = on_cpu and not problem.needs_grad
     dense = 2 * scores_bytes(problem, problem.q_len) <= (LEAN_BYTES if lean else DENSE_BYTES)
     half = problem.q.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cpu")
     slow_flash = half or problem.term is not None
     if on_cpu and problem.needs_grad and problem.kv_len <= SHORT_ROW and dense and slow_flash:
-        name = "reference" if "short_rows" in rejected else "short_rows"
+        name = "short_rows" if runs("short_rows") else "reference"
         return name, "short rows that need gradients"
-    term = problem.term
-    if on_cpu and problem.q_len <= FEW_QUERIES and dense and term is not None and term.split:
-        return "reference", "one row of bias for each of a few queries"
-    if "sdpa" not in rejected:
-        return "sdpa", "torch's kernel computes it"
-    if not on_cpu and not dense and "flex" not in rejected:
+    if runs("sdpa"):
+        few = sdpa.takes_rows(problem)
+        how = "a row of bias for each of a few queries" if few else "torch's kernel computes it"
+        return "sdpa", how
+    if not on_cpu and not dense and runs("flex"):
         return "flex", "one fused kernel with the encoding's score_mod"
-    if dense or "blockwise" in rejected:
+    if dense or not runs("blockwise"):
         return "reference", "the scores are small" if dense else "nothing else can run here"
     return "blockwise", "the scores are too large to hold at once"
 

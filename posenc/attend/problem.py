@@ -186,7 +186,7 @@ class Problem:
         if self.term is None:
             return scores
         with without_autocast(scores.device):
-            added = self.term.add(scores, slice(start, stop), self._span, visible)
+            added = self.term.add(scores, slice(start, stop), self.span, visible)
         return added.to(scores.dtype)  # states may be wider than q
 
     def visible(self, start: int, stop: int) -> Tensor | None:
@@ -205,9 +205,10 @@ class Problem:
         if self.term is None or self.term.combine is None:
             return grouped_matmul(weights, v).to(self.q.dtype)
         with without_autocast(weights.device):
-            out = self.term.combine(weights, v, slice(start, stop), self._span)
+            out = self.term.combine(weights, v, slice(start, stop), self.span)
         return out.to(self.q.dtype)
 
     @property
-    def _span(self) -> slice:
+    def span(self) -> slice:
+        """The keys of this problem among those that the term knows."""
         return slice(self.first_key, self.first_key + self.kv_len)

@@ -8,19 +8,15 @@ from typing import Any
 
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
-from posenc.registry import entry
+from posenc.registry import entry, parse
 
 
 def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> dict[str, str]:
-    """Every constructor argument of `encoding`, given or not, and what it claims."""
+    """Every constructor argument of `encoding`, given or not, and what it claims; of several that
+    make one, the text `name` that made them."""
     spec = {"name": name, "class": type(encoding).__name__}
-    fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
-    known = fields | entry(name).defaults
-    for argument, parameter in inspect.signature(type(encoding)).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue  # of a class without a constructor of its own
-        value: Any = getattr(encoding, argument, known.get(argument, parameter.default))
-        spec[argument] = str(value)
+    parts = parse(name).parts
+    spec |= _arguments(name, encoding, shape) if len(parts) == 1 else {"made of": name}
     limit = encoding.claims.max_positions
     return spec | {
         "places": ", ".join(map(str, encoding.claims.places)) or "none",
@@ -31,3 +27,17 @@ def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> 
         "positions": "no limit" if limit is None else f"{limit}",
         "source": encoding.claims.source,
     }
+
+
+def _arguments(name: str, encoding: PositionEncoding, shape: ModelShape) -> dict[str, str]:
+    (part,) = parse(name).parts
+    fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
+    defaults = {} if part.attribute else entry(part.where).defaults
+    known = fields | defaults | {option.key: option.value for option in part.options}
+    found = {}
+    for argument, parameter in inspect.signature(type(encoding)).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue  # of a class without a constructor of its own
+        value: Any = getattr(encoding, argument, known.get(argument, parameter.default))
+        found[argument] = str(value)
+    return found

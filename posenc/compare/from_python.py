@@ -25,7 +25,8 @@ def run(
     The same call goes on with what an interrupted one has left.
 
     Args:
-        encodings: names of `posenc.names()`; None for six common ones.
+        encodings: names of `posenc.names()`, or texts that `posenc.create` takes, each with a label
+            before an equals sign where it should be called otherwise; None for six common ones.
         text: files, folders or globs to train and test on, read as bytes; None for the source of
             Python's standard library.
         test_lengths: windows to test on, in bytes; None for 1, 2, 4 and 8 times the training
@@ -33,9 +34,9 @@ def run(
         out: folder for report.html, results.csv, study.json and the trials; None for one below
             runs/ that the options name.
         figures: folder for every figure as SVG, PDF, PNG and CSV.
-        options: train_length, seeds, steps, batch, width, layers, heads, kv_heads, lr, device,
-            precision, workers and checkpoint_steps, as fields of `posenc.compare.Options`, which
-            has their defaults.
+        options: train_length, seeds, steps, batch, width, layers, heads, kv_heads, config, small,
+            lr, device, precision, workers, checkpoint_steps and unchecked, as fields of
+            `posenc.compare.Options`, which has their defaults.
 
     Raises: ValueError for wrong input, before anything is written; TypeError for an option that
     there is not; RunFailed where a trial failed, after the others.

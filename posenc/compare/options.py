@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from posenc.report.options import Figures
+
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 
 
@@ -19,7 +21,9 @@ class Options:
     encodings: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names from `posenc list`.",
+            help="Names from `posenc list`, module:Class or file.py:Class; each with options as in "
+            "yarn:factor=8, together as in rope+alibi, by layer as in 'rope/nope every 4', or with "
+            "a label as in mine=./my.py:Mine. See docs/grammar.md.",
             show_default=" ".join(DEFAULT_ENCODINGS),
         ),
     ] = None
@@ -44,9 +48,16 @@ class Options:
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, each a trial.")] = 2
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each trial.")] = 400
     batch: Annotated[int, typer.Option(min=1, help="Training windows per step.")] = 32
-    width: Annotated[int, typer.Option(min=1, help="Width of the decoder, in channels.")] = 128
-    layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4
-    heads: Annotated[int, typer.Option(min=1, help="Number of query heads.")] = 4
+    width: Annotated[
+        int | None,
+        typer.Option(min=1, help="Width of the decoder, in channels.", show_default="128"),
+    ] = None
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Number of layers.", show_default="4")
+    ] = None
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Number of query heads.", show_default="4")
+    ] = None
     kv_heads: Annotated[
         int | None,
         typer.Option(
@@ -55,6 +66,22 @@ class Options:
             show_default="as many as --heads",
         ),
     ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A Hugging Face config.json, or its folder, whose sizes the decoder takes where "
+            "no other option gives them.",
+            show_default="none",
+        ),
+    ] = None
+    small: Annotated[
+        bool,
+        typer.Option(
+            "--small",
+            help="Of the --config keep how many query heads share a key/value head, in at most 4 "
+            "layers, about 4 heads, and 64 channels a head.",
+        ),
+    ] = False
     lr: Annotated[float, typer.Option(help="Peak learning rate, per step of AdamW.")] = 2e-3
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     precision: Annotated[
@@ -82,13 +109,15 @@ class Options:
             show_default="a folder below runs/ that the options name",
         ),
     ] = None
-    figures: Annotated[
-        Path | None,
+    figures: Figures = None
+    unchecked: Annotated[
+        bool,
         typer.Option(
-            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
-            show_default="none",
+            "--unchecked",
+            help="Compare also an encoding of yours that sees later tokens, gives NaN, or depends "
+            "on how it is called; the report says so.",
         ),
-    ] = None
+    ] = False
     yes: Annotated[
         bool, typer.Option("--yes", help="Start also what is expected to take over a week.")
     ] = False

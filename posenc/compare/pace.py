@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
+from posenc.compare import process
+from posenc.compare.trial import write_trial
 
-from posenc.compare import evaluate, splits, train
-from posenc.compare.cost import START_SECONDS, seconds_of
-from posenc.compare.trial import TrialConfig
+if TYPE_CHECKING:
+    import numpy as np
 
-STEPS = 2
-"""Steps that are timed, after one that is not."""
+    from posenc.compare.train import Decoder
+    from posenc.compare.trial import TrialConfig
+
+WARM_UP, STEPS = 2, 4
+"""Steps that are not timed, in which memory is taken from the system, and steps that are."""
 WORTH = 30
 """Seconds: of what is expected to be shorter nothing is measured."""
 VALIDATIONS = 20
@@ -24,59 +30,106 @@ VALIDATIONS = 20
 def expected_seconds(trials: Sequence[TrialConfig], folder: Path, workers: int) -> int:
     """Seconds that these trials, whose text lies in `folder`, take on as many workers.
 
-    Each encoding is measured, as many at a time as trials will run: cores share what they read.
+    Each encoding is measured in a process like those of the trials, as many at a time as trials
+    will run: cores share what they read.
     """
+    from posenc.compare.cost import seconds_of
+
     if not trials:
         return 0
     rough = seconds_of(trials[0], len(trials), workers)
     if trials[0].device != "cpu" or rough < WORTH:
         return rough
     one_each = list({trial.encoding: trial for trial in trials}.values())
-    threads = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            each = dict(
-                zip(
-                    (trial.encoding for trial in one_each),
-                    pool.map(lambda trial: _seconds_of_one(trial, folder), one_each),
-                    strict=True,
-                )
-            )
-    finally:
-        torch.set_num_threads(threads)
-    return round(sum(each[trial.encoding] for trial in trials) / workers)
+    for trial in one_each:
+        (folder / trial.folder).mkdir(exist_ok=True)
+        write_trial(folder / trial.folder, trial)
+    shares = [one_each[i::workers] for i in range(min(workers, len(one_each)))]
+    each: dict[str, float] = {}
+    with ThreadPoolExecutor(len(shares)) as pool:
+        for found in pool.map(lambda share: _measured(share, folder), shares):
+            each |= found
+    return round(sum(each.get(t.encoding) or seconds_of(t, 1, 1) for t in trials) / workers)
+
+
+def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
+    """Seconds of one trial of each encoding; one that cannot be measured is left out, and the trial
+    itself will say why."""
+    homes = [folder / trial.folder for trial in trials]
+    with subprocess.Popen(
+        process.command("posenc.compare.pace", folder, *homes),
+        stdin=subprocess.PIPE,  # the process ends when this one closes it
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        encoding="utf-8",
+        env=process.environment(trials[0].device),
+    ) as measuring:
+        assert measuring.stdout is not None
+        answer = measuring.stdout.read()
+    return json.loads(answer or "{}")
+
+
+def main(parent: str, study_folder: str, *trial_folders: str) -> int:
+    """The process that measures: prints one object, an encoding's name to its trial's seconds."""
+    process.end_with_parent(int(parent))
+    # What an encoding of the user prints must not come between.
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    import torch
+
+    from posenc.compare.trial import read_trial
+
+    torch.set_num_threads(1)
+    seconds = {}
+    for trial in [read_trial(Path(each)) for each in trial_folders]:
+        try:
+            seconds[trial.encoding] = _seconds_of_one(trial, Path(study_folder))
+        except Exception:  # of torch, of an encoding
+            continue
+    answer.write(json.dumps(seconds))
+    answer.flush()
+    return 0
 
 
 def _seconds_of_one(trial: TrialConfig, folder: Path) -> float:
-    try:
-        model = train.build_decoder(trial)
-        symbols = splits.read_split(folder, "train", trial.corpus)
-        step = _seconds_per_step(model, trial, symbols)
-        return START_SECONDS + trial.steps * step + _seconds_without_gradients(model, trial)
-    except Exception:  # of torch, of an encoding: the trial itself will say so
-        return seconds_of(trial, 1, 1)
+    from posenc.compare import splits, train
+    from posenc.compare.cost import START_SECONDS
+
+    model = train.build_decoder(trial)
+    symbols = splits.read_split(folder, "train", trial.corpus)
+    step = _seconds_per_step(model, trial, symbols)
+    return START_SECONDS + trial.steps * step + _seconds_without_gradients(model, trial)
 
 
-def _seconds_per_step(model: train.Decoder, trial: TrialConfig, symbols: np.ndarray) -> float:
+def _seconds_per_step(model: Decoder, trial: TrialConfig, symbols: np.ndarray) -> float:
+    from posenc.compare import train
+
     optimizer = train.optimizer_for(model, trial)
-    train.take_step(model, optimizer, trial, symbols, 0)
-    began = time.perf_counter()
-    for step in range(1, STEPS + 1):
+    for step in range(WARM_UP + STEPS):
+        if step == WARM_UP:
+            began = time.perf_counter()
         train.take_step(model, optimizer, trial, symbols, step)
     return (time.perf_counter() - began) / STEPS
 
 
-@torch.no_grad()
-def _seconds_without_gradients(model: train.Decoder, trial: TrialConfig) -> float:
-    """Of the validations and of the test: one piece at each length is timed."""
+def _seconds_without_gradients(model: Decoder, trial: TrialConfig) -> float:
+    """Of the validations and of the test: one piece at each length is timed, after one that is
+    not."""
+    import torch
+
+    from posenc.compare import evaluate, train
+
     model.eval()
     total = 0.0
     for length in trial.test_lengths:
         if evaluate.cannot(model.encoding, length):  # type: ignore[arg-type]
             continue
         rows = torch.zeros(max(1, evaluate.TOKENS_AT_ONCE // length), length + 1, dtype=torch.long)
-        began = time.perf_counter()
-        train.token_losses(model, rows, trial)
+        with torch.no_grad():
+            train.token_losses(model, rows, trial)
+            began = time.perf_counter()
+            train.token_losses(model, rows, trial)
         per_token = (time.perf_counter() - began) / (rows.shape[0] * length)
         total += per_token * evaluate.HELD_OUT_BYTES
         if length == trial.train_length:

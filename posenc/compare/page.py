@@ -192,6 +192,7 @@ def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
             "started": study.started,
             **study.versions,
             **study.hardware,
+            **_code(study),
         }
     )
     yield Items(
@@ -201,6 +202,13 @@ def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
             "Numbers of different texts or model sizes must not be compared with each other.",
         )
     )
+
+
+def _code(study: Study) -> dict[str, str]:
+    """Which code an encoding that is not posenc's had."""
+    found = {t.encoding: t.code for t in study.trials if t.code}
+    said = ", ".join(f"{encoding} {code}" for encoding, code in found.items())
+    return {"hash of the code": said} if said else {}
 
 
 def _count(number: int, noun: str) -> str:

@@ -16,16 +16,18 @@ from rich.console import Console
 
 from posenc.compare import splits, sweep, tables
 from posenc.compare.cost import check_cost, opening
+from posenc.compare.encodings import Compared, labelled, read_encodings
 from posenc.compare.options import DEFAULT_ENCODINGS, Options
 from posenc.compare.pace import expected_seconds
 from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
+from posenc.compare.sizes import sizes_of
 from posenc.compare.summary import summarise
 from posenc.compare.trial import TrialConfig
+from posenc.compare.unchecked import find_void, warnings, without_unchecked
 from posenc.compare.verdict import recommend_encoding
-from posenc.registry import entry, names
 from posenc.report import machine
-from posenc.report.atomic import is_partial, write_atomically
+from posenc.report.atomic import check_figures, is_partial, write_atomically
 from posenc.report.console import stdout
 from posenc.report.failure import RunFailed, Stopped
 from posenc.report.lock import LOCK, locked
@@ -45,24 +47,22 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     Stopped after Ctrl-C.
     """
     console = Console(stderr=True)
-    if options.figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(options.figures)
-    encodings = tuple(dict.fromkeys(options.encodings or DEFAULT_ENCODINGS))
-    trial = _first_trial(options, encodings)  # checks all but the text
+    check_figures(options.figures)
+    compared = _read(options.encodings or DEFAULT_ENCODINGS)
+    trial = _first_trial(options, compared[0].text)  # checks all but the text
     workers = options.workers or (1 if trial.device == "cuda" else machine.num_cores())
-    workers = min(workers, options.seeds * len(encodings))
-    check_cost(trial, encodings, options.seeds, workers, options.yes)
+    workers = min(workers, options.seeds * len(compared))
+    check_cost(trial, [each.text for each in compared], options.seeds, workers, options.yes)
+    unchecked = find_void(compared, options.unchecked)
     if options.out is not None:
         _check_ours(options.out)
     source = find_text(options.text) if options.text else embedded()
     need = splits.Need(options.train_length, max(trial.test_lengths), options.batch)
     cut = splits.cut_text(source, need, options.out or RUNS)
     trials = tuple(
-        replace(trial, encoding=name, seed=seed, corpus=cut.info.hash)
+        replace(trial, encoding=each.text, code=each.code, seed=seed, corpus=cut.info.hash)
         for seed in range(options.seeds)
-        for name in encodings
+        for each in compared
     )
     folder = options.out or RUNS / f"compare-{_name(trials)}"
     damaged = _check_ours(folder)
@@ -77,6 +77,8 @@ def run_study(options: Options, *, show: bool = True) -> Study:
             hardware=machine.describe(trial.device, trial.precision, workers),
             corpus=cut.info,
             trials=trials,
+            labels={each.text: each.label for each in compared if each.label != each.text},
+            unchecked=unchecked,
         )
         _save(study, folder)
         for wrong in (damaged, cut.write(folder)):
@@ -111,10 +113,7 @@ def rebuild_report(folder: Path, figures: Path | None = None) -> None:
 
     Raises: ValueError if there is no readable study, or if it is still running.
     """
-    if figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(figures)
+    check_figures(figures)
     path = folder / STUDY
     if not path.is_file():
         raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
@@ -149,8 +148,10 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
         if result is not None:
             results.append(result)
     study = replace(study, results=tuple(results))
-    study = replace(study, summary=summarise(study))
-    return replace(study, recommendation=recommend_encoding(study, study.summary)), damaged
+    shown = labelled(study)
+    study = replace(study, summary=summarise(shown))
+    said = [recommend_encoding(*without_unchecked(shown, study.summary)), *warnings(shown)]
+    return replace(study, recommendation=" ".join(said)), damaged
 
 
 def _write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
@@ -158,8 +159,8 @@ def _write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
 
     study, damaged = collect(study, folder)
     _save(study, folder)
-    write_atomically(folder / "results.csv", tables.csv_text(study))
-    make_page(study).write(folder / "report.html")
+    write_atomically(folder / "results.csv", tables.csv_text(labelled(study)))
+    make_page(labelled(study)).write(folder / "report.html")
     return study, damaged
 
 
@@ -170,7 +171,7 @@ def _write_figures(study: Study, figures: Path | None) -> list[str]:
     from posenc.compare.page import make_page
     from posenc.report.figure_files import write_figures
 
-    return [*write_figures(make_page(study).plots(), figures), f"Figures: {figures}"]
+    return [*write_figures(make_page(labelled(study)).plots(), figures), f"Figures: {figures}"]
 
 
 def _save(study: Study, folder: Path) -> None:
@@ -179,22 +180,29 @@ def _save(study: Study, folder: Path) -> None:
 
 def _show(study: Study, folder: Path, console: Console) -> None:
     out = stdout(160)
-    out.print(tables.summary_table(study))
+    out.print(tables.summary_table(labelled(study)))
     out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)
-    for line in tables.notes(study):
+    for line in tables.notes(labelled(study)):
         say(console, line)
     say(console, f"Report: {folder / 'report.html'}")
 
 
-def _first_trial(options: Options, encodings: Sequence[str]) -> TrialConfig:
+def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
+    """The encodings asked for. Raises: ValueError, which knows a text's file for what it is."""
+    try:
+        return read_encodings(texts)
+    except ValueError as error:
+        for text in texts:
+            if text in str(error) and Path(text).exists() and not text.endswith(".py"):
+                raise ValueError(
+                    f"{text!r} is a file or folder where an encoding is expected. Every text has "
+                    f"its own --text: --text FIRST --text {shlex.quote(text)}."
+                ) from None
+        raise
+
+
+def _first_trial(options: Options, encoding: str) -> TrialConfig:
     """The options as a trial without a text. Raises: ValueError if they do not fit together."""
-    for name in encodings:
-        if name not in names() and Path(name).exists():
-            raise ValueError(
-                f"{name!r} is a file or folder where an encoding is expected. Every text has its "
-                f"own --text: --text FIRST --text {shlex.quote(name)}."
-            )
-        entry(name)
     device = machine.default_device() if options.device == "auto" else options.device
     if device not in ("cpu", "cuda"):
         raise ValueError(f"--device must be auto, cpu or cuda, got {options.device!r}.")
@@ -209,11 +217,11 @@ def _first_trial(options: Options, encodings: Sequence[str]) -> TrialConfig:
     shared = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
     asked = {name: getattr(options, name) for name in shared}
     resolved = {
-        "encoding": encodings[0],
+        "encoding": encoding,
         "seed": 0,
         "corpus": "",
         "test_lengths": _lengths(options.test_lengths, options.train_length),
-        "kv_heads": options.heads if options.kv_heads is None else options.kv_heads,
+        **sizes_of(options),
         "device": device,
         "precision": precision,
         "torch": torch.__version__,

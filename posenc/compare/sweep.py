@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import shutil
 import signal
@@ -14,11 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from posenc.compare import splits, worker
+from posenc.compare import process, splits
 from posenc.compare.checkpoint import clear_checkpoint
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.trial import TrialConfig, write_trial
 from posenc.report.atomic import remove_partials, write_atomically
+
+_WORKER = "posenc.compare.worker"
 
 
 class Watcher(Protocol):
@@ -134,13 +135,13 @@ class _Worker:
         write_trial(self.home, trial)
         with (self.home / "log.txt").open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                worker.command(folder, self.home, checkpoint_steps),
+                process.command(_WORKER, folder, self.home, checkpoint_steps),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 encoding="utf-8",
-                env=_environment(trial),
+                env=process.environment(trial.device),
                 start_new_session=True,  # Ctrl-C is for the sweep, which then ends its workers
             )
         self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
@@ -176,18 +177,6 @@ def _tell(watcher: Watcher, trial: TrialConfig, event: dict[str, Any]) -> None:
         watcher.testing(trial)
     elif event["kind"] == "note":
         watcher.note(trial, event["text"])
-
-
-def _environment(trial: TrialConfig) -> dict[str, str]:
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    if trial.device == "cpu":
-        # One thread each: bit-identical sums, and processes scale better than threads do.
-        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        # glibc keeps freed blocks instead of returning them to the system at every step.
-        environment |= {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "-1"}
-    else:
-        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    return environment
 
 
 def _cause_of_death(code: int, log: Path) -> str:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from posenc.report.atomic import write_atomically
+from posenc.tasks.known import TEXT
 
 RECIPE = 2
 """Increase it when the same config would give other numbers, so that old results are not reused."""
+
+LONGEST_NAME = 60
+"""Letters of an encoding in the name of a folder."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +25,12 @@ class TrialConfig:
     """Everything that decides a trial's numbers.
 
     Args:
-        encoding: name in the registry.
+        encoding: what `posenc.create` takes: a name, or a text in the grammar of encodings.
         seed: draws the initial weights and the batches; shared by all encodings.
-        corpus: hash of the text.
-        train_length: training window, in bytes.
-        test_lengths: windows of the evaluation, in bytes, ascending, train_length among them.
+        corpus: hash of the text, or of sequences that the task makes.
+        train_length: training window, in bytes; of a task, the longest sequence in training, in
+            what the task counts.
+        test_lengths: lengths of the evaluation in the same unit, ascending, train_length first.
         steps: optimizer steps.
         batch: windows per step.
         width, layers, heads, kv_heads: sizes of the decoder.
@@ -32,7 +39,11 @@ class TrialConfig:
         precision: "float32", or "bfloat16" for autocast.
         torch: version of torch, whose kernels decide the last bits.
         recipe: version of the training and evaluation code.
+        code: hash of the files that define the encoding; "" for posenc's own.
+        task: what is learned: "text", or a name in posenc.tasks.known.
     """
+
+    ADDED: ClassVar[frozenset[str]] = frozenset({"code", "task"})
 
     encoding: str
     seed: int
@@ -50,17 +61,27 @@ class TrialConfig:
     precision: str
     torch: str
     recipe: int = RECIPE
+    code: str = ""
+    task: str = TEXT
 
     @property
     def hash(self) -> str:
         """Twelve hexadecimal digits that change with any field."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        fields = dataclasses.asdict(self)
+        # Trials of versions without these fields keep their folders.
+        if not self.code:
+            del fields["code"]
+        if self.task == TEXT:
+            del fields["task"]
+        text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def folder(self) -> str:
         """Name of the trial's folder."""
-        return f"{self.encoding}-seed{self.seed}-{self.hash}"
+        name = re.sub(r"[^\w.]+", "-", self.encoding).strip("-.")[:LONGEST_NAME]
+        task = "" if self.task == TEXT else f"-{self.task}"
+        return f"{name}{task}-seed{self.seed}-{self.hash}"
 
 
 def write_trial(folder: Path, config: TrialConfig) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -22,6 +22,19 @@ _FROM_ONE = ("embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_width")
 _POSITIVE = ("base", "rope_theta", "init_L", "bias_max", "partial_rotary_factor")
 
 
+class UnknownOption(ValueError):
+    """Options that an encoding does not take: `name` is the first; it takes `accepted`."""
+
+    def __init__(self, owner: str, given: Iterable[str], accepted: Iterable[str]) -> None:
+        self.accepted = tuple(accepted)
+        wrong = sorted(set(given) - set(self.accepted))
+        self.name = wrong[0]
+        super().__init__(
+            f"{owner}: unknown option {', '.join(wrong)}; "
+            f"it takes {', '.join(self.accepted) or 'none'}."
+        )
+
+
 def checked(init: Callable[..., None]) -> Callable[..., None]:
     """The constructor, which raises TypeError or ValueError for an argument that is not what its
     annotation says: bool, int or float, or one of these or None. NaN and infinity are no numbers
@@ -34,6 +47,8 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
         with contextlib.suppress(TypeError):  # Python says it better
             bound = signature.bind(*args, **kwargs)
             given = dict(bound.arguments)
+            own = list(given.items())[1:]
+            vars(args[0]).setdefault("_given", dict(own))  # as a file may keep them
             bound.apply_defaults()
             kept = {n: _comparable(v) for n, v in list(bound.arguments.items())[1:]}
             vars(args[0]).setdefault("_arguments", kept)

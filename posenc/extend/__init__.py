@@ -15,37 +15,7 @@
 ['none', 'yarn', 'window']
 """
 
-from __future__ import annotations
+from posenc.lazy import attach
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from posenc.extend.extension import Outcome as Outcome
-    from posenc.extend.extension import evaluate as evaluate
-    from posenc.extend.extension import extend as extend
-    from posenc.extend.from_python import run as run
-    from posenc.extend.options import Options as Options
-    from posenc.extend.tune.config import TuneConfig as TuneConfig
-
-_PUBLIC = {
-    "Options": "posenc.extend.options",
-    "Outcome": "posenc.extend.extension",
-    "TuneConfig": "posenc.extend.tune.config",
-    "evaluate": "posenc.extend.extension",
-    "extend": "posenc.extend.extension",
-    "run": "posenc.extend.from_python",
-}
 # No submodule may have the name of a function here: importing it would replace the function.
-
-__all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'posenc.extend' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

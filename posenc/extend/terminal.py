@@ -17,7 +17,7 @@ from posenc.extend.extension import Outcome, extend
 from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_page
 from posenc.extend.task_table import task_rows
 from posenc.hf.text import split_documents
-from posenc.report.atomic import check_writable, write_atomically
+from posenc.report.atomic import check_figures, check_writable, write_atomically
 from posenc.report.progress import Narrator
 
 OUT_OF_DOMAIN = (
@@ -42,10 +42,7 @@ def extend_and_show(
     if lm_eval is not None:
         check_lm_eval(lm_eval, out)
     console = Console(stderr=True)
-    if figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(figures)
+    check_figures(figures)
     if report is not None:
         check_writable(report)
     caution = None if texts else OUT_OF_DOMAIN

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from posenc.report.options import Figures
+
 DEFAULTS = (64, 8, 2048)
 """Head size, heads and training length."""
 
@@ -17,8 +19,9 @@ def inspect(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="Encodings, see posenc list; a model's folder; package.module:Class; or the word "
-            "claims.",
+            help="Encodings, see posenc list and docs/grammar.md; file.py:Class or "
+            "package.module:Class, an encoding or somebody else's module; a model's folder; or the "
+            "word claims.",
             metavar="NAME...",
         ),
     ],
@@ -31,8 +34,14 @@ def inspect(
         bool, typer.Option("--compare", help="One table and shared figures, side by side.")
     ] = False,
     as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: a list with one object per name.")
+    ] = False,
+    contract: Annotated[
         bool,
-        typer.Option("--json", help="Print JSON: a list with one object per name."),
+        typer.Option(
+            "--contract",
+            help="Hold the encodings to what posenc's own are tested for, and print what fails.",
+        ),
     ] = False,
     arguments: Annotated[
         list[str] | None,
@@ -66,8 +75,7 @@ def inspect(
         ),
     ] = None,
     layers: Annotated[
-        list[int] | None,
-        typer.Option("--layer", help="Layer of the model to draw; repeatable."),
+        list[int] | None, typer.Option("--layer", help="Layer of the model to draw; repeatable.")
     ] = None,
     as_bytes: Annotated[
         bool, typer.Option("--bytes", help="The model reads the text as bytes.")
@@ -81,19 +89,22 @@ def inspect(
             help="Where to write the page.", show_default="runs/inspect.html; with --json nowhere"
         ),
     ] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
-            show_default="none",
-        ),
-    ] = None,
+    figures: Figures = None,
 ) -> None:
     """Measure and draw what encodings and models do with position; nothing is taken from their
     claims."""
     shape_given = (head_dim, num_heads, train_length) != DEFAULTS
     of_model = text is not None or swap or layers or as_bytes or as_ids
-    if any(map(_is_module, names)):
+    given = bool(arguments or call)
+    kinds = {"module" if given and _is_module(name) else _kind(name) for name in names}
+    if contract and (kinds != {"encoding"} or compare or out or figures or shape_given or of_model):
+        raise ValueError("posenc inspect --contract takes encodings, and --json.")
+    if contract:
+        from posenc.inspect.contract.command import run as run_contract
+
+        run_contract(names, as_json)
+        return
+    if "module" in kinds:
         if len(names) > 1 or compare or out or figures or shape_given or of_model:
             raise ValueError(
                 "posenc inspect package.module:Class takes --arg, --call and --json only."
@@ -103,8 +114,11 @@ def inspect(
         modules_command.run(names[0], arguments or [], call, as_json)
         return
     if arguments or call:
-        raise ValueError("--arg and --call are for package.module:Class.")
-    if of_model or any(map(_is_path, names)):
+        raise ValueError(
+            "--arg and --call are for package.module:Class; an encoding has its options in its "
+            "name, as in rope:rope_theta=500000."
+        )
+    if of_model or "folder" in kinds:
         if len(names) > 1 or compare or shape_given:
             raise ValueError(
                 "posenc inspect FOLDER takes --text, --swap, --layer, --bytes, --ids, --json, "
@@ -116,7 +130,7 @@ def inspect(
         asked = ModelRequest(Path(names[0]), text, swap, layers or (), as_bytes, as_ids)
         inspect_checkpoint(asked, as_json, out, shlex.join(["posenc", *sys.argv[1:]]), figures)
         return
-    if "claims" in names:
+    if "claims" in kinds:
         if names != ["claims"] or compare or out or figures or shape_given:
             raise ValueError("posenc inspect claims takes --json and nothing else.")
         from posenc.inspect.claims import command as claims_command
@@ -131,6 +145,33 @@ def inspect(
     run(names, shape, compare, as_json, out, figures)
 
 
+def _kind(name: str) -> str:
+    """What a name means: "claims", "encoding", "module" of somebody else, or "folder".
+
+    Raises: ValueError for a file or module that does not import.
+    """
+    from posenc.registry import names, parse
+    from posenc.registry.code import find, is_encoding
+
+    if name == "claims":
+        return "claims"
+    try:
+        spec = parse(name)
+    except ValueError:
+        return "module" if _is_module(name) else "folder" if _is_path(name) else "encoding"
+    known, (part, *more) = names(), spec.parts
+    if Path(name).exists() and name not in known:
+        return "folder"
+    if part.attribute and part.where not in known and not (more or part.options):
+        try:
+            return "encoding" if is_encoding(find(part.where, part.attribute)) else "module"
+        except AttributeError:
+            return "module"
+    if any(each.attribute or each.options or each.where in known for each in (part, *more)):
+        return "encoding"
+    return "folder" if _is_path(name) else "encoding"
+
+
 def _is_module(name: str) -> bool:
     """Whether package.module:Class or file.py:Class is meant."""
     before, colon, _ = name.rpartition(":")
@@ -139,10 +180,5 @@ def _is_module(name: str) -> bool:
 
 
 def _is_path(name: str) -> bool:
-    """Whether a folder is meant: it exists, or the text can only be a path. An encoding's name
-    never means a folder."""
-    from posenc import registry
-
-    if name == "claims" or name in registry.names():
-        return False
+    """Whether what is no encoding's name is meant as a folder: it exists, or can only be a path."""
     return "/" in name or "\\" in name or name.startswith((".", "~")) or Path(name).exists()

@@ -167,6 +167,19 @@ def on_huge_pages(t: torch.Tensor) -> torch.Tensor:
     return t
 
 
+def pointer(t: torch.Tensor | None) -> ctypes.c_void_p:
+    """Where its numbers begin; NULL for None."""
+    return ctypes.c_void_p(None if t is None else t.data_ptr())
+
+
+def rows_like(t: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
+    """t in the shape of `like`, its keys side by side; what it repeats lies there once."""
+    if t is None:
+        return None
+    t = t.expand(*t.shape[:-1], like.shape[-1])
+    return (t if t.stride(-1) == 1 else t.contiguous()).expand(like.shape)
+
+
 def in_parts(count: int, part: Callable[[int, int], None]) -> None:
     """part(first, last) for 0 .. count, shared out among as many threads as torch has; ctypes lets
     go of the interpreter's lock while C runs."""

@@ -7,13 +7,13 @@ from dataclasses import fields, replace
 from typing import Any, Self
 
 import torch
-from jaxtyping import Real
 from torch import Tensor
 
+from posenc.encoding.arguments import UnknownOption
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
-from posenc.positions import Remembered
+from posenc.positions import Positions, Remembered
 from posenc.queries_keys.rope_scaling import SCALINGS, Frequencies, Scaling, rope_frequencies
 from posenc.queries_keys.rotation.base import Rotation
 from posenc.queries_keys.rotation.traced_length import cos_sin_at_length, recipe
@@ -144,11 +144,7 @@ class RoPE(Rotation):
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) * (1 if self.scaling is None else self.scaling.logit_scale)
 
-    def prepare(
-        self,
-        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
-        length: int | None = None,
-    ) -> Self:
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
         if length is None or self.claims.cache_safe:
             return super().prepare(positions)
         stretched = self.shallow_copy()
@@ -185,12 +181,8 @@ def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, A
     kind = SCALINGS[name]
     own = [f.name for f in fields(kind)]  # pyright: ignore[reportArgumentType]
     accepted = [*own, *inspect.signature(cls).parameters, "partial_rotary_factor"]
-    wrong = sorted(set(options) - set(accepted))
-    if wrong:
-        raise ValueError(
-            f"{cls.__name__} with scaling {name!r}: unknown option {', '.join(wrong)}; "
-            f"it takes {', '.join(accepted)}."
-        )
+    if set(options) - set(accepted):
+        raise UnknownOption(f"{cls.__name__} with scaling {name!r}", options, accepted)
     given = {n: options.pop(n) for n in own if n in options}
     if "original_max_positions" in own:
         given.setdefault("original_max_positions", train_length)

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding, check_head_dim
 from posenc.encoding.claims import Claims
 from posenc.numbers.heads import grouped_matmul
 from posenc.numbers.precision import at_least_float32
+from posenc.scores import in_place
 from posenc.terms.skew import Part, add_parts
-from posenc.terms.term import Term
+from posenc.terms.term import Scores, Shown, Term
 from posenc.terms.tokens import Tokens
 
 KEYS = 128
@@ -128,13 +129,7 @@ class CountedGates(Term):
     def held(self, needs_grad: bool) -> float:
         return 9.0 if needs_grad else 1.0
 
-    def add(
-        self,
-        scores: Float[Tensor, "batch num_heads rows keys"],
-        rows: slice,
-        keys: slice,
-        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
-    ) -> Float[Tensor, "batch num_heads rows keys"]:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         """From the last key to the first, where reading is free: once all counts are at their
         limit, no further gate is looked at."""
         cope, q = self.cope, self.q[rows].x
@@ -147,6 +142,8 @@ class CountedGates(Term):
             state = self.k[keys].state
             assert state is not None
             gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
+        if in_place.applies(scores, gates, table):
+            return in_place.count_gates(scores, gates, table, mask)
         if scores.device.type != "cpu" or torch.compiler.is_compiling():
             count = _count(gates, mask, 0, scores.shape[-1])
             return scores.add_(_at(table, count.clamp(max=table.shape[-1] - 1)))

@@ -19,6 +19,9 @@ from posenc.numbers.tracking import free_ends
 from posenc.terms.by_distance import ByDistance, require_whole
 from posenc.terms.tokens import Tokens
 
+FEW = 16
+"""Queries that are projected themselves, not a row of the table for each distance."""
+
 
 class DeBERTa(PositionEncoding):
     """Add content-to-position and position-to-content scores read from a table of distances.
@@ -161,14 +164,19 @@ class DeBERTa(PositionEncoding):
         dtype, scale = at_least_float32(q.x.dtype), self.scale(self.head_dim)
 
         def for_q(distance: Tensor) -> Tensor:
+            if few:
+                return F.pad(self._rows(self.row(distance), dtype), (0, 1), value=1.0)[None]
             return scale * self._projected(self._projections()[1], self.row(distance), dtype)
 
         def for_k(distance: Tensor) -> Tensor:
             return scale * self._projected(self._projections()[0], self._k_row(distance), dtype)
 
+        few = len(q) <= FEW and not torch.compiler.is_compiling()
+        queries = q.x.to(dtype) if self.c2p else None
+        if few and queries is not None:
+            queries = scale * self._through(self._projections()[1], queries)
         return ByDistance(
-            q, k, (-self.max_distance, self.max_distance),
-            q.x.to(dtype) if self.c2p else None, for_q if self.c2p else None,
+            q, k, (-self.max_distance, self.max_distance), queries, for_q if self.c2p else None,
             k.x.to(dtype) if self.p2c and k.x is not None else None, for_k if self.p2c else None,
         )  # fmt: skip
 
@@ -183,21 +191,40 @@ class DeBERTa(PositionEncoding):
         return self._attention_projections
 
     def _projected(
-        self, projection: nn.Linear | None, rows: Tensor, dtype: torch.dtype
+        self, projection: nn.Linear | None, rows: Int[Tensor, " rows"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads rows head_dim"]:
-        """These rows of the table by head; a projection of fewer heads serves its groups. Rows
-        beyond those that occur are not projected."""
+        """These rows of the table by head; a projection of fewer heads serves its groups. A row
+        that several distances share is projected once."""
         assert projection is not None
         ends = free_ends(rows)
         first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)
-        table = self.table[first : last + 1].to(dtype)
-        if self.norm is not None:
-            weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
-            table = F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
+        shared = 2 * (last + 1 - first) < len(rows)
+        table = self._rows(
+            torch.arange(first, last + 1, device=rows.device) if shared else rows, dtype
+        )
         bias = None if projection.bias is None else projection.bias.to(dtype)
         heads = F.linear(table, projection.weight.to(dtype), bias)
         heads = heads.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
-        return for_every_head(heads[:, rows - first], self.num_heads, dim=0)
+        return for_every_head(heads[:, rows - first] if shared else heads, self.num_heads, dim=0)
+
+    def _rows(
+        self, rows: Int[Tensor, " rows"], dtype: torch.dtype
+    ) -> Float[Tensor, "rows embed_dim"]:
+        table = self.table[rows].to(dtype)
+        if self.norm is None:
+            return table
+        weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
+        return F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
+
+    def _through(self, projection: nn.Linear | None, queries: Tensor) -> Tensor:
+        """(batch, num_heads, len, embed_dim + 1): queries whose products with `_rows` are those of
+        `queries` with `_projected`."""
+        assert projection is not None
+        weight = projection.weight.to(queries.dtype)
+        bias = weight.new_zeros(len(weight)) if projection.bias is None else projection.bias
+        both = torch.cat([weight, bias.to(weight.dtype)[:, None]], 1)
+        heads = both.unflatten(0, (-1, self.head_dim))
+        return queries @ for_every_head(heads, self.num_heads, dim=0)
 
 
 @lru_cache(maxsize=16)

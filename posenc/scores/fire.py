@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding, check_heads
 from posenc.encoding.claims import Claims
+from posenc.encoding.distance_bias import BiasMatrix
 from posenc.encoding.placed import check_distances
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import without_autocast
 from posenc.numbers.tracking import watched
-from posenc.positions import distances
+from posenc.positions import FlatKeys, FlatQueries, distances
+from posenc.scores import in_place
 from posenc.terms.dense import Dense
+from posenc.terms.term import Scores, Shown
 from posenc.terms.tokens import Tokens
 
 
@@ -81,11 +84,7 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.c, 0.1)
         nn.init.constant_(self.multiplier, 1.0)
 
-    def forward(
-        self,
-        q_positions: Real[Tensor, "*#batch q_len"],
-        kv_positions: Real[Tensor, "*#batch kv_len"],
-    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
+    def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
         batched positions."""
         return self.of_share(
@@ -101,10 +100,7 @@ class FIRE(PositionEncoding):
             return F.linear(hidden, *_as(self.out, share.dtype)).movedim(-1, -3)
 
     def share(
-        self,
-        q_positions: Real[Tensor, "*#batch q_len"],
-        kv_positions: Real[Tensor, "*#batch kv_len"],
-        like: torch.dtype,
+        self, q_positions: FlatQueries, kv_positions: FlatKeys, like: torch.dtype
     ) -> Float[Tensor, "*batch q_len kv_len"]:
         """What the network reads for each pair: (q_len, kv_len) or (batch, q_len, kv_len), in
         float32, or in float64 where `like` or the parameters are."""
@@ -141,13 +137,7 @@ class Network(Dense):
         units, heads = self.fire.out.weight.shape[::-1]
         return 3 * units / heads
 
-    def add(
-        self,
-        scores: Float[Tensor, "batch num_heads rows keys"],
-        rows: slice,
-        keys: slice,
-        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
-    ) -> Float[Tensor, "batch num_heads rows keys"]:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         if self.fire.activation is not F.relu or watched():
             return super().add(scores, rows, keys, mask)
         share = self.fire.share(self.q[rows].positions, self.k[keys].positions, self.dtype)
@@ -158,6 +148,8 @@ class Network(Dense):
         out_weight, out_bias = _as(self.fire.out, share.dtype)
         # relu(w s + b) = max(w s, -b) + b; the last hidden unit is 1 and carries the constants.
         out = torch.cat([out_weight, (out_weight @ bias + out_bias)[:, None]], 1)
+        if len(bias) <= in_place.UNITS and in_place.applies(scores, share, out):
+            return in_place.add_network(scores, share, weight[:, 0], -bias, out[:, :-1], out[:, -1])
         weight, limit = weight[:, 0, None, None], -bias[:, None, None]
         rows, keys = scores.shape[-2:]
         units = out.shape[1]

@@ -55,13 +55,13 @@ class Band:
 @dataclass(frozen=True)
 class Bands:
     """What the blocks of one attention share: a band that queries are multiplied with, by falling
-    distance, and one for the keys, by rising distance; k_ends (2, batch, num_heads, 1, kv_len) are
-    the keys' products with its lowest and highest entry."""
+    distance, and one for the keys, by rising distance; k_ends are the keys' products with its
+    lowest and highest entry, (batch, num_heads, 1, kv_len), or None where no key is that far."""
 
     kv_start: int
     for_q: Band | None
     for_k: Band | None
-    k_ends: Tensor | None
+    k_ends: tuple[Tensor | None, Tensor | None] = (None, None)
 
     @classmethod
     def of(
@@ -97,11 +97,14 @@ class Bands:
 
         q_band = band(for_q, high + rows, low - rows, -1)
         k_band = band(for_k, low - rows, high + rows, 1)
-        k_ends = None
-        if k_band is not None:
-            assert k is not None
-            k_ends = torch.stack([k_band[end, 1] @ k.mT for end in (low, high)])
-        return cls(kv_start, q_band, k_band, k_ends)
+        if k_band is None:
+            return cls(kv_start, q_band, None)
+        assert k is not None
+        kv_len, q_len = kv_positions.shape[-1], q_positions.shape[-1]
+        at_low = shift + min(rows, q_len) - 1 - low < kv_len
+        lowest = k_band[low, 1] @ k.mT if at_low else None
+        highest = k_band[high, 1] @ k.mT if shift + q_len > high else None
+        return cls(kv_start, q_band, k_band, (lowest, highest))
 
     def add(
         self,
@@ -126,9 +129,9 @@ class Bands:
             ]
             scores = add_parts(scores, *tiles, rows=QUERIES)
         if self.for_k is not None:
-            assert k is not None and self.k_ends is not None
+            assert k is not None
             first = run_start(kv_positions) - self.kv_start  # type: ignore[operator]
-            k_ends = self.k_ends.narrow(-1, first, keys)
+            k_ends = [None if end is None else end.narrow(-1, first, keys) for end in self.k_ends]
             scores = add_parts(scores, _of_keys(self.for_k, shift, rows, keys, k, k_ends))
         return scores
 
@@ -176,11 +179,12 @@ def _of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]
 
 
 def _of_keys(
-    table: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: Tensor
+    table: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: list[Tensor | None]
 ) -> Iterator[Part]:
     first, last = table.near(shift, rows, keys)
     if first:
-        yield 0, first, k_ends[1, ..., :first]
+        assert k_ends[1] is not None
+        yield 0, first, k_ends[1][..., :first]
     if rows == 1 and first < last:  # each key meets one vector
         rising = table[shift - last + 1, last - first].flip(-2)
         yield first, last, (k[:, :, first:last] * rising).sum(-1).unsqueeze(-2)
@@ -190,4 +194,5 @@ def _of_keys(
         rising = table[shift - stop + 1, stop - start + rows]
         yield start, stop, skew(k[:, :, start:stop] @ rising.mT, rows).mT
     if last < keys:
-        yield last, keys, k_ends[0, ..., last:]
+        assert k_ends[0] is not None
+        yield last, keys, k_ends[0][..., last:]

@@ -5,30 +5,13 @@ import time
 
 import numpy as np
 import pytest
-import torch
 
-from posenc.compare import pace, train
+from posenc.compare import pace, splits, train
 from posenc.compare.cost import START_SECONDS, seconds_of
+from posenc.text.sources import find_text
 from tests.compare.test_summary import TRIAL
 
 SLEEP = 0.02
-
-
-@pytest.fixture
-def measured(monkeypatch):
-    """Any comparison is worth measuring, a step takes 20 ms (60 with t5), and nothing else time."""
-    monkeypatch.setattr(pace, "WORTH", 0)
-    monkeypatch.setattr(pace.splits, "read_split", lambda *args: np.zeros(5000, dtype=np.int64))
-    monkeypatch.setattr(pace, "_seconds_without_gradients", lambda *args: 0.0)
-    taken = []
-
-    def step(model, optimizer, trial, symbols, index):
-        taken.append(trial.encoding)
-        time.sleep(SLEEP * (3 if trial.encoding == "t5" else 1))
-        return 1.0
-
-    monkeypatch.setattr(train, "take_step", step)
-    return taken
 
 
 def trials(*names: str, steps: int = 1000, seeds: int = 1):
@@ -39,24 +22,72 @@ def trials(*names: str, steps: int = 1000, seeds: int = 1):
     ]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_each_encoding_has_its_own_pace_and_is_measured_once(measured, workers, tmp_path):
-    before = torch.get_num_threads()
-    got = pace.expected_seconds(trials("rope", "t5", seeds=3), tmp_path, workers)
-    want = 3 * (2 * START_SECONDS + 1000 * SLEEP * 4) / workers
+def test_a_trial_takes_its_steps_its_tests_and_its_start(monkeypatch, tmp_path):
+    monkeypatch.setattr(splits, "read_split", lambda *args: np.zeros(5000, dtype=np.int64))
+    monkeypatch.setattr(pace, "_seconds_without_gradients", lambda *args: 7.0)
+    taken = []
+
+    def step(model, optimizer, trial, symbols, index):
+        taken.append(index)
+        time.sleep(SLEEP * (20 if index < pace.WARM_UP else 1))
+        return 1.0
+
+    monkeypatch.setattr(train, "take_step", step)
+    got = pace._seconds_of_one(trials("rope")[0], tmp_path)
+    want = START_SECONDS + 7.0 + 1000 * SLEEP
     assert want <= got < 1.25 * want
-    assert measured.count("rope") == measured.count("t5") == 1 + pace.STEPS
-    assert torch.get_num_threads() == before
+    assert taken == list(range(pace.WARM_UP + pace.STEPS))
 
 
-def test_what_is_expected_to_be_short_is_not_measured(measured, monkeypatch, tmp_path):
-    monkeypatch.setattr(pace, "WORTH", 30)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_each_encoding_has_its_own_pace_and_is_measured_once(workers, monkeypatch, tmp_path):
+    seconds = {"rope": 100.0, "t5": 300.0, "alibi": 50.0}
+    asked, shares = [], []
+
+    def measured(share, folder):
+        asked.extend(trial.encoding for trial in share)
+        shares.append(share)
+        return {trial.encoding: seconds[trial.encoding] for trial in share}
+
+    monkeypatch.setattr(pace, "WORTH", 0)
+    monkeypatch.setattr(pace, "_measured", measured)
+    got = pace.expected_seconds(trials(*seconds, seeds=4), tmp_path, workers)
+    assert got == 4 * 450 / workers
+    assert sorted(asked) == sorted(seconds)
+    assert len(shares) == workers
+
+
+def test_what_is_expected_to_be_short_is_not_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(pace, "_measured", None)
     few = trials("rope", steps=1)
     assert pace.expected_seconds(few, tmp_path, 1) == seconds_of(few[0], 1, 1)
-    assert not measured
-
-
-def test_an_encoding_that_cannot_be_built_is_the_trial_s_own_matter(measured, tmp_path):
-    broken = trials("no-such-encoding")
-    assert pace.expected_seconds(broken, tmp_path, 1) == seconds_of(broken[0], 1, 1)
     assert pace.expected_seconds([], tmp_path, 1) == 0
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A folder with a text, and a trial that reads it."""
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat, and the dog did not. " * 400)
+    need = splits.Need(TRIAL.train_length, max(TRIAL.test_lengths), TRIAL.batch)
+    cut = splits.cut_text(find_text([str(text)]), need, tmp_path)
+    cut.write(tmp_path)
+    return tmp_path, dataclasses.replace(TRIAL, corpus=cut.info.hash)
+
+
+def test_the_processes_that_measure_say_what_they_measured(study):
+    folder, trial = study
+    both = [dataclasses.replace(trial, encoding=name) for name in ("rope", "alibi")]
+    for each in both:
+        (folder / each.folder).mkdir()
+        pace.write_trial(folder / each.folder, each)
+    seconds = pace._measured(both, folder)
+    assert seconds.keys() == {"rope", "alibi"}
+    assert all(START_SECONDS < each < 600 for each in seconds.values())
+
+
+def test_an_encoding_that_cannot_be_built_is_the_trial_s_own_matter(study, monkeypatch):
+    folder, trial = study
+    monkeypatch.setattr(pace, "WORTH", 0)
+    broken = dataclasses.replace(trial, encoding="no-such-encoding")
+    assert pace.expected_seconds([broken], folder, 1) == seconds_of(broken, 1, 1)

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import posenc
-from posenc.compare import splits, sweep, worker
+from posenc.compare import splits, sweep
+from posenc.compare.process import ORPHANED
 from posenc.compare.results import Study, Timing, TrialResult
 from posenc.compare.run_trial import run_trial
 from posenc.compare.trial import TrialConfig, read_trial
@@ -129,7 +130,7 @@ def test_workers_end_with_the_process_that_started_them_within_a_second(folder, 
 
 HOLDS_THE_INTERPRETER = """
 import os
-from posenc.compare.worker import end_with_parent
+from posenc.compare.process import end_with_parent
 end_with_parent(os.getppid())
 print("ready", flush=True)
 sum(range(10**12))
@@ -154,9 +155,9 @@ def test_worker_ends_with_its_parent_also_while_no_other_thread_can_run():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker ends when Python next runs")
 def test_worker_whose_parent_is_gone_before_it_looks_ends():
-    code = "from posenc.compare.worker import end_with_parent; end_with_parent(1)"
+    code = "from posenc.compare.process import end_with_parent; end_with_parent(1)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
-        assert process.wait(60) == worker.ORPHANED
+        assert process.wait(60) == ORPHANED
 
 
 def children_of(parent: int) -> list[Path]:
@@ -223,7 +224,7 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
 
 def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
     config = trial(folder, "rope", width=64)
-    real = sweep._environment
+    real = sweep.process.environment
     # A limit on the size of files stands in for a disk without room for the weights.
     (folder / "sitecustomize.py").write_text(
         "import resource, signal\n"
@@ -231,7 +232,9 @@ def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
     )
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    monkeypatch.setattr(sweep, "_environment", lambda trial: real(trial) | {"PYTHONPATH": paths})
+    monkeypatch.setattr(
+        sweep.process, "environment", lambda device: real(device) | {"PYTHONPATH": paths}
+    )
     log = Log()
     sweep.run_trials(folder, [config], 1, log)
     assert log.results["rope"].reason.startswith("the disk is full")

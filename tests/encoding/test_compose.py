@@ -11,7 +11,7 @@ from posenc.encoding.claims import Claims
 from posenc.encoding.compose import Compose
 from posenc.encoding.within import Within
 from posenc.terms.dense import Dense
-from tests.checks.harness import scored, sides
+from posenc.testing.harness import scored, sides
 
 
 class Decay(posenc.PositionEncoding):

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posenc import ModelShape, create, names
+from posenc import ModelShape, names
 from posenc.registry import encoding_class
-from tests.checks import CHECKS, modules, tracing
-from tests.checks.numbers import precision
+from posenc.testing import CHECKS, every_check, maker
+from posenc.testing.numbers import precision
+from posenc.testing.tracing import (
+    assert_compiles_without_recompiling_per_length,
+    assert_exports_with_any_length,
+)
 
 NAMES = names()
-
-
-HARMLESS = {
-    "every": "which layers of RNoPE rotate; layer 0, which is checked, always does",
-    "num_positions": "CoPE counts open gates, fewer than its rows at the length that is checked",
-    "init_std": "the start of parameters, which a checkpoint replaces",
-}
-"""Numeric options that may leave the result as it is, and why."""
-
-
-def maker(name: str):
-    return functools.partial(create, name)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -37,7 +27,7 @@ def test_contract(name: str, check: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_option_is_ignored(name: str):
-    modules.assert_no_option_is_ignored(maker(name), frozenset(HARMLESS))
+    every_check()["no_option_is_ignored"](maker(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,10 +57,10 @@ def test_any_shape_and_dtype(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles_without_recompiling_per_length(name: str):
-    tracing.assert_compiles_without_recompiling_per_length(maker(name))
+    assert_compiles_without_recompiling_per_length(maker(name))
 
 
 @pytest.mark.parametrize("name", {encoding_class(name): name for name in reversed(NAMES)}.values())
 def test_exports_with_any_length(name: str):
     """One entry of each class: the others differ in numbers."""
-    tracing.assert_exports_with_any_length(maker(name))
+    assert_exports_with_any_length(maker(name))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posenc import create, names
-from tests.checks.harness import hidden, layer, room, tokens
+from posenc.testing.harness import hidden, layer, room, tokens
 from tests.compilers import needs_inductor
 
 PLACES = {1: "sinusoidal", 2: "rope", 3: "t5", 4: "shaw"}

@@ -15,9 +15,9 @@ from posenc.cli import COMMANDS, main
 from posenc.encoding.claims import Claims
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
-from posenc.inspect.encoding.layer import first_layer, moved
 from posenc.inspect.encoding.sheet import measure
 from posenc.inspect.encoding.words import rows
+from posenc.testing.layer import first_layer, moved
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
 

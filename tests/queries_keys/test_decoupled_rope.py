@@ -10,7 +10,7 @@ import posenc
 from posenc import masks
 from posenc.queries_keys.decoupled import DecoupledRoPE, join
 from posenc.queries_keys.rope_scaling import YaRN
-from tests.checks.harness import turned
+from posenc.testing.harness import turned
 from tests.references import decoupled_rope as paper
 
 

@@ -10,7 +10,7 @@ from posenc import KVCache, ModelShape, attention, create, masks
 from posenc.queries_keys.position_map import PositionMap
 from posenc.queries_keys.position_maps import DualChunk, ReRoPE, SelfExtend
 from posenc.queries_keys.rope import RoPE
-from tests.checks.harness import turned
+from posenc.testing.harness import turned
 from tests.golden_values import Case, cases
 
 

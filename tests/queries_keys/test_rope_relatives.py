@@ -15,7 +15,7 @@ from posenc.queries_keys.pope import PoPE
 from posenc.queries_keys.query_temperature import Llama4Temperature, LogN
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.xpos import XPos
-from tests.checks.harness import turned
+from posenc.testing.harness import turned
 from tests.golden_values import Case, cases
 
 

@@ -18,7 +18,7 @@ from posenc.queries_keys import rope_scaling as rs
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import rope_frequencies
 from posenc.queries_keys.rotation.rotate import rotate as rotate_pairs
-from tests.checks.harness import turned
+from posenc.testing.harness import turned
 from tests.golden_values import Case, cases
 
 RENAMED = {"original_length": "original_max_positions", "alpha": "factor"}

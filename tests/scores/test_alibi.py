@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posenc import ALiBi, attention, masks
-from tests.checks.harness import sides
+from posenc.testing.harness import sides
 from tests.golden_values import Case, cases
 from tests.references import alibi_left_right
 

@@ -9,7 +9,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.scores.cope import KEYS, CoPE
-from tests.checks.harness import scored
+from posenc.testing.harness import scored
 from tests.golden_values import Case, cases
 from tests.references import cope as paper
 

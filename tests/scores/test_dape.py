@@ -8,7 +8,7 @@ from posenc.numbers.precision import without_autocast
 from posenc.scores.dape import DAPE
 from posenc.scores.forgetting import FoX
 from posenc.scores.relative_logits import RelativeLogits
-from tests.checks.harness import scored
+from posenc.testing.harness import scored
 from tests.golden_values import Case, cases
 from tests.scores.test_fire import fire
 from tests.scores.test_kerple import kerple

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from posenc import ALiBi, Attention, KVCache, attention, masks
 from posenc.scores.forgetting import FoX
-from tests.checks.harness import scored
+from posenc.testing.harness import scored
 from tests.golden_values import Case, cases
 
 

@@ -5,7 +5,7 @@ import torch
 
 from posenc import attention, masks
 from posenc.scores.relative_logits import RelativeLogits
-from tests.checks.harness import scored
+from posenc.testing.harness import scored
 from tests.references import relative_logits
 
 

@@ -9,7 +9,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.scores.transformer_xl import TransformerXL
-from tests.checks.harness import scored, turned
+from posenc.testing.harness import scored, turned
 from tests.golden_values import Case, cases
 from tests.references import transformer_xl as paper
 

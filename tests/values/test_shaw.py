@@ -8,8 +8,8 @@ import torch
 
 import posenc
 from posenc import masks
+from posenc.testing.harness import scored, sides
 from posenc.values.shaw import Shaw
-from tests.checks.harness import scored, sides
 from tests.golden_values import Case, cases
 from tests.references import shaw as paper
 

@@ -10,10 +10,14 @@ from torch.nn import functional as F
 from posenc.attend.kernels import split, split_rows, toeplitz, toeplitz_forward, toeplitz_gradients
 from posenc.attend.kernels.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
+from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import transformed
+from posenc.terms.dense import Dense
 
 MASKED_ROWS = 256
 """Queries that share one mask written out."""
+FEW = 8
+"""Up to this many queries, a row of bias for each is handed over as a mask."""
 
 
 def refuse(problem: Problem) -> str | None:
@@ -21,6 +25,8 @@ def refuse(problem: Problem) -> str | None:
         return "torch.func's transforms do not reach into its kernels"
     if problem.dropout_p:
         return "only reference and blockwise apply dropout"
+    if takes_rows(problem):
+        return None
     why_not = toeplitz.refuse(problem)
     if why_not is None:
         return None
@@ -34,6 +40,9 @@ def refuse(problem: Problem) -> str | None:
 def cost(problem: Problem) -> Cost:
     size = problem.q.element_size()
     batch, heads = problem.q.shape[:2]
+    if takes_rows(problem):
+        rows = scores_bytes(problem, problem.q_len)
+        return Cost(_visible_time(problem), int(rows * (1 + problem.term.held(False))))  # type: ignore[union-attr]
     if takes_blocks(problem):
         grouped = problem.k.shape[1] != heads
         at_once = heads if grouped else toeplitz_forward.heads_at_once(heads, problem.q_len)
@@ -73,7 +82,15 @@ def _visible_time(problem: Problem) -> str:
 def takes_blocks(problem: Problem) -> bool:
     """Whether the call goes through query blocks, and not to the kernel in one piece."""
     needed = problem.term is not None or problem.need_lse or _is_window(problem)
-    return needed and toeplitz.refuse(problem) is None
+    return needed and toeplitz.refuse(problem) is None and not takes_rows(problem)
+
+
+def takes_rows(problem: Problem) -> bool:
+    """Whether the bias of each query is handed over as a mask: for a few it is cheaper than
+    columns that all keys carry, or a table of all distances."""
+    watched = problem.needs_grad or torch.compiler.is_compiling()
+    few = problem.q_len <= FEW and problem.q.device.type == "cpu" and not watched
+    return few and isinstance(problem.term, Dense) and not problem.need_lse
 
 
 def _is_window(problem: Problem) -> bool:
@@ -81,6 +98,12 @@ def _is_window(problem: Problem) -> bool:
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    if takes_rows(problem):
+        assert isinstance(problem.term, Dense)
+        rows = problem.term.values(slice(0, problem.q_len), problem.span)
+        return _kernel(
+            problem, 0, problem.q_len, bias=rows.to(at_least_float32(problem.q.dtype))
+        ), None
     if takes_blocks(problem):
         return toeplitz.run(problem)
     if problem.term is not None:
@@ -103,7 +126,9 @@ def _mask_in_one(problem: Problem) -> bool:
     return problem.needs_grad or torch.compiler.is_compiling()
 
 
-def _kernel(problem: Problem, start: int, stop: int, *, causal: bool = False) -> Tensor:
+def _kernel(
+    problem: Problem, start: int, stop: int, *, causal: bool = False, bias: Tensor | None = None
+) -> Tensor:
     """torch's kernel for queries start .. stop."""
     visible = None if causal else problem.visible(start, stop)
     if visible is not None:
@@ -115,8 +140,12 @@ def _kernel(problem: Problem, start: int, stop: int, *, causal: bool = False) ->
         k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
     width, v_dim = q.shape[-1], v.shape[-1]
     v = F.pad(v, (0, width - v_dim)) if v_dim < width else v
+    mask = visible
+    if bias is not None:
+        mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+        mask = mask.expand(*problem.q.shape[:2], stop - start, problem.kv_len)
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=visible, is_causal=causal, scale=problem.scale,
+        q, k, v, attn_mask=mask, is_causal=causal, scale=problem.scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
     if visible is not None and not problem.every_row_sees_a_key:

@@ -104,28 +104,16 @@ class _Shape(ctypes.Structure):
         return cls(*scores.shape, shift, *strides[0], *strides[1], scale)
 
 
-def _rows(t: Tensor | None, like: Tensor) -> Tensor | None:
-    """t in the shape of the scores, its keys side by side; what it repeats lies there once."""
-    if t is None:
-        return None
-    t = t.expand(*t.shape[:-1], like.shape[-1])
-    return (t if t.stride(-1) == 1 else t.contiguous()).expand(like.shape)
-
-
-def _pointer(t: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if t is None else t.data_ptr())
-
-
 def _softmax(scores: Tensor, bias: Tensor | None, visible: Tensor | None, scale, shift) -> None:
     """Scaled products become weights, in place."""
     library: Any = native.load(Path(__file__).with_suffix(".c"), FUNCTIONS)
     if library is not None:
-        bias, visible = _rows(bias, scores), _rows(visible, scores)
+        bias, visible = native.rows_like(bias, scores), native.rows_like(visible, scores)
         shape = _Shape.of(scores, bias, visible, scale, shift)
 
         def part(first: int, last: int) -> None:
             library.softmax(
-                _pointer(scores), _pointer(bias), _pointer(visible), ctypes.byref(shape),
+                *map(native.pointer, (scores, bias, visible)), ctypes.byref(shape),
                 ctypes.c_int64(first), ctypes.c_int64(last),
             )  # fmt: skip
 
@@ -163,7 +151,7 @@ def _softmax_backward(
 
         def part(first: int, last: int) -> None:
             library.softmax_backward(
-                _pointer(weights), _pointer(grad), _pointer(rows), ctypes.byref(shape),
+                *map(native.pointer, (weights, grad, rows)), ctypes.byref(shape),
                 ctypes.c_int64(first), ctypes.c_int64(last),
             )  # fmt: skip
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from posenc import positions
 from posenc.encoding.base import PositionEncoding
-from posenc.inspect.encoding.layer import first_layer
 from posenc.inspect.encoding.precision import angles_of
 from posenc.inspect.encoding.scores import Decay
 from posenc.inspect.encoding.sheet import SpecSheet
 from posenc.registry import create
+from posenc.testing.layer import first_layer
 
 LEVEL = math.log(1.25)
 """Logits that a score may move and still count as level: a quarter more weight."""
@@ -112,6 +112,11 @@ def cost(sheet: SpecSheet) -> str:
 def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
     """Where it stops to work, the hardest limit first, two at most."""
     trained, found = sheet.shape.train_length, []
+    if sheet.contract:
+        found.append(
+            f"it breaks {len(sheet.contract)} of the promises that posenc's own encodings keep, "
+            f"such as: {next(iter(sheet.contract)).replace('_', ' ')}"
+        )
     if sheet.max_positions is not None:
         axis = " on any axis" if encoding.claims.num_axes > 1 else ""
         found.append(f"it has no answer beyond position {sheet.max_positions - 1:,}{axis}")

@@ -12,8 +12,8 @@ from torch import Tensor
 from posenc import masks
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
-from posenc.inspect.encoding.layer import Layer, heads, hidden, room, tokens
 from posenc.terms.tokens import Tokens
+from posenc.testing.layer import Layer, heads, hidden, room, tokens
 
 COST_LENGTH = 512
 """Tokens of the timed layer."""

@@ -11,7 +11,6 @@ from posenc.encoding.base import PositionEncoding
 from posenc.encoding.distance_bias import DistanceBias
 from posenc.inspect.encoding import figures, precision, seen
 from posenc.inspect.encoding.answer import answer
-from posenc.inspect.encoding.layer import first_layer, line
 from posenc.inspect.encoding.sheet import SpecSheet
 from posenc.inspect.encoding.words import tables
 from posenc.registry import create
@@ -19,6 +18,7 @@ from posenc.report.page import Code, Headline, Page, Plot
 from posenc.report.table import Heading, Table
 from posenc.scores.alibi import ALiBi
 from posenc.scores.t5 import T5Bias
+from posenc.testing.layer import first_layer, line
 
 SHOWN = 128
 """Positions drawn in a heat map."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from posenc.attend.problem import Problem
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
-from posenc.inspect.encoding.layer import heads, hidden, line, pair_scores
 from posenc.terms.tokens import Tokens
+from posenc.testing.layer import heads, hidden, line, pair_scores
 
 FARTHEST = 2**16
 """The largest distance that resolution is tested at, in tokens."""

@@ -15,10 +15,11 @@ from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
-from posenc.inspect.encoding.layer import first_layer, moved
 from posenc.inspect.encoding.precision import Precision
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.registry import create
+from posenc.testing import CHECKS, maker, verdicts
+from posenc.testing.layer import first_layer, moved
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class SpecSheet:
     differences: between results that should be the same, see posenc.inspect.encoding.invariance.
     cost: time divided by that of a layer without an encoding: the median of interleaved pairs, and
         before and after it the ends of an interval that holds it in 97 of 100 measurements.
+    contract: of an encoding that is not posenc's, what fails of what posenc's own are tested for.
     None: does not apply to this encoding.
     """
 
@@ -59,6 +61,7 @@ class SpecSheet:
     compiles: str
     exports: str
     cost: tuple[float, float, float]
+    contract: dict[str, str] | None = None
     holds: dict[str, bool] = field(init=False)
     """Which of the differences are rounding only."""
 
@@ -77,7 +80,16 @@ def measure(
     """Measure the registered encoding `name`; `tell` is called with each step's name."""
     torch.manual_seed(0)
     encoding = create(name, shape).eval()
-    return measure_encoding(name, encoding, shape, tell)
+    sheet = measure_encoding(name, encoding, shape, tell)
+    if all(type(m).__module__.startswith("posenc.") for m in _encodings(encoding)):
+        return sheet
+    tell("contract")
+    found = {v.check: v.failure for v in verdicts(maker(name), CHECKS) if v.failure is not None}
+    return dataclasses.replace(sheet, contract=found)
+
+
+def _encodings(encoding: PositionEncoding) -> list[PositionEncoding]:
+    return [m for m in encoding.modules() if isinstance(m, PositionEncoding)]
 
 
 @torch.no_grad()

@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "places": "1 the embeddings, 2 queries and keys, 3 the scores, 4 the values",
         "parameters": "numbers that training learns",
         "longest position": "the last place in a text that it has an answer for",
+        "contract": "what posenc's own encodings are tested for; --contract tells more",
         "compiles": "torch.compile takes a layer in one piece",
         "exports": "torch.export makes a program for any length",
         "time over none": f"of a layer at {COST_LENGTH} tokens, over the same without an encoding: "
@@ -94,6 +95,9 @@ def rows(sheet: SpecSheet) -> dict[str, str]:
     lines |= _resolution(sheet) | _precision(sheet) | _turns(sheet) | _decay(sheet)
     lines["compiles"] = sheet.compiles
     lines["exports"] = sheet.exports
+    if sheet.contract is not None:
+        failed = ", ".join(check.replace("_", " ") for check in sheet.contract)
+        lines["contract"] = f"fails: {failed}" if failed else "holds"
     low, middle, high = sheet.cost
     lines["time over none"] = f"{middle:.2f} times ({low:.2f} to {high:.2f})"
     return lines

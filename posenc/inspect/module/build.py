@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from posenc.registry.code import find
 
 SCORE_MOD = 5
 """Arguments of a FlexAttention score_mod: score, batch, head, query index, key index."""
@@ -93,21 +92,11 @@ def build(path: str, arguments: Sequence[str] = ()) -> nn.Module:
 
 
 def _imported(path: str) -> Any:
-    module_name, _, attribute = path.rpartition(":")
+    module, _, attribute = path.rpartition(":")
     try:
-        if module_name.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
-            assert spec is not None and spec.loader is not None
-            found = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(found)
-        else:
-            found = importlib.import_module(module_name)
-        for name in attribute.split("."):
-            found = getattr(found, name)
-    except (Exception, SystemExit) as error:  # somebody else's module may fail in any way
-        kind = type(error).__name__
-        raise ValueError(f"{path}: cannot be imported ({kind}: {_line(error)}).") from error
-    return found
+        return find(module, attribute)
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: cannot be imported ({_line(error)}).") from error
 
 
 def _as_module(made: Any, path: str, options: dict[str, Any]) -> nn.Module:

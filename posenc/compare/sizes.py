@@ -1,0 +1,81 @@
+"""The sizes of the decoder that is trained: as given, or as a Hugging Face config has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posenc.compare.options import Options
+from posenc.dialects.json_object import read_json
+from posenc.hf.config_values import check_values
+
+DEFAULTS = {"width": 128, "layers": 4, "heads": 4}
+_KEYS = {
+    "width": ("hidden_size", "n_embd", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+}
+"""Where families of checkpoints keep a size."""
+_KV = ("num_key_value_heads", "num_kv_heads")
+SMALL_LAYERS, SMALL_HEADS, SMALL_HEAD_DIM = 4, 4, 64
+
+
+def sizes_of(options: Options) -> dict[str, int]:
+    """width, layers, heads and kv_heads: the options given, before the config, before defaults.
+
+    Raises: ValueError for a config that cannot be read or has no such sizes, naming the key.
+    """
+    given = {name: getattr(options, name) for name in (*DEFAULTS, "kv_heads")}
+    given = {name: size for name, size in given.items() if size is not None}
+    if options.config is None:
+        if options.small:
+            raise ValueError("--small makes the model of a --config smaller; give one.")
+        sizes = {**DEFAULTS, **given}
+    else:
+        path = Path(options.config)
+        path = path / "config.json" if path.is_dir() else path
+        sizes = {**_of_config(read_json(path), path, options.small, given), **given}
+        if "heads" in given:  # another number of query heads asks for its own of keys
+            sizes["kv_heads"] = given.get("kv_heads", given["heads"])
+    return {"kv_heads": sizes["heads"], **sizes}
+
+
+def _of_config(
+    raw: Mapping[str, Any], path: Path, small: bool, given: Mapping[str, int]
+) -> dict[str, int]:
+    inner = raw.get("text_config")
+    raw = inner if isinstance(inner, dict) else raw
+    check_values(dict(raw), path)
+    sizes = {}
+    for name, keys in _KEYS.items():
+        found = [raw[key] for key in keys if raw.get(key) is not None]
+        if not found:
+            raise ValueError(f"{path}: it has none of {', '.join(keys)}, which --config needs.")
+        sizes[name] = found[0]
+    heads = sizes["heads"]
+    kv_heads = next((raw[key] for key in _KV if raw.get(key) is not None), heads)
+    if heads % kv_heads:
+        raise ValueError(f"{path}: {heads} heads cannot share {kv_heads} key/value heads evenly.")
+    head_dim = raw.get("head_dim") or sizes["width"] // heads
+    if small:
+        return _small(sizes["layers"], heads // kv_heads, kv_heads, head_dim)
+    if not {"width", "heads"} & given.keys() and heads * head_dim != sizes["width"]:
+        raise ValueError(
+            f"{path}: {heads} heads of {head_dim} make {heads * head_dim}, and its hidden_size is "
+            f"{sizes['width']}; the decoder here has heads that fill its width. Add --small, or "
+            f"--width {heads * head_dim}."
+        )
+    return {**sizes, "kv_heads": kv_heads}
+
+
+def _small(layers: int, group: int, kv_heads: int, head_dim: int) -> dict[str, int]:
+    """As many query heads on each key/value head, and little of everything else."""
+    kv_heads = max(1, min(kv_heads, SMALL_HEADS // group))
+    heads = kv_heads * group
+    return {
+        "width": heads * min(head_dim, SMALL_HEAD_DIM),
+        "layers": min(layers, SMALL_LAYERS),
+        "heads": heads,
+        "kv_heads": kv_heads,
+    }

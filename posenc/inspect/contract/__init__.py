@@ -1,0 +1,1 @@
+"""The contract of encodings, as a report."""

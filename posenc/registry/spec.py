@@ -1,0 +1,144 @@
+"""What a text in the grammar of encodings means: parts, sums of parts, and patterns of layers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+Value = int | float | bool | str | tuple["Value", ...] | None
+"""What an option can be."""
+
+_WORD = re.compile(r"[^\W\d][\w.-]*")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+PATH = re.compile(r"(?:[A-Za-z]:[\\/])?[^\s+=,:\[\]'\"]+\.py(?![\w.])")
+"""A path that needs no quotes."""
+
+
+class SpecError(ValueError):
+    """A text that names no encoding. `column` counts from 1; the message says it."""
+
+    def __init__(self, text: str, column: int, problem: str) -> None:
+        where = "" if column <= 1 else f", column {column}"
+        super().__init__(f"{text!r}{where}: {problem}")
+        self.column = column
+
+
+@dataclass(frozen=True)
+class Option:
+    """key=value, and the column at which it stands."""
+
+    key: str
+    value: Value
+    column: int = field(default=1, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.key}={written(self.value)}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One encoding.
+
+    where: a registered name; or, with an `attribute`, a module or the path of a file.
+    attribute: the class there; "" for a registered name.
+    """
+
+    where: str
+    attribute: str = ""
+    options: tuple[Option, ...] = ()
+    column: int = field(default=1, compare=False)
+    attribute_column: int = field(default=1, compare=False)
+
+    @property
+    def is_file(self) -> bool:
+        return bool(self.attribute) and self.where.endswith(".py")
+
+    @property
+    def target(self) -> str:
+        """The part without its options."""
+        where = self.where
+        if self.is_file and not PATH.fullmatch(where):
+            where = _quoted(where)
+        return f"{where}:{self.attribute}" if self.attribute else where
+
+    def __str__(self) -> str:
+        options = ",".join(map(str, sorted(self.options, key=lambda o: o.key)))
+        return f"{self.target}:{options}" if options else self.target
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An encoding as a text says it; `str` gives the canonical text.
+
+    layers: what the layers take in turn; each is the parts that act together.
+    every: None, or with two layers the n of "every n": the second at each n-th layer.
+    label: what the user calls it; "" for its canonical text.
+    """
+
+    layers: tuple[tuple[Part, ...], ...]
+    every: int | None = None
+    label: str = field(default="", compare=False)
+    text: str = field(default="", compare=False)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(part for layer in self.layers for part in layer)
+
+    @property
+    def pattern(self) -> tuple[tuple[Part, ...], ...]:
+        """The layers until they repeat."""
+        if self.every is None:
+            return self.layers
+        most, last = self.layers
+        return (*[most] * (self.every - 1), last)
+
+    def error(self, column: int, problem: str) -> SpecError:
+        return SpecError(self.text, column, problem)
+
+    def __str__(self) -> str:
+        text = ""
+        for layer in self.layers:
+            if text:  # a path that begins here must not take what stands before the slash
+                text += " / " if layer[0].is_file else "/"
+            text += "+".join(map(str, layer))
+        return text if self.every is None else f"{text} every {self.every}"
+
+
+def written(value: Value) -> str:
+    """A value as the grammar has it; a whole number has no decimal point."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, tuple):
+        return f"[{','.join(map(written, value))}]"
+    plain = _WORD.fullmatch(value) and value not in ("true", "false", "none", "null")
+    return value if plain else _quoted(value)
+
+
+def read(word: str) -> Value:
+    """What a word without quotes means.
+
+    >>> read("1e3"), read("true"), read("none"), read("half")
+    (1000, True, None, 'half')
+    """
+    if word in ("true", "false"):
+        return word == "true"
+    if word in ("none", "null"):
+        return None
+    if not _NUMBER.fullmatch(word):
+        return word
+    try:
+        return int(word)
+    except ValueError:
+        number = float(word)
+        return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

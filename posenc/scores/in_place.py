@@ -1,0 +1,72 @@
+"""What CoPE and FIRE add to scores on the CPU, by C where there is a compiler."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.numbers import native
+from posenc.numbers.tracking import watched
+
+FUNCTIONS = ("count_gates", "add_network")
+UNITS = 1024
+"""The most hidden units whose values the stack holds."""
+
+
+def applies(scores: Tensor, *others: Tensor) -> bool:
+    """Whether C can add to these scores: float32 on the CPU, in one piece, and nobody watches."""
+    plain = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in (scores, *others))
+    return plain and scores.is_contiguous() and not watched() and _library() is not None
+
+
+def count_gates(scores: Tensor, gates: Tensor, table: Tensor, mask: Tensor | None) -> Tensor:
+    """Add to each score what the table says at the number of open gates from its key to the last.
+
+    scores, gates (batch, num_heads, rows, keys); table (batch, num_heads, rows, positions); mask
+    broadcasts to the scores.
+    """
+    batch, heads, rows, keys = scores.shape
+    gates, table = gates.contiguous(), table.contiguous()
+    visible = native.rows_like(mask, scores)
+    strides = (ctypes.c_int64 * 3)(*((0, 0, 0) if visible is None else visible.stride()[:3]))
+    _over(
+        batch * heads * rows,
+        _library().count_gates,
+        *map(native.pointer, (scores, gates, table)), _int(table.shape[-1]),
+        native.pointer(visible), strides, _int(heads), _int(rows), _int(keys),
+    )  # fmt: skip
+    return scores
+
+
+def add_network(
+    scores: Tensor, share: Tensor, weight: Tensor, limit: Tensor, out: Tensor, base: Tensor
+) -> Tensor:
+    """scores[b, h, i, j] += out[h] . max(weight * share[b, i, j], limit) + base[h]
+
+    share (batch or 1, rows, keys); weight, limit (units,); out (num_heads, units); base
+    (num_heads,).
+    """
+    batch, heads, rows, keys = scores.shape
+    given = [t.contiguous() for t in (share, weight, limit, out, base)]
+    _over(
+        batch * rows,
+        _library().add_network,
+        native.pointer(scores), *map(native.pointer, given), _int(len(weight)), _int(len(share)),
+        _int(heads), _int(rows), _int(keys),
+    )  # fmt: skip
+    return scores
+
+
+def _library() -> Any:
+    return native.load(Path(__file__).with_name("pairs.c"), FUNCTIONS)
+
+
+def _over(count: int, function: Any, *arguments: Any) -> None:
+    native.in_parts(count, lambda first, last: function(*arguments, _int(first), _int(last)))
+
+
+_int = ctypes.c_int64

@@ -1,0 +1,55 @@
+"""The contract as tests that pytest collects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from posenc.encoding.base import PositionEncoding
+from posenc.testing.checks import every_check, maker
+
+
+def test_contract(
+    *encodings: type[PositionEncoding] | str, harmless: Collection[str] = (), **options: Any
+) -> Callable[..., None]:
+    """The whole contract as one test function, with a case for each encoding and check.
+
+    In a test file of your own:
+
+        from my_package import MyEncoding
+        from posenc import testing
+
+        test_my_encoding = testing.test_contract(MyEncoding, slope=2.0)
+
+    Args:
+        encodings: classes, or texts that `posenc.create` takes.
+        harmless: names of numeric options that may leave the result as it is.
+        options: for the constructors, beside what the model's shape decides.
+
+    Raises: TypeError for what is neither; ValueError for a text that names no encoding.
+    """
+    import pytest
+
+    if not encodings:
+        raise TypeError("test_contract: give at least one encoding.")
+    subjects = {}
+    for encoding in encodings:
+        if isinstance(encoding, str):
+            subjects[encoding] = maker(encoding, **options)
+        elif isinstance(encoding, type) and issubclass(encoding, PositionEncoding):
+            subjects[encoding.__name__] = maker(encoding, **options)
+        else:
+            raise TypeError(
+                f"test_contract: expected subclasses of posenc.PositionEncoding, got {encoding!r}."
+            )
+    checks = every_check(harmless)
+
+    @pytest.mark.parametrize("check", checks)
+    @pytest.mark.parametrize("encoding", subjects)
+    def contract(encoding: str, check: str) -> None:
+        checks[check](subjects[encoding])
+
+    return contract
+
+
+test_contract.__test__ = False  # type: ignore[attr-defined]  # a maker of tests, also where imported

@@ -1,0 +1,164 @@
+"""Claims, held both ways: made if and only if they hold."""
+
+from __future__ import annotations
+
+import torch
+
+from posenc import masks
+from posenc.attend.attention import attention
+from posenc.attend.cache import KVCache
+from posenc.encoding.base import PositionEncoding
+from posenc.testing.harness import (
+    LENGTH,
+    SHAPE,
+    Make,
+    build,
+    differs,
+    heads,
+    hidden,
+    layer,
+    room,
+    scored,
+    sides,
+    tokens,
+    turned,
+)
+
+FAR = 20_011
+"""A shift that every method which looks at absolute positions can see: prime, so that it is no
+multiple of a group or a chunk."""
+
+
+def _hold(name: str, claimed: bool, holds: bool) -> None:
+    assert claimed == holds, f"{name} is claimed as {claimed}, and {'holds' if holds else 'fails'}"
+
+
+def assert_shift_invariance_as_claimed(make: Make) -> None:
+    model = layer(make)
+    encoding = model.encoding
+    limit = encoding.claims.max_positions
+    if limit is None:
+        length, shift = LENGTH, FAR
+    elif encoding.claims.num_axes > 1:
+        length, shift = LENGTH, limit // 2
+    else:
+        length = min(LENGTH, limit // 2)
+        shift = min(FAR, limit - length)
+    x, positions = hidden(length), tokens(encoding, length)
+    if limit is not None and encoding.claims.num_axes > 1:
+        positions = positions % (limit - shift)
+    changed = differs(model(x, positions), model(x, positions + shift))
+    _hold("shift_invariant", encoding.claims.shift_invariant, not changed)
+
+
+def assert_permutation_invariance_as_claimed(make: Make) -> None:
+    """Tokens that are attended to move in memory, with everything that belongs to them."""
+    encoding = build(make, dtype=torch.float64).for_layer(0)
+    length = room(encoding)
+    positions = tokens(encoding, length)
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(4))
+    x, (q, k, v) = hidden(length), heads(length)
+    state = encoding.state(x, positions)
+    moved = encoding.state(x[:, order], positions[order])
+    # With several axes a causal mask means the order in memory, which is what moves here.
+    mask = masks.causal if encoding.claims.num_axes == 1 else None
+
+    def attend(k, v, kv_positions, kv_state):
+        return attention(
+            q, k, v, encoding, q_positions=positions, kv_positions=kv_positions, q_state=state,
+            kv_state=kv_state, mask=mask,
+        )  # fmt: skip
+
+    changed = differs(
+        attend(k, v, positions, state),
+        attend(k[:, :, order], v[:, :, order], positions[order], moved),
+    )
+    _hold("permutation_invariant", encoding.claims.permutation_invariant, not changed)
+
+
+def assert_order_is_seen_without_a_mask(make: Make) -> None:
+    """causal_only is claimed where permuted tokens give permuted outputs, or no answer."""
+    model = layer(make)
+    encoding = model.encoding
+    length = room(encoding)
+    positions = tokens(encoding, length)
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(4))
+    if encoding.claims.causal_only:
+        return
+    x = hidden(length)
+    seen = differs(model(x, positions, None)[:, order], model(x[:, order], positions, None))
+    assert seen, "not claimed causal_only, and blind to order without a mask"
+
+
+def assert_cache_safety_as_claimed(make: Make) -> None:
+    """Each step knows only the length so far; a full run knows the whole."""
+    model = layer(make)
+    encoding = model.encoding
+    length = room(encoding)
+    x, positions = hidden(length), tokens(encoding, length)
+    full = model(x, positions, length=length)
+    cache = KVCache()
+    steps = [
+        model(x[:, t : t + 1], positions[t : t + 1], cache=cache, length=t + 1)
+        for t in range(length)
+    ]
+    changed = differs(full, torch.cat(steps, dim=1))
+    _hold("cache_safe", encoding.claims.cache_safe, not changed)
+
+
+def assert_places_as_claimed(make: Make) -> None:
+    """Each place that is claimed does something, and no other does."""
+    encoding = build(make, dtype=torch.float64)
+    methods = {1: "embed", 2: "transform", 3: "term", 4: "term"}
+    for place, name in methods.items():
+        acts = getattr(type(encoding), name) is not getattr(PositionEncoding, name)
+        if place in encoding.claims.places:
+            assert acts, f"place {place} is claimed and {name} is not overridden"
+    length = room(encoding, 9)
+    positions, x, (q, k, _) = tokens(encoding, length), hidden(length), heads(length)
+    if 1 not in encoding.claims.places:
+        assert encoding.embed(x, positions) is x
+    encoding = encoding.for_layer(0)
+    if 2 not in encoding.claims.places:
+        new_q, new_k = turned(encoding, q, k, positions, positions)
+        assert new_q is q and new_k is k
+    if not {3, 4} & set(encoding.claims.places):
+        axes = encoding.claims.num_axes
+        assert encoding.term(*sides(q, None, positions, positions, num_axes=axes)) is None
+
+
+def assert_additive_as_claimed(make: Make) -> None:
+    """The term adds the same numbers to any scores, or claims that it does not."""
+    encoding = build(make, dtype=torch.float64).for_layer(0)
+    if 3 not in encoding.claims.places:
+        return
+    length = room(encoding, 40)  # beyond the trained length, where scores may grow
+    positions, x, (q, k, _) = tokens(encoding, length), hidden(length), heads(length)
+    state = encoding.state(x, positions)
+    keys = k.repeat_interleave(2, 1) if encoding.claims.needs_raw_k else None
+    added = []
+    for scores in (torch.zeros(1, 4, length, length).double(), q @ q.mT):
+        where = (q, keys, positions, positions, state, state)
+        added.append(scored(encoding, scores, *where) - scores)
+    _hold("additive", encoding.claims.additive, not differs(*added))
+
+
+def assert_claims_have_their_types(make: Make) -> None:
+    encoding = make(SHAPE)
+    kinds = {
+        "shift_invariant": bool,
+        "permutation_invariant": bool,
+        "causal_only": bool,
+        "cache_safe": bool,
+        "needs_raw_k": bool,
+        "max_positions": (int, type(None)),
+        "num_axes": int,
+        "source": str,
+    }
+    for name, kind in kinds.items():
+        value = getattr(encoding.claims, name)
+        assert isinstance(value, kind), f"{name} is {value!r}"
+    assert set(encoding.claims.places) <= {1, 2, 3, 4}
+    assert encoding.claims.scope in ("model", "layer")
+    assert encoding.claims.num_axes >= 1
+    assert any(c.isdigit() for c in encoding.claims.source), "source names no paper and year"

@@ -1,0 +1,127 @@
+"""One attention layer around an encoding, and inputs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
+from posenc.terms.tokens import Tokens
+from posenc.testing import layer as probe
+from posenc.testing.layer import Layer, tokens
+
+__all__ = [
+    "LENGTH", "SHAPE", "Layer", "Make", "assert_same", "build", "differs", "heads", "hidden",
+    "layer", "room", "scored", "sides", "tokens", "turned",
+]  # fmt: skip
+
+Make = Callable[[ModelShape], PositionEncoding]
+"""Builds the encoding under test for a model of this shape."""
+
+SHAPE = ModelShape(embed_dim=64, num_heads=4, num_kv_heads=2, head_dim=16, train_length=24)
+LENGTH = 41
+"""Odd, and longer than the trained length."""
+
+
+def build(
+    make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32
+) -> PositionEncoding:
+    """The encoding in `dtype`, with parameters moved off their start, which may hide what they
+    do."""
+    torch.manual_seed(0)
+    encoding = make(shape)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape)
+    return encoding.to(dtype)
+
+
+def layer(make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64) -> Layer:
+    """float64 by default: a claim that holds then differs by 1e-12 or less, one that does not by
+    far more."""
+    return Layer(build(make, shape, dtype), shape).to(dtype)
+
+
+def room(encoding: PositionEncoding, want: int = LENGTH) -> int:
+    """How many of `want` tokens the encoding has positions for."""
+    return probe.room(encoding, want)
+
+
+def hidden(
+    length: int,
+    batch: int = 1,
+    *,
+    shape: ModelShape = SHAPE,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 2,
+) -> Tensor:
+    """Random token embeddings (batch, length, embed_dim)."""
+    return probe.hidden(length, shape, batch, seed).to(dtype)
+
+
+def heads(
+    length: int, *, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random q, k, v for one sequence, before place 2."""
+    generator = torch.Generator().manual_seed(3)
+    assert shape.num_kv_heads is not None and shape.head_dim is not None
+
+    def draw(count: int) -> Tensor:
+        size = (1, count, length, shape.head_dim)
+        return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+
+    return draw(shape.num_heads), draw(shape.num_kv_heads), draw(shape.num_kv_heads)
+
+
+def assert_same(got: Tensor, want: Tensor, message: str, *, atol: float = 1e-9) -> None:
+    """Equal but for rounding in float64."""
+    torch.testing.assert_close(
+        got, want, rtol=0, atol=atol, msg=lambda detail: f"{message}: {detail}"
+    )
+
+
+def differs(a: Tensor, b: Tensor) -> bool:
+    """Whether two float64 results differ by more than rounding can explain."""
+    return (a - b).abs().max().item() > 1e-6
+
+
+def sides(
+    q: Tensor,
+    k: Tensor | None,
+    q_positions: Tensor,
+    kv_positions: Tensor,
+    q_state: Tensor | None = None,
+    kv_state: Tensor | None = None,
+    num_axes: int = 1,
+) -> tuple[Tokens, Tokens]:
+    """Queries and keys as an encoding takes them."""
+    return Tokens(q, q_positions, q_state, num_axes), Tokens(k, kv_positions, kv_state, num_axes)
+
+
+def turned(
+    encoding: PositionEncoding, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Place 2."""
+    axes = encoding.claims.num_axes
+    return encoding.transform(*sides(q, k, q_positions, kv_positions, num_axes=axes))
+
+
+def scored(
+    encoding: PositionEncoding,
+    scores: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    q_positions: Tensor,
+    kv_positions: Tensor,
+    q_state: Tensor | None = None,
+    kv_state: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Place 3 of all pairs at once, on a copy of the scores."""
+    term = encoding.term(*sides(q, k, q_positions, kv_positions, q_state, kv_state))
+    assert term is not None
+    rows, keys = slice(0, scores.shape[-2]), slice(0, scores.shape[-1])
+    return term.ready(scores.shape[-2], False).add(scores.clone(), rows, keys, mask)

@@ -1,0 +1,131 @@
+"""What is measured: one attention layer around an encoding, and inputs for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from posenc import masks
+from posenc.attend.attention import attention
+from posenc.attend.cache import KVCache
+from posenc.attend.multihead import Attention
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.per_layer import PerLayer
+from posenc.encoding.shape import ModelShape
+from posenc.masks import Mask
+
+
+class Layer(nn.Module):
+    """Place 1, then one attention layer, so that every place of the encoding acts."""
+
+    def __init__(self, encoding: PositionEncoding, shape: ModelShape, impl: str = "auto") -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.attention = Attention(
+            shape.embed_dim, shape.num_heads, shape.num_kv_heads, head_dim=shape.head_dim, impl=impl
+        )
+        self.encoding = encoding
+        with torch.no_grad():
+            for module in self.attention.children():
+                if isinstance(module, nn.Linear):  # scores of a trained model's size, about +-2
+                    module.weight *= 2.5
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        mask: Mask | None = masks.causal,
+        cache: KVCache | None = None,
+        length: int | None = None,
+    ) -> Tensor:
+        encoding = self.encoding.prepare(positions, length)
+        x = encoding.embed(x, positions)
+        return self.attention(x, positions, mask=mask, cache=cache, encoding=encoding.for_layer(0))
+
+
+def first_layer(encoding: PositionEncoding) -> PositionEncoding:
+    """What acts in the first layer and, unlike `for_layer`, at the embeddings."""
+    return encoding.members[0] if isinstance(encoding, PerLayer) else encoding
+
+
+def moved(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
+    """The encoding with its parameters moved off their start, which may hide what they do."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter += amount * torch.randn_like(parameter)
+    return encoding
+
+
+def room(encoding: PositionEncoding, want: int) -> int:
+    """How many of `want` tokens in a row the encoding has positions for."""
+    limit = encoding.claims.max_positions
+    return want if limit is None or encoding.claims.num_axes > 1 else min(want, limit)
+
+
+def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
+    """Positions offset, offset + 1, ...; with several axes the cells of a grid, row by row."""
+    steps = torch.arange(length)
+    if encoding.claims.num_axes == 1:
+        return steps + offset
+    limit = encoding.claims.max_positions
+    side = 5 if limit is None else max(1, min(5, limit - offset))
+    cells = [steps // side**axis % side for axis in reversed(range(encoding.claims.num_axes))]
+    return torch.stack(cells, dim=-1) + offset
+
+
+def line(encoding: PositionEncoding, steps: Tensor) -> Tensor:
+    """Positions `steps`; with several axes all components are equal, as for text among images."""
+    if encoding.claims.num_axes == 1:
+        return steps
+    return steps[..., None].expand(*steps.shape, encoding.claims.num_axes).contiguous()
+
+
+def hidden(length: int, shape: ModelShape, batch: int = 1, seed: int = 2) -> Tensor:
+    """Random token embeddings (batch, length, embed_dim) in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, shape.embed_dim, generator=generator, dtype=torch.float64)
+
+
+def heads(x: Tensor, shape: ModelShape) -> Tensor:
+    """Embeddings (batch, length, embed_dim) split into heads without any projection."""
+    assert shape.head_dim is not None
+    return x.unflatten(-1, (shape.num_heads, shape.head_dim)).transpose(1, 2)
+
+
+def pair_scores(
+    encoding: PositionEncoding,
+    shape: ModelShape,
+    x_q: Tensor,
+    x_k: Tensor,
+    q_steps: Tensor,
+    kv_steps: Tensor,
+) -> Tensor:
+    """The score of one query and one key at each pair of positions: (pairs, num_heads, steps), for
+    a permutation-invariant encoding.
+
+    x_q, x_k (pairs, embed_dim) are token embeddings, split into heads without any projection, so
+    that only the encoding acts. The log-sum-exp of a query that sees one key is that score, in
+    every implementation: so query i sees only key i, or, if kv_steps are all equal, all queries see
+    one key.
+    """
+    assert encoding.claims.permutation_invariant
+    one_key = bool((kv_steps == kv_steps[:1]).all())
+    if one_key:
+        kv_steps = kv_steps[:1]
+    q_positions, kv_positions = line(encoding, q_steps), line(encoding, kv_steps)
+
+    def split(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        embedded = encoding.embed(x[:, None].repeat(1, len(positions), 1), positions)
+        return heads(embedded, shape), encoding.state(embedded, positions)
+
+    (q, q_state), (k, kv_state) = split(x_q, q_positions), split(x_k, kv_positions)
+    _, scores = attention(
+        q, k, k, encoding.for_layer(0), q_positions=q_positions, kv_positions=kv_positions,
+        q_state=q_state, kv_state=kv_state, mask=None if one_key else _OWN_KEY, return_lse=True,
+        impl="reference",
+    )  # fmt: skip
+    return scores
+
+
+_OWN_KEY = Mask(lambda sight: sight.q_idx == sight.kv_idx)

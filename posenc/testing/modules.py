@@ -1,0 +1,182 @@
+"""Encodings as modules: devices, state, several instances, options, wrong shapes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import torch
+
+from posenc import masks
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
+from posenc.testing.harness import (
+    SHAPE,
+    Layer,
+    Make,
+    assert_same,
+    build,
+    differs,
+    hidden,
+    layer,
+    room,
+    tokens,
+)
+
+
+def assert_device_follows_input(make: Make) -> None:
+    """Runs on the meta device, which has no values: nothing may be read from it or made
+    elsewhere."""
+    model = layer(make).to("meta")
+    encoding = model.encoding
+    length = room(encoding, 9)
+    out = model(hidden(length).to("meta"), tokens(encoding, length).to("meta"))
+    assert out.device.type == "meta" and out.shape == (1, length, SHAPE.embed_dim)
+
+
+def assert_meta_construction_materialises(make: Make) -> None:
+    want = layer(make)
+    encoding = want.encoding
+    length = room(encoding, 9)
+    x, positions = hidden(length), tokens(encoding, length)
+    with torch.device("meta"):
+        bare = Layer(make(SHAPE), SHAPE).double()
+    bare.to_empty(device="cpu")
+    _spoil(bare)
+    bare.load_state_dict(want.state_dict())
+    assert_same(bare(x, positions), want(x, positions), "loaded after meta construction")
+    _spoil(bare.encoding)
+    for module in bare.modules():
+        if isinstance(module, PositionEncoding):
+            module.reset_parameters()
+    for name, value in bare.encoding.state_dict().items():
+        assert value.isfinite().all(), f"{name} after reset_parameters"
+    assert bare(x, positions).isfinite().all()
+
+
+def _spoil(module: torch.nn.Module) -> None:
+    """Memory that nobody has written may hold good numbers; NaN shows who relied on them."""
+    with torch.no_grad():
+        for value in (*module.parameters(), *module.buffers()):
+            if value.is_floating_point():
+                value.fill_(torch.nan)
+
+
+def assert_state_dict_round_trip(make: Make) -> None:
+    first = layer(make)
+    encoding = first.encoding
+    length = room(encoding)
+    x, positions = hidden(length), tokens(encoding, length)
+    torch.manual_seed(9)
+    second = Layer(make(SHAPE), SHAPE).double()
+    missing = second.load_state_dict(first.state_dict())
+    assert not missing.missing_keys and not missing.unexpected_keys
+    assert torch.equal(second(x, positions), first(x, positions))
+
+
+def assert_positions_survive_a_cast(make: Make) -> None:
+    """float64 -> bfloat16 -> float64 rounds parameters and nothing else."""
+    model = layer(make)
+    encoding = model.encoding
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    length = room(encoding)
+    x, positions = hidden(length), tokens(encoding, length)
+    before = model(x, positions)
+    after = model.to(torch.bfloat16).to(torch.float64)(x, positions)
+    assert torch.equal(after, before), "a cast of the module changed its positions"
+
+
+def assert_instances_share_nothing(make: Make) -> None:
+    """Instances of other shapes, built and run between two runs, change nothing."""
+    first = layer(make)
+    encoding = first.encoding
+    length = room(encoding, 9)
+    x, positions = hidden(length), tokens(encoding, length)
+    want = first(x, positions)
+    other_shape = ModelShape(embed_dim=96, num_heads=6, train_length=40)
+    other = layer(make, other_shape)
+    other(hidden(length, shape=other_shape), positions)
+    assert torch.equal(first(x, positions), want)
+    assert torch.equal(layer(make)(x, positions), want)
+
+
+def options(make: Make) -> dict[str, float]:
+    """Constructor arguments with a number as default, which the model's shape does not decide."""
+    cls = type(make(SHAPE))
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if isinstance(parameter.default, (int, float)) and not isinstance(parameter.default, bool)
+    }
+
+
+def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
+    """Every numeric option changes the result: none is ignored, none is missing from a cache's
+    key."""
+    length = room(make(SHAPE))
+    x = hidden(length)
+    for name, default in options(make).items():
+        if name in harmless:
+            continue
+        for value in (2 * default, default + 2, default / 2):
+            try:
+                changed = make(SHAPE, **{name: type(default)(value)})  # type: ignore[call-arg]
+            except ValueError:
+                continue
+            if value == default or changed.claims.max_positions not in (
+                None,
+                make(SHAPE).claims.max_positions,
+            ):
+                continue
+            break
+        else:
+            continue
+        positions = tokens(changed, length)
+        if changed.claims.num_axes == 1 and changed.claims.max_positions is None:
+            positions = torch.where(positions < length // 2, positions, positions * 97)
+        a = layer(make)(x, positions)
+        b = layer(lambda shape, n=name, v=value, d=default: make(shape, **{n: type(d)(v)}))(  # type: ignore[call-arg]
+            x, positions
+        )
+        assert differs(a, b), f"{name}={value} gives what {name}={default} gives"
+
+
+def assert_wrong_shapes_are_named(make: Make) -> None:
+    """A head count or size that does not fit raises ValueError that says so, or simply works."""
+    encoding = build(make)
+    length = room(encoding, 5)
+    positions = tokens(encoding, length)
+    other = ModelShape(embed_dim=66, num_heads=6, train_length=24)  # head_dim 11
+    try:
+        odd = make(other)
+    except ValueError as error:
+        assert any(number in str(error) for number in ("11", "66")), error
+    else:
+        out = Layer(odd, other)(hidden(length, shape=other, dtype=torch.float32), positions)
+        assert out.isfinite().all()
+    for count in (2, 8):  # the encoding was built for 4 heads of 16
+        model = Layer(encoding, ModelShape(embed_dim=64, num_heads=count))
+        try:
+            out = model(hidden(length, dtype=torch.float32), positions)
+        except ValueError as error:
+            assert any(re.search(rf"\b{n}\b", str(error)) for n in (count, 64 // count)), error
+        else:
+            assert out.isfinite().all()
+            assert not names_heads(encoding), f"built for 4 heads, and runs with {count}"
+
+
+def names_heads(encoding: PositionEncoding) -> bool:
+    return {"num_heads", "head_dim"} & set(inspect.signature(type(encoding)).parameters) != set()
+
+
+def assert_masks_are_optional(make: Make) -> None:
+    """No mask is the full mask."""
+    encoding = build(make)
+    if encoding.claims.causal_only:
+        return
+    model = layer(make)
+    length = room(encoding, 9)
+    x, positions = hidden(length), tokens(encoding, length)
+    assert_same(model(x, positions, None), model(x, positions, masks.full), "masks.full")

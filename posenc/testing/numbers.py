@@ -1,0 +1,185 @@
+"""Values: dtypes, precision, gradients, far positions."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from posenc import masks
+from posenc.attend.attention import attention
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
+from posenc.queries_keys.xpos import XPos
+from posenc.testing.harness import LENGTH, SHAPE, Make, build, heads, hidden, layer, room, tokens
+
+ROUNDINGS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
+"""Allowed error in units of the dtype's epsilon times the size of the values. Half types: q and k
+are rounded after place 2, and the output. float32: sums over channels and keys, and the softmax of
+scores near 10."""
+
+
+def outputs(
+    encoding: PositionEncoding,
+    dtype: torch.dtype,
+    source: torch.dtype,
+    length: int,
+    offset: int,
+    shape: ModelShape = SHAPE,
+    causal: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Place 1, and places 2 to 4, for inputs rounded to `source` and computed in `dtype`."""
+    positions = tokens(encoding, length, offset)
+    x = hidden(length, shape=shape, dtype=source).to(dtype)
+    q, k, v = (t.to(dtype) for t in heads(length, shape=shape, dtype=source))
+    acting = encoding.for_layer(0)
+    state = acting.state(x, positions)
+    out = attention(
+        q, k, v, acting, q_positions=positions, kv_positions=positions, q_state=state,
+        kv_state=state, mask=masks.causal if causal else None,
+    )  # fmt: skip
+    assert isinstance(out, Tensor)
+    return encoding.embed(x, positions), out
+
+
+def precision(
+    make: Make, dtype: torch.dtype, length: int = LENGTH, offset: int = 0, shape: ModelShape = SHAPE
+) -> None:
+    """Inputs and parameters of `dtype` give what float64 gives for the same numbers."""
+    encoding = build(make, shape, dtype)
+    length = room(encoding, length)
+    limit = encoding.claims.max_positions
+    if isinstance(encoding, XPos):  # float16 ends earlier than the claim says for float32
+        limit = min(limit or 0, encoding.reach(dtype))
+    if limit is not None:
+        offset = 0 if encoding.claims.num_axes > 1 else min(offset, limit - length)
+    causal = shape.causal or encoding.claims.causal_only
+    got = outputs(encoding, dtype, dtype, length, offset, shape, causal)
+    exact = copy.deepcopy(encoding).double()
+    want = outputs(exact, torch.float64, dtype, length, offset, shape, causal)
+    for place, a, b in zip(("embed", "attention"), got, want, strict=True):
+        assert a.shape == b.shape, f"{place}: shape {tuple(a.shape)} for {tuple(b.shape)}"
+        assert a.dtype == dtype, f"{place}: {dtype} became {a.dtype}"
+        bound = ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, b.abs().max().item())
+        error = (a.double() - b).abs().max().item()
+        assert error <= bound, f"{place} in {dtype} at {offset}: off by {error:.3g} > {bound:.3g}"
+
+
+def assert_float32_is_precise(make: Make) -> None:
+    precision(make, torch.float32)
+    precision(make, torch.float32, offset=5000)
+
+
+def assert_bfloat16_is_precise_far_out(make: Make) -> None:
+    precision(make, torch.bfloat16)
+    precision(make, torch.bfloat16, offset=8192)
+
+
+def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
+    """Half of the tokens look at the other half, 8,192 positions away, and at nothing else."""
+    model = layer(make, dtype=torch.bfloat16)
+    encoding = model.encoding
+    length = room(encoding)
+    half = length // 2
+    positions = tokens(encoding, length)
+    limit = encoding.claims.max_positions
+    positions[half:] += 8192 if limit is None else max(0, min(8192, limit - length))
+    far = masks.Mask(lambda sight: (sight.q_idx >= half) & (sight.kv_idx < half))
+    x = hidden(length, dtype=torch.bfloat16)
+    got = model(x, positions, far).double()
+    want = copy.deepcopy(model).double()(x.double(), positions, far)
+    # The layer rounds its projections too, once each.
+    bound = 2 * torch.finfo(torch.bfloat16).eps * max(1.0, want.abs().max().item())
+    error = (got - want).abs().max().item()
+    assert error <= bound, f"across 8,192 positions: off by {error:.3g} > {bound:.3g}"
+
+
+class _NoHalves(TorchDispatchMode):
+    """Fails at the first operation that makes a bfloat16 or float16 tensor."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for made in tree_leaves(out):
+            half = isinstance(made, Tensor) and made.dtype in (torch.bfloat16, torch.float16)
+            assert not half, f"{func} makes {made.dtype} of float32 inputs"
+        return out
+
+
+def assert_float32_is_never_halved(make: Make) -> None:
+    """Rounding that the same code does in every dtype, no comparison of dtypes can see."""
+    model = layer(make, dtype=torch.float32)
+    encoding = model.encoding
+    length = room(encoding)
+    x, positions = hidden(length, dtype=torch.float32), tokens(encoding, length)
+    with _NoHalves():
+        model(x, positions)
+
+
+def assert_float16_is_precise(make: Make) -> None:
+    precision(make, torch.float16, offset=500)
+
+
+def assert_float64_is_kept(make: Make) -> None:
+    encoding = build(make, dtype=torch.float64)
+    for out in outputs(encoding, torch.float64, torch.float64, 7, 0):
+        assert out.dtype == torch.float64
+
+
+def assert_works_or_refuses_beyond_training(make: Make) -> None:
+    model = layer(make, dtype=torch.float32)
+    encoding = model.encoding
+    limit = encoding.claims.max_positions
+    far = 4 * SHAPE.train_length if limit is None else limit
+    positions = tokens(encoding, 3) + (far if limit is None else 0)
+    if limit is None:
+        out = model(hidden(3, dtype=torch.float32), positions)
+        assert out.isfinite().all(), f"not finite at position {far}"
+        return
+    positions[-1] = limit
+    try:
+        model(hidden(3, dtype=torch.float32), positions)
+    except ValueError as error:
+        assert str(limit) in str(error), f"refuses position {limit} without naming it: {error}"
+    else:
+        raise AssertionError(f"max_positions is {limit}, and position {limit} gets an answer")
+
+
+def assert_outputs_are_finite(make: Make) -> None:
+    """Inside the trained length and beyond it."""
+    model = layer(make, dtype=torch.float32)
+    encoding = model.encoding
+    for length in (room(encoding, 9), room(encoding)):
+        out = model(hidden(length, dtype=torch.float32), tokens(encoding, length))
+        assert out.isfinite().all(), f"not finite in a sequence of {length} tokens"
+
+
+def assert_gradients_are_right(make: Make) -> None:
+    """Against differences of the output, for the inputs and every parameter."""
+    model = layer(make)
+    encoding = model.encoding
+    length = room(encoding, 5)
+    x = hidden(length).requires_grad_()
+    positions = tokens(encoding, length)
+    names = [name for name, _ in encoding.named_parameters()]
+    values = [p.detach().clone().requires_grad_() for p in encoding.parameters()]
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        state = {f"encoding.{n}": v for n, v in zip(names, values, strict=True)}
+        return torch.func.functional_call(model, state, (x, positions))
+
+    assert torch.autograd.gradcheck(run, (x, *values), fast_mode=True, atol=1e-4)
+
+
+def assert_gradients_are_finite(make: Make) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        model = layer(make, dtype=dtype)
+        encoding = model.encoding
+        length = room(encoding)
+        x = hidden(length, dtype=dtype).requires_grad_()
+        model(x, tokens(encoding, length)).float().square().sum().backward()
+        for name, parameter in (("x", x), *encoding.named_parameters()):
+            if parameter.grad is not None:
+                assert parameter.grad.isfinite().all(), f"gradient of {name} in {dtype}"

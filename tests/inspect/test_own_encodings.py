@@ -1,0 +1,107 @@
+"""`posenc inspect` of encodings in files, with options, and their contract."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from posenc import ModelShape, cli
+from posenc.inspect.command import _kind
+from posenc.inspect.encoding.command import measure_all
+from posenc.inspect.encoding.words import rows
+from tests.compare.test_encodings import MINE
+from tests.encoding import planted
+
+SHAPE = ModelShape(32, 2, train_length=32)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "my.py").write_text(f"{MINE}\n\nclass Other(torch.nn.Module): ...\n")
+    (tmp_path / "model").mkdir()
+    shutil.copy(planted.__file__, tmp_path / "planted.py")
+    return tmp_path
+
+
+KINDS = {
+    "rope": "encoding",
+    "rope:rope_theta=500000": "encoding",
+    "rope/nope every 4": "encoding",
+    "rope/npoe": "encoding",
+    "nonsense": "encoding",
+    "my.py:LogALiBi": "encoding",
+    "./my.py:LogALiBi:slope=2": "encoding",
+    "posenc.scores.alibi:ALiBi": "encoding",
+    "my.py:Other": "module",
+    "my.py:Absent": "module",
+    "torch.nn:Linear": "module",
+    "model": "folder",
+    "./model": "folder",
+    "some/where": "folder",
+    "claims": "claims",
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_name_means(folder, name):
+    assert _kind(name) == KINDS[name]
+
+
+def test_an_encoding_in_a_file_gets_the_whole_sheet(folder):
+    own, registered = measure_all(["my.py:LogALiBi:slope=2", "alibi"], SHAPE)
+    assert own.name == "my.py:LogALiBi:slope=2"
+    assert own.contract == {} and registered.contract is None
+    assert set(rows(own)) == {*rows(registered), "contract"} and rows(own)["contract"] == "holds"
+
+
+def test_the_sheet_says_what_of_the_contract_fails(folder):
+    (sheet,) = measure_all(["planted.py:NamesNoPaper"], SHAPE)
+    assert list(sheet.contract or {}) == ["claims_have_their_types"]
+    assert rows(sheet)["contract"] == "fails: claims have their types"
+
+
+def call(*arguments: str) -> int | str | None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["inspect", *arguments])
+    return stop.value.code
+
+
+def test_contract_as_a_report(folder, capsys):
+    assert call("my.py:LogALiBi", "--contract") == 0
+    assert "my.py:LogALiBi holds to the contract" in capsys.readouterr().out
+    assert call("planted.py:PeeksAhead", "--contract", "--json") == 1
+    out, err = capsys.readouterr()
+    (found,) = json.loads(out)
+    assert found["encoding"] == "planted.py:PeeksAhead"
+    assert not found["checks"]["the_future_is_invisible"]["holds"]
+    assert found["checks"]["claims_have_their_types"] == {"holds": True, "failure": None}
+    assert "checks that fail: planted.py:PeeksAhead" in err
+
+
+def test_a_failing_contract_says_why_a_comparison_would_mean_nothing(folder, capsys):
+    assert call("planted.py:NotANumberAtItself", "--contract") == 1
+    assert "its results are not finite" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["my.py:LogALiBi:slop=2"], "column 16: LogALiBi: unknown option slop"),
+        (["broken.py:X"], "broken.py:1: SyntaxError"),
+        (["rope", "--arg", "x=1"], "an encoding has its options in its name"),
+        (["model", "--contract"], "--contract takes encodings"),
+        (["rope", "--contract", "--compare"], "--contract takes encodings"),
+        (["roep", "--contract"], "Did you mean 'rope'"),
+        (["rope:", "--json"], "expected a class or key=value"),
+    ],
+)
+def test_bad_input_is_one_line(folder, capsys, arguments, said):
+    (folder / "broken.py").write_text("def (:\n")
+    assert call(*arguments) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.strip().count("\n") == 0, err
