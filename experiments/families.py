@@ -144,7 +144,8 @@ def _try_family(family: str, auto: Any, scratch: Path) -> list[Row]:
 def _kind(why: str) -> str:
     """A method whose reason names an exception was not refused: the code broke."""
     first = why.partition(":")[0]
-    return CRASHED if first.endswith(("Error", "Exception")) and " " not in first else REFUSED
+    crashed = first.endswith(("Error", "Exception", "ByZero")) and " " not in first
+    return CRASHED if crashed else REFUSED
 
 
 def families() -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from posenc.compare.options import Options
+from posenc.report.options import Figures
 
 
 def compare(**given: Any) -> None:
@@ -26,13 +27,7 @@ compare.__signature__ = inspect.signature(Options, eval_str=True)  # type: ignor
 
 def report(
     folder: Annotated[Path, typer.Argument(help="What `posenc compare` wrote, finished or not.")],
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
-            show_default="none",
-        ),
-    ] = None,
+    figures: Figures = None,
 ) -> None:
     """Write report.html and results.csv again from the trials in a folder, and print the table."""
     from posenc.compare import study

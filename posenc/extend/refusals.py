@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ def check_folders(folder: Path, out: Path | None, options: Options) -> None:
     if options.tune is not None and out is None:
         raise ValueError("Tuning changes the weights: say with --out where to write them.")
     if out is not None:
+        parent = next(path for path in out.absolute().parents if path.exists())
+        if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            raise ValueError(f"{out}: no folder can be written in {parent}.")
         tokenizer_files(folder)
 
 

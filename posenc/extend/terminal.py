@@ -101,7 +101,7 @@ def write_csv(outcome: Outcome, path: Path) -> None:
 def read_documents(texts: list[Path]) -> list[str]:
     """The documents of the files, or of the embedded corpus where there are none.
 
-    Raises: ValueError for a file that is not there or holds no text.
+    Raises: ValueError for a file that is not there, is not UTF-8 or holds no text.
     """
     if not texts:
         from posenc.text.sources import embedded
@@ -110,8 +110,15 @@ def read_documents(texts: list[Path]) -> list[str]:
     documents = []
     for path in texts:
         if not path.is_file():
-            raise ValueError(f"{path}: no such file.")
-        documents += split_documents(path.read_text(encoding="utf-8", errors="replace"))
+            raise ValueError(f"{path}: {'not a file' if path.exists() else 'no such file'}.")
+        try:
+            documents += split_documents(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise ValueError(
+                f"{path}: its text is not UTF-8 (byte {byte:#04x} at {error.start}); save it as "
+                "UTF-8."
+            ) from error
     if not documents:
         raise ValueError(f"{', '.join(map(str, texts))}: no text in it.")
     return documents

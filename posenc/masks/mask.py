@@ -101,14 +101,8 @@ class Mask:
     def _bound_like(self, a: Mask, b: Mask) -> Mask:
         if not (a.bound or b.bound):
             return self
-        if (
-            a.bound
-            and b.bound
-            and not (
-                same(a.q_positions, b.q_positions)  # type: ignore[arg-type]
-                and same(a.kv_positions, b.kv_positions)  # type: ignore[arg-type]
-            )
-        ):
+        alike = zip((a.q_positions, a.kv_positions), (b.q_positions, b.kv_positions), strict=True)
+        if a.bound and b.bound and not all(same(mine, other) for mine, other in alike):  # type: ignore[arg-type]
             raise ValueError(
                 "Masks bound to different positions cannot be combined: combine, then bind."
             )
@@ -206,9 +200,7 @@ def _either(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
 
 
 def take(
-    positions: Shaped[Tensor, "..."] | None,
-    batch: Int[Tensor, "..."],
-    index: Int[Tensor, "..."],
+    positions: Shaped[Tensor, "..."] | None, batch: Int[Tensor, "..."], index: Int[Tensor, "..."]
 ) -> Shaped[Tensor, "..."]:
     """The positions, (len) or (batch, len), at these indices; None: the indices themselves."""
     if positions is None:

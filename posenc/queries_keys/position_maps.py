@@ -151,10 +151,7 @@ def _near_and_far(
 ) -> tuple[Pass, Pass]:
     """True positions for distances below the window, mapped ones from it on."""
     beyond = Mask(lambda sight: sight.q_position - sight.kv_position >= window)
-    return (
-        Pass(q_positions, kv_positions, sliding_window(window)),
-        Pass(q_far, kv_far, beyond),
-    )
+    return (Pass(q_positions, kv_positions, sliding_window(window)), Pass(q_far, kv_far, beyond))
 
 
 class DualChunk(PositionMap):

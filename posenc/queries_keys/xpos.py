@@ -52,9 +52,7 @@ class XPos(Rotation):
     """
 
     claims = replace(
-        Rotation.claims,
-        source="Sun et al. 2022, arXiv:2212.10554, section 3",
-        causal_only=True,
+        Rotation.claims, source="Sun et al. 2022, arXiv:2212.10554, section 3", causal_only=True
     )
 
     def __init__(

@@ -1,7 +1,6 @@
 """The check against real runtimes: its verdict, and an environment that cannot be installed."""
 
 import json
-import shutil
 import subprocess
 import sys
 
@@ -72,34 +71,35 @@ def test_a_runtime_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
 def test_an_export_is_read_alike_and_a_broken_one_is_not(off):
     from tests.doctor.oracles.exports import verdict
 
-    assert bool(verdict("transformers 4.57.3", "out", off, 1e-3, whole=True)) is not (off <= 1e-3)
-    assert bool(verdict("transformers 4.57.3", "out", off, 1e-3, whole=False)) is not (off > 1e-3)
+    assert bool(verdict("transformers 4.57.3", off, 1e-3, whole=True)) is not (off <= 1e-3)
+    assert bool(verdict("transformers 4.57.3", off, 1e-3, whole=False)) is not (off > 1e-3)
 
 
-def test_exports_that_a_version_reads_otherwise_are_named(tmp_path, monkeypatch):
-    """Readers that look at one key each: the older one at rope_scaling, and one at nothing."""
+def test_a_version_that_reads_an_export_otherwise_or_a_broken_one_alike_is_named(
+    tmp_path, monkeypatch
+):
     from tests.doctor.oracles import exports
 
-    def export(model, method, out):
+    def extended(model, method, out):
         out.mkdir()
         keys = {"rope_parameters": 1, "rope_scaling": 2, "rope_theta": 3}
         (out / "config.json").write_text(json.dumps(keys))
-        return out
+        return numpy.zeros(2)
 
-    def read(python, folder):
-        found = json.loads((folder / "config.json").read_text())
-        blind = python == "blind"
-        return python, numpy.array([0.0 if blind else float("rope_scaling" not in found)])
+    def read(python, folders):
+        off = {"right": lambda keys: "rope_scaling" not in keys, "blind": lambda keys: 0,
+               "wrong": lambda keys: 1}[python]  # fmt: skip
+        keys = [json.loads((folder / "config.json").read_text()) for folder in folders]
+        return python, [numpy.full(2, float(off(each))) for each in keys]
 
-    monkeypatch.setattr(exports, "extended", export)
+    monkeypatch.setattr(exports, "extended", extended)
     monkeypatch.setattr(exports, "METHODS", ("ntk",))
-    good = {"transformers4": "reads", "transformers5": "reads"}
-    assert exports.check_exports(tmp_path, tmp_path, good, read, 1e-3) == []
-    shutil.rmtree(tmp_path)
-    tmp_path.mkdir()
-    (wrong,) = exports.check_exports(
-        tmp_path, tmp_path, good | {"transformers4": "blind"}, read, 1e-3
-    )
-    assert wrong.startswith(
-        "blind, extended by ntk without rope_theta and rope_scaling: off by only"
-    )
+    told = {
+        "right": [],
+        "blind": ["blind, ntk without rope_theta and rope_scaling: off by only 0.0e+00, so the "
+                  "check sees nothing"],
+        "wrong": ["wrong, ntk: off by 1.0e+00"],
+    }  # fmt: skip
+    for python, wrong in told.items():
+        (root := tmp_path / python).mkdir()
+        assert exports.check_exports(root, root, {"transformers4": python}, read, 1e-3) == wrong

@@ -285,6 +285,15 @@ def test_a_passkey_stands_at_its_depth_and_is_asked_for_at_the_end():
         assert (prompt[at + 10 : -10] == 0).all()
 
 
+def test_passkeys_are_not_asked_where_they_do_not_fit(llama, windows):
+    reader = Reader(load_checkpoint(llama).model)
+    grid = PasskeyGrid((16, 20, 21), depths=(0.5,), trials=1)
+    found = grid.shares(reader, windows, lambda what, share: None)
+    assert list(found) == [(21, 0.5)]
+    few = Windows(windows.tokens % 9, windows.documents)
+    assert grid.shares(reader, few, lambda what, share: None) == {}
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
 def test_entropy_equals_that_of_the_weights_that_eager_attention_shows(family, tmp_path, windows):
     checkpoint = load_checkpoint(save(family, tmp_path / family))

@@ -17,6 +17,7 @@ from posenc.hf.rope_config import RopeSetting
 from posenc.inspect.checkpoint.positions import Rotation
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.queries_keys.rope_scaling import LongRoPE, Proportional
+from posenc.report.failure import RunFailed
 from tests.hf_models import COMMON, LENGTH, save
 
 TARGET = 3 * LENGTH
@@ -149,6 +150,14 @@ def test_pairs_that_never_rotated_stand_still_in_what_is_stretched(name):
 def test_a_method_without_words_for_some_of_the_pairs_is_refused(name):
     with pytest.raises(ValueError, match="only 4 of 8 pairs of channels rotate"):
         stretch((SHARE,), METHODS[name], TARGET)
+
+
+def test_a_search_over_pairs_that_stand_still_is_refused(tmp_path):
+    family, options = FAMILIES["heads of two sizes"]
+    folder = save(family, tmp_path / family, **options)
+    with pytest.raises(RunFailed, match="some of its pairs of channels do not rotate"):
+        hf.extend(folder, TARGET, DOCUMENTS, method="search", as_ids=True,
+                  options=replace(QUICK, search_evaluations=1))  # fmt: skip
 
 
 def test_heads_of_two_sizes_are_inspected_and_exported(tmp_path):

@@ -9,11 +9,7 @@ from decimal import Decimal
 from typing import ClassVar
 
 from posenc.numbers.frequencies import TWO_PI, inverse_frequencies
-from posenc.queries_keys.rope_scaling.scaling import (
-    Frequencies,
-    Scaling,
-    require,
-)
+from posenc.queries_keys.rope_scaling.scaling import Frequencies, Scaling, require
 from posenc.queries_keys.rope_scaling.uniform import ntk_frequencies
 
 

@@ -7,12 +7,7 @@ from decimal import Decimal
 from typing import ClassVar
 
 from posenc.numbers.frequencies import geometric, inverse_frequencies
-from posenc.queries_keys.rope_scaling.scaling import (
-    Frequencies,
-    Scaling,
-    at_least,
-    require,
-)
+from posenc.queries_keys.rope_scaling.scaling import Frequencies, Scaling, at_least, require
 
 
 def ntk_frequencies(

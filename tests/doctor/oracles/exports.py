@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,21 +20,22 @@ DIALECT = {
     "transformers5": ("rope_theta", "rope_scaling", "rope_parameters"),
 }
 """The keys by which a version reads what was meant."""
-MEANT = "transformers5"
-Logits = Callable[[str, Path], tuple[str, np.ndarray]]
-"""Version and logits of a folder, by the Python of an environment."""
+Read = Callable[[str, Sequence[Path]], tuple[str, Sequence[np.ndarray]]]
+"""Version and logits of each folder, by the Python of an environment."""
 
 
-def extended(model: Path, method: str, out: Path) -> Path:
-    """The model's export, proved by the command itself in the transformers that wrote it."""
-    text = out.with_name("ids.txt")
-    text.write_text(" ".join(str(3 + 11 * i % 250) for i in range(4 * TO)), encoding="utf-8")
-    command = [
-        sys.executable, "-m", "posenc", "extend", model, "--to", TO, "--method", method,
-        "--windows", 1, "--tasks", "none", "--ids", "--text", text, "--out", out,
-    ]  # fmt: skip
-    subprocess.run([*map(str, command)], check=True, capture_output=True)
-    return out
+def extended(model: Path, method: str, out: Path) -> np.ndarray:
+    """Export the model and return the logits that the stretched one had in memory."""
+    import torch
+
+    from posenc.extend.extension import extend
+    from posenc.extend.options import Options
+
+    ids = " ".join(str(3 + 11 * i % 250) for i in range(2 * TO))
+    options = Options(windows=1, tasks="none")
+    outcome = extend(model, TO, [ids, ids], method=method, out=out, as_ids=True, options=options)
+    with outcome.measured[method][0].active() as stretched, torch.inference_mode():
+        return stretched(torch.tensor([TOKENS])).logits[0].numpy()
 
 
 def without(folder: Path, keys: tuple[str, ...]) -> Path:
@@ -50,29 +49,28 @@ def without(folder: Path, keys: tuple[str, ...]) -> Path:
 
 
 def check_exports(
-    model: Path, root: Path, pythons: Mapping[str, str], logits: Logits, allowed: float
+    model: Path, root: Path, pythons: Mapping[str, str], read: Read, allowed: float
 ) -> list[str]:
     """What is not as it must be, in words: an export that a version reads otherwise, or a broken
-    one that it reads alike. pythons: by the names of DIALECT; must have MEANT.
+    one that it reads as was meant. pythons: by the names of DIALECT.
 
     Prints every difference.
     """
+    meant = {out: extended(model, out.name, out) for out in (root / name for name in METHODS)}
     wrong = []
-    for method in METHODS:
-        out = extended(model, method, root / f"extended by {method}")
-        _, meant = logits(pythons[MEANT], out)
-        for name, python in pythons.items():
-            for folder in (out, without(out, DIALECT[name])):
-                said, got = logits(python, folder)
-                off = float(abs(got - meant).max())
-                print(f"{said}, {folder.name}: logits off by {off:.1e}", flush=True)
-                wrong += verdict(said, folder.name, off, allowed, whole=folder == out)
+    for name, python in pythons.items():
+        broken = {without(out, DIALECT[name]): logits for out, logits in meant.items()}
+        folders = {**meant, **broken}
+        said, found = read(python, list(folders))
+        for (folder, expected), got in zip(folders.items(), found, strict=True):
+            off = float(abs(got - expected).max())
+            print(f"{said}, {folder.name}: logits off by {off:.1e}", flush=True)
+            wrong += verdict(f"{said}, {folder.name}", off, allowed, whole=folder in meant)
     return wrong
 
 
-def verdict(said: str, name: str, off: float, allowed: float, *, whole: bool) -> list[str]:
+def verdict(said: str, off: float, allowed: float, *, whole: bool) -> list[str]:
     """Why a difference is not as it must be; empty where it is."""
     if whole:
-        return [] if off <= allowed else [f"{said}, {name}: off by {off:.1e}"]
-    seen = off > allowed
-    return [] if seen else [f"{said}, {name}: off by only {off:.1e}, so the check sees nothing"]
+        return [] if off <= allowed else [f"{said}: off by {off:.1e}"]
+    return [] if off > allowed else [f"{said}: off by only {off:.1e}, so the check sees nothing"]

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -86,10 +87,14 @@ def doctor(path: Path, root: Path, **options: object) -> str:
     return text.replace(f"{root}/", "")
 
 
-def logits(python: str, script: str, folder: Path, tokens: Path) -> tuple[str, np.ndarray]:
+def logits(
+    python: str, script: str, folder: Path | Sequence[Path], tokens: Path
+) -> tuple[str, np.ndarray]:
+    """What a runtime is called, and its logits of a folder, or of each of several."""
+    folders = [folder] if isinstance(folder, Path) else folder
     out = tokens.with_name("logits.npy")
     answer = subprocess.run(
-        [python, str(HERE / script), str(folder), str(tokens), str(out)],
+        [python, str(HERE / script), *map(str, folders), str(tokens), str(out)],
         check=True, capture_output=True, text=True, timeout=LONGEST_RUN,
     )  # fmt: skip
     return answer.stdout.strip().splitlines()[-1], np.load(out)
@@ -105,8 +110,8 @@ def _exports(model: Path, root: Path, given: argparse.Namespace) -> list[str]:
     tokens.write_text(json.dumps(exports.TOKENS))
     pythons = {name: python for name in exports.DIALECT if (python := getattr(given, name))}
 
-    def read(python: str, folder: Path) -> tuple[str, np.ndarray]:
-        return logits(python, "logits_transformers.py", folder, tokens)
+    def read(python: str, folders: Sequence[Path]) -> tuple[str, np.ndarray]:
+        return logits(python, "logits_transformers.py", folders, tokens)
 
     return exports.check_exports(model, root, pythons, read, ALLOWED)
 
