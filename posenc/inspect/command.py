@@ -146,26 +146,26 @@ def inspect(
 
 
 def _kind(name: str) -> str:
-    """What a name means: "claims", "encoding", "module" of somebody else, or "folder".
-
-    Raises: ValueError for a file or module that does not import.
-    """
+    """What a name means: "claims", "encoding", "module" of somebody else, or "folder"."""
     from posenc.registry import names, parse
     from posenc.registry.code import find, is_encoding
 
     if name == "claims":
         return "claims"
+    known = names()
     try:
         spec = parse(name)
     except ValueError:
+        if name.partition(":")[0].strip() in known:  # the grammar says what is wrong
+            return "encoding"
         return "module" if _is_module(name) else "folder" if _is_path(name) else "encoding"
-    known, (part, *more) = names(), spec.parts
+    part, *more = spec.parts
     if Path(name).exists() and name not in known:
         return "folder"
     if part.attribute and part.where not in known and not (more or part.options):
         try:
             return "encoding" if is_encoding(find(part.where, part.attribute)) else "module"
-        except AttributeError:
+        except (AttributeError, ValueError):  # which says why it cannot be imported
             return "module"
     if any(each.attribute or each.options or each.where in known for each in (part, *more)):
         return "encoding"

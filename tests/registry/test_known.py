@@ -60,6 +60,30 @@ def test_register_refuses(name, cls, error, said):
         register(name, cls)
 
 
+SCRIPT = """\
+import posenc
+
+class Mine(posenc.ALiBi):
+    pass
+
+posenc.register("mine_of_a_script", Mine)
+if __name__ == "__main__":
+    from posenc.compare.encodings import code_of, read_encodings
+    (mine,) = read_encodings(["mine_of_a_script"])
+    built = posenc.create(mine.text, posenc.ModelShape(64, 2))
+    print(mine.text, mine.label, type(built).__qualname__, mine.code == code_of(mine.text))
+"""
+
+
+def test_a_script_may_register_what_its_workers_load_again(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(posenc.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.stdout == "script.py:Mine mine_of_a_script Mine True\n", done.stderr
+
+
 class Point:
     """What an installed package says of itself."""
 
