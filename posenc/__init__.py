@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to what __ge
     from posenc import inspect as inspect
     from posenc import keras as keras
     from posenc import masks as masks
+    from posenc import nn as nn
     from posenc import positions as positions
     from posenc import registry as registry
     from posenc import testing as testing
@@ -136,7 +137,8 @@ _PUBLIC = {
 }
 
 _MODULES = (
-    "compare", "extend", "hf", "inspect", "keras", "masks", "positions", "registry", "testing",
+    "compare", "extend", "hf", "inspect", "keras", "masks", "nn", "positions", "registry",
+    "testing",
 )  # fmt: skip
 """Imported when first touched, so that `posenc.masks.causal` works after `import posenc`."""
 
