@@ -6,6 +6,7 @@ from posenc import hf as hf
 from posenc import inspect as inspect
 from posenc import keras as keras
 from posenc import masks as masks
+from posenc import nn as nn
 from posenc import positions as positions
 from posenc import registry as registry
 from posenc import testing as testing
