@@ -85,7 +85,14 @@ def test_unknown_name_without_a_likeness(name):
         getattr(posenc, name)
 
 
-LAZY = ("posenc", "posenc.compare", "posenc.extend", "posenc.inspect", "posenc.testing")
+LAZY = (
+    "posenc",
+    "posenc.compare",
+    "posenc.extend",
+    "posenc.hf",
+    "posenc.inspect",
+    "posenc.testing",
+)
 
 
 def stub_of(package: str) -> list[ast.ImportFrom]:
