@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from posenc.compare.options import Options
+from posenc.report.options import Figures
 
 
 def compare(**given: Any) -> None:
@@ -45,13 +46,7 @@ def report(
             "--published", help="Say how far the order agrees with published tables, and how sure."
         ),
     ] = False,
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
-            show_default="none",
-        ),
-    ] = None,
+    figures: Figures = None,
 ) -> None:
     """Write report.html and results.csv again from the trials of runs, and print the tables."""
     from posenc.compare import reports

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from posenc.report.options import Figures
+
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 
 
@@ -107,13 +109,7 @@ class Options:
             show_default="a folder below runs/ that the options name",
         ),
     ] = None
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
-            show_default="none",
-        ),
-    ] = None
+    figures: Figures = None
     unchecked: Annotated[
         bool,
         typer.Option(

@@ -22,6 +22,7 @@ from posenc.compare.study import (
     write_page,
     write_report,
 )
+from posenc.report.atomic import check_figures
 from posenc.report.console import stdout
 from posenc.report.lock import locked
 from posenc.report.progress import say
@@ -41,10 +42,7 @@ def report_runs(
     Raises: ValueError if a folder holds no readable study, if its study is still running, if the
     recipes of the runs differ, or if `out` is a run itself.
     """
-    if figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(figures)
+    check_figures(figures)
     console = Console(stderr=True)
     runs = [(folder, _read(folder)) for folder in folders]
     if len(runs) == 1 and out is None:

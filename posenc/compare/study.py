@@ -27,7 +27,7 @@ from posenc.compare.trial import TrialConfig
 from posenc.compare.unchecked import find_void, warnings, without_unchecked
 from posenc.compare.verdict import recommend_encoding
 from posenc.report import machine
-from posenc.report.atomic import is_partial, write_atomically
+from posenc.report.atomic import check_figures, is_partial, write_atomically
 from posenc.report.console import stdout
 from posenc.report.failure import RunFailed, Stopped
 from posenc.report.lock import LOCK, locked
@@ -47,10 +47,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     Stopped after Ctrl-C.
     """
     console = Console(stderr=True)
-    if options.figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(options.figures)
+    check_figures(options.figures)
     compared = _read(options.encodings or DEFAULT_ENCODINGS)
     trial = _first_trial(options, compared[0].text)  # checks all but the text
     workers = options.workers or (1 if trial.device == "cuda" else machine.num_cores())

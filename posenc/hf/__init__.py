@@ -13,12 +13,27 @@ True
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from posenc.hf.attachment.attach import attach as attach
+    from posenc.hf.attachment.attach import attached as attached
+    from posenc.hf.attachment.attach import detach as detach
+    from posenc.hf.attachment.attach import shape_of as shape_of
+    from posenc.hf.attachment.save import load as load
+
+_ATTACHMENT = {
+    **dict.fromkeys(("attach", "attached", "detach", "shape_of"), "attach"),
+    "load": "save",
+}
 _MOVED = ("Options", "TuneConfig", "evaluate", "extend")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ATTACHMENT:
+        module = importlib.import_module(f"posenc.hf.attachment.{_ATTACHMENT[name]}")
+        return getattr(module, name)
     if name not in _MOVED:
         raise AttributeError(f"module 'posenc.hf' has no attribute {name!r}")
     import warnings

@@ -30,9 +30,8 @@ def test_of_one_task_with_three_seeds_it_is_the_paired_difference():
 def test_the_bootstrap_is_scipys():
     values = World(1).study(8).values[0, 0]
     theirs = stats.bootstrap(
-        (values,), lambda x, axis: interquartile_mean(x), n_resamples=10_000,
-        vectorized=True, method="percentile",
-        rng=np.random.default_rng(5),
+        (values,), lambda x, axis: interquartile_mean(x), n_resamples=10_000, vectorized=True,
+        method="percentile", rng=np.random.default_rng(5),
     )  # fmt: skip
     ours = pooled_score(Scores(["a"], ["task"], range(8), values[None, None]), "a")
     assert ours.error / math.sqrt(8 / 7) == pytest.approx(theirs.standard_error, rel=0.03)
