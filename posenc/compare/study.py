@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from posenc.compare import splits, sweep, tables
+from posenc.compare.budget import chosen
 from posenc.compare.cost import check_cost, opening
 from posenc.compare.encodings import Compared, labelled, read_encodings
 from posenc.compare.options import DEFAULT_ENCODINGS, Options
@@ -49,10 +50,11 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     console = Console(stderr=True)
     check_figures(options.figures)
     compared = _read(options.encodings or DEFAULT_ENCODINGS)
-    trial = _first_trial(options, compared[0].text)  # checks all but the text
+    budget = chosen(options)
+    trial = _first_trial(options, compared[0].text, budget.steps)  # checks all but the text
     workers = options.workers or (1 if trial.device == "cuda" else machine.num_cores())
-    workers = min(workers, options.seeds * len(compared))
-    check_cost(trial, [each.text for each in compared], options.seeds, workers, options.yes)
+    workers = min(workers, budget.seeds * len(compared))
+    check_cost(trial, [each.text for each in compared], budget.seeds, workers, options.yes)
     unchecked = find_void(compared, options.unchecked)
     if options.out is not None:
         _check_ours(options.out)
@@ -61,7 +63,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     cut = splits.cut_text(source, need, options.out or RUNS)
     trials = tuple(
         replace(trial, encoding=each.text, code=each.code, seed=seed, corpus=cut.info.hash)
-        for seed in range(options.seeds)
+        for seed in range(budget.seeds)
         for each in compared
     )
     folder = options.out or RUNS / f"compare-{_name(trials)}"
@@ -188,7 +190,7 @@ def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
         raise
 
 
-def _first_trial(options: Options, encoding: str) -> TrialConfig:
+def _first_trial(options: Options, encoding: str, steps: int) -> TrialConfig:
     """The options as a trial without a text. Raises: ValueError if they do not fit together."""
     device = machine.default_device() if options.device == "auto" else options.device
     if device not in ("cpu", "cuda"):
@@ -207,6 +209,7 @@ def _first_trial(options: Options, encoding: str) -> TrialConfig:
         "encoding": encoding,
         "seed": 0,
         "corpus": "",
+        "steps": steps,
         "test_lengths": _lengths(options.test_lengths, options.train_length),
         **sizes_of(options),
         "device": device,
