@@ -53,6 +53,20 @@ def test_a_map_with_another_rotation_than_the_models_is_not_measured(family, tmp
         assert torch.equal(checkpoint.model(tokens).logits, before)
 
 
+def test_a_map_beside_layers_that_keep_a_state_is_exact_inside_its_window(tmp_path):
+    """Those layers tell the order of tokens, too, whatever attention does."""
+    hybrid = COMMON | {
+        "layer_types": ["linear_attention", "full_attention"], "position_embedding_type": "rope",
+        "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1,
+        "shared_intermediate_size": 64, "num_local_experts": 0, "num_experts_per_tok": 0,
+    }  # fmt: skip
+    checkpoint = load_checkpoint(save("granitemoehybrid", tmp_path, spread=0.3, **hybrid))
+    maps = position_maps(checkpoint, TARGET)
+    assert [variant.name for variant in maps] == MAPS
+    with maps[0].active():  # which compares
+        pass
+
+
 @pytest.mark.parametrize("family", PARTIAL)
 def test_a_map_on_part_of_the_channels_is_exact_inside_its_window(family, tmp_path):
     checkpoint = load_checkpoint(save(family, tmp_path, spread=0.3, **sizes(family)))

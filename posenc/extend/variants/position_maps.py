@@ -89,7 +89,7 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
     tokens = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     expected, dtype = _logits(checkpoint.model, tokens), checkpoint.model.dtype
     half = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
-    with attached(checkpoint.model, encoding) as model:
+    with attached(checkpoint.model, encoding, alone=False) as model:
         try:
             got = _logits(model, tokens)
         except Exception as error:  # whatever a family's code makes of another attention

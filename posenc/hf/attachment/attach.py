@@ -76,6 +76,14 @@ def attach(
     >>> posenc.hf.detach(model)[0]
     ALiBi(num_heads=4)
     """
+    return _attach(model, encoding, decoder, own, example)
+
+
+def _attach(
+    model: Any, encoding: PositionEncoding | str | None, decoder: PositionEncoding | str | None,
+    own: Own, example: dict[str, Any] | None, *, alone: bool = True,
+) -> Any:  # fmt: skip
+    """`attach`; alone: whether nothing else may tell the order of the tokens."""
     if own not in ("replace", "keep"):
         raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
     if not hasattr(model, "set_attn_implementation"):
@@ -97,7 +105,8 @@ def attach(
         if own == "replace":
             for stack in stacks:
                 attachment.handles += own_positions.hide(stack.module, model)
-            own_positions.refuse_rest(model, stacks, example)
+            if alone:
+                own_positions.refuse_rest(model, stacks, example)
         for stack, each in zip(stacks, encodings, strict=True):
             _put(attachment, stack, each, "input_ids" in example)
         with trial():
@@ -125,12 +134,13 @@ def detach(model: Any) -> tuple[PositionEncoding, ...]:
 
 @contextmanager
 def attached(
-    model: Any, encoding: PositionEncoding | None, own: Own = "replace"
+    model: Any, encoding: PositionEncoding | None, own: Own = "replace", *, alone: bool = True
 ) -> Iterator[nn.Module]:
     """The model with the encoding inside the block, as it was after it; in a model of two stacks,
-    both have it."""
+    both have it. alone=False: other layers may tell the order, too, as Mamba's do; who attaches
+    holds the model to what it was."""
     two = model.config.is_encoder_decoder
-    attach(model, encoding, decoder=encoding if two else None, own=own)
+    _attach(model, encoding, encoding if two else None, own, None, alone=alone)
     try:
         yield model
     finally:
