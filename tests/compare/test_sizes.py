@@ -78,5 +78,5 @@ def test_a_config_that_cannot_be_read_is_refused(tmp_path):
 
 def test_the_trials_have_the_sizes_of_the_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
-    trial = first_trial(Options(config=tmp_path, small=True, device="cpu"), "rope")
+    trial = first_trial(Options(config=tmp_path, small=True, device="cpu"), "rope", 3)
     assert (trial.width, trial.layers, trial.heads, trial.kv_heads) == (128, 4, 4, 1)

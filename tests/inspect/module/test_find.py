@@ -102,7 +102,7 @@ def test_call_says_how():
     ("arguments", "said"),
     [
         (["nowhere:Class"], "cannot be imported"),
-        (["posenc:RoPE"], "head_dim"),
+        (["posenc:RoPE"], "interleaved"),
         (["posenc:RoPE", "--arg", "head_dim"], "name=value"),
         (["torch.nn:Linear", "--arg", "in_features=3", "--arg", "out_features=2"], "Tried (input)"),
         ([f"{HERE}:ResetsBad"], "no licence file"),
