@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from posenc.report.options import Figures
+
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 
 
@@ -43,8 +45,25 @@ class Options:
             show_default="1, 2, 4 and 8 times the training length",
         ),
     ] = None
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, each a trial.")] = 2
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each trial.")] = 400
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="quick (1 seed, 300 steps), standard (2 seeds, 300 steps) or thorough (3 seeds, "
+            "600 steps)."
+        ),
+    ] = "standard"
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Number of seeds, each a trial.", show_default="those of the budget"
+        ),
+    ] = None
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Optimizer steps of each trial.", show_default="those of the budget"
+        ),
+    ] = None
     batch: Annotated[int, typer.Option(min=1, help="Training windows per step.")] = 32
     width: Annotated[
         int | None,
@@ -107,13 +126,7 @@ class Options:
             show_default="a folder below runs/ that the options name",
         ),
     ] = None
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
-            show_default="none",
-        ),
-    ] = None
+    figures: Figures = None
     unchecked: Annotated[
         bool,
         typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -72,6 +73,9 @@ def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
 def main(parent: str, study_folder: str, *trial_folders: str) -> int:
     """The process that measures: prints one object, an encoding's name to its trial's seconds."""
     process.end_with_parent(int(parent))
+    # What an encoding of the user prints must not come between.
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     import torch
 
     from posenc.compare.trial import read_trial
@@ -83,7 +87,8 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
             seconds[trial.encoding] = _seconds_of_one(trial, Path(study_folder))
         except Exception:  # of torch, of an encoding
             continue
-    print(json.dumps(seconds))
+    answer.write(json.dumps(seconds))
+    answer.flush()
     return 0
 
 

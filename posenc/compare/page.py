@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from posenc.compare import figures, seen
+from posenc.compare import figures, seen, tiers
 from posenc.compare.results import EncodingSummary, Study, TrialResult
 from posenc.compare.verdict import context_gains, describe_gains
 from posenc.report.drawing import line_styles
@@ -25,6 +25,7 @@ def make_page(study: Study) -> Page:
     page.section("", *_answer(study))
     if study.summary:
         page.section("Result", *_result(study))
+        page.section("What the seeds tell", *_tiers(study))
         page.section("Curves", *_curves(study))
     if study.failed:
         rows = [[t.config.encoding, t.config.seed, t.reason] for t in study.failed]
@@ -86,6 +87,20 @@ def _result(study: Study) -> Iterator[str | Table]:
         "that stays flat may ignore what lies far back; the column on more context tells. In the "
         "sentence at the top, ± after a difference is its 95 % interval, from the seeds alone."
     )
+
+
+def _tiers(study: Study) -> Iterator[str | Table]:
+    standings = tiers.standings(study)
+    if not standings:
+        yield "Nothing can be told apart: that needs two encodings with two seeds of both at least."
+        return
+    for standing in standings:
+        yield Table(
+            tiers.header(standing),
+            list(tiers.rows(standing)),
+            f"Bits per byte at {standing.length:,} bytes, by tier.",
+        )
+    yield tiers.MEANING
 
 
 def _row(

@@ -55,9 +55,23 @@ class PositionScore(Record):
 
 
 @dataclass(frozen=True)
+class CaseScore(Record):
+    """What a model said on the held-out sequences of a task's case, as posenc.tasks.scoring counts
+    it, or why the encoding cannot run there; `variant` as in posenc.tasks.task.Case."""
+
+    length: int
+    variant: str = ""
+    exact_match: float | None = None
+    token_accuracy: float | None = None
+    exact_match_cut: float | None = None
+    token_accuracy_cut: float | None = None
+    cannot: str | None = None
+
+
+@dataclass(frozen=True)
 class TrainingPoint(Record):
-    """Bits per byte after `step` steps: the mean over the steps since the last point, and on the
-    validation text."""
+    """Bits per byte, or per target of a task, after `step` steps: the mean over the steps since the
+    last point, and on the validation text or on held-out sequences like those of training."""
 
     step: int
     train: float
@@ -82,7 +96,10 @@ class TrialResult(Record):
     by_context: on the same fixed target bytes (the last train_length // 2 of each longest window),
         seen at the end of windows of growing length.
     spec: the encoding as it ran, in words and numbers.
+    by_case: of a task, the scores of every test, that of the training length first.
     """
+
+    ADDED: ClassVar[frozenset[str]] = frozenset({"by_case"})
 
     config: TrialConfig
     reason: str | None = None
@@ -94,6 +111,7 @@ class TrialResult(Record):
     by_position: tuple[PositionScore, ...] = ()
     by_context: tuple[LengthScore, ...] = ()
     timing: Timing | None = None
+    by_case: tuple[CaseScore, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save
 
 from posenc.compare import checkpoint, evaluate, splits, train
 from posenc.compare.as_built import effective_spec
+from posenc.compare.material import task_of, train_tokens
 from posenc.compare.results import Timing, TrialResult
+from posenc.compare.score_cases import score_cases
 from posenc.compare.trial import TrialConfig
 from posenc.hf.llama import export_llama, expressible
 from posenc.registry import create
@@ -33,13 +36,21 @@ def run_trial(
         torch.set_num_threads(1)  # how a sum is shared between threads decides its last bits
     else:
         torch.use_deterministic_algorithms(True, warn_only=True)
-    symbols = {s: splits.read_split(study_folder, s, config.corpus) for s in splits.SPLITS}
+    task = task_of(config)
+    symbols = dict.fromkeys(splits.SPLITS, np.empty(0, np.uint16))
+    if task is None:
+        symbols = {s: splits.read_split(study_folder, s, config.corpus) for s in splits.SPLITS}
     model, cursor = train.train_decoder(
         config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps
     )
     event("testing")
     began = time.perf_counter()
-    by_length, by_position, by_context = evaluate.evaluate_lengths(model, symbols["test"], config)
+    by_length, by_position, by_context, by_case = (), (), (), ()
+    if task is None:
+        tested = evaluate.evaluate_lengths(model, symbols["test"], config)
+        by_length, by_position, by_context = tested
+    else:
+        by_case = score_cases(model, task, config)
     shape = train.shape_of(config)
     encoding = create(config.encoding, shape)  # one layer's, where each has its own
     result = TrialResult(
@@ -51,16 +62,17 @@ def run_trial(
         by_length=by_length,
         by_position=by_position,
         by_context=by_context,
+        by_case=by_case,
     )
     timing = Timing(
-        tokens_per_second=config.steps * config.batch * config.train_length / cursor.train_seconds,
+        tokens_per_second=config.steps * config.batch * train_tokens(config) / cursor.train_seconds,
         train_seconds=cursor.train_seconds,
         test_seconds=time.perf_counter() - began,
     )
     # Copies: layers may share a parameter, and safetensors writes no memory twice.
     weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
     write_atomically(folder / "model.safetensors", save(weights))
-    if expressible(model):
+    if task is None and expressible(model):
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
     write_atomically(folder / "timing.json", timing.to_json())
     write_atomically(folder / "result.json", result.to_json())

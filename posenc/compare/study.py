@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from posenc.compare import splits, sweep, tables
+from posenc.compare.budget import chosen
 from posenc.compare.cost import check_cost, opening
 from posenc.compare.encodings import Compared, labelled, read_encodings
 from posenc.compare.options import DEFAULT_ENCODINGS, Options
@@ -27,7 +28,7 @@ from posenc.compare.trial import TrialConfig
 from posenc.compare.unchecked import find_void, warnings, without_unchecked
 from posenc.compare.verdict import recommend_encoding
 from posenc.report import machine
-from posenc.report.atomic import is_partial, write_atomically
+from posenc.report.atomic import check_figures, is_partial, write_atomically
 from posenc.report.console import stdout
 from posenc.report.failure import RunFailed, Stopped
 from posenc.report.lock import LOCK, locked
@@ -47,15 +48,13 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     Stopped after Ctrl-C.
     """
     console = Console(stderr=True)
-    if options.figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(options.figures)
+    check_figures(options.figures)
     compared = _read(options.encodings or DEFAULT_ENCODINGS)
-    trial = _first_trial(options, compared[0].text)  # checks all but the text
+    budget = chosen(options)
+    trial = _first_trial(options, compared[0].text, budget.steps)  # checks all but the text
     workers = options.workers or (1 if trial.device == "cuda" else machine.num_cores())
-    workers = min(workers, options.seeds * len(compared))
-    check_cost(trial, [each.text for each in compared], options.seeds, workers, options.yes)
+    workers = min(workers, budget.seeds * len(compared))
+    check_cost(trial, [each.text for each in compared], budget.seeds, workers, options.yes)
     unchecked = find_void(compared, options.unchecked)
     if options.out is not None:
         _check_ours(options.out)
@@ -64,7 +63,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     cut = splits.cut_text(source, need, options.out or RUNS)
     trials = tuple(
         replace(trial, encoding=each.text, code=each.code, seed=seed, corpus=cut.info.hash)
-        for seed in range(options.seeds)
+        for seed in range(budget.seeds)
         for each in compared
     )
     folder = options.out or RUNS / f"compare-{_name(trials)}"
@@ -98,45 +97,17 @@ def run_study(options: Options, *, show: bool = True) -> Study:
             raise Stopped("the same command goes on from here") from None
         finally:
             # Stopped or not, what is done is in the report.
-            study, _ = _write_report(study, folder)
-        for line in _write_figures(study, options.figures):
+            study, _ = write_report(study, folder)
+        for line in write_figures_of(study, options.figures):
             say(console, line)
         if show:
-            _show(study, folder, console)
+            show_study(study, folder, console)
     if study.failed:
         raise RunFailed(
             f"{len(study.failed)} of {len(trials)} trials failed; their logs are in {folder}. "
             "The same command tries them again."
         )
     return study
-
-
-def rebuild_report(folder: Path, figures: Path | None = None) -> None:
-    """Write the report of a study again, finished or not, and its figures into a folder.
-
-    Raises: ValueError if there is no readable study, or if it is still running.
-    """
-    if figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(figures)
-    path = folder / STUDY
-    if not path.is_file():
-        raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
-    try:
-        study = Study.from_json(path.read_text(encoding="utf-8"))
-    except OtherFormat as error:
-        raise ValueError(f"{path} was written by another version of posenc: {error}.") from None
-    except ValueError as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}); the same posenc compare writes it again."
-        ) from None
-    console = Console(stderr=True)
-    with locked(folder, "posenc compare, which writes the report when it ends,"):
-        study, damaged = _write_report(study, folder)
-    for line in (*damaged, *_write_figures(study, figures)):
-        say(console, line)
-    _show(study, folder, console)
 
 
 def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
@@ -153,24 +124,34 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
             continue
         if result is not None:
             results.append(result)
-    study = replace(study, results=tuple(results))
+    return conclude(replace(study, results=tuple(results))), damaged
+
+
+def conclude(study: Study) -> Study:
+    """The study with the summary and the recommendation that its results carry."""
     shown = labelled(study)
     study = replace(study, summary=summarise(shown))
     said = [recommend_encoding(*without_unchecked(shown, study.summary)), *warnings(shown)]
-    return replace(study, recommendation=" ".join(said)), damaged
+    return replace(study, recommendation=" ".join(said))
 
 
-def _write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
-    from posenc.compare.page import make_page
-
+def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
+    """Write a study with what is on disk now, its page and its table, into its folder."""
     study, damaged = collect(study, folder)
     _save(study, folder)
-    write_atomically(folder / "results.csv", tables.csv_text(labelled(study)))
-    make_page(labelled(study)).write(folder / "report.html")
+    write_page(study, folder)
     return study, damaged
 
 
-def _write_figures(study: Study, figures: Path | None) -> list[str]:
+def write_page(study: Study, folder: Path) -> None:
+    """Write report.html and results.csv."""
+    from posenc.compare.page import make_page
+
+    write_atomically(folder / "results.csv", tables.csv_text(labelled(study)))
+    make_page(labelled(study)).write(folder / "report.html")
+
+
+def write_figures_of(study: Study, figures: Path | None) -> list[str]:
     """Write the figures where they were asked for; what the reader must know."""
     if figures is None:
         return []
@@ -184,9 +165,11 @@ def _save(study: Study, folder: Path) -> None:
     write_atomically(folder / STUDY, study.to_json())
 
 
-def _show(study: Study, folder: Path, console: Console) -> None:
+def show_study(study: Study, folder: Path, console: Console) -> None:
+    """Print tables and recommendation, and where the page is."""
     out = stdout(160)
-    out.print(tables.summary_table(labelled(study)))
+    for table in (tables.summary_table(labelled(study)), *tables.tier_tables(labelled(study))):
+        out.print(table)
     out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)
     for line in tables.notes(labelled(study)):
         say(console, line)
@@ -207,7 +190,7 @@ def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
         raise
 
 
-def _first_trial(options: Options, encoding: str) -> TrialConfig:
+def _first_trial(options: Options, encoding: str, steps: int) -> TrialConfig:
     """The options as a trial without a text. Raises: ValueError if they do not fit together."""
     device = machine.default_device() if options.device == "auto" else options.device
     if device not in ("cpu", "cuda"):
@@ -226,6 +209,7 @@ def _first_trial(options: Options, encoding: str) -> TrialConfig:
         "encoding": encoding,
         "seed": 0,
         "corpus": "",
+        "steps": steps,
         "test_lengths": _lengths(options.test_lengths, options.train_length),
         **sizes_of(options),
         "device": device,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -16,8 +15,10 @@ from torch.nn import functional as F
 
 from posenc.compare import checkpoint
 from posenc.compare.checkpoint import Cursor
+from posenc.compare.forward import autocast, target_loss
+from posenc.compare.material import shape_length, task_of, vocabulary_of
 from posenc.compare.results import TrainingPoint
-from posenc.compare.splits import VOCABULARY
+from posenc.compare.score_cases import validation_bits
 from posenc.compare.trial import TrialConfig
 from posenc.encoding.shape import ModelShape
 from posenc.models import Decoder, DecoderConfig
@@ -50,7 +51,11 @@ class TrialFailed(Exception):
 
 def shape_of(config: TrialConfig) -> ModelShape:
     return ModelShape(
-        config.width, config.heads, config.kv_heads, train_length=config.train_length, causal=True
+        config.width,
+        config.heads,
+        config.kv_heads,
+        train_length=shape_length(config),
+        causal=True,
     )
 
 
@@ -58,7 +63,9 @@ def build_decoder(config: TrialConfig) -> Decoder:
     """The model with its initial weights, which are the same for all encodings of a seed."""
     torch.manual_seed(config.seed)
     encoding = create(config.encoding, shape_of(config))
-    sizes = DecoderConfig(VOCABULARY, config.width, config.layers, config.heads, config.kv_heads)
+    sizes = DecoderConfig(
+        vocabulary_of(config), config.width, config.layers, config.heads, config.kv_heads
+    )
     torch.manual_seed(config.seed)
     return Decoder(sizes, encoding).to(config.device)
 
@@ -114,12 +121,6 @@ def token_losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
     return losses.view(rows.shape[0], -1)
 
 
-def autocast(config: TrialConfig) -> contextlib.AbstractContextManager:
-    if config.precision == "float32":
-        return contextlib.nullcontext()
-    return torch.autocast(config.device, dtype=torch.bfloat16)
-
-
 def train_decoder(
     config: TrialConfig,
     train_symbols: np.ndarray,
@@ -131,6 +132,7 @@ def train_decoder(
     """Train to the end, from the checkpoint in `folder` where there is one.
 
     A checkpoint is written every `checkpoint_steps` steps, which does not change the numbers.
+    The symbols are those of a text; a task makes its own.
     """
     model = build_decoder(config)
     optimizer = optimizer_for(model, config)
@@ -181,7 +183,7 @@ def take_step(
     rate = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate * group["factor"]
-    loss = token_losses(model, batch_of(symbols, config, step), config).mean()
+    loss = loss_of_step(model, config, symbols, step)
     value = loss.item()
     if not math.isfinite(value):
         raise TrialFailed(f"the loss became {value} at step {step + 1}; try a lower --lr")
@@ -192,8 +194,20 @@ def take_step(
     return value
 
 
+def loss_of_step(model: nn.Module, config: TrialConfig, symbols: np.ndarray, step: int) -> Tensor:
+    """The mean loss of a step's batch, in nats."""
+    task = task_of(config)
+    if task is None:
+        return token_losses(model, batch_of(symbols, config, step), config).mean()
+    batch = task.train_batch(config.seed, step, config.batch, config.train_length)
+    return target_loss(model, batch, config)
+
+
 @torch.no_grad()
 def _validate(model: nn.Module, config: TrialConfig, symbols: np.ndarray) -> float:
+    task = task_of(config)
+    if task is not None:
+        return validation_bits(model, task, config)
     last = len(symbols) - config.train_length - 1
     count = min(VALID_WINDOWS, last // config.train_length + 1)
     rows = windows(symbols, np.linspace(0, last, count).astype(int), config.train_length)

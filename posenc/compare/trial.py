@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from posenc.report.atomic import write_atomically
+from posenc.tasks.known import TEXT
 
 RECIPE = 2
 """Increase it when the same config would give other numbers, so that old results are not reused."""
@@ -26,9 +27,10 @@ class TrialConfig:
     Args:
         encoding: what `posenc.create` takes: a name, or a text in the grammar of encodings.
         seed: draws the initial weights and the batches; shared by all encodings.
-        corpus: hash of the text.
-        train_length: training window, in bytes.
-        test_lengths: windows of the evaluation, in bytes, ascending, train_length among them.
+        corpus: hash of the text, or of sequences that the task makes.
+        train_length: training window, in bytes; of a task, the longest sequence in training, in
+            what the task counts.
+        test_lengths: lengths of the evaluation in the same unit, ascending, train_length first.
         steps: optimizer steps.
         batch: windows per step.
         width, layers, heads, kv_heads: sizes of the decoder.
@@ -38,9 +40,10 @@ class TrialConfig:
         torch: version of torch, whose kernels decide the last bits.
         recipe: version of the training and evaluation code.
         code: hash of the files that define the encoding; "" for posenc's own.
+        task: what is learned: "text", or a name in posenc.tasks.known.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"code"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"code", "task"})
 
     encoding: str
     seed: int
@@ -59,13 +62,17 @@ class TrialConfig:
     torch: str
     recipe: int = RECIPE
     code: str = ""
+    task: str = TEXT
 
     @property
     def hash(self) -> str:
         """Twelve hexadecimal digits that change with any field."""
         fields = dataclasses.asdict(self)
-        if not self.code:  # so that trials of versions without it keep their folders
+        # Trials of versions without these fields keep their folders.
+        if not self.code:
             del fields["code"]
+        if self.task == TEXT:
+            del fields["task"]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -73,7 +80,8 @@ class TrialConfig:
     def folder(self) -> str:
         """Name of the trial's folder."""
         name = re.sub(r"[^\w.]+", "-", self.encoding).strip("-.")[:LONGEST_NAME]
-        return f"{name}-seed{self.seed}-{self.hash}"
+        task = "" if self.task == TEXT else f"-{self.task}"
+        return f"{name}{task}-seed{self.seed}-{self.hash}"
 
 
 def write_trial(folder: Path, config: TrialConfig) -> None:

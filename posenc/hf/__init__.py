@@ -13,29 +13,18 @@ True
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from posenc.hf.attachment.attach import attach as attach
-    from posenc.hf.attachment.attach import attached as attached
-    from posenc.hf.attachment.attach import detach as detach
-    from posenc.hf.attachment.attach import shape_of as shape_of
-    from posenc.hf.attachment.save import load as load
+from posenc import lazy
 
-_ATTACHMENT = {
-    **dict.fromkeys(("attach", "attached", "detach", "shape_of"), "attach"),
-    "load": "save",
-}
 _MOVED = ("Options", "TuneConfig", "evaluate", "extend")
+
+_load, __dir__, __all__ = lazy.attach(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ATTACHMENT:
-        module = importlib.import_module(f"posenc.hf.attachment.{_ATTACHMENT[name]}")
-        return getattr(module, name)
     if name not in _MOVED:
-        raise AttributeError(f"module 'posenc.hf' has no attribute {name!r}")
+        return _load(name)
     import warnings
 
     import posenc.extend

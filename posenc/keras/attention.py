@@ -8,14 +8,7 @@ from typing import Any
 import keras
 
 from posenc.keras.biases import ScoreBias
-from posenc.keras.layer import (
-    PositionLayer,
-    deserialized,
-    distances,
-    ops,
-    token_positions,
-    wide,
-)
+from posenc.keras.layer import PositionLayer, deserialized, distances, ops, token_positions, wide
 from posenc.keras.rotary import RotaryEmbedding
 from posenc.keras.shaw import ShawAttention
 
@@ -135,12 +128,7 @@ class PositionAwareAttention(PositionLayer):
         allowed = self._allowed(attention_mask, padding, use_causal_mask, q_positions, kv_positions)
         if isinstance(self.encoding, ShawAttention):
             out = self.encoding(
-                q,
-                k,
-                v,
-                q_positions=q_positions,
-                kv_positions=kv_positions,
-                attention_mask=allowed,
+                q, k, v, q_positions=q_positions, kv_positions=kv_positions, attention_mask=allowed
             )
         else:
             if isinstance(self.encoding, RotaryEmbedding):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding.claims import Claims
@@ -13,7 +12,8 @@ from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import at_least_float32
-from posenc.queries_keys.query_key import QueryKeyEncoding
+from posenc.queries_keys.query_key import QueryKeyEncoding, check_keys
+from posenc.queries_keys.rotation.base import Turned
 from posenc.queries_keys.rotation.rotate import rotate
 from posenc.terms.tokens import Tokens
 
@@ -87,25 +87,15 @@ class FoPE(QueryKeyEncoding):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         _, frequencies, pairs = self.cos_weight.shape
-        own = torch.arange(pairs, device=self.cos_weight.device)
         every = -(-frequencies // pairs)
-        used = own * every < frequencies
+        own = torch.arange(-(-frequencies // every), device=self.cos_weight.device)
         for weight in (self.sin_weight, self.cos_weight):
             nn.init.xavier_normal_(weight, self.gain)
-            weight[:, own[used] * every, own[used]] += 1
+            weight[:, own * every, own] += 1
 
-    def transform(
-        self, q: Tokens, k: Tokens
-    ) -> tuple[
-        Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
-        Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
-    ]:
+    def transform(self, q: Tokens, k: Tokens) -> Turned:
         assert q.x is not None and k.x is not None
-        if k.x.shape[1] != self.num_kv_heads or k.x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"FoPE: built for {self.num_kv_heads} key/value heads of {self.head_dim}, "
-                f"got k with shape {tuple(k.x.shape)}."
-            )
+        check_keys(self, k.x)
         return self._turned(q.x, q.positions), self._turned(k.x, k.positions)
 
     def _turned(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -62,6 +62,7 @@ _ENTRIES: dict[str, Entry] = {
     "mixed_rope": Entry(f"{_QK}.axial:MixedRoPE", "golden", {"interleaved": False}),
     "fope": Entry(f"{_QK}.fope:FoPE", "reference"),
     "pope": Entry(f"{_QK}.pope:PoPE", "golden"),
+    "repo": Entry(f"{_QK}.repo:RePo", "reference"),
     "logn": Entry(f"{_QK}.query_temperature:LogN", "reference"),
     "llama4_temperature": Entry(f"{_QK}.query_temperature:Llama4Temperature", "reference"),
     "alibi": Entry("posenc.scores.alibi:ALiBi", "golden"),

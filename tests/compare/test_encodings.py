@@ -118,8 +118,8 @@ def test_an_encoding_that_voids_a_comparison_is_refused(folder, check):
     found = find_void(compared, True)
     assert list(found) == [f"planted.py:{name}"]
     assert found[f"planted.py:{name}"] in str(raised.value)
-    if check != "decoding_matches_prefill":  # it also sees where a call begins
-        assert found[f"planted.py:{name}"].startswith(VOIDING[check])
+    # The first check that fails is named, which may be another one.
+    assert found[f"planted.py:{name}"].startswith(tuple(VOIDING.values()))
 
 
 def test_an_encoding_that_keeps_its_promises_is_not_refused(folder):

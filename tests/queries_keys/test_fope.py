@@ -32,7 +32,7 @@ def test_fope_turns_by_the_series_of_its_weights(head_dim, theta, pairs):
                         c = sum(cos_weight[h][m][t] * math.cos(p * f) for m, f in enumerate(kept))
                         s = sum(sin_weight[h][m][t] * math.sin(p * f) for m, f in enumerate(kept))
                     a, b = x[0, h, i, t].item(), x[0, h, i, t + half].item()
-                    want = torch.tensor([a * c - b * s, b * c + a * s]).double()
+                    want = torch.tensor([a * c - b * s, b * c + a * s], dtype=torch.float64)
                     torch.testing.assert_close(
                         got[0, h, i, [t, t + half]], want, rtol=0, atol=1e-12
                     )

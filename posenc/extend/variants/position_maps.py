@@ -100,7 +100,7 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
         error = float((got - expected).abs().max() / expected.abs().max())
         if not error <= max(TOLERANCE, LAST_BITS * half):
             raise ValueError(
-                f"within its window it must change nothing, and it changes logits by {error:.0%}: "
+                f"within its window it must change nothing, and it changes logits by {error:.1%}: "
                 "this model rotates in another way than the map"
             )
         yield model

@@ -16,6 +16,7 @@ from posenc.hf.attachment.find import Stack, example_of, run, shape_from, trial,
 from posenc.hf.attention import NAME, register_attention
 from posenc.hf.calls import LAYER
 from posenc.models.stack import one_per_model
+from posenc.registry import create
 
 Own = Literal["replace", "keep"]
 ATTACHMENT = "posenc_attachment"
@@ -39,9 +40,9 @@ class Attachment:
 
 def attach(
     model: Any,
-    encoding: PositionEncoding | None,
+    encoding: PositionEncoding | str | None,
     *,
-    decoder: PositionEncoding | None = None,
+    decoder: PositionEncoding | str | None = None,
     own: Own = "replace",
     example: dict[str, Any] | None = None,
 ) -> Any:
@@ -54,21 +55,22 @@ def attach(
     Args:
         model: a model of transformers whose attention goes through its attention interface: text
             decoders and encoders, T5, BLOOM, Vision Transformers.
-        encoding: of an encoder-decoder's encoder; of any other model. One of scope "layer" is
-            copied, with fresh parameters, for every layer.
+        encoding: of an encoder-decoder's encoder; of any other model; as `posenc.create` reads it,
+            or built. One of scope "layer" is copied, with fresh parameters, for every layer.
         decoder: of an encoder-decoder's decoder.
         own: "replace" takes the model's own rotation, table or bias out; "keep" leaves it and adds
             the encoding: after the rotation, beside the bias.
         example: arguments of one small forward, for models that take more than tokens or a picture.
 
-    Raises: ValueError where the attention cannot be reached, where positions of the model's own
-    stay that were to be replaced, or the encoding does not fit; the model is then as before.
+    Raises: TypeError for what is no model of transformers, ValueError where the attention cannot be
+    reached, where positions of the model's own stay that were to be replaced, or the encoding does
+    not fit; the model is then as before.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(
     ...     vocab_size=90, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
     ...     num_attention_heads=4)
-    >>> model = posenc.hf.attach(LlamaForCausalLM(config), posenc.ALiBi(num_heads=4))
+    >>> model = posenc.hf.attach(LlamaForCausalLM(config), "alibi")
     >>> model(torch.arange(9)[None]).logits.shape
     torch.Size([1, 9, 90])
     >>> posenc.hf.detach(model)[0]
@@ -76,6 +78,11 @@ def attach(
     """
     if own not in ("replace", "keep"):
         raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
+    if not hasattr(model, "set_attn_implementation"):
+        raise TypeError(
+            f"attach: {type(model).__name__} is no model of transformers. Other modules take "
+            "posenc.Attention."
+        )
     if hasattr(model, ATTACHMENT):
         raise ValueError(
             "attach: the model has an encoding already; detach(model) takes it out. Several act "
@@ -190,8 +197,8 @@ def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[
 def _one_for_each(
     model: Any,
     stacks: Sequence[Stack],
-    encoding: PositionEncoding | None,
-    decoder: PositionEncoding | None,
+    encoding: PositionEncoding | str | None,
+    decoder: PositionEncoding | str | None,
 ) -> list[PositionEncoding]:
     if (decoder is not None) != (len(stacks) == 2):
         wanted = "two stacks: give decoder= too" if len(stacks) == 2 else "one stack: no decoder="
@@ -199,6 +206,8 @@ def _one_for_each(
     given = (encoding, decoder)[: len(stacks)]
     found = []
     for stack, each in zip(stacks, given, strict=True):
+        if isinstance(each, str):
+            each = create(each, shape_from(stack, model.config))
         each = require_encoding("attach", each)
         causal = all(reached.causal for reached in stack.attentions)
         if each.claims.causal_only and each.claims.places and not causal:

@@ -37,7 +37,10 @@ def hide(stack: nn.Module, model: Any) -> list[Any]:
     for name, module in stack.named_modules():
         if name.rpartition(".")[2] in TABLES:
             tables[id(module)] = module
-    return handles + [module.register_forward_hook(_nothing) for module in tables.values()]
+    for table in tables.values():
+        handles.append(table.register_forward_pre_hook(_at_the_start, with_kwargs=True))
+        handles.append(table.register_forward_hook(_nothing))
+    return handles
 
 
 def own_bias(attention: Any) -> T5Bias | ALiBi | None:
@@ -169,6 +172,15 @@ def no_turn(turn: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tens
 
 def _no_turn(module: nn.Module, args: tuple, out: Any) -> Any:
     return no_turn(out)
+
+
+def _at_the_start(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
+    """All positions are 0, so that no sequence is too long for a table whose rows do not count."""
+
+    def zero(value: Any) -> Any:
+        return torch.zeros_like(value) if isinstance(value, Tensor) else value
+
+    return tuple(map(zero, args)), {name: zero(value) for name, value in kwargs.items()}
 
 
 def _nothing(module: nn.Module, args: tuple, out: Tensor) -> Tensor:

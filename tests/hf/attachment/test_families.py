@@ -118,3 +118,25 @@ def test_a_copy_of_the_model_has_an_encoding_of_its_own():
     assert torch.equal(copied(TOKENS).logits, with_fire)
     detach(copied)
     assert torch.equal(copied(TOKENS).logits, stock)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "gpt_bigcode", "biogpt"])
+def test_a_table_that_is_taken_out_sets_no_limit_to_the_length(family):
+    model = build(family, max_position_embeddings=16, n_positions=16)
+    tokens = TOKENS[:1, :1].repeat(1, 40)
+    attach(model, "alibi")
+    with torch.no_grad():
+        long, short = model(tokens).logits, model(tokens[:, :9]).logits
+    torch.testing.assert_close(long[:, :9], short, atol=1e-4, rtol=1e-4)
+    detach(model)
+    with pytest.raises((IndexError, RuntimeError)):
+        model(tokens)
+
+
+def test_an_encoding_may_be_given_as_create_reads_it():
+    by_name, built = build("llama"), build("llama")
+    attach(by_name, "rope:rope_theta=500+alibi")
+    shape = shape_of(built)
+    attach(built, posenc.create("rope:rope_theta=500+alibi", shape))
+    with torch.no_grad():
+        assert torch.equal(by_name(TOKENS).logits, built(TOKENS).logits)

@@ -65,7 +65,7 @@ def test_scores_that_are_bent():
 def test_an_encoding_that_does_not_fit():
     refused(build("llama"), "8 heads|heads", posenc.ALiBi(num_heads=8))
     refused(build("llama"), "has 1 layers, asked for layer 1", posenc.PerLayer([ALIBI]))
-    refused(build("llama"), "must be a PositionEncoding or None, got the name 'alibi'", "alibi")
+    refused(build("llama"), "must be a PositionEncoding or None, got int", 3)
     refused(build("bert"), "works in causal attention only", posenc.FoX(32, 4))
     refused(build("llama"), "has one stack: no decoder=", ALIBI, decoder=ALIBI)
     refused(build("t5"), "has two stacks: give decoder= too", ALIBI)
@@ -113,3 +113,16 @@ def test_what_the_forward_would_ignore():
         attention.forward(torch.randn(1, 5, 32), (torch.ones(1, 5, 8), torch.zeros(1, 5, 8)), None)
     with pytest.raises(ValueError, match="position_ids have"):
         model(TOKENS, position_ids=torch.zeros(3, 2, TOKENS.shape[1], dtype=torch.long))
+
+
+def test_what_is_no_model_of_transformers():
+    with pytest.raises(TypeError, match="Linear is no model of transformers"):
+        attach(torch.nn.Linear(3, 3), "rope")
+
+
+def test_a_name_that_create_does_not_know_leaves_the_model_as_it_was():
+    model = build("llama")
+    with pytest.raises(ValueError, match="rpoe"):
+        attach(model, "rpoe")
+    with pytest.raises(ValueError, match="no encoding attached"):
+        detach(model)

@@ -1,0 +1,1 @@
+"""Tasks with known answers, made on the fly, that tell position encodings apart."""

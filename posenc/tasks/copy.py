@@ -1,0 +1,67 @@
+"""Say again what was read."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from posenc.tasks.task import Case, Row, Task, answered
+
+BEGIN, SEPARATOR, END = 0, 1, 2
+FIRST = 3
+"""The first symbol; the tokens before it are the three above."""
+
+
+class Copy(Task):
+    """BEGIN x SEPARATOR x END, where x are symbols drawn evenly from 32, so that they repeat.
+
+    Source: Kazemnejad et al. 2023, arXiv:2305.19466, appendix D.1, with one token for a symbol.
+    """
+
+    name = "copy"
+    title = "copy symbols of 32 kinds"
+    symbols = 32
+    vocabulary = FIRST + symbols
+    end = END
+    train_length = 20
+    test_lengths = (20, 24, 30, 40, 80)
+    steps = 2000
+
+    def row(self, random: np.random.Generator, case: Case) -> Row:
+        x = FIRST + self.drawn(random, case.length)
+        return answered(np.array([BEGIN, *x, SEPARATOR]), np.array([*self.answer(x), END]))
+
+    def tokens(self, case: Case) -> int:
+        return 2 * case.length + 2
+
+    def drawn(self, random: np.random.Generator, length: int) -> np.ndarray:
+        """The numbers of the symbols."""
+        return random.integers(0, self.symbols, size=length)
+
+    def answer(self, x: np.ndarray) -> np.ndarray:
+        """What is to be said."""
+        return x
+
+
+class CopyDistinct(Copy):
+    """The same with symbols that are all different, of 512: the last few never tell the place."""
+
+    name = "copy_512"
+    title = "copy different symbols of 512 kinds"
+    symbols = 512
+    vocabulary = FIRST + symbols
+    most = symbols
+    steps = 3500
+
+    def drawn(self, random: np.random.Generator, length: int) -> np.ndarray:
+        return random.permutation(self.symbols)[:length]
+
+
+class Reverse(Copy):
+    """BEGIN x SEPARATOR, then x from its end to its beginning, END."""
+
+    name = "reverse"
+    title = "say symbols of 32 kinds backwards"
+    steps = 3000
+
+    def answer(self, x: np.ndarray) -> np.ndarray:
+        return x[::-1]

@@ -1,0 +1,59 @@
+"""Keep one bit among instructions that write it, read it, or are to be ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from posenc.tasks.task import IGNORED, Case, Row, Task
+
+WRITE, READ, IGNORE = 2, 3, 4
+"""The tokens of the instructions; those of the bits are 0 and 1."""
+IGNORE_SHARE = 0.8
+_SHARES = {"": IGNORE_SHARE, "98 % ignored": 0.98, "10 % ignored": 0.1}
+VARIANTS_AT = 2
+"""The variants are tested at this many times the training length."""
+
+
+class FlipFlop(Task):
+    """An instruction and a bit, again and again; after each READ the model should say the bit that
+    was written last. The first instruction writes, the last one reads, of the others 80 % are to be
+    ignored and as many write as read.
+
+    Tests are longer, and at twice the training length also sparser (98 % ignored: the last write
+    lies far back) and denser (10 %).
+
+    Source: Liu et al. 2023, arXiv:2306.00946, section 3.
+    """
+
+    name = "flip_flop"
+    title = "keep the bit that was written last"
+    counts = "instructions"
+    metric = "token accuracy"
+    vocabulary = 5
+    shortest = 4
+    least = 4
+    train_length = 32
+    test_lengths = (32, 64, 128, 256)
+    steps = 1500
+
+    def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
+        twice = VARIANTS_AT * test_lengths[0]
+        return (*super().cases(test_lengths), *(Case(twice, name) for name in _SHARES if name))
+
+    def row(self, random: np.random.Generator, case: Case) -> Row:
+        share, count = _SHARES[case.variant], case.length
+        rest = (1 - share) / 2
+        kinds = random.choice([WRITE, READ, IGNORE], size=count, p=[rest, rest, share])
+        kinds[0], kinds[-1] = WRITE, READ
+        bits = random.integers(0, 2, size=count)
+        last_write = np.maximum.accumulate(np.where(kinds == WRITE, np.arange(count), 0))
+        bits = np.where(kinds == READ, bits[last_write], bits)
+        tokens = np.stack([kinds, bits], axis=1).ravel()[:-1]
+        targets = np.full(2 * count - 1, IGNORED, np.int64)
+        targets[::2] = np.where(kinds == READ, bits, IGNORED)
+        return tokens, targets
+
+    def tokens(self, case: Case) -> int:
+        return 2 * case.length - 1

@@ -1,0 +1,78 @@
+"""Say which patch lies at a given offset on a grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from posenc.tasks.task import IGNORED, Batch, Case, Row, Task, stacked
+
+OFFSETS = ((0, 3), (2, 1), (3, -2))
+"""Rows up and columns to the left; the tokens 0, 1 and 2 name them. All lie before a patch in
+reading order."""
+SYMBOLS = 32
+NOWHERE = (-1, -1)
+"""Where the name of the offset stands: at no place."""
+
+
+class Grid(Task):
+    """NAME, then the patches of a grid row by row: after each the model should say the patch at the
+    named offset from it, where the grid has one.
+
+    Grids of training have 4 x 4 to 8 x 8 patches, height and width drawn for each step. Tests are
+    square, and ask only for patches outside of the first 8 rows and columns.
+    """
+
+    name = "grid"
+    title = "find the patch at an offset on a grid"
+    counts = "rows and columns"
+    metric = "token accuracy"
+    num_axes = 2
+    vocabulary = len(OFFSETS) + SYMBOLS
+    shortest = 4
+    least = 4
+    train_length = 8
+    test_lengths = (8, 12, 16, 24, 32)
+    steps = 1500
+    batch = 32
+
+    def row(self, random: np.random.Generator, case: Case) -> Row:
+        return self._row(random, case.length, case.length)
+
+    def tokens(self, case: Case) -> int:
+        return case.length**2 + 1
+
+    def shape_length(self, train_length: int) -> int:
+        return train_length**2
+
+    def test_batch(self, case: Case, batch: int, train_length: int) -> Batch:
+        made = super().test_batch(case, batch, train_length)
+        return replace(made, positions=places(case.length, case.length))
+
+    def beyond(self, batch: Batch, case: Case, train_length: int) -> Batch:
+        if case.length <= train_length:
+            return batch
+        targets = batch.targets.copy()
+        targets[:, (places(case.length, case.length) < train_length).all(1)] = IGNORED
+        return replace(batch, targets=targets)
+
+    def _drawn(self, random: np.random.Generator, batch: int, train_length: int) -> Batch:
+        height, width = random.integers(self.shortest, train_length + 1, size=2)
+        rows = [self._row(random, height, width) for _ in range(batch)]
+        return replace(stacked(rows, len(rows[0][0])), positions=places(height, width))
+
+    def _row(self, random: np.random.Generator, height: int, width: int) -> Row:
+        name = int(random.integers(len(OFFSETS)))
+        patches = len(OFFSETS) + random.integers(0, SYMBOLS, size=(height, width))
+        up, left = OFFSETS[name]
+        targets = np.full((height, width), IGNORED, np.int64)
+        there = slice(max(left, 0), width + min(left, 0))
+        targets[up:, there] = patches[: height - up, slice(there.start - left, there.stop - left)]
+        return np.array([name, *patches.ravel()]), np.array([IGNORED, *targets.ravel()])
+
+
+def places(height: int, width: int) -> np.ndarray:
+    """(row, column) of each token: (height * width + 1, 2)."""
+    cells = np.arange(height * width)
+    return np.concatenate([[NOWHERE], np.stack([cells // width, cells % width], axis=1)])

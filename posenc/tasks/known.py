@@ -1,0 +1,33 @@
+"""Every task by its name."""
+
+from __future__ import annotations
+
+import difflib
+
+from posenc.tasks.copy import Copy, CopyDistinct, Reverse
+from posenc.tasks.flip_flop import FlipFlop
+from posenc.tasks.grid import Grid
+from posenc.tasks.offset import Offset
+from posenc.tasks.recall import Recall
+from posenc.tasks.task import Task
+
+TEXT = "text"
+"""The task without a generator: the next byte of a text."""
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (Copy(), CopyDistinct(), Reverse(), Recall(), FlipFlop(), Offset(), Grid())
+}
+
+
+def task_named(name: str) -> Task:
+    """The task of this name. Raises: ValueError, with the nearest name, if there is none.
+
+    >>> task_named("copy").test_lengths
+    (20, 24, 30, 40, 80)
+    """
+    if name in TASKS:
+        return TASKS[name]
+    known = (TEXT, *TASKS)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"Unknown task {name!r}.{hint} Known: {', '.join(known)}.")

@@ -1,0 +1,51 @@
+"""Say which token stood a given number of tokens before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from posenc.tasks.task import IGNORED, Batch, Case, Row, Task
+
+OFFSETS = (3, 7, 13)
+"""How far back; the tokens 0, 1 and 2 name them."""
+SYMBOLS = 32
+
+
+class Offset(Task):
+    """NAME x: after each symbol of x the model should say the one that many places before it.
+
+    All training sequences have the full length, because in a causal model each holds all shorter
+    ones. Tests ask only for what follows the training length.
+    """
+
+    name = "offset"
+    title = f"say the symbol {', '.join(map(str, OFFSETS[:-1]))} or {OFFSETS[-1]} places before"
+    metric = "token accuracy"
+    vocabulary = len(OFFSETS) + SYMBOLS
+    least = OFFSETS[-1] + 1
+    train_length = 64
+    test_lengths = (64, 128, 256, 512, 1024)
+    steps = 1000
+    batch = 32
+
+    def row(self, random: np.random.Generator, case: Case) -> Row:
+        name = int(random.integers(len(OFFSETS)))
+        x = len(OFFSETS) + random.integers(0, SYMBOLS, size=case.length)
+        targets = np.full(case.length + 1, IGNORED, np.int64)
+        targets[1 + OFFSETS[name] :] = x[: -OFFSETS[name]]
+        return np.array([name, *x]), targets
+
+    def train_row(self, random: np.random.Generator, train_length: int) -> Row:
+        return self.row(random, Case(train_length))
+
+    def tokens(self, case: Case) -> int:
+        return case.length + 1
+
+    def beyond(self, batch: Batch, case: Case, train_length: int) -> Batch:
+        if case.length <= train_length:
+            return batch
+        targets = batch.targets.copy()
+        targets[:, : train_length + 1] = IGNORED
+        return replace(batch, targets=targets)

@@ -1,0 +1,67 @@
+"""Recall values by their keys, behind a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from posenc.tasks.task import IGNORED, Case, Row, Task
+
+BEGIN, SEPARATOR = 0, 1
+KEYS, VALUES, FILLERS = 24, 24, 14
+FIRST_KEY = 2
+FIRST_VALUE = FIRST_KEY + KEYS
+FIRST_FILLER = FIRST_VALUE + VALUES
+FEWEST, PAIRS, MORE_PAIRS = 2, 8, 16
+_MORE = f"{MORE_PAIRS} pairs"
+
+
+class Recall(Task):
+    """BEGIN k v k v ... gap SEPARATOR k v k v ...: different keys with a value each, fillers, and
+    all keys asked in a new order; after each the model should say its value.
+
+    In training there are 2 to 8 pairs and 0 to 16 fillers. Tests have 8 pairs and longer gaps, and
+    once 16 pairs behind a gap as in training.
+    """
+
+    name = "recall"
+    title = f"recall the values of {PAIRS} keys behind a gap"
+    counts = "fillers"
+    metric = "token accuracy"
+    vocabulary = FIRST_FILLER + FILLERS
+    shortest = 0
+    least = 0
+    train_length = 16
+    test_lengths = (16, 64, 256, 1024)
+    steps = 1500
+
+    def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
+        return (*super().cases(test_lengths), Case(test_lengths[0], _MORE))
+
+    def row(self, random: np.random.Generator, case: Case) -> Row:
+        return self._row(random, _pairs(case), case.length)
+
+    def train_row(self, random: np.random.Generator, train_length: int) -> Row:
+        pairs = int(random.integers(FEWEST, PAIRS + 1))
+        return self._row(random, pairs, int(random.integers(0, train_length + 1)))
+
+    def tokens(self, case: Case) -> int:
+        return 4 * _pairs(case) + case.length + 1
+
+    def _row(self, random: np.random.Generator, pairs: int, gap: int) -> Row:
+        keys = FIRST_KEY + random.permutation(KEYS)[:pairs]
+        values = FIRST_VALUE + random.integers(0, VALUES, size=pairs)
+        fillers = FIRST_FILLER + random.integers(0, FILLERS, size=gap)
+        order = random.permutation(pairs)
+        told = np.stack([keys, values], axis=1)
+        tokens = np.concatenate(
+            [[BEGIN], told.ravel(), fillers, [SEPARATOR], told[order].ravel()[:-1]]
+        )
+        targets = np.full(len(tokens), IGNORED, np.int64)
+        targets[2 * pairs + gap + 2 :: 2] = values[order]
+        return tokens, targets
+
+
+def _pairs(case: Case) -> int:
+    return MORE_PAIRS if case.variant == _MORE else PAIRS

@@ -1,0 +1,62 @@
+"""How good answers are: whole sequences and single tokens, with the end symbol and without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from posenc.tasks.task import IGNORED
+
+
+@dataclass(frozen=True)
+class Score:
+    """Shares between 0 and 1.
+
+    exact_match: of sequences all of whose targets were said. Said after the right answer so far,
+        as here, or after what the model said itself, that is the same: the first wrong token
+        decides.
+    token_accuracy: of targets, each after the right answer so far.
+    exact_match_cut, token_accuracy_cut: the same without the end symbol, neither as a target nor as
+        something that could be said: for models that know the answer and stop too early. None where
+        a task has no end symbol.
+    """
+
+    exact_match: float
+    token_accuracy: float
+    exact_match_cut: float | None
+    token_accuracy_cut: float | None
+
+
+def score_of(
+    targets: np.ndarray, said: np.ndarray, said_cut: np.ndarray | None, end: int | None
+) -> Score:
+    """The score of what a model said.
+
+    Args:
+        targets: (sequences, len), IGNORED where nothing is asked.
+        said: like targets, the model's likeliest token after each token.
+        said_cut: the likeliest of all tokens but `end`; None exactly where `end` is.
+
+    Raises: ValueError if the shapes differ, or if a sequence asks nothing.
+
+    >>> targets = np.array([[-100, 5, 6, 2]])
+    >>> score_of(targets, np.array([[0, 5, 2, 2]]), np.array([[0, 5, 6, 0]]), end=2)
+    Score(exact_match=0.0, token_accuracy=0.6666666666666666, exact_match_cut=1.0, \
+token_accuracy_cut=1.0)
+    """
+    whole = _shares(targets, said, targets != IGNORED)
+    if (end is None) != (said_cut is None):
+        raise ValueError("score_of: said_cut belongs to a task with an end symbol.")
+    if said_cut is None:
+        return Score(*whole, None, None)
+    return Score(*whole, *_shares(targets, said_cut, (targets != IGNORED) & (targets != end)))
+
+
+def _shares(targets: np.ndarray, said: np.ndarray, asked: np.ndarray) -> tuple[float, float]:
+    if said.shape != targets.shape:
+        raise ValueError(f"score_of: {said.shape} answers for {targets.shape} targets.")
+    if not asked.size or not asked.any(1).all():
+        raise ValueError("score_of: a sequence asks nothing.")
+    right = said == targets
+    return float((right | ~asked).all(1).mean()), float(right[asked].mean())

@@ -1,0 +1,217 @@
+"""The sequences of every task: by hand, by what always holds, and the same from the same seed."""
+
+import numpy as np
+import pytest
+
+from posenc.tasks import copy, flip_flop, grid, offset, recall
+from posenc.tasks.known import TASKS, task_named
+from posenc.tasks.task import IGNORED, Case
+
+EVERY = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+
+
+def random():
+    return np.random.default_rng(7)
+
+
+def rows(task, case, count=50):
+    generator = random()
+    return [tuple(map(list, task.row(generator, case))) for _ in range(count)]
+
+
+class Fixed:
+    """A generator that draws what it is told, in order."""
+
+    def __init__(self, *draws):
+        self.draws = [np.array(draw) for draw in draws]
+
+    def _next(self, *arguments, **options):
+        return self.draws.pop(0)
+
+    integers = permutation = choice = _next
+
+
+def test_copy_by_hand():
+    tokens, targets = copy.Copy().row(Fixed([4, 0, 4]), Case(3))
+    assert tokens.tolist() == [0, 7, 3, 7, 1, 7, 3, 7]
+    assert targets.tolist() == [-100, -100, -100, -100, 7, 3, 7, 2]
+
+
+def test_reverse_by_hand():
+    tokens, targets = copy.Reverse().row(Fixed([4, 0, 5]), Case(3))
+    assert tokens.tolist() == [0, 7, 3, 8, 1, 8, 3, 7]
+    assert targets.tolist() == [-100, -100, -100, -100, 8, 3, 7, 2]
+
+
+def test_recall_by_hand():
+    order = [1, 0]
+    tokens, targets = recall.Recall()._row(Fixed([5, 3, 9], [8, 6], [0, 13, 1], order), 2, 3)
+    told = [7, 34, 5, 32]
+    assert tokens.tolist() == [0, *told, 50, 63, 51, 1, 5, 32, 7]
+    assert targets.tolist() == [-100] * 9 + [32, -100, 34]
+
+
+def test_flip_flop_by_hand():
+    kinds = [flip_flop.READ, flip_flop.IGNORE, flip_flop.READ, flip_flop.WRITE, flip_flop.WRITE]
+    tokens, targets = flip_flop.FlipFlop().row(Fixed(kinds, [1, 0, 0, 0, 1]), Case(5))
+    # write 1, ignore 0, read 1, write 0, read 0
+    assert tokens.tolist() == [2, 1, 4, 0, 3, 1, 2, 0, 3]
+    assert targets.tolist() == [-100, -100, -100, -100, 1, -100, -100, -100, 0]
+
+
+def test_offset_by_hand():
+    tokens, targets = offset.Offset().row(Fixed(0, [9, 8, 7, 6, 5]), Case(5))
+    assert tokens.tolist() == [0, 12, 11, 10, 9, 8]
+    assert targets.tolist() == [-100, -100, -100, -100, 12, 11]
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        (0, [[None] * 3 + [0], [None] * 3 + [4], [None] * 3 + [8], [None] * 3 + [12]]),
+        (1, [[None] * 4, [None] * 4, [None, 0, 1, 2], [None, 4, 5, 6]]),
+        (2, [[None] * 4, [None] * 4, [None] * 4, [2, 3, None, None]]),
+    ],
+)
+def test_grid_by_hand(name, expected):
+    patches = np.arange(16).reshape(4, 4)
+    tokens, targets = grid.Grid().row(Fixed(name, patches), Case(4))
+    assert tokens.tolist() == [name, *range(3, 19)]
+    wanted = [IGNORED if cell is None else cell + 3 for row in expected for cell in row]
+    assert targets.tolist() == [IGNORED, *wanted]
+
+
+def test_places_of_a_grid_by_hand():
+    assert grid.places(2, 3).tolist() == [
+        [-1, -1], [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2],
+    ]  # fmt: skip
+
+
+@EVERY
+def test_same_seed_and_step_give_the_same_batch_and_others_do_not(task):
+    def made(seed, step):
+        return task.train_batch(seed, step, 4, task.train_length)
+
+    first = made(0, 3)
+    again = made(0, 3)
+    assert np.array_equal(first.tokens, again.tokens)
+    assert np.array_equal(first.targets, again.targets)
+    for other in (made(1, 3), made(0, 4), task.valid_batch(4, task.train_length)):
+        assert not np.array_equal(first.tokens, other.tokens)
+
+
+@EVERY
+def test_tests_are_the_same_for_all_seeds_and_differ_by_case(task):
+    cases = task.cases(task.test_lengths)
+    assert cases[0] == Case(task.train_length)
+    assert len(set(cases)) == len(cases)
+    found = {}
+    for case in cases[:3]:
+        batch = task.test_batch(case, 3, task.train_length)
+        assert np.array_equal(batch.tokens, task.test_batch(case, 3, task.train_length).tokens)
+        found[batch.tokens.tobytes()] = case
+    assert len(found) == 3
+
+
+@EVERY
+def test_batches_have_the_shapes_and_tokens_that_are_promised(task):
+    batches = [task.train_batch(0, step, 8, task.train_length) for step in range(3)]
+    batches += [task.test_batch(c, 2, task.train_length) for c in task.cases(task.test_lengths)]
+    for batch in batches:
+        assert batch.tokens.shape == batch.targets.shape
+        assert batch.tokens.dtype == batch.targets.dtype == np.int64
+        assert batch.tokens.min() >= 0 and batch.tokens.max() < task.vocabulary
+        assert ((batch.targets >= 0) | (batch.targets == IGNORED)).all()
+        assert batch.targets.max() < task.vocabulary
+        assert (batch.targets != IGNORED).any(1).all()  # every sequence asks something
+        assert (batch.positions is None) == (task.num_axes == 1)
+    for batch, case in zip(batches[3:], task.cases(task.test_lengths), strict=True):
+        assert batch.tokens.shape[1] == task.tokens(case)
+
+
+@EVERY
+def test_training_has_all_lengths_and_none_beyond(task):
+    if isinstance(task, offset.Offset):  # each of its sequences holds all shorter ones
+        return
+    lengths = {
+        int((row != IGNORED).nonzero()[0].max())
+        for step in range(40)
+        for row in task.train_batch(0, step, 32, task.train_length).targets
+    }
+    longest = task.tokens(Case(task.train_length)) - 1
+    assert max(lengths) == longest
+    assert min(lengths) < longest / 2 and len(lengths) > 5
+
+
+@pytest.mark.parametrize("task", [copy.Copy(), copy.CopyDistinct(), copy.Reverse()])
+def test_an_answer_is_what_was_read(task):
+    backwards = isinstance(task, copy.Reverse)
+    for tokens, targets in rows(task, Case(9)):
+        x = tokens[1:10]
+        assert [t for t in targets if t != IGNORED] == [*(x[::-1] if backwards else x), copy.END]
+    seen = [len(set(tokens[1:10])) for tokens, _ in rows(task, Case(9))]
+    assert (min(seen) == 9) == isinstance(task, copy.CopyDistinct)
+
+
+def test_recalled_values_are_those_told():
+    for case, pairs in ((Case(5), 8), (Case(5, "16 pairs"), 16)):
+        for tokens, targets in rows(recall.Recall(), case):
+            told = dict(zip(tokens[1 : 2 * pairs : 2], tokens[2 : 2 * pairs + 1 : 2], strict=True))
+            asked = [i for i, t in enumerate(targets) if t != IGNORED]
+            assert len(told) == pairs
+            assert {tokens[i]: targets[i] for i in asked} == told
+            gap = tokens[2 * pairs + 1 : 2 * pairs + 6]
+            assert min(gap) >= recall.FIRST_FILLER and tokens[2 * pairs + 6] == recall.SEPARATOR
+
+
+def test_flip_flop_reads_the_last_write_in_the_shares_promised():
+    task = flip_flop.FlipFlop()
+    for variant, share in (("", 0.8), ("98 % ignored", 0.98), ("10 % ignored", 0.1)):
+        ignored = 0
+        for tokens, targets in rows(task, Case(64, variant), 100):
+            bit = None
+            for i in range(0, len(tokens), 2):
+                if tokens[i] == flip_flop.WRITE:
+                    bit = tokens[i + 1]
+                assert targets[i] == (bit if tokens[i] == flip_flop.READ else IGNORED)
+            assert tokens[0] == flip_flop.WRITE and tokens[-1] == flip_flop.READ
+            ignored += tokens[::2].count(flip_flop.IGNORE)
+        assert ignored / 6400 == pytest.approx(share * 62 / 64, abs=0.02)
+
+
+def test_far_tests_of_offset_ask_only_beyond_training():
+    task = offset.Offset()
+    near = task.test_batch(Case(64), 2, 64).targets
+    far = task.test_batch(Case(128), 2, 64).targets
+    assert (near[:, 14:] != IGNORED).all()
+    assert (far[:, :65] == IGNORED).all() and (far[:, 65:] != IGNORED).all()
+
+
+def test_far_tests_of_grid_ask_only_outside_of_training():
+    task = grid.Grid()
+    batch = task.test_batch(Case(12), 20, 8)
+    asked = (batch.targets != IGNORED).any(0)
+    inside = (batch.positions < 8).all(1)
+    assert not asked[inside].any()
+    assert asked[~inside].any()
+    assert (task.test_batch(Case(8), 20, 8).targets != IGNORED).any()
+
+
+@EVERY
+def test_lengths_that_cannot_be_made_are_refused(task):
+    task.check(task.train_length, task.test_lengths)
+    if task.least:
+        with pytest.raises(ValueError, match=rf"--train-length: the task {task.name} takes"):
+            task.check(task.least - 1, (task.train_length,))
+    with pytest.raises(ValueError, match=rf"--test-lengths: the task {task.name} takes"):
+        task.check(task.train_length, (task.train_length - 1,))
+
+
+def test_more_different_symbols_than_there_are_are_refused():
+    with pytest.raises(ValueError, match=r"copy_512 takes 20 to 512 symbols, got 513"):
+        task_named("copy_512").check(20, (20, 513))
+
+
+def test_unknown_task_names_the_nearest():
+    with pytest.raises(ValueError, match=r"Unknown task 'flipflop'\. Did you mean 'flip_flop'"):
+        task_named("flipflop")
