@@ -64,6 +64,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": LENGTH // 2}},
     "bamba": {"attn_layer_indices": [1]}, "bert-generation": {"is_decoder": True},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"],
+                         "layers_block_type": ["linear_attention", "full_attention"],
                          "position_embedding_type": "rope"},
     "gemma3_text": {"num_hidden_layers": 6}, "gemma3n_text": {"num_hidden_layers": 4},
     "smollm3": {"num_hidden_layers": 4}, "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},

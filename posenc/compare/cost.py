@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from posenc.compare.evaluate import HELD_OUT_BYTES
+from posenc.compare.material import task_of, train_tokens, vocabulary_of
 from posenc.compare.results import Study
-from posenc.compare.splits import VOCABULARY
+from posenc.compare.score_cases import SEQUENCES
 from posenc.compare.train import shape_of
 from posenc.compare.trial import TrialConfig
 from posenc.models import DecoderConfig
@@ -17,6 +18,7 @@ from posenc.registry import create, parse
 from posenc.report import machine
 from posenc.report.bounds import check_memory, check_time
 from posenc.report.progress import clock
+from posenc.tasks.known import TEXT
 
 FLOPS_PER_SECOND = {"bfloat16": 195_000_000_000, "float32": 75_000_000_000}
 """Measured on one core with this kind of model."""
@@ -29,23 +31,27 @@ BYTES_PER_TRIAL = 2000
 
 
 def check_cost(
-    trial: TrialConfig, encodings: Sequence[str], seeds: int, workers: int, yes: bool
+    planned: Sequence[TrialConfig], encodings: Sequence[str], seeds: int, workers: int, yes: bool
 ) -> None:
     """Refuse a study that needs more memory than there is, or that is expected to take more than a
     week, unless `yes`. Allocates nothing itself.
 
+    planned: one trial for each task.
+
     Raises: ValueError, also if an encoding cannot be built for a model of these sizes.
     """
-    count = seeds * len(encodings)
+    each = seeds * len(encodings)
+    count = each * len(planned)
     check_memory(
         f"{count:,} trials", count * BYTES_PER_TRIAL, machine.memory_bytes(), "Take fewer --seeds."
     )
-    # The model first: its sizes may be beyond what a tensor can have.
-    _check_model(trial, workers, 0)
-    _check_model(trial, workers, max(_own_parameters(trial, name) for name in encodings))
+    for trial in planned:
+        # The model first: its sizes may be beyond what a tensor can have.
+        _check_model(trial, workers, 0)
+        _check_model(trial, workers, max(_own_parameters(trial, name) for name in encodings))
     check_time(
-        f"{count:,} {'trial' if count == 1 else 'trials'} of {trial.steps:,} steps",
-        seconds_of(trial, count, workers),
+        f"{count:,} {'trial' if count == 1 else 'trials'} of {_steps(planned)} steps",
+        sum(seconds_of(trial, each, workers) for trial in planned),
         yes,
         "Take fewer --steps or --seeds or a smaller model, or add --yes to start all the same.",
     )
@@ -59,32 +65,63 @@ def seconds_of(trial: TrialConfig, count: int, workers: int) -> int:
         attention = 4 * trial.layers * trial.width * length
         return 2 * _parameters(trial) + attention
 
-    train = 3 * flops(trial.train_length) * trial.steps * trial.batch * trial.train_length
-    test = 2 * HELD_OUT_BYTES * sum(map(flops, trial.test_lengths))
+    length = train_tokens(trial)
+    train = 3 * flops(length) * trial.steps * trial.batch * length
+    test = sum(passes * read * flops(length) for length, read, passes in tested_tokens(trial))
     seconds = (train + test) // FLOPS_PER_SECOND[trial.precision]
     return (seconds + START_SECONDS) * count // workers
+
+
+def tested_tokens(trial: TrialConfig) -> list[tuple[int, int, int]]:
+    """Of each test of a trial: the tokens of a sequence, of all of them, and how often they are
+    read."""
+    task = task_of(trial)
+    if task is None:
+        return [(length, HELD_OUT_BYTES, 2) for length in trial.test_lengths]
+    cases = [task.tokens(case) for case in task.cases(trial.test_lengths)]
+    return [(length, SEQUENCES * length, 1) for length in cases]
 
 
 def opening(study: Study, workers: int, folder: Path, seconds: int) -> str:
     """One sentence: what is about to run, on how much text, for how long, and where results go."""
     trial, text, names = study.trials[0], study.corpus, len(study.encodings)
-    count = len(study.trials)
+    count, tasks = len(study.trials), list(dict.fromkeys(t.task for t in study.trials))
+    drawn = [task for task in tasks if task != TEXT]
     parts = [
         f"{count} {'trial' if count == 1 else 'trials'} (encodings: {names}, seeds: "
-        f"{count // names}) of {trial.steps} steps on {text.name}: {text.train_bytes:,} bytes to "
-        f"train on, {text.test_bytes:,} to test, split {text.split}"
+        f"{count // names // len(tasks)}{', tasks: ' if drawn else ''}{', '.join(drawn)}) of "
+        f"{_steps(study.trials)} steps"
     ]
+    if text is not None:
+        parts[0] += (
+            f" on {text.name}: {text.train_bytes:,} bytes to train on, {text.test_bytes:,} to "
+            f"test, split {text.split}"
+        )
     if trial.device == "cpu":
         where = f"{workers} {'worker' if workers == 1 else 'workers'} in {trial.precision}"
         parts.append(f"about {clock(seconds)} on {where} if the cores are free")
     return "; ".join([*parts, f"results in {folder}"]) + "."
 
 
+def _steps(trials: Sequence[TrialConfig]) -> str:
+    """The steps of a trial: of all, or from the fewest to the most."""
+    steps = sorted({trial.steps for trial in trials})
+    return f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
+
+
 def _parameters(trial: TrialConfig) -> int:
     """Numbers in the model's matrices, without what the encoding learns."""
-    sizes = DecoderConfig(VOCABULARY, trial.width, trial.layers, trial.heads, trial.kv_heads)
+    vocabulary = vocabulary_of(trial)
+    sizes = DecoderConfig(vocabulary, trial.width, trial.layers, trial.heads, trial.kv_heads)
     layer = trial.width * (4 * trial.width + 3 * (sizes.ffn_dim or 0))
-    return trial.layers * layer + VOCABULARY * trial.width
+    return trial.layers * layer + vocabulary * trial.width
+
+
+def _windows(trial: TrialConfig) -> str:
+    length = train_tokens(trial)
+    if trial.task == TEXT:
+        return f"windows of {length:,} bytes"
+    return f"sequences of {length:,} tokens"
 
 
 def _own_parameters(trial: TrialConfig, encoding: str) -> int:
@@ -102,14 +139,15 @@ def _own_parameters(trial: TrialConfig, encoding: str) -> int:
 
 def _check_model(trial: TrialConfig, workers: int, own: int) -> None:
     parameters = _parameters(trial) + own
-    logits = 2 * 4 * VOCABULARY * trial.batch * trial.train_length  # float32, and gradients
+    # float32, and gradients
+    logits = 2 * 4 * vocabulary_of(trial) * trial.batch * train_tokens(trial)
     each = BYTES_PER_PARAMETER * parameters + logits
     available = machine.memory_bytes()
     if trial.device == "cuda":
         available = torch.cuda.mem_get_info()[1]
     check_memory(
         f"{workers} {'worker' if workers == 1 else 'workers'} at a model of {parameters:,} "
-        f"parameters and {trial.batch:,} windows of {trial.train_length:,} bytes a step",
+        f"parameters and {trial.batch:,} {_windows(trial)} a step",
         workers * each,
         available,
         "Take a smaller --width, --layers, --train-length, --batch or --workers.",

@@ -14,6 +14,7 @@ def run(
     encodings: Sequence[str] | None = None,
     *,
     text: str | Path | Sequence[str | Path] | None = None,
+    task: str | Sequence[str] | None = None,
     test_lengths: Sequence[int] | None = None,
     out: str | Path | None = None,
     figures: str | Path | None = None,
@@ -29,6 +30,8 @@ def run(
             before an equals sign where it should be called otherwise; None for six common ones.
         text: files, folders or globs to train and test on, read as bytes; None for the source of
             Python's standard library.
+        task: what to learn, of "text", "copy", "copy_512", "reverse", "recall", "flip_flop",
+            "offset" and "grid"; None for text.
         test_lengths: windows to test on, in bytes; None for 1, 2, 4 and 8 times the training
             length, which is always among them.
         out: folder for report.html, results.csv, study.json and the trials; None for one below
@@ -58,10 +61,12 @@ def run(
     from posenc.compare.study import run_study
 
     texts = [text] if isinstance(text, str | Path) else text
+    tasks = [task] if isinstance(task, str) else task
     lengths = None if test_lengths is None else ",".join(map(str, test_lengths))
     asked = Options(
         None if encodings is None else list(encodings),
         None if texts is None else [str(each) for each in texts],
+        task=None if tasks is None else list(tasks),
         test_lengths=lengths,
         out=None if out is None else Path(out),
         figures=None if figures is None else Path(figures),

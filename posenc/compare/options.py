@@ -34,15 +34,29 @@ class Options:
             show_default="the source of Python's standard library",
         ),
     ] = None
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What to learn; may be repeated: text, copy, copy_512, reverse, recall, "
+            "flip_flop, offset, or, for encodings of rows and columns, grid. A task brings its own "
+            "lengths, steps and batch. See docs/compare.md.  ",
+            show_default="text",
+        ),
+    ] = None
     train_length: Annotated[
-        int, typer.Option(min=2, help="Length of a training window, in bytes.")
-    ] = 128
+        int | None,
+        typer.Option(
+            min=2,
+            help="Length of a training window, in bytes; of a task, the longest in training.",
+            show_default="128 for text",
+        ),
+    ] = None
     test_lengths: Annotated[
         str | None,
         typer.Option(
             help="Lengths of the test windows, in bytes, separated by commas; the training length "
             "is always among them.",
-            show_default="1, 2, 4 and 8 times the training length",
+            show_default="1, 2, 4 and 8 times the training length for text",
         ),
     ] = None
     budget: Annotated[
@@ -61,10 +75,15 @@ class Options:
     steps: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Optimizer steps of each trial.", show_default="those of the budget"
+            min=1,
+            help="Optimizer steps of each trial.",
+            show_default="those of the budget for text",
         ),
     ] = None
-    batch: Annotated[int, typer.Option(min=1, help="Training windows per step.")] = 32
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Training windows per step.", show_default="32 for text"),
+    ] = None
     width: Annotated[
         int | None,
         typer.Option(min=1, help="Width of the decoder, in channels.", show_default="128"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from posenc.compare import process
 from posenc.compare.trial import write_trial
+from posenc.tasks.known import TEXT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,10 +38,10 @@ def expected_seconds(trials: Sequence[TrialConfig], folder: Path, workers: int) 
 
     if not trials:
         return 0
-    rough = seconds_of(trials[0], len(trials), workers)
+    rough = sum(seconds_of(trial, 1, 1) for trial in trials) // workers
     if trials[0].device != "cpu" or rough < WORTH:
         return rough
-    one_each = list({trial.encoding: trial for trial in trials}.values())
+    one_each = list({_kind(trial): trial for trial in trials}.values())
     for trial in one_each:
         (folder / trial.folder).mkdir(exist_ok=True)
         write_trial(folder / trial.folder, trial)
@@ -49,7 +50,12 @@ def expected_seconds(trials: Sequence[TrialConfig], folder: Path, workers: int) 
     with ThreadPoolExecutor(len(shares)) as pool:
         for found in pool.map(lambda share: _measured(share, folder), shares):
             each |= found
-    return round(sum(each.get(t.encoding) or seconds_of(t, 1, 1) for t in trials) / workers)
+    return round(sum(each.get(_kind(t)) or seconds_of(t, 1, 1) for t in trials) / workers)
+
+
+def _kind(trial: TrialConfig) -> str:
+    """Trials of a kind take as long as each other."""
+    return trial.encoding if trial.task == TEXT else f"{trial.encoding} on {trial.task}"
 
 
 def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
@@ -71,7 +77,7 @@ def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
 
 
 def main(parent: str, study_folder: str, *trial_folders: str) -> int:
-    """The process that measures: prints one object, an encoding's name to its trial's seconds."""
+    """The process that measures: prints one object, from the kind of a trial to its seconds."""
     process.end_with_parent(int(parent))
     # What an encoding of the user prints must not come between.
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -84,7 +90,7 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
     seconds = {}
     for trial in [read_trial(Path(each)) for each in trial_folders]:
         try:
-            seconds[trial.encoding] = _seconds_of_one(trial, Path(study_folder))
+            seconds[_kind(trial)] = _seconds_of_one(trial, Path(study_folder))
         except Exception:  # of torch, of an encoding
             continue
     answer.write(json.dumps(seconds))
@@ -93,24 +99,52 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
 
 
 def _seconds_of_one(trial: TrialConfig, folder: Path) -> float:
+    import numpy as np
+
     from posenc.compare import splits, train
     from posenc.compare.cost import START_SECONDS
 
     model = train.build_decoder(trial)
-    symbols = splits.read_split(folder, "train", trial.corpus)
+    text = trial.task == TEXT
+    symbols = splits.read_split(folder, "train", trial.corpus) if text else np.empty(0, np.uint16)
     step = _seconds_per_step(model, trial, symbols)
-    return START_SECONDS + trial.steps * step + _seconds_without_gradients(model, trial)
+    testing = _seconds_without_gradients if text else _seconds_of_cases
+    return START_SECONDS + trial.steps * step + testing(model, trial)
 
 
 def _seconds_per_step(model: Decoder, trial: TrialConfig, symbols: np.ndarray) -> float:
     from posenc.compare import train
 
     optimizer = train.optimizer_for(model, trial)
-    for step in range(WARM_UP + STEPS):
-        if step == WARM_UP:
-            began = time.perf_counter()
+    for step in range(WARM_UP):
+        train.take_step(model, optimizer, trial, symbols, step)
+    began = time.perf_counter()
+    for step in range(WARM_UP, WARM_UP + STEPS):
         train.take_step(model, optimizer, trial, symbols, step)
     return (time.perf_counter() - began) / STEPS
+
+
+def _seconds_of_cases(model: Decoder, trial: TrialConfig) -> float:
+    """Of a task's validations and tests: one piece of each case is timed, after one that is not."""
+    from posenc.compare import forward, score_cases
+    from posenc.compare.material import task_of
+
+    task, total = task_of(trial), 0.0
+    assert task is not None
+    model.eval()
+    for case in task.cases(trial.test_lengths):
+        if score_cases.cannot_run(model.encoding, task, case):  # type: ignore[arg-type]
+            continue
+        rows = max(1, score_cases.TOKENS_AT_ONCE // task.tokens(case))
+        batch = task.test_batch(case, rows, trial.train_length)
+        forward.answers(model, batch, trial, task.end, rows)
+        began = time.perf_counter()
+        forward.answers(model, batch, trial, task.end, rows)
+        each = (time.perf_counter() - began) / rows
+        total += each * score_cases.SEQUENCES
+        if case.length == trial.train_length and not case.variant:
+            total += VALIDATIONS * each * score_cases.VALID_SEQUENCES
+    return total
 
 
 def _seconds_without_gradients(model: Decoder, trial: TrialConfig) -> float:

@@ -4,36 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from posenc.compare import figures, seen, tiers
+from posenc.compare import figures, seen, task_page, tiers
+from posenc.compare.progress import name_of
 from posenc.compare.results import EncodingSummary, Study, TrialResult
+from posenc.compare.trial import TrialConfig
 from posenc.compare.verdict import context_gains, describe_gains
 from posenc.report.drawing import line_styles
 from posenc.report.page import Caution, Code, Facts, Headline, Items, Page, Plot
 from posenc.report.table import Cell, Heading, Table
+from posenc.tasks.known import TASKS, TEXT
 
 SPREAD = "± is half the distance between the best and the worst seed."
 
 
 def make_page(study: Study) -> Page:
     """The page of a study, finished or not; it says what is missing and what failed."""
-    config = study.trials[0]
-    page = Page(
-        "Which position encoding?",
-        f"Trained on {config.train_length:,} bytes at a time, tested up to "
-        f"{max(config.test_lengths):,}. Text: {study.corpus.name}.",
-    )
+    page = Page("Which position encoding?", _what_was_tried(study))
     page.section("", *_answer(study))
     if study.summary:
-        page.section("Result", *_result(study))
-        page.section("What the seeds tell", *_tiers(study))
-        page.section("Curves", *_curves(study))
+        text = study.of_task(TEXT)
+        page.section("Result", *_result(text))
+        page.section("What the seeds tell", *_tiers(text))
+        page.section("Curves", *_curves(text))
+    if study.tasks:
+        page.section("Tasks", *task_page.tasks(study))
     if study.failed:
-        rows = [[t.config.encoding, t.config.seed, t.reason] for t in study.failed]
-        page.section("Failed trials", Table(["encoding", "seed", "reason"], rows))
+        rows = [[name_of(t.config), t.reason] for t in study.failed]
+        page.section("Failed trials", Table(["trial", "reason"], rows))
     if study.finished:
         page.section("What ran", "The settings of every encoding.", _specs(study))
     page.section("How to repeat it", *_recipe(study))
     return page
+
+
+def _what_was_tried(study: Study) -> str:
+    said = []
+    if study.corpus is not None:
+        config = study.of_task(TEXT).trials[0]
+        said.append(
+            f"Trained on {config.train_length:,} bytes at a time, tested up to "
+            f"{max(config.test_lengths):,}. Text: {study.corpus.name}."
+        )
+    tasks = dict.fromkeys(t.task for t in study.trials if t.task != TEXT)
+    if tasks:
+        said.append(f"Trained on short sequences, tested on longer ones: {', '.join(tasks)}.")
+    return " ".join(said)
 
 
 def _answer(study: Study) -> Iterator[Headline | Caution]:
@@ -41,7 +56,7 @@ def _answer(study: Study) -> Iterator[Headline | Caution]:
         yield Headline(study.recommendation)
     done, planned = len(study.results), len(study.trials)
     if study.missing:
-        names = ", ".join(f"{t.encoding} seed {t.seed}" for t in study.missing)
+        names = ", ".join(map(name_of, study.missing))
         yield Caution(
             f"This study is not finished: {done} of {planned} trials have run. Missing: {names}. "
             "Run the command below again; it goes on where it stopped."
@@ -192,17 +207,19 @@ _SAID_ELSEWHERE = {"name", "class", "source", "parameters shared by", "num_heads
 
 
 def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
-    config, corpus = study.trials[0], study.corpus
+    config = study.trials[0]
     yield Code(study.command)
     yield Facts(
         {
-            "text": f"{corpus.name}, {_count(corpus.num_files, 'file')}, hash {corpus.hash}",
-            "split": f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, "
-            f"{corpus.valid_bytes:,} to validate, {corpus.test_bytes:,} to test",
+            **_text(study),
             "model": f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads "
             f"on {config.kv_heads} key/value heads",
-            "training": f"{config.steps:,} steps of {config.batch} × {config.train_length:,} "
-            f"bytes, peak learning rate {config.lr:g}, {config.precision} on {config.device}",
+            **{
+                _training_of(trial): f"{trial.steps:,} steps of {trial.batch} × "
+                f"{trial.train_length:,} {_unit(trial)}, peak learning rate {trial.lr:g}, "
+                f"{trial.precision} on {trial.device}"
+                for trial in reversed(study.trials)
+            },
             "seeds": ", ".join(str(s) for s in sorted({t.seed for t in study.trials})),
             "started": study.started,
             **study.versions,
@@ -217,6 +234,25 @@ def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
             "Numbers of different texts or model sizes must not be compared with each other.",
         )
     )
+
+
+def _text(study: Study) -> dict[str, str]:
+    corpus = study.corpus
+    if corpus is None:
+        return {}
+    return {
+        "text": f"{corpus.name}, {_count(corpus.num_files, 'file')}, hash {corpus.hash}",
+        "split": f"{corpus.split}: {corpus.train_bytes:,} bytes to train on, "
+        f"{corpus.valid_bytes:,} to validate, {corpus.test_bytes:,} to test",
+    }
+
+
+def _training_of(trial: TrialConfig) -> str:
+    return "training" if trial.task == TEXT else f"training on {trial.task}"
+
+
+def _unit(trial: TrialConfig) -> str:
+    return "bytes" if trial.task == TEXT else TASKS[trial.task].counts
 
 
 def _code(study: Study) -> dict[str, str]:

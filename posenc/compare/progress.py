@@ -9,6 +9,8 @@ from rich.console import Console
 from posenc.compare.results import TrialResult
 from posenc.compare.trial import TrialConfig
 from posenc.report.progress import Bars, Pace, clock, say
+from posenc.tasks.known import TEXT
+from posenc.tasks.task import Case
 
 LINES = 10
 """Plain lines per trial."""
@@ -16,7 +18,13 @@ ALL = "all trials"
 
 
 def name_of(trial: TrialConfig) -> str:
-    return f"{trial.encoding} seed {trial.seed}"
+    task = "" if trial.task == TEXT else f" on {trial.task}"
+    return f"{trial.encoding}{task} seed {trial.seed}"
+
+
+def unit_of(trial: TrialConfig) -> str:
+    """What a loss is the mean of."""
+    return "byte" if trial.task == TEXT else "target"
 
 
 class PlainLines:
@@ -41,7 +49,8 @@ class PlainLines:
             left = (pace.seconds_per_step(step) or 0.0) * (trial.steps - step)
             self.note(
                 trial,
-                f"step {step} of {trial.steps}, loss {loss:.3f} bits per byte, {clock(left)} left",
+                f"step {step} of {trial.steps}, loss {loss:.3f} bits per {unit_of(trial)}, "
+                f"{clock(left)} left",
             )
 
     def testing(self, trial: TrialConfig) -> None:
@@ -78,7 +87,9 @@ class LiveBars:
         self.seconds_per_step = seconds or self.seconds_per_step
         self.steps[trial] = step
         left = None if seconds is None else seconds * (trial.steps - step)
-        self.bars.show(name_of(trial), step, trial.steps, f"loss {loss:.3f} bits/byte", left)
+        self.bars.show(
+            name_of(trial), step, trial.steps, f"loss {loss:.3f} bits/{unit_of(trial)}", left
+        )
         self._show_all()
 
     def testing(self, trial: TrialConfig) -> None:
@@ -106,6 +117,12 @@ def outcome(trial: TrialConfig, result: TrialResult) -> str:
     """One line about a trial that has ended."""
     if result.reason is not None:
         return f"{name_of(trial)}: failed: {result.reason}"
+    if trial.task != TEXT:
+        cases = ", ".join(
+            f"{Case(s.length, s.variant)}: {'cannot' if s.cannot else f'{s.exact_match:.3f}'}"
+            for s in result.by_case
+        )
+        return f"{name_of(trial)}: done; exact match at {cases}"
     scores = ", ".join(
         f"{s.length}: cannot" if s.bits_per_byte is None else f"{s.length}: {s.bits_per_byte:.3f}"
         for s in result.by_length

@@ -27,7 +27,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from posenc.compare.trial import TrialConfig
@@ -154,6 +154,37 @@ class EncodingSummary(Record):
     tokens_per_second: float | None
 
 
+@dataclass(frozen=True)
+class CaseSummary(Record):
+    """One cell of a task's table: the task's metric at one case.
+
+    mean: over the seeds that learned the task; None where there is none, or where the encoding
+        cannot run.
+    seeds: of every seed, learned or not; empty where the encoding cannot run.
+    """
+
+    length: int
+    variant: str
+    mean: float | None
+    seeds: tuple[float, ...]
+    cannot: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskSummary(Record):
+    """One row of a task's table; only finished trials count.
+
+    learned: how many seeds pass the gate, see posenc.compare.task_summary.
+    """
+
+    task: str
+    encoding: str
+    parameters: int
+    num_seeds: int
+    learned: int
+    cases: tuple[CaseSummary, ...]
+
+
 class OtherFormat(ValueError):
     """The study was written by another version of posenc."""
 
@@ -164,23 +195,27 @@ class Study(Record):
 
     labels: what the user calls an encoding, by the text that its trials have; the summary, the
         recommendation and all that is shown call it so. Without one the text is its name.
+    corpus: the text; None where only tasks are learned.
+    summary: of the trials of text.
+    tasks: of the trials of tasks.
     unchecked: for encodings that fail the contract and were compared all the same, what fails.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"labels", "unchecked"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"labels", "unchecked", "tasks"})
 
     format: str
     command: str
     started: str
     versions: dict[str, str]
     hardware: dict[str, str]
-    corpus: CorpusInfo
+    corpus: CorpusInfo | None
     trials: tuple[TrialConfig, ...]
     results: tuple[TrialResult, ...] = ()
     summary: tuple[EncodingSummary, ...] = ()
     recommendation: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     unchecked: dict[str, str] = field(default_factory=dict)
+    tasks: tuple[TaskSummary, ...] = ()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -189,6 +224,14 @@ class Study(Record):
         if isinstance(found, str) and found != FORMAT:
             raise OtherFormat(f"its format is {found!r}, and this posenc reads {FORMAT!r}")
         return super().from_json(text)
+
+    def of_task(self, task: str) -> Self:
+        """The part of the study whose trials learn one task, "text" among them."""
+        return replace(
+            self,
+            trials=tuple(t for t in self.trials if t.task == task),
+            results=tuple(r for r in self.results if r.config.task == task),
+        )
 
     @property
     def encodings(self) -> tuple[str, ...]:

@@ -74,4 +74,5 @@ def standing_at(study: Study, length: int) -> Standing | None:
 
 def _difference(losses: Mapping[str, Mapping[int, float]], a: str, b: str) -> Estimate:
     seeds = sorted(losses[a].keys() | losses[b].keys())
-    return paired_difference(*([losses[name].get(s, math.nan) for s in seeds] for name in (a, b)))
+    left, right = ([losses[name].get(s, math.nan) for s in seeds] for name in (a, b))
+    return paired_difference(left, right)

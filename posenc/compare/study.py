@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
-from posenc.compare import splits, sweep, tables
+from posenc.compare import splits, sweep, tables, task_tables
 from posenc.compare.budget import chosen
 from posenc.compare.cost import check_cost, opening
 from posenc.compare.encodings import Compared, labelled, read_encodings
 from posenc.compare.options import DEFAULT_ENCODINGS, Options
 from posenc.compare.pace import expected_seconds
+from posenc.compare.plan import plan_trials
 from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
-from posenc.compare.sizes import sizes_of
 from posenc.compare.summary import summarise
+from posenc.compare.task_summary import say_learned, summarise_tasks
 from posenc.compare.trial import TrialConfig
 from posenc.compare.unchecked import find_void, warnings, without_unchecked
 from posenc.compare.verdict import recommend_encoding
@@ -33,6 +32,7 @@ from posenc.report.console import stdout
 from posenc.report.failure import RunFailed, Stopped
 from posenc.report.lock import LOCK, locked
 from posenc.report.progress import say
+from posenc.tasks.known import TEXT
 from posenc.text.sources import embedded, find_text
 
 STUDY = "study.json"
@@ -50,20 +50,20 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     console = Console(stderr=True)
     check_figures(options.figures)
     compared = _read(options.encodings or DEFAULT_ENCODINGS)
-    budget = chosen(options)
-    trial = _first_trial(options, compared[0].text, budget.steps)  # checks all but the text
-    workers = options.workers or (1 if trial.device == "cuda" else machine.num_cores())
-    workers = min(workers, budget.seeds * len(compared))
-    check_cost(trial, [each.text for each in compared], budget.seeds, workers, options.yes)
+    seeds = chosen(options).seeds
+    planned = plan_trials(options, compared)  # checks all but the text
+    device, precision = planned[0].device, planned[0].precision
+    workers = options.workers or (1 if device == "cuda" else machine.num_cores())
+    workers = min(workers, seeds * len(compared) * len(planned))
+    check_cost(planned, [each.text for each in compared], seeds, workers, options.yes)
     unchecked = find_void(compared, options.unchecked)
     if options.out is not None:
         _check_ours(options.out)
-    source = find_text(options.text) if options.text else embedded()
-    need = splits.Need(options.train_length, max(trial.test_lengths), options.batch)
-    cut = splits.cut_text(source, need, options.out or RUNS)
+    cut = _cut(options, planned)
     trials = tuple(
-        replace(trial, encoding=each.text, code=each.code, seed=seed, corpus=cut.info.hash)
-        for seed in range(budget.seeds)
+        replace(trial, encoding=each.text, code=each.code, seed=seed)
+        for trial in (_with_text(trial, cut) for trial in planned)
+        for seed in range(seeds)
         for each in compared
     )
     folder = options.out or RUNS / f"compare-{_name(trials)}"
@@ -76,14 +76,14 @@ def run_study(options: Options, *, show: bool = True) -> Study:
             command=shlex.join(["posenc", *sys.argv[1:]]),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=machine.versions(),
-            hardware=machine.describe(trial.device, trial.precision, workers),
-            corpus=cut.info,
+            hardware=machine.describe(device, precision, workers),
+            corpus=None if cut is None else cut.info,
             trials=trials,
             labels={each.text: each.label for each in compared if each.label != each.text},
             unchecked=unchecked,
         )
         _save(study, folder)
-        for wrong in (damaged, cut.write(folder)):
+        for wrong in (damaged, None if cut is None else cut.write(folder)):
             if wrong:
                 say(console, f"{wrong}; writing it again")
         left = [trial for trial in trials if not sweep.is_done(folder, trial)]
@@ -130,8 +130,12 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
 def conclude(study: Study) -> Study:
     """The study with the summary and the recommendation that its results carry."""
     shown = labelled(study)
-    study = replace(study, summary=summarise(shown))
-    said = [recommend_encoding(*without_unchecked(shown, study.summary)), *warnings(shown)]
+    text = shown.of_task(TEXT)
+    study = replace(
+        study, summary=summarise(text) if text.trials else (), tasks=summarise_tasks(shown)
+    )
+    said = [recommend_encoding(*without_unchecked(text, study.summary))] if text.trials else []
+    said += [*say_learned(study.tasks), *warnings(shown)]
     return replace(study, recommendation=" ".join(said))
 
 
@@ -168,10 +172,15 @@ def _save(study: Study, folder: Path) -> None:
 def show_study(study: Study, folder: Path, console: Console) -> None:
     """Print tables and recommendation, and where the page is."""
     out = stdout(160)
-    for table in (tables.summary_table(labelled(study)), *tables.tier_tables(labelled(study))):
+    shown = labelled(study)
+    if study.corpus is not None:
+        text = shown.of_task(TEXT)
+        for table in (tables.summary_table(text), *tables.tier_tables(text)):
+            out.print(table)
+    for table in task_tables.task_tables(study.tasks):
         out.print(table)
     out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)
-    for line in tables.notes(labelled(study)):
+    for line in (*tables.notes(shown), *task_tables.task_notes(study.tasks)):
         say(console, line)
     say(console, f"Report: {folder / 'report.html'}")
 
@@ -190,50 +199,18 @@ def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
         raise
 
 
-def _first_trial(options: Options, encoding: str, steps: int) -> TrialConfig:
-    """The options as a trial without a text. Raises: ValueError if they do not fit together."""
-    device = machine.default_device() if options.device == "auto" else options.device
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"--device must be auto, cpu or cuda, got {options.device!r}.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no CUDA device here. Use --device cpu.")
-    precision = options.precision
-    precision = machine.default_precision(device) if precision == "auto" else precision
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f"--precision must be auto, float32 or bfloat16, got {precision!r}.")
-    if not 0 < options.lr < math.inf:
-        raise ValueError(f"--lr must be a positive number, got {options.lr}.")
-    shared = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
-    asked = {name: getattr(options, name) for name in shared}
-    resolved = {
-        "encoding": encoding,
-        "seed": 0,
-        "corpus": "",
-        "steps": steps,
-        "test_lengths": _lengths(options.test_lengths, options.train_length),
-        **sizes_of(options),
-        "device": device,
-        "precision": precision,
-        "torch": torch.__version__,
-    }
-    return TrialConfig(**asked | resolved)
+def _cut(options: Options, planned: Sequence[TrialConfig]) -> splits.Cut | None:
+    """The text cut as its trial needs it; None where no task reads one."""
+    trial = next((trial for trial in planned if trial.task == TEXT), None)
+    if trial is None:
+        return None
+    source = find_text(options.text) if options.text else embedded()
+    need = splits.Need(trial.train_length, max(trial.test_lengths), trial.batch)
+    return splits.cut_text(source, need, options.out or RUNS)
 
 
-def _lengths(given: str | None, train_length: int) -> tuple[int, ...]:
-    if given is None:
-        return tuple(train_length * factor for factor in (1, 2, 4, 8))
-    try:
-        lengths = {int(part) for part in given.split(",")}
-    except ValueError:
-        raise ValueError(
-            f"--test-lengths must be whole numbers separated by commas, got {given!r}."
-        ) from None
-    if min(lengths) < train_length:
-        raise ValueError(
-            f"--test-lengths: {min(lengths)} is below --train-length {train_length}. "
-            "Test at the training length and beyond."
-        )
-    return tuple(sorted(lengths | {train_length}))
+def _with_text(trial: TrialConfig, cut: splits.Cut | None) -> TrialConfig:
+    return trial if cut is None or trial.task != TEXT else replace(trial, corpus=cut.info.hash)
 
 
 def _check_ours(folder: Path) -> str | None:

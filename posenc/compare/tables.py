@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from posenc.compare import published, tiers
+from posenc.compare.progress import name_of
 from posenc.compare.published import Agreement
 from posenc.compare.results import LengthSummary, Study, TrialResult
 from posenc.compare.verdict import context_gains, describe_gains
@@ -68,15 +69,16 @@ def notes(study: Study) -> list[str]:
         reasons = dict.fromkeys(s.cannot for s in row.by_length if s.cannot)
         lines += [f"{row.encoding}: cannot run at some lengths: {reason}" for reason in reasons]
     for result in study.failed:
-        lines.append(f"{result.config.encoding} seed {result.config.seed} failed: {result.reason}")
+        lines.append(f"{name_of(result.config)} failed: {result.reason}")
     if study.missing:
-        names = ", ".join(f"{t.encoding} seed {t.seed}" for t in study.missing)
+        names = ", ".join(map(name_of, study.missing))
         lines.append(f"missing {len(study.missing)} of {len(study.trials)} trials: {names}")
     return lines
 
 
 def csv_text(study: Study) -> str:
-    """One row per number: which trial, what was measured, at which length, position or step."""
+    """One row per number: which trial, what was measured, at which length, position or step. The
+    column bits_per_byte holds the scores of tasks too, which are shares between 0 and 1."""
     out = io.StringIO()
     config = [f.name for f in dataclasses.fields(study.trials[0])]
     writer = csv.writer(out, lineterminator="\n")
@@ -100,9 +102,17 @@ def _numbers(result: TrialResult):
         yield "by_context", score.length, score.bits_per_byte, score.cannot or ""
     for bucket in result.by_position:
         yield "by_position", bucket.start, bucket.bits_per_byte, f"to {bucket.stop - 1}"
+    for case in result.by_case:
+        for measure in CASE_MEASURES:
+            value = getattr(case, measure)
+            if value is not None or case.cannot:
+                yield measure, case.length, value, case.cannot or case.variant
     for point in result.training:
         yield "train", point.step, point.train, ""
         yield "valid", point.step, point.valid, ""
+
+
+CASE_MEASURES = ("exact_match", "token_accuracy", "exact_match_cut", "token_accuracy_cut")
 
 
 def _cell(score: LengthSummary, num_seeds: int) -> str:

@@ -55,10 +55,8 @@ def wide(x: Any) -> Any:
 
 
 def token_positions(name: str, length: Any, positions: Any, start_index: Any) -> Any:
-    """`positions` as a tensor, or start_index, start_index + 1, ... where they are None.
-
-    `length` comes from ops.shape: a tensor under TensorFlow where it is unknown.
-    """
+    """`positions` as a tensor, or start_index, start_index + 1, ... where they are None. `length`
+    is from ops.shape, which TensorFlow answers with a tensor where it is unknown."""
     if positions is None:
         return ops.arange(length, dtype="int32") + ops.cast(start_index, "int32")
     if not (isinstance(start_index, int) and start_index == 0):

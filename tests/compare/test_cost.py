@@ -19,7 +19,7 @@ def machine(monkeypatch):
 
 
 def check(trial=TRIAL, encodings=("rope",), seeds=1, workers=1, yes=False):
-    cost.check_cost(trial, encodings, seeds, workers, yes)
+    cost.check_cost([trial], encodings, seeds, workers, yes)
 
 
 def test_parameters_are_counted_as_they_are_built():

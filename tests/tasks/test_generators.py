@@ -164,6 +164,15 @@ def test_recalled_values_are_those_told():
             assert min(gap) >= recall.FIRST_FILLER and tokens[2 * pairs + 6] == recall.SEPARATOR
 
 
+def test_variants_of_one_length_are_drawn_apart():
+    task = task_named("recall")
+    keys = [
+        task.test_batch(case, 1, 16).tokens[0, 1:17:2].tolist()
+        for case in (Case(16), Case(16, "16 pairs"))
+    ]
+    assert keys[0] != keys[1]
+
+
 def test_flip_flop_reads_the_last_write_in_the_shares_promised():
     task = flip_flop.FlipFlop()
     for variant, share in (("", 0.8), ("98 % ignored", 0.98), ("10 % ignored", 0.1)):

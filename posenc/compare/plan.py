@@ -1,0 +1,122 @@
+"""What a comparison trains: the options as one trial for every task, checked before anything is
+read or allocated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from posenc.compare.budget import chosen
+from posenc.compare.encodings import Compared
+from posenc.compare.material import content_hash
+from posenc.compare.options import Options
+from posenc.compare.sizes import sizes_of
+from posenc.compare.trial import TrialConfig
+from posenc.encoding.shape import ModelShape
+from posenc.registry import create
+from posenc.report import machine
+from posenc.tasks.known import TASKS, TEXT, task_named
+from posenc.tasks.task import Task
+
+TEXT_DEFAULTS = {"train_length": 128, "batch": 32}
+
+
+def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialConfig, ...]:
+    """One trial per task, of the first encoding and seed 0 and without its text's hash.
+
+    Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
+    """
+    names = list(dict.fromkeys(options.task or [TEXT]))
+    for name in names:
+        if name != TEXT:
+            task_named(name)
+    if len(names) > 1 and (options.train_length is not None or options.test_lengths is not None):
+        option = "--train-length" if options.train_length is not None else "--test-lengths"
+        raise ValueError(
+            f"{option}: each task counts something else, and there are {len(names)} of them "
+            f"({', '.join(names)}). Leave it out, or compare one task at a time."
+        )
+    if TEXT not in names and options.text:
+        raise ValueError("--text: no task here reads a text. Add --task text, or leave it out.")
+    shared = _shared(options, compared[0].text)
+    planned = tuple(_of_task(name, options, shared) for name in names)
+    for name in names:
+        if name != TEXT and TASKS[name].num_axes > 1:
+            _check_axes(TASKS[name], compared)
+    return planned
+
+
+def _shared(options: Options, encoding: str) -> dict[str, Any]:
+    """What the trials of all tasks have in common."""
+    device = machine.default_device() if options.device == "auto" else options.device
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be auto, cpu or cuda, got {options.device!r}.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no CUDA device here. Use --device cpu.")
+    precision = options.precision
+    precision = machine.default_precision(device) if precision == "auto" else precision
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"--precision must be auto, float32 or bfloat16, got {precision!r}.")
+    if not 0 < options.lr < math.inf:
+        raise ValueError(f"--lr must be a positive number, got {options.lr}.")
+    names = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
+    return {name: getattr(options, name) for name in names} | {
+        "encoding": encoding,
+        "seed": 0,
+        "corpus": "",
+        **sizes_of(options),
+        "device": device,
+        "precision": precision,
+        "torch": torch.__version__,
+    }
+
+
+def _of_task(name: str, options: Options, shared: dict[str, Any]) -> TrialConfig:
+    task = None if name == TEXT else TASKS[name]
+    own: dict[str, Any] = TEXT_DEFAULTS | {"steps": chosen(options).steps}
+    if task is not None:
+        own = {key: getattr(task, key) for key in own}
+    own = {key: value if shared[key] is None else shared[key] for key, value in own.items()}
+    train_length = own["train_length"]
+    if task is None:
+        lengths = _lengths(options.test_lengths, train_length, [1, 2, 4, 8])
+        return TrialConfig(**shared | own | {"task": TEXT, "test_lengths": lengths})
+    lengths = tuple(length for length in task.test_lengths if length >= train_length)
+    if options.test_lengths is not None or train_length != task.train_length:
+        lengths = _lengths(options.test_lengths, train_length, [1, 2, 4])
+    task.check(train_length, lengths)
+    corpus = content_hash(task, train_length, lengths)
+    return TrialConfig(**shared | own | {"task": name, "test_lengths": lengths, "corpus": corpus})
+
+
+def _lengths(given: str | None, train_length: int, factors: Sequence[int]) -> tuple[int, ...]:
+    if given is None:
+        return tuple(train_length * factor for factor in factors)
+    try:
+        lengths = {int(part) for part in given.split(",")}
+    except ValueError:
+        raise ValueError(
+            f"--test-lengths must be whole numbers separated by commas, got {given!r}."
+        ) from None
+    if min(lengths) < train_length:
+        raise ValueError(
+            f"--test-lengths: {min(lengths)} is below the training length {train_length}. "
+            "Test at the training length and beyond."
+        )
+    return tuple(sorted(lengths | {train_length}))
+
+
+def _check_axes(task: Task, compared: Sequence[Compared]) -> None:
+    shape = ModelShape(embed_dim=128, num_heads=4, train_length=16)  # axes do not depend on sizes
+    for each in compared:
+        claims = create(each.text, shape).claims
+        if claims.places and claims.num_axes < task.num_axes:
+            raise ValueError(
+                f"--task {task.name}: {each.label} counts tokens one after the other, and this "
+                "task asks for rows and columns. Compare those that have them, such as axial_rope "
+                "or sincos_2d, and nope."
+            )

@@ -1,0 +1,77 @@
+"""The tasks of a study on its page: a table and a figure for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from matplotlib.figure import Figure
+
+from posenc.compare.results import Study, TaskSummary
+from posenc.compare.task_summary import LEARNED
+from posenc.compare.task_tables import by_task, page_table
+from posenc.report.drawing import LineStyle, figure, legend_above, length_axis, line_styles
+from posenc.report.page import Plot
+from posenc.report.table import Table
+from posenc.tasks.known import TASKS
+
+
+def tasks(study: Study) -> Iterator[str | Table | Plot]:
+    """What the tasks are scored by, then for each its table, and its figure where somebody learned
+    it."""
+    yield (
+        "Sequences with known answers, short in training and longer in the tests. A trial has "
+        f"learned its task if it says at least {LEARNED:.0%} of the held-out sequences of the "
+        "longest trained length without a mistake; one that has not is shown and counted, and "
+        "kept out of the means, because how it does beyond would say nothing about its encoding. "
+        "Nothing is chosen by longer sequences."
+    )
+    styles = line_styles(study.encodings)
+    for task, rows in by_task(study.tasks):
+        yield page_table(task, rows)
+        drawn = [row for row in rows if row.learned]
+        if drawn:
+            yield Plot(
+                _by_length(task, drawn, styles),
+                f"The task {task} by length, for those who learned it.",
+                _described(task, drawn),
+                _seen(task, drawn),
+                f"task-{task.replace('_', '-')}",
+            )
+
+
+def _by_length(task: str, rows: list[TaskSummary], styles: dict[str, LineStyle]) -> Figure:
+    made = TASKS[task]
+    with figure(f"test length, {made.counts}", made.metric) as (drawn, axes):
+        shown: set[int] = set()
+        for row in rows:
+            points = _points(row)
+            shown.update(points)
+            axes.plot(
+                list(points), list(points.values()), label=row.encoding,
+                **styles[row.encoding].points(),
+            )  # fmt: skip
+        length_axis(axes, sorted(shown), min(shown))
+        legend_above(drawn)
+    return drawn
+
+
+def _points(row: TaskSummary) -> dict[int, float]:
+    return {c.length: c.mean for c in row.cases if not c.variant and c.mean is not None}
+
+
+def _described(task: str, rows: list[TaskSummary]) -> str:
+    lines = [
+        f"{row.encoding}: " + ", ".join(f"{mean:.2f} at {n}" for n, mean in _points(row).items())
+        for row in rows
+    ]
+    return f"{TASKS[task].metric.capitalize()} by length. {'; '.join(lines)}."
+
+
+def _seen(task: str, rows: list[TaskSummary]) -> str:
+    """Who keeps what it learned to the longest length that it can run."""
+    longest = max(n for row in rows for n in _points(row))
+    ends = {row.encoding: _points(row).get(longest) for row in rows}
+    kept = [name for name, end in ends.items() if end is not None and end >= LEARNED]
+    if kept:
+        return f"Above {LEARNED} still at {longest:,} {TASKS[task].counts}: {', '.join(kept)}."
+    return f"None stays above {LEARNED} to {longest:,} {TASKS[task].counts}."

@@ -1,0 +1,214 @@
+"""A trial of a task: its identity, its training, its scores, and the gate before the means."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from posenc import generate
+from posenc.compare import train
+from posenc.compare.encodings import read_encodings
+from posenc.compare.forward import answers, positions_for, target_loss
+from posenc.compare.options import Options
+from posenc.compare.plan import plan_trials
+from posenc.compare.results import CaseScore, Study, TrialResult
+from posenc.compare.score_cases import score_cases
+from posenc.compare.task_summary import learned, say_learned, summarise_tasks
+from posenc.compare.task_tables import page_table, task_notes
+from posenc.compare.trial import TrialConfig, read_trial, write_trial
+from posenc.registry import create
+from posenc.tasks.grid import places
+from posenc.tasks.known import TASKS
+from posenc.tasks.task import Batch, Case
+
+TEXT = TrialConfig(
+    encoding="rope", seed=0, corpus="none", train_length=16, test_lengths=(16, 24), steps=12,
+    batch=4, width=32, layers=1, heads=2, kv_heads=2, lr=1e-3, device="cpu", precision="float32",
+    torch="2.13.0",
+)  # fmt: skip
+COPY = dataclasses.replace(TEXT, task="copy", train_length=4, test_lengths=(4, 8))
+NOTHING = np.empty(0, np.uint16)
+
+
+def planned(*encodings, **options):
+    return plan_trials(Options(**options), read_encodings(encodings or ("rope",)))
+
+
+def result(encoding="rope", seed=0, exact=(1.0, 0.5), task="copy", **changes):
+    config = dataclasses.replace(COPY, encoding=encoding, seed=seed, task=task)
+    cases = tuple(CaseScore(n, "", e, e, e, e) for n, e in zip((4, 8), exact, strict=True))
+    return TrialResult(config, parameters=9, by_case=cases, **changes)
+
+
+def study_of(*results):
+    return Study(
+        format="posenc study 2", command="", started="", versions={}, hardware={}, corpus=None,
+        trials=tuple(r.config for r in results), results=results,
+    )  # fmt: skip
+
+
+def test_a_trial_of_text_keeps_the_hash_it_had_before_tasks():
+    assert TEXT.hash == "f4fb5a023cae"
+    assert TEXT.folder == f"rope-seed0-{TEXT.hash}"
+    assert COPY.folder == f"rope-copy-seed0-{COPY.hash}"
+
+
+def test_a_config_of_before_tasks_is_one_of_text(tmp_path):
+    home = tmp_path / TEXT.folder
+    home.mkdir()
+    write_trial(home, TEXT)
+    path = home / "config.json"
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    del fields["task"]
+    path.write_text(json.dumps(fields), encoding="utf-8")
+    assert read_trial(home) == TEXT
+
+
+def test_each_task_brings_its_own_lengths_steps_and_batch():
+    text, copy = planned(task=["text", "copy"])
+    assert (text.train_length, text.test_lengths, text.steps, text.batch) == (
+        128, (128, 256, 512, 1024), 400, 32,
+    )  # fmt: skip
+    assert (copy.train_length, copy.test_lengths, copy.steps, copy.batch) == (
+        20, (20, 24, 30, 40, 80), 2000, 64,
+    )  # fmt: skip
+    (short,) = planned(task=["copy"], train_length=10, steps=7)
+    assert (short.train_length, short.test_lengths, short.steps) == (10, (10, 20, 40), 7)
+    assert short.corpus != copy.corpus  # other sequences
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"task": ["copi"]}, r"Unknown task 'copi'\. Did you mean 'copy'"),
+        ({"task": ["copy", "recall"], "test_lengths": "40"}, "--test-lengths: each task counts"),
+        ({"task": ["copy", "recall"], "train_length": 9}, "--train-length: each task counts"),
+        ({"task": ["copy_512"], "test_lengths": "600"}, r"takes 20 to 512 symbols, got 600"),
+        ({"task": ["offset"], "train_length": 9}, r"--train-length: the task offset takes 14"),
+        ({"task": ["copy"], "test_lengths": "8"}, "8 is below the training length 20"),
+        ({"task": ["copy"], "text": ["book.txt"]}, "--text: no task here reads a text"),
+        ({"task": ["grid"]}, "--task grid: rope counts tokens one after the other"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(options, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        planned(**options)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "encoding", ["sincos_2d", "learned_2d", "axial_rope", "mixed_rope", "mrope", "nope"]
+)
+def test_encodings_of_rows_and_columns_learn_the_grid(encoding, tmp_path):
+    (config,) = planned(encoding, task=["grid"])
+    config = dataclasses.replace(
+        config, width=64, layers=1, heads=2, kv_heads=2, steps=2, batch=2, device="cpu",
+        precision="float32", test_lengths=(8, 9),
+    )  # fmt: skip
+    model, cursor = train.train_decoder(config, NOTHING, NOTHING, tmp_path, lambda *a, **k: None, 9)
+    assert cursor.step == 2
+    near, far = score_cases(model, TASKS["grid"], config)
+    assert near.token_accuracy is not None
+    reason = "it has 8 positions along an axis, and 9 are needed"
+    assert far.cannot == (reason if encoding == "learned_2d" else None)
+
+
+def test_positions_of_the_grid_as_each_encoding_takes_them():
+    batch = Batch(np.zeros((1, 5)), np.zeros((1, 5)), places(2, 2))
+    shape = train.shape_of(dataclasses.replace(TEXT, width=64))
+    three = positions_for(create("mrope", shape), batch, "cpu")
+    assert three is not None
+    assert three.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2]]
+    two = positions_for(create("axial_rope", shape), batch, "cpu")
+    assert two is not None and two.tolist() == places(2, 2).tolist()
+    assert positions_for(create("nope", shape), batch, "cpu") is None
+
+
+def test_padding_changes_nothing():
+    model = train.build_decoder(COPY)
+    batch = TASKS["copy"].test_batch(Case(3), 4, 4)
+    longer = Batch(
+        np.pad(batch.tokens, ((0, 0), (0, 5))),
+        np.pad(batch.targets, ((0, 0), (0, 5)), constant_values=-100),
+    )
+    losses = [target_loss(model, each, COPY).item() for each in (batch, longer)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_interrupted_training_on_a_task_gives_the_same_bits(tmp_path):
+    def run(folder, event):
+        folder.mkdir(exist_ok=True)
+        return train.train_decoder(COPY, NOTHING, NOTHING, folder, event, 5)
+
+    def stop(kind, **values):
+        if kind == "step" and values["step"] == 7:
+            raise InterruptedError
+
+    whole, a = run(tmp_path / "whole", lambda *x, **y: None)
+    with pytest.raises(InterruptedError):
+        run(tmp_path / "halves", stop)
+    resumed, b = run(tmp_path / "halves", lambda *x, **y: None)
+    assert a.training == b.training
+    assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
+
+
+def test_exact_match_is_that_of_greedy_decoding():
+    config = dataclasses.replace(COPY, train_length=2, batch=64, lr=1e-2, width=64)
+    model = train.build_decoder(config)
+    optimizer, task = train.optimizer_for(model, config), TASKS["copy"]
+    for step in range(40):  # enough to be right sometimes and wrong sometimes
+        train.take_step(model, optimizer, dataclasses.replace(config, steps=40), NOTHING, step)
+    model.eval()
+    batch = task.test_batch(Case(1), 60, 2)
+    said, _ = answers(model, batch, config, task.end, 7)
+    exact = ((said == batch.targets) | (batch.targets == -100)).all(1)
+    prompts = torch.from_numpy(batch.tokens[:, :3])
+    written = generate(model, prompts, 2)[:, 3:].numpy()
+    greedy = (written == batch.targets[:, 2:]).all(1)
+    assert (exact == greedy).all()
+    assert 0 < exact.sum() < 60
+
+
+def test_the_gate_reads_the_training_length_only():
+    assert learned(result(exact=(0.9, 0.0)))
+    assert not learned(result(exact=(0.89, 1.0)))
+    assert not learned(result(exact=(float("nan"), 1.0)))
+
+
+def test_what_was_not_learned_is_counted_and_kept_out_of_the_means():
+    rows = summarise_tasks(
+        study_of(
+            result(seed=0, exact=(1.0, 0.6)),
+            result(seed=1, exact=(0.5, 0.0)),
+            result("t5", seed=0, exact=(0.2, 0.1)),
+        )
+    )
+    assert [(row.encoding, row.learned, row.num_seeds) for row in rows] == [
+        ("rope", 1, 2),
+        ("t5", 0, 1),
+    ]
+    assert [(case.mean, case.seeds) for case in rows[0].cases] == [
+        (1.0, (1.0, 0.5)),
+        (0.6, (0.6, 0.0)),
+    ]
+    assert [case.mean for case in rows[1].cases] == [None, None]
+    assert list(say_learned(rows)) == [
+        "On the task copy 1 of 3 trials reached an exact match of 0.9 at the training length; the "
+        "others (rope 1/2, t5 0/1) are kept out of its means."
+    ]
+    cells = [cell.text for cell in page_table("copy", rows).rows[1][2:4]]
+    assert cells == ["not learned (0.20)", "not learned (0.10)"]
+
+
+def test_what_cannot_run_says_why():
+    cannot = dataclasses.replace(
+        result("learned"),
+        by_case=(CaseScore(4, "", 1.0, 1.0, 1.0, 1.0), CaseScore(8, cannot="it has 10 positions")),
+    )
+    (row,) = summarise_tasks(study_of(cannot))
+    assert row.cases[1].mean is None and row.cases[1].seeds == ()
+    assert list(task_notes([row])) == [
+        "learned on copy: cannot run at some lengths: it has 10 positions"
+    ]
