@@ -30,6 +30,16 @@ class VisionAttention(nn.Module):
     Raises: TypeError for a module with other parts.
     """
 
+    qkv: Any
+    q_norm: Any
+    k_norm: Any
+    attn_drop: Any
+    norm: Any
+    gate: Any
+    proj: Any
+    proj_drop: Any
+    positions: Tensor | None
+
     def __init__(
         self,
         attention: Any,
