@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare test test-all lint bench readme oracles clean
+.PHONY: compare test test-all test-long lint bench readme oracles clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -27,6 +27,17 @@ test: .venv/.installed
 test-all: .venv/.installed-all
 	$(PYTEST) $(ONLY)
 
+# What takes an environment of its own: the Keras layers on TensorFlow, 2 GB.
+.venv-tensorflow/.installed: pyproject.toml constraints.txt
+	test -x .venv-tensorflow/bin/python || $(PYTHON) -m venv .venv-tensorflow
+	.venv-tensorflow/bin/python -m pip install -q -c constraints.txt "torch==2.13.0"
+	.venv-tensorflow/bin/python -m pip install -q -c constraints.txt -e ".[keras]" \
+		tensorflow-cpu pytest beartype hypothesis mpmath
+	touch $@
+
+test-long: .venv-tensorflow/.installed
+	OMP_NUM_THREADS=1 .venv-tensorflow/bin/python -m pytest -q -rs tests/keras -k tensorflow
+
 # With Keras installed: without it, pyright takes `import keras` for posenc/keras.
 lint: .venv/.installed-all
 	$(BIN)/ruff check .
@@ -48,4 +59,4 @@ readme: .venv/.installed
 	$(BIN)/python docs/update_doctor_figure.py
 
 clean:
-	rm -rf .venv .venv-oracles .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .venv-oracles .venv-tensorflow .pytest_cache .ruff_cache .hypothesis dist

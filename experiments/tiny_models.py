@@ -63,7 +63,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "beta_slow": 1.0, "truncate": False,
         "original_max_position_embeddings": LENGTH // 2}},
     "bamba": {"attn_layer_indices": [1]}, "bert-generation": {"is_decoder": True},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "position_embedding_type": "rope"},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"],
+                         "layers_block_type": ["linear_attention", "full_attention"],
+                         "position_embedding_type": "rope"},
     "gemma3_text": {"num_hidden_layers": 6}, "gemma3n_text": {"num_hidden_layers": 4},
     "smollm3": {"num_hidden_layers": 4}, "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
 }  # fmt: skip

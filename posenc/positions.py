@@ -12,6 +12,15 @@ import torch
 from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
+Positions = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
+"""(len) or (batch, len), with a last axis of components where an encoding has several axes."""
+QueryPositions = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"]
+KeyPositions = Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"]
+FlatQueries = Real[Tensor, "*#batch q_len"]
+"""Positions of queries, (len) or (batch, len) and nothing else."""
+FlatKeys = Real[Tensor, "*#batch kv_len"]
+Documents = Int[Tensor, "*batch len"]
+
 
 def run(start: int, length: int, device: torch.device | None = None) -> Int[Tensor, " length"]:
     """start, start + 1, ..., start + length - 1, marked as a run on any device."""
@@ -136,7 +145,7 @@ def _noted(positions: Tensor) -> int | None:
 
 
 def distances(
-    q_positions: Real[Tensor, "*#batch q_len"], kv_positions: Real[Tensor, "*#batch kv_len"]
+    q_positions: FlatQueries, kv_positions: FlatKeys
 ) -> Real[Tensor, "*batch q_len kv_len"]:
     """(..., q_len, kv_len): q_position - kv_position, positive for the past.
 
@@ -147,8 +156,8 @@ def distances(
 
 
 def in_double(
-    q_positions: Real[Tensor, "*q_batch q_len"], kv_positions: Real[Tensor, "*kv_batch kv_len"]
-) -> tuple[Float[Tensor, "*q_batch q_len"], Float[Tensor, "*kv_batch kv_len"]]:
+    q_positions: FlatQueries, kv_positions: FlatKeys
+) -> tuple[Float[Tensor, "*#batch q_len"], Float[Tensor, "*#batch kv_len"]]:
     """Both in float64 and counted from the first key: distances stay, and far positions keep
     their neighbours."""
     if q_positions.is_floating_point() or kv_positions.is_floating_point():
@@ -157,9 +166,7 @@ def in_double(
     return (q_positions - origin).double(), (kv_positions - origin).double()
 
 
-def check_flat(
-    q_positions: Real[Tensor, "*q_batch q_len"], kv_positions: Real[Tensor, "*kv_batch kv_len"]
-) -> None:
+def check_flat(q_positions: FlatQueries, kv_positions: FlatKeys) -> None:
     """Raise ValueError unless both are (len) or (batch, len): q and k are no positions."""
     for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
         if positions.ndim not in (1, 2):
@@ -185,9 +192,7 @@ def positions_from_mask(
     return counted.masked_fill(~valid, max(start - 1, 0))
 
 
-def positions_from_documents(
-    documents: Shaped[Tensor, "*batch len"],
-) -> Int[Tensor, "*batch len"]:
+def positions_from_documents(documents: Shaped[Tensor, "*batch len"]) -> Documents:
     """Positions that begin at 0 with every document of a packed sequence.
 
     Args:
@@ -201,9 +206,7 @@ def positions_from_documents(
     return index - (index * begins).cummax(-1).values
 
 
-def documents_from_positions(
-    positions: Int[Tensor, "*batch len"],
-) -> Int[Tensor, "*batch len"]:
+def documents_from_positions(positions: Documents) -> Documents:
     """Document ids 0, 1, ... of a packed sequence: a new one where a position is not one more than
     the last.
 

@@ -8,7 +8,16 @@ from tests import shapes
 
 shapes.install()
 
+from posenc.registry import known  # noqa: E402 - after install
+
 
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def names_of_one_test(monkeypatch):
+    """What a test or an example registers, the next one does not know."""
+    monkeypatch.setattr(known, "_registered", {})
+    monkeypatch.setattr(known, "_classes", {})

@@ -12,6 +12,7 @@ import importlib.machinery
 import inspect
 import re
 import sys
+import typing
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
@@ -23,20 +24,36 @@ from beartype import beartype
 _SHAPE = re.compile(r"\b(Float|Int|Integer|Bool|Num|Real|Inexact|Shaped)\[")
 
 
+def shaped_hints(function: Any) -> dict[str, Any]:
+    """The annotations that name shapes, written out or by a name that stands for them."""
+    known = {**vars(jaxtyping), "Tensor": torch.Tensor, **inspect.unwrap(function).__globals__}
+    found = {}
+    for name, hint in inspect.get_annotations(function).items():
+        if isinstance(hint, str):
+            try:
+                hint = eval(hint, known)
+            except (NameError, TypeError):  # imported for type checkers only
+                if _SHAPE.search(hint):
+                    raise
+        if _is_shaped(hint):
+            found[name] = hint
+    return found
+
+
+def _is_shaped(hint: Any) -> bool:
+    own = inspect.isclass(hint) and issubclass(hint, jaxtyping.AbstractArray)
+    return own or any(map(_is_shaped, typing.get_args(hint)))
+
+
 def has_shapes(function: Any) -> bool:
     """Whether a signature names shapes."""
-    return any(_SHAPE.search(str(hint)) for hint in inspect.get_annotations(function).values())
+    return bool(shaped_hints(function))
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, whose successful calls raise jaxtyping.TypeCheckError where they are not what
     the signature says."""
-    names = {**vars(jaxtyping), "Tensor": torch.Tensor, **inspect.unwrap(function).__globals__}
-    hints = {
-        name: eval(hint, names) if isinstance(hint, str) else hint
-        for name, hint in inspect.get_annotations(function).items()
-        if _SHAPE.search(str(hint))
-    }
+    hints = shaped_hints(function)
     signature = inspect.signature(function)
 
     def answer(*args: Any, **kwargs: Any) -> Any:

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 # The command line and the public names are strings: what they name is loaded when asked for.
 FACES = {"posenc/__init__.py", "posenc/cli.py"}
 # The old home of `extend` still answers, with a warning, for one release.
-NAMES = ("posenc.__version__", "posenc.encodings")
-"""What looks like a module and is none: the version, and a group of entry points."""
+NAMES = ("posenc.__version__", "posenc.encodings", "posenc.json", "posenc.safetensors")
+"""What looks like a module and is none: the version, a group of entry points, files."""
 ALLOWED = {("posenc/hf/__init__.py", "posenc.extend")}
 MAX_LOOSE, MAX_LINES = 8, 300
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import subprocess
 import sys
@@ -84,26 +85,38 @@ def test_unknown_name_without_a_likeness(name):
         getattr(posenc, name)
 
 
-def for_type_checkers() -> dict[str, str]:
-    """The names that a type checker finds in posenc/__init__.py, and where."""
-    tree = ast.parse(Path(posenc.__file__).read_text(encoding="utf-8"))
-    (block,) = (
-        node
-        for node in tree.body
-        if isinstance(node, ast.If) and node.body and isinstance(node.body[0], ast.ImportFrom)
-    )
-    found = {}
-    for node in block.body:
-        assert isinstance(node, ast.ImportFrom)
-        for alias in node.names:
-            assert alias.name == alias.asname, f"{alias.name}: `as` makes it public"
-            found[alias.name] = node.module
-    return found
+LAZY = (
+    "posenc",
+    "posenc.compare",
+    "posenc.extend",
+    "posenc.hf",
+    "posenc.inspect",
+    "posenc.testing",
+)
 
 
-def test_type_checkers_see_what_is_loaded():
-    modules = dict.fromkeys(posenc._MODULES, "posenc")
-    assert for_type_checkers() == {**posenc._PUBLIC, **modules}
+def stub_of(package: str) -> list[ast.ImportFrom]:
+    """The imports that a type checker finds in the package's stub."""
+    file = Path(str(importlib.import_module(package).__file__)).with_suffix(".pyi")
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_type_checkers_see_what_is_loaded(package: str):
+    offered = importlib.import_module(package)
+    for node in stub_of(package):
+        (alias,) = node.names
+        assert alias.name == alias.asname, f"{alias.name}: `as` makes it public"
+        if node.module == "posenc":
+            found = importlib.util.find_spec(f"posenc.{alias.name}")
+            assert found is not None and alias.name in posenc._MODULES
+            continue
+        defined = getattr(importlib.import_module(str(node.module)), alias.name)
+        assert getattr(offered, alias.name) is defined
+        assert alias.name in offered.__all__
+    with pytest.raises(AttributeError, match=f"^module '{package}' has no attribute 'zzz'$"):
+        offered.zzz  # noqa: B018
 
 
 @pytest.mark.slow

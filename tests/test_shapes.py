@@ -31,6 +31,21 @@ def counted(x: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     return x.cumsum(0)
 
 
+Column = Float[Tensor, "rows 1"]
+
+
+@shapes.checked
+def first(x: Float[Tensor, "rows columns"], good: bool) -> "Column | None":
+    return x[:, :1] if good else x[:1]
+
+
+def test_a_name_that_stands_for_a_shape_is_looked_up():
+    assert shapes.has_shapes(first)
+    assert first(torch.ones(2, 3), True).shape == (2, 1)
+    with pytest.raises(TypeCheckError):
+        first(torch.ones(2, 3), False)
+
+
 def test_right_shapes_pass():
     assert product(torch.ones(2, 3), torch.ones(3, 4)).shape == (2, 4)
     assert transposed(torch.ones(2, 3), True).shape == (3, 2)

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from jaxtyping import Float, Real, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from posenc.attend.cache import KVCache
@@ -20,6 +20,7 @@ from posenc.attend.request import Request
 from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
 from posenc.numbers.precision import at_least_float32
+from posenc.positions import KeyPositions, QueryPositions
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "reference": reference,
@@ -58,8 +59,8 @@ def attention(
     v: Float[Tensor, "batch num_kv_heads kv_len v_dim"],
     encoding: PositionEncoding | None = None,
     *,
-    q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
-    kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
+    q_positions: QueryPositions,
+    kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
     mask: Mask | None = None,
@@ -115,8 +116,8 @@ def explain(
     v: Float[Tensor, "batch num_kv_heads kv_len v_dim"],
     encoding: PositionEncoding | None = None,
     *,
-    q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
-    kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
+    q_positions: QueryPositions,
+    kv_positions: KeyPositions,
     q_state: Shaped[Tensor, "batch state_heads q_len *state"] | None = None,
     kv_state: Shaped[Tensor, "batch state_heads kv_len *state"] | None = None,
     mask: Mask | None = None,

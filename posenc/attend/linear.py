@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.encoding.boundary import check_vectors
 from posenc.numbers.precision import at_least_float32
+from posenc.positions import Positions
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rotation.base import Rotation
 
@@ -25,7 +26,7 @@ def linear_attention(
     k: Float[Tensor, "batch num_heads len head_dim"],
     v: Float[Tensor, "batch num_heads len v_dim"],
     rope: RoPE,
-    positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
+    positions: Positions,
     *,
     causal: bool = True,
     feature: Callable[[Tensor], Tensor] = elu_feature,

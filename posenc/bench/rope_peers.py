@@ -61,10 +61,7 @@ def angles(n: int, head_dim: int) -> Tensor:
 
 def _transformers(n: int, head_dim: int, dtype: torch.dtype) -> Pair:
     from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import (
-        LlamaRotaryEmbedding,
-        apply_rotary_pos_emb,
-    )
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
     config = LlamaConfig(hidden_size=head_dim, num_attention_heads=1)
     tables, positions = LlamaRotaryEmbedding(config), torch.arange(n)[None]

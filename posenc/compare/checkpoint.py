@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def restore_checkpoint(
             raise ValueError(f"{cursor.tensors} is not what was written")
         tensors = load(content)
         rng = torch.frombuffer(bytearray(base64.b64decode(cursor.rng)), dtype=torch.uint8)
-        if {k: v.shape for k, v in tensors.items()} != _shapes(model):
+        if {k: v.shape for k, v in tensors.items()} != _shapes(model, tensors):
             raise ValueError(f"{cursor.tensors} belongs to another model")
     except (ValueError, OSError) as error:
         raise CorruptCheckpoint(str(error)) from error
@@ -89,7 +90,8 @@ def restore_checkpoint(
         for p in group["params"]:
             optimizer.state[p] = {
                 key: tensors[f"{key}/{names[id(p)]}"].to(p.device if key != "step" else "cpu")
-                for key in ("exp_avg", "exp_avg_sq", "step")
+                for key in _MOMENTS
+                if f"{key}/{names[id(p)]}" in tensors
             }
     torch.set_rng_state(rng)
     return cursor
@@ -112,9 +114,16 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
     return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
 
 
-def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+"""What AdamW keeps of a parameter that has had a gradient."""
+
+
+def _shapes(model: nn.Module, tensors: Container[str]) -> dict[str, torch.Size]:
+    """What belongs to the model, and to its optimizer for parameters that have had a gradient."""
     shapes = {f"model/{name}": value.shape for name, value in model.state_dict().items()}
     for name, p in model.named_parameters():
+        if not any(f"{key}/{name}" in tensors for key in _MOMENTS):
+            continue
         shapes |= {f"exp_avg/{name}": p.shape, f"exp_avg_sq/{name}": p.shape}
         shapes[f"step/{name}"] = torch.Size([])
     return shapes

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from posenc.compare.options import Options
+from posenc.report.options import Figures
 
 
 def compare(**given: Any) -> None:
@@ -25,16 +26,29 @@ compare.__signature__ = inspect.signature(Options, eval_str=True)  # type: ignor
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="What `posenc compare` wrote, finished or not.")],
-    figures: Annotated[
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="What `posenc compare` wrote, finished or not; several of one recipe, from any "
+            "machines, become one page."
+        ),
+    ],
+    out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
-            show_default="none",
+            help="Folder for the report of several runs.  ",
+            show_default="a folder below runs/ that the trials name",
         ),
     ] = None,
+    published: Annotated[
+        bool,
+        typer.Option(
+            "--published", help="Say how far the order agrees with published tables, and how sure."
+        ),
+    ] = False,
+    figures: Figures = None,
 ) -> None:
-    """Write report.html and results.csv again from the trials in a folder, and print the table."""
-    from posenc.compare import study
+    """Write report.html and results.csv again from the trials of runs, and print the tables."""
+    from posenc.compare import reports
 
-    study.rebuild_report(folder, figures)
+    reports.report_runs(runs, out, published, figures)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from posenc.report.options import Figures
+
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 
 
@@ -57,10 +59,26 @@ class Options:
             show_default="1, 2, 4 and 8 times the training length for text",
         ),
     ] = None
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, each a trial.")] = 2
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="quick (1 seed, 300 steps), standard (2 seeds, 300 steps) or thorough (3 seeds, "
+            "600 steps)."
+        ),
+    ] = "standard"
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Number of seeds, each a trial.", show_default="those of the budget"
+        ),
+    ] = None
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Optimizer steps of each trial.", show_default="400 for text"),
+        typer.Option(
+            min=1,
+            help="Optimizer steps of each trial.",
+            show_default="those of the budget for text",
+        ),
     ] = None
     batch: Annotated[
         int | None,
@@ -127,13 +145,7 @@ class Options:
             show_default="a folder below runs/ that the options name",
         ),
     ] = None
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
-            show_default="none",
-        ),
-    ] = None
+    figures: Figures = None
     unchecked: Annotated[
         bool,
         typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -78,6 +79,9 @@ def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
 def main(parent: str, study_folder: str, *trial_folders: str) -> int:
     """The process that measures: prints one object, from the kind of a trial to its seconds."""
     process.end_with_parent(int(parent))
+    # What an encoding of the user prints must not come between.
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     import torch
 
     from posenc.compare.trial import read_trial
@@ -89,7 +93,8 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
             seconds[_kind(trial)] = _seconds_of_one(trial, Path(study_folder))
         except Exception:  # of torch, of an encoding
             continue
-    print(json.dumps(seconds))
+    answer.write(json.dumps(seconds))
+    answer.flush()
     return 0
 
 
@@ -111,9 +116,10 @@ def _seconds_per_step(model: Decoder, trial: TrialConfig, symbols: np.ndarray) -
     from posenc.compare import train
 
     optimizer = train.optimizer_for(model, trial)
-    for step in range(WARM_UP + STEPS):
-        if step == WARM_UP:
-            began = time.perf_counter()
+    for step in range(WARM_UP):
+        train.take_step(model, optimizer, trial, symbols, step)
+    began = time.perf_counter()
+    for step in range(WARM_UP, WARM_UP + STEPS):
         train.take_step(model, optimizer, trial, symbols, step)
     return (time.perf_counter() - began) / STEPS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from posenc.compare import figures, seen, task_page
+from posenc.compare import figures, seen, task_page, tiers
 from posenc.compare.progress import name_of
 from posenc.compare.results import EncodingSummary, Study, TrialResult
 from posenc.compare.trial import TrialConfig
@@ -24,6 +24,7 @@ def make_page(study: Study) -> Page:
     if study.summary:
         text = study.of_task(TEXT)
         page.section("Result", *_result(text))
+        page.section("What the seeds tell", *_tiers(text))
         page.section("Curves", *_curves(text))
     if study.tasks:
         page.section("Tasks", *task_page.tasks(study))
@@ -101,6 +102,20 @@ def _result(study: Study) -> Iterator[str | Table]:
         "that stays flat may ignore what lies far back; the column on more context tells. In the "
         "sentence at the top, ± after a difference is its 95 % interval, from the seeds alone."
     )
+
+
+def _tiers(study: Study) -> Iterator[str | Table]:
+    standings = tiers.standings(study)
+    if not standings:
+        yield "Nothing can be told apart: that needs two encodings with two seeds of both at least."
+        return
+    for standing in standings:
+        yield Table(
+            tiers.header(standing),
+            list(tiers.rows(standing)),
+            f"Bits per byte at {standing.length:,} bytes, by tier.",
+        )
+    yield tiers.MEANING
 
 
 def _row(

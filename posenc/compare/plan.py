@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from posenc.compare.budget import chosen
 from posenc.compare.encodings import Compared
 from posenc.compare.material import content_hash
 from posenc.compare.options import Options
@@ -21,7 +22,7 @@ from posenc.report import machine
 from posenc.tasks.known import TASKS, TEXT, task_named
 from posenc.tasks.task import Task
 
-TEXT_DEFAULTS = {"train_length": 128, "steps": 400, "batch": 32}
+TEXT_DEFAULTS = {"train_length": 128, "batch": 32}
 
 
 def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialConfig, ...]:
@@ -76,7 +77,9 @@ def _shared(options: Options, encoding: str) -> dict[str, Any]:
 
 def _of_task(name: str, options: Options, shared: dict[str, Any]) -> TrialConfig:
     task = None if name == TEXT else TASKS[name]
-    own = {key: getattr(task, key) for key in TEXT_DEFAULTS} if task else TEXT_DEFAULTS
+    own: dict[str, Any] = TEXT_DEFAULTS | {"steps": chosen(options).steps}
+    if task is not None:
+        own = {key: getattr(task, key) for key in own}
     own = {key: value if shared[key] is None else shared[key] for key, value in own.items()}
     train_length = own["train_length"]
     if task is None:

@@ -8,6 +8,7 @@ from statistics import fmean
 from posenc.compare.results import Study
 from posenc.compare.summary import WITHIN, mean_at
 from posenc.compare.verdict import context_gains, still_falling
+from posenc.report.sentence import listed, sentence
 
 
 def in_by_length(study: Study) -> str:
@@ -22,13 +23,13 @@ def in_by_length(study: Study) -> str:
     kept = [name for name, rise in rises.items() if rise <= (WITHIN - 1) * ends[name][0]]
     parts = []
     if kept:
-        parts.append(f"up to {longest:,} bytes {_listed(kept)} {_verb(kept, 'keep')} the loss")
+        parts.append(f"up to {longest:,} bytes {listed(kept)} {_verb(kept, 'keep')} the loss")
     worst = max(rises, key=rises.__getitem__, default=None)
     if worst is not None and worst not in kept:
         parts.append(f"{worst} rises most, by {rises[worst]:.2f} bits per byte")
     if cannot:
-        parts.append(f"{_listed(cannot)} cannot run there")
-    return _sentence(parts)
+        parts.append(f"{listed(cannot)} cannot run there")
+    return sentence(parts or ["nothing was measured here"])
 
 
 def in_by_context(study: Study) -> str:
@@ -40,14 +41,14 @@ def in_by_context(study: Study) -> str:
     if not measured:
         return "No encoding here was given more context than in training."
     parts = [
-        f"better from more context than in training: {_listed(falls)}"
+        f"better from more context than in training: {listed(falls)}"
         if falls
         else "no encoding here gets better from more context than in training"
     ]
     if rises:
         worst = min(rises, key=lambda name: fmean(measured[name]))
         parts.append(f"{worst} loses most, {-fmean(measured[worst]):.2f} bits per byte")
-    return _sentence(parts)
+    return sentence(parts)
 
 
 def in_by_position(study: Study) -> str:
@@ -80,14 +81,5 @@ def in_training(study: Study) -> str:
     return f"In the last tenth of the training no loss fell by more than {max(0.0, falling):.1%}."
 
 
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def _verb(names: Sequence[str], verb: str) -> str:
     return f"{verb}s" if len(names) == 1 else verb
-
-
-def _sentence(parts: Sequence[str]) -> str:
-    text = "; ".join(parts) or "nothing was measured here"
-    return f"{text[:1].upper()}{text[1:]}."

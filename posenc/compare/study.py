@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from posenc.compare import splits, sweep, tables, task_tables
+from posenc.compare.budget import chosen
 from posenc.compare.cost import check_cost, opening
 from posenc.compare.encodings import Compared, labelled, read_encodings
 from posenc.compare.options import DEFAULT_ENCODINGS, Options
@@ -26,7 +27,7 @@ from posenc.compare.trial import TrialConfig
 from posenc.compare.unchecked import find_void, warnings, without_unchecked
 from posenc.compare.verdict import recommend_encoding
 from posenc.report import machine
-from posenc.report.atomic import is_partial, write_atomically
+from posenc.report.atomic import check_figures, is_partial, write_atomically
 from posenc.report.console import stdout
 from posenc.report.failure import RunFailed, Stopped
 from posenc.report.lock import LOCK, locked
@@ -47,16 +48,14 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     Stopped after Ctrl-C.
     """
     console = Console(stderr=True)
-    if options.figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(options.figures)
+    check_figures(options.figures)
     compared = _read(options.encodings or DEFAULT_ENCODINGS)
+    seeds = chosen(options).seeds
     planned = plan_trials(options, compared)  # checks all but the text
     device, precision = planned[0].device, planned[0].precision
     workers = options.workers or (1 if device == "cuda" else machine.num_cores())
-    workers = min(workers, options.seeds * len(compared) * len(planned))
-    check_cost(planned, [each.text for each in compared], options.seeds, workers, options.yes)
+    workers = min(workers, seeds * len(compared) * len(planned))
+    check_cost(planned, [each.text for each in compared], seeds, workers, options.yes)
     unchecked = find_void(compared, options.unchecked)
     if options.out is not None:
         _check_ours(options.out)
@@ -64,7 +63,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     trials = tuple(
         replace(trial, encoding=each.text, code=each.code, seed=seed)
         for trial in (_with_text(trial, cut) for trial in planned)
-        for seed in range(options.seeds)
+        for seed in range(seeds)
         for each in compared
     )
     folder = options.out or RUNS / f"compare-{_name(trials)}"
@@ -98,45 +97,17 @@ def run_study(options: Options, *, show: bool = True) -> Study:
             raise Stopped("the same command goes on from here") from None
         finally:
             # Stopped or not, what is done is in the report.
-            study, _ = _write_report(study, folder)
-        for line in _write_figures(study, options.figures):
+            study, _ = write_report(study, folder)
+        for line in write_figures_of(study, options.figures):
             say(console, line)
         if show:
-            _show(study, folder, console)
+            show_study(study, folder, console)
     if study.failed:
         raise RunFailed(
             f"{len(study.failed)} of {len(trials)} trials failed; their logs are in {folder}. "
             "The same command tries them again."
         )
     return study
-
-
-def rebuild_report(folder: Path, figures: Path | None = None) -> None:
-    """Write the report of a study again, finished or not, and its figures into a folder.
-
-    Raises: ValueError if there is no readable study, or if it is still running.
-    """
-    if figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(figures)
-    path = folder / STUDY
-    if not path.is_file():
-        raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
-    try:
-        study = Study.from_json(path.read_text(encoding="utf-8"))
-    except OtherFormat as error:
-        raise ValueError(f"{path} was written by another version of posenc: {error}.") from None
-    except ValueError as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}); the same posenc compare writes it again."
-        ) from None
-    console = Console(stderr=True)
-    with locked(folder, "posenc compare, which writes the report when it ends,"):
-        study, damaged = _write_report(study, folder)
-    for line in (*damaged, *_write_figures(study, figures)):
-        say(console, line)
-    _show(study, folder, console)
 
 
 def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
@@ -153,7 +124,11 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
             continue
         if result is not None:
             results.append(result)
-    study = replace(study, results=tuple(results))
+    return conclude(replace(study, results=tuple(results))), damaged
+
+
+def conclude(study: Study) -> Study:
+    """The study with the summary and the recommendation that its results carry."""
     shown = labelled(study)
     text = shown.of_task(TEXT)
     study = replace(
@@ -161,20 +136,26 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
     )
     said = [recommend_encoding(*without_unchecked(text, study.summary))] if text.trials else []
     said += [*say_learned(study.tasks), *warnings(shown)]
-    return replace(study, recommendation=" ".join(said)), damaged
+    return replace(study, recommendation=" ".join(said))
 
 
-def _write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
-    from posenc.compare.page import make_page
-
+def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
+    """Write a study with what is on disk now, its page and its table, into its folder."""
     study, damaged = collect(study, folder)
     _save(study, folder)
-    write_atomically(folder / "results.csv", tables.csv_text(labelled(study)))
-    make_page(labelled(study)).write(folder / "report.html")
+    write_page(study, folder)
     return study, damaged
 
 
-def _write_figures(study: Study, figures: Path | None) -> list[str]:
+def write_page(study: Study, folder: Path) -> None:
+    """Write report.html and results.csv."""
+    from posenc.compare.page import make_page
+
+    write_atomically(folder / "results.csv", tables.csv_text(labelled(study)))
+    make_page(labelled(study)).write(folder / "report.html")
+
+
+def write_figures_of(study: Study, figures: Path | None) -> list[str]:
     """Write the figures where they were asked for; what the reader must know."""
     if figures is None:
         return []
@@ -188,11 +169,14 @@ def _save(study: Study, folder: Path) -> None:
     write_atomically(folder / STUDY, study.to_json())
 
 
-def _show(study: Study, folder: Path, console: Console) -> None:
+def show_study(study: Study, folder: Path, console: Console) -> None:
+    """Print tables and recommendation, and where the page is."""
     out = stdout(160)
     shown = labelled(study)
     if study.corpus is not None:
-        out.print(tables.summary_table(shown.of_task(TEXT)))
+        text = shown.of_task(TEXT)
+        for table in (tables.summary_table(text), *tables.tier_tables(text)):
+            out.print(table)
     for table in task_tables.task_tables(study.tasks):
         out.print(table)
     out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)

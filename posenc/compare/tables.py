@@ -9,7 +9,9 @@ import io
 from rich.markup import escape
 from rich.table import Table
 
+from posenc.compare import published, tiers
 from posenc.compare.progress import name_of
+from posenc.compare.published import Agreement
 from posenc.compare.results import LengthSummary, Study, TrialResult
 from posenc.compare.verdict import context_gains, describe_gains
 
@@ -31,6 +33,32 @@ def summary_table(study: Study) -> Table:
         reach = "none" if row.reach is None else f"{row.reach:,}"
         use = describe_gains(context_gains(study, row.encoding))
         table.add_row(escape(row.encoding), f"{row.parameters:,}", *cells, reach, use, speed)
+    return table
+
+
+def tier_tables(study: Study) -> list[Table]:
+    """What the seeds can tell, at the training length and at the longest one."""
+    tables = []
+    for standing in tiers.standings(study):
+        title = f"What the seeds tell at {standing.length:,} bytes"
+        table = Table(title=title, title_justify="left")
+        for name in tiers.header(standing):
+            table.add_column(name, justify="left" if name == "encoding" else "right")
+        for row in tiers.rows(standing):
+            table.add_row(*map(escape, row))
+        tables.append(table)
+    return tables
+
+
+def agreement_table(found: list[Agreement]) -> Table:
+    """A study against published tables."""
+    table = Table(title="Agreement with published orders", title_justify="left")
+    for name in published.HEADER:
+        table.add_column(name)
+    for row in published.rows(found):
+        table.add_row(*map(escape, row))
+    table.caption = published.MEANING
+    table.caption_justify = "left"
     return table
 
 

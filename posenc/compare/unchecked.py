@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from posenc.compare.encodings import Compared
 from posenc.compare.results import EncodingSummary, Study
-from posenc.registry import create, parse
+from posenc.registry import create, entry, parse
 from posenc.testing import CHECKS, VOIDING, maker, verdicts
 from posenc.testing.harness import SHAPE
 
@@ -37,8 +37,8 @@ def find_void(compared: Sequence[Compared], allowed: bool) -> dict[str, str]:
 
 def _why_void(compared: Compared) -> str | None:
     for part in dict.fromkeys(parse(compared.text).parts):
-        if not part.attribute:
-            continue
+        if not part.attribute and not entry(part.where).origin:
+            continue  # posenc's own
         try:
             create(str(part), SHAPE)
         except Exception as error:  # of somebody's constructor

@@ -6,18 +6,18 @@ loss (reach), and whether it gets better from more context (use).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import fmean
 
 from posenc.compare.results import EncodingSummary, Study, TrialResult
+from posenc.compare.standing import Standing, standing_at
 from posenc.compare.summary import mean_at
 
 STILL_FALLING = 0.03
 """Share of the loss that a training may still lose in its last tenth."""
 _LOWEST = "has the lowest loss "
-_T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t, two-sided 95 %, for 1 to 10 degrees of freedom; beyond, 2.2 is no less than it."""
+_MOST_NAMES = 6
+"""Encodings of a tie that are named; the table has all of them."""
 
 
 def recommend_encoding(study: Study, rows: Sequence[EncodingSummary]) -> str:
@@ -60,17 +60,6 @@ def describe_gains(found: tuple[int, list[float]] | None) -> str:
     if not (all(g > 0 for g in gains) or all(g < 0 for g in gains)):
         return "seeds disagree"
     return f"{'saves' if gains[0] > 0 else 'costs'} {abs(fmean(gains)):.3f}"
-
-
-def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Mean of b minus mean of a, and half of its 95 % interval from the spread over seeds, taken to
-    be the same for both; infinite where there is one seed of each."""
-    gap, freedom = fmean(b) - fmean(a), len(a) + len(b) - 2
-    if freedom < 1 or min(len(a), len(b)) < 2:
-        return gap, math.inf
-    squares = sum((x - fmean(values)) ** 2 for values in (a, b) for x in values)
-    t = _T_95[freedom - 1] if freedom <= len(_T_95) else 2.2
-    return gap, t * math.sqrt(squares / freedom * (1 / len(a) + 1 / len(b)))
 
 
 def _why_nothing(study: Study, near: EncodingSummary) -> str | None:
@@ -116,46 +105,47 @@ def _quality(
     if len(rows) == 1:
         loss = mean_at(near.by_length, train)
         return f"{near.encoding} alone was tried: {loss:.3f} bits per byte at {train:,} bytes."
-    at_train, told_near = _compared(study, rows, near, train)
+    at_train, told_near = _compared(standing_at(study, train), train)
     if longest == train:
         return f"Take {near.encoding}: it {at_train}." if told_near else f"{at_train}."
     far = _lowest(rows, longest)
-    at_far, told_far = _compared(study, rows, far, longest)
+    at_far, told_far = _compared(standing_at(study, longest), longest)
     if near is far and told_near and told_far:
         return f"Take {near.encoding}: it {at_train} and {at_far.removeprefix(_LOWEST)}."
     parts = [
         f"{row.encoding} {words}" if told else words
         for row, words, told in ((near, at_train, told_near), (far, at_far, told_far))
     ]
-    text = "; ".join(parts)
-    return f"{text}."
+    few = min(len(_of(study, row.encoding)) for row in rows) == 2
+    advice = "; with two seeds only wide differences count, give --seeds 3 or more"
+    return f"{'; '.join(parts)}{advice if few and not (told_near and told_far) else ''}."
 
 
-def _compared(
-    study: Study, rows: Sequence[EncodingSummary], best: EncodingSummary, length: int
-) -> tuple[str, bool]:
-    """What can be said of the lowest loss at a length, and whether its intervals tell it from all
+def _compared(standing: Standing | None, length: int) -> tuple[str, bool]:
+    """What can be said of the lowest loss at a length, and whether its seeds tell it from all
     others: then it is the end of a sentence about the best."""
-    loss = mean_at(best.by_length, length)
-    if loss == math.inf:
+    if standing is None:
         return f"at {length:,} bytes no encoding can run", False
-    gaps = {
-        row.encoding: difference(_values(study, best, length), _values(study, row, length))
-        for row in rows
-        if row is not best and mean_at(row.by_length, length) != math.inf
-    }
-    alike = [name for name, (gap, half) in gaps.items() if not gap > half]
-    if alike:
-        names = " and ".join([best.encoding, *alike])
-        return f"the seeds cannot separate {names} at {length:,} bytes ({loss:.3f})", False
-    if not gaps:
+    first, order = standing.first, standing.ranking.order
+    loss = standing.mean(order[0])
+    if len(order) == 1:
         return f"is the only one that can run at {length:,} bytes ({loss:.3f})", True
-    second = min(gaps, key=lambda name: gaps[name][0])
-    gap, half = gaps[second]
+    if first != order[:1]:  # also where missing seeds leave nobody first
+        tie = _named(list(dict.fromkeys([order[0], *(first or order)])))
+        return f"the seeds cannot separate {tie} at {length:,} bytes ({loss:.3f})", False
+    gap = standing.difference(order[0], order[1])
     return (
-        f"{_LOWEST}at {length:,} bytes ({loss:.3f} bits per byte, {gap:.3f} ± "
-        f"{half:.3f} below {second})"
+        f"{_LOWEST}at {length:,} bytes ({loss:.3f} bits per byte, {gap.value:.3f} ± "
+        f"{gap.half:.3f} below {order[1]})"
     ), True
+
+
+def _named(encodings: Sequence[str]) -> str:
+    """The names of a tie, the last ones as a number where there are many."""
+    names, more = encodings, len(encodings) - _MOST_NAMES
+    if more > 1:
+        names = [*encodings[:_MOST_NAMES], f"{more} others"]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _reach(row: EncodingSummary, train_length: int, longest: int) -> str:
@@ -188,8 +178,3 @@ def _lowest(rows: Sequence[EncodingSummary], length: int) -> EncodingSummary:
 
 def _of(study: Study, encoding: str) -> list[TrialResult]:
     return [r for r in study.finished if r.config.encoding == encoding]
-
-
-def _values(study: Study, row: EncodingSummary, length: int) -> list[float]:
-    scores = [s for r in _of(study, row.encoding) for s in r.by_length if s.length == length]
-    return [s.bits_per_byte for s in scores if s.bits_per_byte is not None]

@@ -55,7 +55,7 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
         if length and any(p["rope_type"] == "dynamic" for p in parameters.values()):
             longest = max(longest, length)
         for kind, p in parameters.items():
-            layers[kind] = _rotation(p, model, length or longest)
+            layers[kind] = _rotation(p, model.of_kind(kind), length or longest)
         scale = transformers5.softmax_scale(model, next(iter(parameters.values())))
     except BadConfigError:
         raise

@@ -4,7 +4,7 @@ layers, the scale of the logits."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posenc.dialects.families import by_architecture, family
@@ -138,6 +138,30 @@ class Model:
     def nested(self) -> bool:
         """The family's code keeps one set of rotary parameters per kind of layer."""
         return "nested" in self.facts.get("transformers5", {})
+
+    @property
+    def flat_reaches(self) -> tuple[str, ...] | None:
+        """The kinds of layers that a flat rope_scaling reaches beside nested rope dicts. None: the
+        family takes nothing that stands outside of them, and fills nothing in."""
+        found = self.facts.get("transformers5", {}).get("flat")
+        return None if found is None else tuple(found)
+
+    def of_kind(self, kind: str) -> Model:
+        """The model with the head size of one kind of layer: Gemma 4's differ in it."""
+        if "global_head_dim" not in self.facts.get("defaults", {}):
+            return self
+        each, first = self.config.get("per_layer_config"), None
+        if isinstance(each, Mapping) and kind in self.layer_types:
+            first = each.get(str(self.layer_types.index(kind)))
+        given = first if isinstance(first, Mapping) else {}
+        if each is None and kind == "full_attention":
+            given = {"head_dim": self.get("global_head_dim")}
+        return replace(self, config={**self.config, **given})
+
+    @property
+    def uneven_heads(self) -> bool:
+        """Whether kinds of layers differ in the size of a head."""
+        return len({self.of_kind(kind).head_dim for kind in self.kinds}) > 1
 
     @property
     def scale(self) -> float:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from posenc.encoding.base import PositionEncoding
+from posenc.encoding.base import Embedded, PositionEncoding
 from posenc.encoding.boundary import check_embedded
 from posenc.encoding.claims import Claims
 from posenc.numbers.precision import at_least_float32
@@ -32,15 +32,11 @@ class AddedEmbedding(PositionEncoding):
         """The embedding of each position."""
         raise NotImplementedError(f"{type(self).__name__} must define table(positions, dtype)")
 
-    def embed(
-        self, x: Float[Tensor, "*batch seq_len embed_dim"], positions: Real[Tensor, "..."]
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
+    def embed(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:
         name, num_axes = type(self).__name__, self.claims.num_axes
         positions = check_embedded(name, x, positions, self.embed_dim, num_axes)
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
 
-    def forward(
-        self, x: Float[Tensor, "*batch seq_len embed_dim"], positions: Real[Tensor, "..."]
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
+    def forward(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:
         return self.embed(x, positions)

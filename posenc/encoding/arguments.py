@@ -47,6 +47,8 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
         with contextlib.suppress(TypeError):  # Python says it better
             bound = signature.bind(*args, **kwargs)
             given = dict(bound.arguments)
+            own = list(given.items())[1:]
+            vars(args[0]).setdefault("_given", dict(own))  # as a file may keep them
             bound.apply_defaults()
             kept = {n: _comparable(v) for n, v in list(bound.arguments.items())[1:]}
             vars(args[0]).setdefault("_arguments", kept)

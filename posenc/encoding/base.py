@@ -13,11 +13,24 @@ from torch import Tensor, nn
 from posenc.encoding.arguments import UnknownOption, checked, described
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
+from posenc.positions import KeyPositions, Positions, QueryPositions
 from posenc.terms.term import Term
 from posenc.terms.tokens import Tokens
 
 if TYPE_CHECKING:
     from posenc.masks import Mask
+
+Embedded = Float[Tensor, "*batch len embed_dim"]
+EmbeddedPositions = Real[Tensor, "*#batch len"] | Real[Tensor, "*#batch len axes"]
+Hidden = Float[Tensor, "batch len embed_dim"]
+State = Shaped[Tensor, "batch heads len *state"]
+Past = Shaped[Tensor, "batch heads past_len *state"]
+"""The state of the tokens before."""
+QueriesKeys = tuple[
+    Float[Tensor, "batch num_heads {len(q)} width"],
+    Float[Tensor, "batch num_kv_heads {len(k)} width"],
+]
+"""What becomes of `q` and `k`, which are Tokens."""
 
 _PLACES = {"embed": (1,), "transform": (2,), "term": (3, 4)}
 """The method of each place."""
@@ -48,8 +61,8 @@ class Pass:
     True
     """
 
-    q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"]
-    kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"]
+    q_positions: QueryPositions
+    kv_positions: KeyPositions
     mask: Mask | None = None
     q_factor: Float[Tensor, "*batch factors"] | None = None
 
@@ -134,11 +147,7 @@ class PositionEncoding(nn.Module):
         out: the model has applied it already."""
         return without_position(self.claims.num_axes) if self.claims.places == (1,) else self
 
-    def prepare(
-        self,
-        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
-        length: int | None = None,
-    ) -> PositionEncoding:
+    def prepare(self, positions: Positions, length: int | None = None) -> PositionEncoding:
         """The same encoding, with what depends only on `positions` computed already.
 
         A model calls it once per forward and hands the result to every layer. `length` is the
@@ -151,21 +160,12 @@ class PositionEncoding(nn.Module):
         """The factor of q @ k.mT; head_dim is the width before place 2."""
         return head_dim**-0.5
 
-    def passes(
-        self,
-        q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
-        kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
-    ) -> tuple[Pass, ...]:
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         """The ordinary attentions that make up this one; their results are merged by
         log-sum-exp."""
         return (Pass(q_positions, kv_positions),)
 
-    def state(
-        self,
-        x: Float[Tensor, "batch seq_len embed_dim"],
-        positions: Real[Tensor, "#batch seq_len *axes"] | Real[Tensor, "seq_len *axes"],
-        past: Shaped[Tensor, "batch heads past_len *state"] | None = None,
-    ) -> Shaped[Tensor, "batch heads seq_len *state"] | None:
+    def state(self, x: Hidden, positions: Positions, past: Past | None = None) -> State | None:
         """What places 2 and 3 need to know of each token, (batch, heads, len, ...), cached beside
         k and v.
 
@@ -173,20 +173,11 @@ class PositionEncoding(nn.Module):
         """
         return None
 
-    def embed(
-        self,
-        x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Real[Tensor, "*#batch seq_len"] | Real[Tensor, "*#batch seq_len axes"],
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
+    def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
         """Place 1: embeddings."""
         return x
 
-    def transform(
-        self, q: Tokens, k: Tokens
-    ) -> tuple[
-        Float[Tensor, "batch num_heads {len(q)} width"],
-        Float[Tensor, "batch num_kv_heads {len(k)} width"],
-    ]:
+    def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         """Place 2: queries and keys. May widen both. With a cache, k are the new tokens only,
         unless the encoding claims needs_raw_k."""
         assert q.x is not None and k.x is not None

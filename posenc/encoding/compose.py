@@ -6,11 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
-from jaxtyping import Float, Real, Shaped
-from torch import Tensor, nn
+from torch import nn
 
-from posenc.encoding.base import Pass, PositionEncoding, require_encoding, without_position
+from posenc.encoding.base import (
+    Embedded,
+    EmbeddedPositions,
+    Hidden,
+    Pass,
+    Past,
+    PositionEncoding,
+    QueriesKeys,
+    State,
+    require_encoding,
+    without_position,
+)
 from posenc.encoding.claims import Claims
+from posenc.positions import KeyPositions, Positions, QueryPositions
 from posenc.terms.chain import Chain
 from posenc.terms.term import Term
 from posenc.terms.tokens import Tokens
@@ -113,11 +124,7 @@ class Compose(PositionEncoding):
             return acting[0] if acting else without_position(self.claims.num_axes)
         return Compose(*acting)
 
-    def prepare(
-        self,
-        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
-        length: int | None = None,
-    ) -> Self:
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
         prepared._ready = tuple(e.prepare(positions, length) for e in self.members)
         return prepared
@@ -126,40 +133,22 @@ class Compose(PositionEncoding):
         owner = self._owner("scale")
         return super().scale(head_dim) if owner is None else owner.scale(head_dim)
 
-    def passes(
-        self,
-        q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
-        kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
-    ) -> tuple[Pass, ...]:
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         owner = self._owner("passes")
         if owner is None:
             return super().passes(q_positions, kv_positions)
         return owner.passes(q_positions, kv_positions)
 
-    def embed(
-        self,
-        x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Real[Tensor, "*#batch seq_len"] | Real[Tensor, "*#batch seq_len axes"],
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
+    def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
         for e in self.members:
             x = e.embed(x, positions)
         return x
 
-    def state(
-        self,
-        x: Float[Tensor, "batch seq_len embed_dim"],
-        positions: Real[Tensor, "#batch seq_len *axes"] | Real[Tensor, "seq_len *axes"],
-        past: Shaped[Tensor, "batch heads past_len *state"] | None = None,
-    ) -> Shaped[Tensor, "batch heads seq_len *state"] | None:
+    def state(self, x: Hidden, positions: Positions, past: Past | None = None) -> State | None:
         owner = self._owner("state")
         return None if owner is None else owner.state(x, positions, past)
 
-    def transform(
-        self, q: Tokens, k: Tokens
-    ) -> tuple[
-        Float[Tensor, "batch num_heads {len(q)} width"],
-        Float[Tensor, "batch num_kv_heads {len(k)} width"],
-    ]:
+    def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         for e in self.members:
             new_q, new_k = e.transform(self._seen_by(e, q), self._seen_by(e, k))
             q, k = q.given(new_q), k.given(new_k)

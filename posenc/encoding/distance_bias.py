@@ -9,9 +9,11 @@ from torch import Tensor
 from posenc.encoding.base import PositionEncoding, check_heads
 from posenc.encoding.claims import Claims
 from posenc.encoding.placed import check_distances
-from posenc.positions import distances, in_double
+from posenc.positions import FlatKeys, FlatQueries, distances, in_double
 from posenc.terms.dense import Dense
 from posenc.terms.tokens import Tokens
+
+BiasMatrix = Float[Tensor, "*batch num_heads q_len kv_len"]
 
 
 class DistanceBias(PositionEncoding):
@@ -39,20 +41,12 @@ class DistanceBias(PositionEncoding):
         """
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
-    def forward(
-        self,
-        q_positions: Real[Tensor, "*#batch q_len"],
-        kv_positions: Real[Tensor, "*#batch kv_len"],
-    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
+    def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
         batched positions."""
         return self.dense(*check_distances(type(self).__name__, q_positions, kv_positions))
 
-    def dense(
-        self,
-        q_positions: Real[Tensor, "*#batch q_len"],
-        kv_positions: Real[Tensor, "*#batch kv_len"],
-    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
+    def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """The same as `forward`, for positions that have been checked."""
         values = self.bias(distances(q_positions, kv_positions))
         return values if values.ndim == 3 else values.movedim(0, 1)

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn, Self
 
-from jaxtyping import Float, Real
-from torch import Tensor, nn
+from torch import nn
 
-from posenc.encoding.base import PositionEncoding, require_encoding
+from posenc.encoding.base import Embedded, EmbeddedPositions, PositionEncoding, require_encoding
 from posenc.encoding.claims import Claims
 from posenc.encoding.compose import Compose
 from posenc.encoding.within import Within
 from posenc.masks import Mask, sliding_window
+from posenc.positions import KeyPositions, Positions, QueryPositions
 from posenc.terms.tokens import Tokens
 
 
@@ -97,28 +97,16 @@ class PerLayer(PositionEncoding):
             )
         return members[index % len(members)].for_layer(index)
 
-    def prepare(
-        self,
-        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
-        length: int | None = None,
-    ) -> Self:
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
         ready = {e: e.prepare(positions, length) for e in dict.fromkeys(self.members)}
         prepared = self.shallow_copy()
         prepared._ready = tuple(ready[e] for e in self.members)
         return prepared
 
-    def embed(
-        self,
-        x: Float[Tensor, "*batch seq_len embed_dim"],
-        positions: Real[Tensor, "*#batch seq_len"] | Real[Tensor, "*#batch seq_len axes"],
-    ) -> Float[Tensor, "*batch seq_len embed_dim"]:
+    def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
         return self.members[0].embed(x, positions)
 
-    def passes(
-        self,
-        q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
-        kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
-    ) -> NoReturn:
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> NoReturn:
         raise ValueError(
             f"{type(self).__name__}: layers differ, so attention needs one layer's encoding: "
             "pass encoding.for_layer(i)."

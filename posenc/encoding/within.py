@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxtyping import Real
-from torch import Tensor
-
 from posenc.encoding.base import Pass, PositionEncoding
 from posenc.masks import Mask
+from posenc.positions import KeyPositions, QueryPositions
 
 
 class Within(PositionEncoding):
@@ -37,10 +35,6 @@ class Within(PositionEncoding):
         self.mask = mask
         self.claims = replace(self.claims, shift_invariant=mask.exact)
 
-    def passes(
-        self,
-        q_positions: Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"],
-        kv_positions: Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"],
-    ) -> tuple[Pass, ...]:
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         mask = self.mask.bind(q_positions, kv_positions)
         return (Pass(q_positions, kv_positions, mask),)

@@ -12,6 +12,7 @@ import typer
 
 from posenc.extend.options import Options, record_of, with_options_of
 from posenc.extend.tune.config import TuneConfig
+from posenc.report.options import Figures
 
 
 @with_options_of(TuneConfig, Options)
@@ -55,20 +56,15 @@ def extend(
         str | None,
         typer.Option(
             metavar="TASKS",
-            help="Run these tasks of lm-eval (pip install lm-eval) on the exported folder.",
+            help="Run these tasks of lm-eval on the exported folder; "
+            "needs pip install 'posenc[lm-eval]'.",
             show_default="none",
         ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Where to write the page.", show_default="OUT/extend.html")
     ] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
-            show_default="none",
-        ),
-    ] = None,
+    figures: Figures = None,
     **given: Any,
 ) -> None:
     """Give a trained checkpoint a longer context: try, measure, recommend, tune, export, prove."""

@@ -25,7 +25,7 @@ from posenc.extend.measure.tasks import Encode
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.recommendation import recommend
 from posenc.extend.refusals import check_folders, check_request
-from posenc.extend.restart import locked
+from posenc.extend.restart import locked, own_state
 from posenc.extend.tune.lora import save_adapter
 from posenc.extend.tune.tuning import tune
 from posenc.extend.variants.candidates import (
@@ -118,7 +118,7 @@ def extend(
         read = options.tune.steps * options.tune.batch if options.tune else 0
         fitting = sample_windows(encode, to_fit, to, max(SEARCH_WINDOWS, read))
     if options.state is None and out is not None:
-        options = replace(options, state=_own_state(out))
+        options = replace(options, state=own_state(out))
     with ExitStack() as held:
         if fitting is not None and options.state is not None:
             held.enter_context(locked(options.state))
@@ -136,7 +136,7 @@ def extend(
             chosen = measured[method or recommended][0]
             words = None if as_ids else encode
             export_variant(outcome, chosen, out, prover, fitting, windows, options, progress, words)
-            shutil.rmtree(_own_state(out), ignore_errors=True)
+            shutil.rmtree(own_state(out), ignore_errors=True)
     return outcome
 
 
@@ -235,11 +235,6 @@ def export_variant(
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
         )
-
-
-def _own_state(out: Path) -> Path:
-    """Where a restart of a command without --state finds what is done; gone after the export."""
-    return out.parent / f".{out.name}.state"
 
 
 def _proof_tokens(windows: Windows, trained: int) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
 from posenc.extend.terminal import OUT_OF_DOMAIN, read_documents
+from posenc.report.atomic import check_figures
 
 
 def run(
@@ -47,7 +48,7 @@ def run(
     >>> small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     >>> shape = LlamaConfig(vocab_size=256, max_position_embeddings=64, **small)
     >>> texts = ["Documents of your own, longer than the new length. " * 9] * 4
-    >>> few = posenc.extend.Options(windows=2, search_tries=0)
+    >>> few = posenc.extend.Options(windows=2, search_evaluations=0)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     LlamaForCausalLM(shape).save_pretrained(folder)
     ...     outcome = posenc.extend.run(
@@ -56,10 +57,7 @@ def run(
     >>> outcome.recommended in outcome.measured
     True
     """
-    if figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(Path(figures))
+    check_figures(figures)
     texts = read_documents([]) if documents is None else documents
     outcome = extend(
         folder, to, texts, method=method, out=out, options=options, as_bytes=as_bytes,
@@ -69,14 +67,10 @@ def run(
     if path is None and figures is None:
         return outcome
     from posenc.extend.page import make_page
+    from posenc.report.figure_files import write_page
 
     call = f"posenc.extend.run({str(folder)!r}, {to})"
     page = make_page(outcome, call, OUT_OF_DOMAIN if documents is None else None)
-    if path is not None:
-        page.write(path)
-    if figures is not None:
-        from posenc.report.figure_files import write_figures
-
-        for line in write_figures(page.plots(), Path(figures)):
-            warnings.warn(line, stacklevel=2)
+    for line in write_page(page, path, figures):
+        warnings.warn(line, stacklevel=2)
     return outcome

@@ -20,26 +20,21 @@ Progress = Callable[[str, float], None]
 class Options:
     """What to try and measure, and how much of it.
 
-    windows: windows of the target length to read. search_tries: sets of frequencies that the search
-    tries, 0 for no search. allow_cache_unsafe: also export methods whose frequencies change with
-    the length. state: where search and tuning keep what a restart needs; None: beside the new
+    windows: windows of the target length to read. search_evaluations: sets of frequencies that the
+    search tries, 0 for no search. allow_cache_unsafe: also export methods whose frequencies change
+    with the length. state: where search and tuning keep what a restart needs; None: beside the new
     folder, or nowhere. device, dtype: where and in what to run; what is written keeps the dtype of
-    the folder. tune: fine-tuning before the export. targets: tokens at the end of a window
-    whose loss is read with growing context. tasks: what is asked at every length and depth, see
+    the folder. tune: fine-tuning before the export. targets: tokens at the end of a window whose
+    loss is read with growing context. tasks: what is asked at every length and depth, see
     measure/tasks.py; task_trials: prompts for each.
     """
 
     windows: Annotated[
         int, typer.Option(min=1, help="Windows of the new length to measure on.")
     ] = 32
-    search_tries: Annotated[
+    search_evaluations: Annotated[
         int,
-        typer.Option(
-            "--search-evaluations",
-            "--search-tries",
-            min=0,
-            help="Sets of frequencies that the search tries; 0 leaves it out.",
-        ),
+        typer.Option(min=0, help="Sets of frequencies that the search tries; 0 leaves it out."),
     ] = 64
     allow_cache_unsafe: Annotated[
         bool, typer.Option(help="Also write methods whose frequencies change with the length.")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 from posenc.dialects.model import SLIDING_ROTATES_ALONE
 from posenc.dialects.runtimes.transformers5 import ALPHA
+from posenc.extend.export.folder import SERVE
 from posenc.extend.measure.tasks import PASSKEY, parse_tasks
 from posenc.extend.options import Options
+from posenc.extend.restart import own_state
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
 from posenc.hf import tables
@@ -20,6 +24,8 @@ from posenc.hf.rope_config import EXTENDED_LAYERS
 DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 NEAR = {"sliding_attention", "chunked_attention"}
 """Kinds of layers that look through a window."""
+RECURRENT = {"linear_attention", "conv", "mamba"}
+"""Kinds of layers that keep a state instead of keys."""
 NEAR_ROTATE_ALONE = (
     *SLIDING_ROTATES_ALONE, "afmoe", "exaone4", "exaone_moe", "flint", "kolibri1",
 )  # fmt: skip
@@ -41,11 +47,27 @@ def check_folders(folder: Path, out: Path | None, options: Options) -> None:
     if reason:
         raise ValueError(f"{folder}: {reason}.")
     if out is not None and out.exists():
-        raise ValueError(f"{out} exists already; give a new folder.")
+        raise ValueError(f"{out} exists already{_stopped(out)}; give a new folder.")
     if options.tune is not None and out is None:
         raise ValueError("Tuning changes the weights: say with --out where to write them.")
+    state = options.state
+    if state is not None and state.exists() and not state.is_dir():
+        raise ValueError(f"--state: {state} is not a folder.")
     if out is not None:
+        parent = next(path for path in out.absolute().parents if path.exists())
+        if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            raise ValueError(f"{out}: no folder can be written in {parent}.")
         tokenizer_files(folder)
+
+
+def _stopped(out: Path) -> str:
+    """What a command that was stopped after the export's last step left undone, in words; what it
+    kept for a restart is deleted, as nothing is left to do with it."""
+    state = own_state(out)
+    if not (state.exists() and (out / SERVE).exists()):
+        return ""
+    shutil.rmtree(state, ignore_errors=True)
+    return ": it is written and proved, only its page is not, since the command was stopped"
 
 
 def check_request(
@@ -80,8 +102,8 @@ def check_request(
     known: tuple[str, ...] = rotating if rotary else ("none", *tables.METHODS)
     if method is not None and method not in known:
         raise ValueError(f"Unknown method {method!r}; known: {', '.join(known)}.")
-    if method == "search" and not options.search_tries:
-        raise ValueError("--search-tries 0 leaves nothing to search; give more.")
+    if method == "search" and not options.search_evaluations:
+        raise ValueError("--search-evaluations 0 leaves nothing to search; give more.")
     if method == DUAL_CHUNK and writes and (reason := _no_dual_chunk(checkpoint, options)):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
     if (
@@ -138,11 +160,18 @@ def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
             "distance that it was not trained on"
         )
     layers = set(getattr(config, "layer_types", None) or ())
+    if layers and layers <= RECURRENT:
+        return "none of its layers attends, so that what rotates is never read"
     looks_far = layers - {"sliding_attention"} if layers else not _window(config)
     if rotary and not looks_far and _window(config):
         return (
             f"all its layers look through a window of {_window(config)} tokens, so that none ever "
             "sees a distance that it was not trained on"
+        )
+    if getattr(config, "layer_rope_theta", None):
+        return (
+            "each of its layers takes its base from layer_rope_theta, and from there no method "
+            "stretches it"
         )
     rotary_keys = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if rotary_keys.get("mscale_all_dim") and config.model_type not in ALPHA:

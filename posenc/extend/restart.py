@@ -26,6 +26,11 @@ Identity = dict[str, str]
 """Hashes of all that a result depends on, by name."""
 
 
+def own_state(out: Path) -> Path:
+    """Where a restart of a command without --state finds what is done; gone after the export."""
+    return out.parent / f".{out.name}.state"
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other runs out of `folder`, which is made if need be, and gone afterwards if it is

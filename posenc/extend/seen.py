@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from posenc.report.sentence import listed, sentence
+
 LEVEL = 0.02
 """Nats that a loss may move and still count as level."""
 
@@ -32,7 +34,7 @@ def in_losses(losses: Mapping[str, Sequence[float]], ends: Sequence[int], traine
     if others:
         best = min(others, key=others.__getitem__)
         start.append(f"{best} is lowest there, at {others[best]:.2f} nats")
-    return _sentence(start)
+    return sentence(start or ["nothing was measured beyond the trained length"])
 
 
 def in_contexts(losses: Mapping[str, Mapping[int, float]], trained: int) -> str:
@@ -47,13 +49,13 @@ def in_contexts(losses: Mapping[str, Mapping[int, float]], trained: int) -> str:
     falls = [name for name, gain in gains.items() if gain > LEVEL]
     worst = min(gains, key=gains.__getitem__)
     parts = [
-        f"better from context beyond {trained:,} tokens: {_listed(falls)}"
+        f"better from context beyond {trained:,} tokens: {listed(falls)}"
         if falls
         else f"no way here gets better from context beyond {trained:,} tokens"
     ]
     if gains[worst] < -LEVEL:
         parts.append(f"{worst} loses most, {-gains[worst]:.2f} nats")
-    return _sentence(parts)
+    return sentence(parts)
 
 
 def in_entropies(entropies: Mapping[str, Sequence[float]]) -> str:
@@ -94,12 +96,3 @@ def in_passkeys(grids: Mapping[str, Mapping[tuple[int, float], float]]) -> str:
     far = {name: mean(name, longest) for name in grids if not math.isnan(mean(name, longest))}
     best = max(far, key=far.__getitem__)
     return f"At {longest:,} tokens {best} finds most, {far[best]:.0%} of the key's tokens."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _sentence(parts: Sequence[str]) -> str:
-    text = "; ".join(parts) or "nothing was measured beyond the trained length"
-    return f"{text[:1].upper()}{text[1:]}."

@@ -17,7 +17,7 @@ from posenc.extend.extension import Outcome, extend
 from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_page
 from posenc.extend.task_table import task_rows
 from posenc.hf.text import split_documents
-from posenc.report.atomic import write_atomically
+from posenc.report.atomic import check_figures, check_writable, write_atomically
 from posenc.report.progress import Narrator
 
 OUT_OF_DOMAIN = (
@@ -42,10 +42,9 @@ def extend_and_show(
     if lm_eval is not None:
         check_lm_eval(lm_eval, out)
     console = Console(stderr=True)
-    if figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(figures)
+    check_figures(figures)
+    if report is not None:
+        check_writable(report)
     caution = None if texts else OUT_OF_DOMAIN
     documents = read_documents(texts)
     with Narrator(console) as narrate:
@@ -104,7 +103,7 @@ def write_csv(outcome: Outcome, path: Path) -> None:
 def read_documents(texts: list[Path]) -> list[str]:
     """The documents of the files, or of the embedded corpus where there are none.
 
-    Raises: ValueError for a file that is not there or holds no text.
+    Raises: ValueError for a file that is not there, is not UTF-8 or holds no text.
     """
     if not texts:
         from posenc.text.sources import embedded
@@ -113,8 +112,15 @@ def read_documents(texts: list[Path]) -> list[str]:
     documents = []
     for path in texts:
         if not path.is_file():
-            raise ValueError(f"{path}: no such file.")
-        documents += split_documents(path.read_text(encoding="utf-8", errors="replace"))
+            raise ValueError(f"{path}: {'not a file' if path.exists() else 'no such file'}.")
+        try:
+            documents += split_documents(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise ValueError(
+                f"{path}: its text is not UTF-8 (byte {byte:#04x} at {error.start}); save it as "
+                "UTF-8."
+            ) from error
     if not documents:
         raise ValueError(f"{', '.join(map(str, texts))}: no text in it.")
     return documents

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from posenc import lazy
+
 _MOVED = ("Options", "TuneConfig", "evaluate", "extend")
+
+_load, __dir__, __all__ = lazy.attach(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MOVED:
-        raise AttributeError(f"module 'posenc.hf' has no attribute {name!r}")
+        return _load(name)
     import warnings
 
     import posenc.extend

@@ -73,6 +73,21 @@ def _same(inv_freq: Tensor, scale: float, said: Frequencies) -> bool:
     )
 
 
+def _validate(config: Any) -> None:
+    """What transformers checks when it loads or saves a config.
+
+    Raises: ValueError where it would not load this one.
+    """
+    try:
+        config.validate()
+    except Exception as error:  # each family has checks of its own
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        raise ValueError(
+            f"transformers would not load a {config.model_type} config with these rotary keys "
+            f"({said})"
+        ) from error
+
+
 @contextmanager
 def applied(
     model: Any, settings: tuple[RopeSetting, ...], max_positions: int
@@ -87,6 +102,7 @@ def applied(
     }
     try:
         write_settings(config, settings, max_positions)
+        _validate(config)
         rebuild_rotary(model)
         if other_frequencies(model, settings):
             raise ValueError(

@@ -1,10 +1,10 @@
-"""Run a stock transformers model on posenc's attention: any encoding, in memory that grows with the
-length only, not with its square."""
+"""posenc's attention as transformers calls it: any encoding, in memory that grows with the length
+only, not with its square."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from posenc.attend.attention import attention
 from posenc.encoding.base import PositionEncoding
-from posenc.hf.apply import rotary_modules
-from posenc.masks import Mask, causal
+from posenc.hf.calls import ATTENDING, FORWARD, LAYER, TRIAL, Attending, Forward, Reached
+from posenc.masks import Mask, causal, document
+from posenc.positions import run, run_start
 
 NAME = "posenc"
 
@@ -22,8 +23,8 @@ NAME = "posenc"
 def register_attention(name: str = NAME) -> None:
     """Make `attn_implementation=name` known to transformers: attention and its masks.
 
-    A module takes its encoding from `module.posenc_encoding`, which `attached` sets; without one it
-    attends without positions of its own, which is right for a model whose q and k arrive rotated.
+    A module to which no encoding is attached attends without positions of its own, which is right
+    for a model whose q and k arrive rotated.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -32,18 +33,53 @@ def register_attention(name: str = NAME) -> None:
     AttentionMaskInterface.register(name, lazy_mask)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LazyMask:
-    """A mask of transformers that is asked block by block and never written out."""
+    """A mask of transformers that is asked block by block and never written out.
+
+    plain: "causal" or "full" where that is all it says. forward: the forward that it was made in,
+    which layers recomputed for their gradients find here.
+    """
 
     allowed: Callable[..., Tensor]
     """(batch, head, query, key), all as indices -> bool."""
-    q_offset: int
+    q_offset: Any
     kv_offset: int
+    sizes: tuple[int, int, int]
+    """batch, queries, keys."""
+    device: Any
+    plain: str | None = None
+    forward: Forward | None = None
+    _bound: tuple[Tensor, Tensor, Mask] | None = None
+
+    def bound(self, q_positions: Tensor, kv_positions: Tensor) -> Mask:
+        """The same object for all layers of one forward, which then ask for the same rows only
+        once."""
+        if self._bound is not None:
+            q, kv, mask = self._bound
+            if q is q_positions and kv is kv_positions:
+                return mask
+        mask = Mask(
+            lambda sight: self.allowed(
+                sight.batch, sight.head, sight.q_idx + self.q_offset, sight.kv_idx + self.kv_offset
+            )
+        ).bind(q_positions, kv_positions)
+        self._bound = q_positions, kv_positions, mask
+        return mask
+
+    def contiguous(self) -> Tensor:
+        """(batch, 1, queries, keys), written out: what `generate` hands on with a static cache."""
+        batch, q_len, kv_len = self.sizes
+        rows = torch.arange(batch, device=self.device)[:, None, None, None]
+        queries = torch.arange(q_len, device=self.device)[:, None] + self.q_offset
+        keys = torch.arange(kv_len, device=self.device) + self.kv_offset
+        allowed = self.allowed(rows, torch.zeros_like(rows), queries, keys)
+        return allowed.expand(batch, 1, q_len, kv_len).contiguous()
 
 
 def lazy_mask(
     *,
+    batch_size: int,
     q_length: int,
     kv_length: int,
     mask_function: Callable[..., Tensor],
@@ -52,27 +88,37 @@ def lazy_mask(
     attention_mask: Tensor | None = None,
     allow_is_causal_skip: bool = True,
     use_vmap: bool = False,
+    device: Any = "cpu",
     **options: Any,
 ) -> LazyMask | Tensor | None:
-    """What transformers asks for in place of a mask: None for plain causal attention or none."""
+    """What transformers asks for in place of a mask: None for plain causal attention or none, where
+    nobody needs to know the forward."""
     from transformers import masking_utils as theirs
 
+    forward, sizes = FORWARD.get(), (batch_size, q_length, kv_length)
     if use_vmap:  # somebody's own mask, which may not take indices that broadcast
-        return theirs.sdpa_mask(
-            q_length=q_length, kv_length=kv_length, mask_function=mask_function,
-            q_offset=q_offset, kv_offset=kv_offset, attention_mask=attention_mask,
-            allow_is_causal_skip=allow_is_causal_skip, use_vmap=True, **options,
+        dense = theirs.sdpa_mask(
+            batch_size=batch_size, q_length=q_length, kv_length=kv_length,
+            mask_function=mask_function, q_offset=q_offset, kv_offset=kv_offset,
+            attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip,
+            use_vmap=True, device=device, **options,
         )  # fmt: skip
+        if forward is None or dense is None:
+            return dense
+        return LazyMask(lambda b, h, q, k: dense[b, 0, q, k], 0, 0, sizes, device, None, forward)
+    plain = None
     padding = theirs.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is None or bool(padding.all()):
         causal_only = mask_function is theirs.causal_mask_function and q_length == kv_length
-        if mask_function is theirs.bidirectional_mask_function or (
-            causal_only and allow_is_causal_skip
-        ):
+        if mask_function is theirs.bidirectional_mask_function:
+            plain = "full"
+        elif causal_only and allow_is_causal_skip:
+            plain = "causal"
+        if plain is not None and forward is None:
             return None
     else:
         mask_function = theirs.and_masks(mask_function, theirs.padding_mask_function(padding))
-    return LazyMask(mask_function, q_offset, kv_offset)
+    return LazyMask(mask_function, q_offset, kv_offset, sizes, device, plain, forward)
 
 
 def attend(
@@ -83,86 +129,110 @@ def attend(
     attention_mask: LazyMask | Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    position_ids: Tensor | None = None,
+    is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: (batch, heads, len, head_dim) in, (batch, len, heads,
     head_dim) out."""
-    if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
-        raise ValueError("posenc attention: soft-capped scores and sink logits are not supported.")
+    _refuse_unread(kwargs)
+    # Under autocast, a rotation by float32 angles leaves q and k in float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", True))
+    now = _attending(module, key)
+    q_len, kv_len, device = query.shape[2], key.shape[2], query.device
+    if now is None:
+        first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
+        kv_positions = run(0, kv_len, device)
+        positions = kv_positions if first == 0 else run(first, q_len, device)
+        encoding, state, kv_state = PositionEncoding(), None, None
+    else:
+        encoding, positions, kv_positions = now.encoding, now.positions, now.kv_positions
+        state, kv_state = now.state, now.kv_state
+    mask = _mask(attention_mask, is_causal, positions, kv_positions, (q_len, kv_len), now)
+    trial = TRIAL.get()
+    if trial is not None:
+        heads, kv_heads, head_dim = query.shape[1], key.shape[1], key.shape[-1]
+        trial.reached.append(Reached(module, heads, kv_heads, head_dim, q_len, kv_len, is_causal))
+        mask = None if trial.blind else mask
+    usual, own = query.shape[-1] ** -0.5, encoding.scale(query.shape[-1])
+    if scaling is not None and not any(math.isclose(scaling, s) for s in (usual, own)):
+        # The model has a scale of its own; the encoding may change the usual one on top of it.
+        query = query * (scaling / usual)
+    sinks = kwargs.get("s_aux")
+    found = attention(
+        query, key, value, encoding, q_positions=positions, kv_positions=kv_positions,
+        q_state=state, kv_state=kv_state, mask=mask,
+        dropout_p=dropout if module.training else 0.0, return_lse=sinks is not None,
+    )  # fmt: skip
+    if sinks is not None:  # each head's sink takes its share of the softmax, and has no value
+        found, lse = found
+        share = torch.sigmoid(lse - sinks[:, None].to(lse.dtype))
+        found = (found * share[..., None]).to(found.dtype)
+    assert isinstance(found, Tensor)
+    return found.transpose(1, 2).contiguous(), None
+
+
+def _attending(module: nn.Module, key: Tensor) -> Attending | None:
+    """What was found out when the module was called; None where no encoding is attached to it."""
+    if LAYER not in vars(module):
+        return None
+    now = ATTENDING.get()
+    if now is None or now.module is not module:
+        raise ValueError(
+            f"posenc: the forward of {type(module).__name__} was called past the module itself, so "
+            "that the encoding attached to it was never asked. Call the module, not its forward."
+        )
+    if now.kv_positions.shape[-1 if now.encoding.claims.num_axes == 1 else -2] != key.shape[2]:
+        raise ValueError(
+            f"posenc: {type(module).__name__} attends to {key.shape[2]} keys, and "
+            f"{now.kv_positions.shape[-1]} positions are known: its keys come from a cache that "
+            "transformers' Cache.update did not fill."
+        )
+    return now
+
+
+def _refuse_unread(kwargs: dict[str, Any]) -> None:
+    if kwargs.get("softcap") is not None:
+        raise ValueError("posenc attention: soft-capped scores are not supported.")
     bias = kwargs.get("position_bias")
     if bias is not None and bias.numel():
         raise ValueError(
             "posenc attention: a dense position_bias came in; attach an encoding instead."
         )
-    q_positions, kv_positions = _positions(query.shape[2], key.shape[2], position_ids, query.device)
-    encoding: PositionEncoding = getattr(module, "posenc_encoding", None) or PositionEncoding()
-    if scaling is not None:
-        # The model has its own scale; the host's comes from the encoding.
-        query = query * (scaling / encoding.scale(query.shape[-1]))
-    out = attention(
-        query, key, value, encoding, q_positions=q_positions, kv_positions=kv_positions,
-        mask=_mask(module, attention_mask, query.shape[2], q_positions, kv_positions),
-        dropout_p=dropout if module.training else 0.0,
-    )  # fmt: skip
-    assert isinstance(out, Tensor)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def _positions(
-    q_len: int, kv_len: int, position_ids: Tensor | None, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Positions of queries and of all keys: cached keys count back from the first query, row by
-    row."""
-    if position_ids is None:
-        first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
-        return torch.arange(first, kv_len, device=device), torch.arange(kv_len, device=device)
-    q = position_ids[0] if position_ids.shape[0] == 1 else position_ids
-    if q_len == kv_len:
-        return q, q
-    earlier = q[..., :1] + torch.arange(q_len - kv_len, 0, device=device)
-    return q, torch.cat([earlier, q], dim=-1)
+    if kwargs.get("output_attentions"):
+        raise ValueError("posenc attention keeps no weights to show: output_attentions is off.")
 
 
 def _mask(
-    module: nn.Module,
     attention_mask: LazyMask | Tensor | None,
-    q_len: int,
+    is_causal: bool,
     q_positions: Tensor,
     kv_positions: Tensor,
+    lengths: tuple[int, int],
+    now: Attending | None,
 ) -> Mask | None:
-    if attention_mask is None:
-        return causal if getattr(module, "is_causal", True) and q_len > 1 else None
-    if isinstance(attention_mask, LazyMask):
-        lazy = attention_mask
-        return Mask(
-            lambda sight: lazy.allowed(
-                sight.batch, sight.head, sight.q_idx + lazy.q_offset, sight.kv_idx + lazy.kv_offset
-            )
-        ).bind(q_positions, kv_positions)
-    allowed = attention_mask if attention_mask.dtype == torch.bool else attention_mask >= 0
-    dense = Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx])
-    return dense.bind(q_positions, kv_positions)
-
-
-class Unrotated(nn.Module):
-    """Stands in for a model's rotary module, so that q and k reach attention as they were
-    projected: the module's own cosines and sines, in its own shape, become ones and zeros."""
-
-    def __init__(self, rotation: nn.Module) -> None:
-        super().__init__()
-        self.rotation = rotation
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
-        return no_turn(self.rotation(*args, **kwargs))
-
-
-def no_turn(turn: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
-    """The rotation by nothing, in the shape of a rotary module's output."""
-    if isinstance(turn, Tensor):  # cosine + i sine
-        return torch.ones_like(turn)
-    cos, sin = turn
-    return torch.ones_like(cos), torch.zeros_like(sin)
+    """Who sees whom, by order in memory: positions may begin anew in it."""
+    q_len, kv_len = lengths
+    several = now is not None and now.encoding.claims.num_axes > 1
+    if several:  # such positions have no order
+        kv_positions = run(0, kv_len, kv_positions.device)
+        q_positions = run(kv_len - q_len, q_len, q_positions.device)
+    if isinstance(attention_mask, LazyMask) and attention_mask.plain is None:
+        return attention_mask.bound(q_positions, kv_positions)
+    if isinstance(attention_mask, Tensor):
+        given = attention_mask
+        allowed = given if given.dtype == torch.bool else given >= 0
+        dense = Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx])
+        return dense.bind(q_positions, kv_positions)
+    if q_len == 1 or not is_causal or (attention_mask and attention_mask.plain == "full"):
+        return None
+    if several or all(run_start(t) is not None for t in (q_positions, kv_positions)):
+        return causal
+    in_memory = Mask(lambda sight: sight.q_idx + (kv_len - q_len) >= sight.kv_idx)
+    if now is not None and now.forward.documents is not None and q_len == kv_len:
+        in_memory = in_memory & document(now.forward.documents)
+    return in_memory.bind(q_positions, kv_positions)
 
 
 def exchangeable(model: Any) -> bool:
@@ -174,37 +244,3 @@ def exchangeable(model: Any) -> bool:
     taken = model.config._attn_implementation == NAME
     model.set_attn_implementation(before)
     return taken
-
-
-@contextmanager
-def attached(model: Any, encoding: Callable[[int], PositionEncoding]) -> Iterator[nn.Module]:
-    """The model with encoding(layer) in place of its own rotation, inside the block.
-
-    Keys are cached as they were projected, so that position maps may rotate them anew.
-    Raises: ValueError where the model has no rotary module or its attention does not go through the
-    interface.
-    """
-    rotary = rotary_modules(model)
-    layers = [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "is_causal")]
-    if not rotary or not layers:
-        raise ValueError("the model has no rotary module that could be replaced")
-    if not exchangeable(model):
-        raise ValueError(
-            f"the attention of {type(model).__name__} cannot be exchanged: transformers has it "
-            "outside its attention interface"
-        )
-    before = model.config._attn_implementation
-    try:
-        for parent, name, child in rotary:
-            setattr(parent, name, Unrotated(child))
-        for layer in layers:
-            layer.posenc_encoding = encoding(layer.layer_idx)
-        model.set_attn_implementation(NAME)
-        yield model
-    finally:
-        model.set_attn_implementation(before)
-        for parent, name, child in rotary:
-            setattr(parent, name, child)
-        for layer in layers:
-            if hasattr(layer, "posenc_encoding"):
-                del layer.posenc_encoding

@@ -85,7 +85,12 @@ def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) ->
             f"partial_rotary_factor {share} of a head of {head_dim} is {rotary_dim} channels, "
             "which are no pairs: every runtime turns other ones."
         )
-    maximum = config.max_position_embeddings
+    maximum = getattr(config, "max_position_embeddings", None)
+    if maximum is None:
+        raise ValueError(
+            f"a {config.model_type} config has rotary keys and no max_position_embeddings: nothing "
+            "says at what length its rotation was trained."
+        )
     original = parameters.get("original_max_position_embeddings") or (
         getattr(config, "original_max_position_embeddings", None) if kind == "longrope" else None
     )

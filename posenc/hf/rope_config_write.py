@@ -17,10 +17,14 @@ STANDSTILL = 1e30
 def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions: int) -> None:
     """Put settings and the new maximum length into a transformers config, in place."""
     few_words = config.model_type in FEW_WORDS
+    said = config.rope_parameters
     written = {
-        s.layer_type: rope_parameters(s, head_size(config, s.layer_type), few_words)
+        s.layer_type: rope_parameters(
+            s, head_size(config, s.layer_type), few_words,
+            cut=(said[s.layer_type] if s.layer_type else said)["rope_type"] == "proportional",
+        )
         for s in settings
-    }
+    }  # fmt: skip
     if None in written and "partial_rotary_factor" in config.rope_parameters:
         # Phi-3 reads the key also where it says nothing.
         share = settings[0].rotary_dim / head_size(config)
@@ -34,11 +38,14 @@ def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions
         config.original_max_position_embeddings = settings[0].original_length
 
 
-def rope_parameters(setting: RopeSetting, head_dim: int, few_words: bool = False) -> dict[str, Any]:
+def rope_parameters(
+    setting: RopeSetting, head_dim: int, few_words: bool = False, *, cut: bool = False
+) -> dict[str, Any]:
     """rope_parameters that make stock transformers compute the setting's frequencies.
 
     Whatever transformers has no word for, or a family with few words does not take, is carried by
-    longrope with short factors equal to the long ones.
+    longrope with short factors equal to the long ones. cut: the model has the word proportional
+    already. Elsewhere its share would be read by attention, too, which rotates fewer channels then.
 
     Raises: ValueError where nothing can carry it.
     """
@@ -89,9 +96,9 @@ def rope_parameters(setting: RopeSetting, head_dim: int, few_words: bool = False
                 "truncate": scaling.truncate,
                 "attention_factor": setting.frequencies().attention_factor,
             }  # fmt: skip
-        case rs.Proportional(p=share, factor=factor) if setting.rotary_dim == head_dim:
-            cut = {"partial_rotary_factor": share, "factor": factor}
-            return {"rope_type": "proportional", **common, **cut}
+        case rs.Proportional(p=share, factor=factor) if cut:
+            kept = {"partial_rotary_factor": share, "factor": factor}
+            return {"rope_type": "proportional", **common, **kept}
     return {**common, **_carrier(setting), **length}
 
 

@@ -11,25 +11,7 @@
 ('directed', True)
 """
 
-from __future__ import annotations
+from posenc.lazy import attach
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from posenc.inspect.from_python import run as run
-
-_PUBLIC = {"run": "posenc.inspect.from_python"}
 # No submodule may have the name of a function here: importing it would replace the function.
-
-__all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module 'posenc.inspect' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

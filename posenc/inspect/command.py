@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from posenc.report.options import Figures
+
 DEFAULTS = (64, 8, 2048)
 """Head size, heads and training length."""
 
@@ -32,8 +34,7 @@ def inspect(
         bool, typer.Option("--compare", help="One table and shared figures, side by side.")
     ] = False,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print JSON: a list with one object per name."),
+        bool, typer.Option("--json", help="Print JSON: a list with one object per name.")
     ] = False,
     contract: Annotated[
         bool,
@@ -74,8 +75,7 @@ def inspect(
         ),
     ] = None,
     layers: Annotated[
-        list[int] | None,
-        typer.Option("--layer", help="Layer of the model to draw; repeatable."),
+        list[int] | None, typer.Option("--layer", help="Layer of the model to draw; repeatable.")
     ] = None,
     as_bytes: Annotated[
         bool, typer.Option("--bytes", help="The model reads the text as bytes.")
@@ -89,13 +89,7 @@ def inspect(
             help="Where to write the page.", show_default="runs/inspect.html; with --json nowhere"
         ),
     ] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
-            show_default="none",
-        ),
-    ] = None,
+    figures: Figures = None,
 ) -> None:
     """Measure and draw what encodings and models do with position; nothing is taken from their
     claims."""
@@ -152,24 +146,26 @@ def inspect(
 
 
 def _kind(name: str) -> str:
-    """What a name means: "claims", "encoding", "module" of somebody else, or "folder".
-
-    Raises: ValueError for a file or module that does not import.
-    """
+    """What a name means: "claims", "encoding", "module" of somebody else, or "folder"."""
     from posenc.registry import names, parse
     from posenc.registry.code import find, is_encoding
 
     if name == "claims":
         return "claims"
+    known = names()
     try:
         spec = parse(name)
     except ValueError:
+        if name.partition(":")[0].strip() in known:  # the grammar says what is wrong
+            return "encoding"
         return "module" if _is_module(name) else "folder" if _is_path(name) else "encoding"
-    known, (part, *more) = names(), spec.parts
+    part, *more = spec.parts
+    if Path(name).exists() and name not in known:
+        return "folder"
     if part.attribute and part.where not in known and not (more or part.options):
         try:
             return "encoding" if is_encoding(find(part.where, part.attribute)) else "module"
-        except AttributeError:
+        except (AttributeError, ValueError):  # which says why it cannot be imported
             return "module"
     if any(each.attribute or each.options or each.where in known for each in (part, *more)):
         return "encoding"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, overload
 
 from posenc.encoding.shape import ModelShape
 from posenc.inspect.encoding.sheet import SpecSheet
+from posenc.report.atomic import check_figures
 from posenc.report.page import Page
 
 if TYPE_CHECKING:
@@ -60,10 +61,7 @@ def run(
     >>> sheet.places, sheet.parameters, sheet.direction
     ([3], 0, 'symmetric')
     """
-    if figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(Path(figures))
+    check_figures(figures)
     if isinstance(what, Path):
         if shape is not None:
             raise ValueError("posenc.inspect.run: `shape` is for encodings, not for a checkpoint.")
@@ -91,11 +89,7 @@ def run(
 
 
 def _write(page: Page, out: str | Path | None, figures: str | Path | None) -> None:
-    if out is not None:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        page.write(out)
-    if figures is not None:
-        from posenc.report.figure_files import write_figures
+    from posenc.report.figure_files import write_page
 
-        for line in write_figures(page.plots(), Path(figures)):
-            warnings.warn(line, stacklevel=3)
+    for line in write_page(page, out, figures):
+        warnings.warn(line, stacklevel=3)

@@ -8,14 +8,7 @@ from typing import Any
 import keras
 
 from posenc.keras.biases import ScoreBias
-from posenc.keras.layer import (
-    PositionLayer,
-    deserialized,
-    distances,
-    ops,
-    token_positions,
-    wide,
-)
+from posenc.keras.layer import PositionLayer, deserialized, distances, ops, token_positions, wide
 from posenc.keras.rotary import RotaryEmbedding
 from posenc.keras.shaw import ShawAttention
 
@@ -117,7 +110,7 @@ class PositionAwareAttention(PositionLayer):
         x_mask=None,
         context_mask=None,
     ):
-        q_positions = token_positions(self.name, x.shape[1], positions, start_index)
+        q_positions = token_positions(self.name, ops.shape(x)[1], positions, start_index)
         if context is None:
             if context_positions is not None:
                 raise ValueError(
@@ -127,7 +120,7 @@ class PositionAwareAttention(PositionLayer):
             padding = x_mask if mask is None else mask
         else:
             source, padding = context, context_mask
-            kv_positions = token_positions(self.name, source.shape[1], context_positions, 0)
+            kv_positions = token_positions(self.name, ops.shape(source)[1], context_positions, 0)
         if length is not None and not isinstance(self.encoding, RotaryEmbedding):
             raise ValueError("PositionAwareAttention: length is for a RotaryEmbedding.")
         q = self._heads(self.q_proj(x), self.num_heads)
@@ -135,12 +128,7 @@ class PositionAwareAttention(PositionLayer):
         allowed = self._allowed(attention_mask, padding, use_causal_mask, q_positions, kv_positions)
         if isinstance(self.encoding, ShawAttention):
             out = self.encoding(
-                q,
-                k,
-                v,
-                q_positions=q_positions,
-                kv_positions=kv_positions,
-                attention_mask=allowed,
+                q, k, v, q_positions=q_positions, kv_positions=kv_positions, attention_mask=allowed
             )
         else:
             if isinstance(self.encoding, RotaryEmbedding):
@@ -150,7 +138,7 @@ class PositionAwareAttention(PositionLayer):
                     tables = self.encoding.cos_sin(kv_positions, length)
                 k = self.encoding.rotate(k, *tables)
             out = self._attend(q, k, v, q_positions, kv_positions, allowed)
-        return self.o_proj(ops.reshape(out, (-1, x.shape[1], self.num_heads * self._size)))
+        return self.o_proj(ops.reshape(out, (-1, ops.shape(x)[1], self.num_heads * self._size)))
 
     def _attend(
         self, q: Any, k: Any, v: Any, q_positions: Any, kv_positions: Any, allowed: Any
@@ -167,6 +155,9 @@ class PositionAwareAttention(PositionLayer):
             bias = ops.where(allowed, 0.0 if bias is None else bias, HIDDEN)
             q, k, v = wide(q), wide(k), wide(v)
         scale = self._size**-0.5 if self.encoding is None else self.encoding.scale(self._size)
+        if keras.backend.backend() == "tensorflow" and k.shape[2] != q.shape[2]:
+            # Keras' attention on TensorFlow does not share a key's head among several queries'.
+            k, v = (ops.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
         # Flash attention takes no bias. torch chooses its kernel itself, and Keras' asking for it
         # would break a compiled graph.
         flash = None if bias is None and keras.backend.backend() != "torch" else False
@@ -193,7 +184,7 @@ class PositionAwareAttention(PositionLayer):
         return functools.reduce(ops.logical_and, masks) if masks else None
 
     def _heads(self, x: Any, count: int) -> Any:
-        return ops.reshape(x, (-1, x.shape[1], count, self._size))
+        return ops.reshape(x, (-1, ops.shape(x)[1], count, self._size))
 
     def compute_output_shape(self, x_shape, context_shape=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         return x_shape

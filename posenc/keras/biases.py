@@ -153,7 +153,9 @@ class T5RelativeBias(ScoreBias):
         """The row of the table for each distance (positive: the past)."""
         near = ops.abs(distance) if self.bidirectional else ops.maximum(distance, 0)
         edges = ops.convert_to_tensor(self._edges, near.dtype)
-        bucket = ops.searchsorted(edges, near, side="right")
+        # Flat: TensorFlow searches one row of edges only for one row of values.
+        bucket = ops.searchsorted(edges, ops.reshape(near, (-1,)), side="right")
+        bucket = ops.reshape(bucket, ops.shape(near))
         if not self.bidirectional:
             return bucket
         return bucket + (len(self._edges) + 1) * ops.cast(distance < 0, bucket.dtype)

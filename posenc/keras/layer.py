@@ -54,8 +54,9 @@ def wide(x: Any) -> Any:
     return x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")
 
 
-def token_positions(name: str, length: int, positions: Any, start_index: Any) -> Any:
-    """`positions` as a tensor, or start_index, start_index + 1, ... where they are None."""
+def token_positions(name: str, length: Any, positions: Any, start_index: Any) -> Any:
+    """`positions` as a tensor, or start_index, start_index + 1, ... where they are None. `length`
+    is from ops.shape, which TensorFlow answers with a tensor where it is unknown."""
     if positions is None:
         return ops.arange(length, dtype="int32") + ops.cast(start_index, "int32")
     if not (isinstance(start_index, int) and start_index == 0):

@@ -134,7 +134,7 @@ class LearnedPositionEmbedding(PositionLayer):
 
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
         """x with the embeddings added, before it is rounded."""
-        length, given = x.shape[1], positions
+        length, given = ops.shape(x)[1], positions
         positions = token_positions(self.name, length, positions, start_index)
         if given is not None or not isinstance(start_index, int):
             return wide(x) + self.table(positions)

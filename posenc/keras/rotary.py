@@ -87,19 +87,19 @@ class RotaryEmbedding(PositionLayer):
         if len(x.shape) == 4:  # the tables serve all heads
             cos, sin = ops.expand_dims(cos, -2), ops.expand_dims(sin, -2)
         if self.interleaved:
-            pairs = ops.reshape(x, (*x.shape[:-1], self._width // 2, 2))
+            pairs = ops.reshape(x, (*ops.shape(x)[:-1], self._width // 2, 2))
             first, second = pairs[..., 0], pairs[..., 1]
         else:
             first, second = ops.split(x, 2, axis=-1)
         turned = first * cos - second * sin, second * cos + first * sin
         if self.interleaved:
-            out = ops.reshape(ops.stack(turned, axis=-1), x.shape)
+            out = ops.reshape(ops.stack(turned, axis=-1), ops.shape(x))
         else:
             out = ops.concatenate(turned, axis=-1)
         return ops.concatenate([self.rounded(out), self.rounded(kept)], axis=-1)
 
     def call(self, x, positions=None, start_index=0, length=None):
-        positions = token_positions(self.name, x.shape[1], positions, start_index)
+        positions = token_positions(self.name, ops.shape(x)[1], positions, start_index)
         return self.rotate(x, *self.cos_sin(positions, length))
 
     def _at(self, length: int | None) -> tuple[Phases, float]:

@@ -77,8 +77,8 @@ class ShawAttention(PositionLayer):
         attention_mask=None,
         start_index=0,
     ):
-        q_positions = token_positions(self.name, query.shape[1], q_positions, start_index)
-        kv_positions = token_positions(self.name, key.shape[1], kv_positions, 0)
+        q_positions = token_positions(self.name, ops.shape(query)[1], q_positions, start_index)
+        kv_positions = token_positions(self.name, ops.shape(key)[1], kv_positions, 0)
         require_whole("ShawAttention", q_positions, kv_positions)
         row = self.row(distances(q_positions, kv_positions))
         return self.attend(query, key, value, row, attention_mask)
@@ -89,7 +89,7 @@ def _picked(table: Any, row: Any) -> Any:
 
     take_along_axis would make torch compile once per length.
     """
-    rows, shape = table.shape[-1], table.shape[:-1]
+    rows, shape = table.shape[-1], ops.shape(table)[:-1]  # some are tensors under TensorFlow
     first = ops.arange(math.prod(shape), dtype="int32") * rows
     index = ops.reshape(first, (*shape, 1)) + ops.cast(row, "int32")
     return ops.take(ops.reshape(table, (-1,)), index)

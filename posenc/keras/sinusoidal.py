@@ -67,7 +67,8 @@ class SinusoidalPositionEncoding(PositionLayer):
 
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
         """x with the embeddings added, before it is rounded."""
-        return wide(x) + self.table(token_positions(self.name, x.shape[1], positions, start_index))
+        positions = token_positions(self.name, ops.shape(x)[1], positions, start_index)
+        return wide(x) + self.table(positions)
 
     def call(self, x, positions=None, start_index=0):
         return self.rounded(self.embed(x, positions, start_index))

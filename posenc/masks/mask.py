@@ -63,8 +63,8 @@ class Mask:
     causal: bool = False
     window: int | None = None
     exact: bool = False
-    q_positions: Real[Tensor, "*q_batch q_len"] | None = None
-    kv_positions: Real[Tensor, "*kv_batch kv_len"] | None = None
+    q_positions: FlatQueries | None = None
+    kv_positions: FlatKeys | None = None
     reads: tuple[Read, ...] = ()
     _last: dict[tuple, Tensor] = field(default_factory=dict, init=False, repr=False)
 
@@ -94,25 +94,15 @@ class Mask:
             reads=self.reads + other.reads,
         )._bound_like(self, other)
 
-    def bind(
-        self,
-        q_positions: Real[Tensor, "*q_batch q_len"],
-        kv_positions: Real[Tensor, "*kv_batch kv_len"],
-    ) -> Mask:
+    def bind(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> Mask:
         """The same mask over these positions, (len) or (batch, len)."""
         return replace(self, q_positions=q_positions, kv_positions=kv_positions)
 
     def _bound_like(self, a: Mask, b: Mask) -> Mask:
         if not (a.bound or b.bound):
             return self
-        if (
-            a.bound
-            and b.bound
-            and not (
-                same(a.q_positions, b.q_positions)  # type: ignore[arg-type]
-                and same(a.kv_positions, b.kv_positions)  # type: ignore[arg-type]
-            )
-        ):
+        alike = zip((a.q_positions, a.kv_positions), (b.q_positions, b.kv_positions), strict=True)
+        if a.bound and b.bound and not all(same(mine, other) for mine, other in alike):  # type: ignore[arg-type]
             raise ValueError(
                 "Masks bound to different positions cannot be combined: combine, then bind."
             )
@@ -210,9 +200,7 @@ def _either(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
 
 
 def take(
-    positions: Shaped[Tensor, "..."] | None,
-    batch: Int[Tensor, "..."],
-    index: Int[Tensor, "..."],
+    positions: Shaped[Tensor, "..."] | None, batch: Int[Tensor, "..."], index: Int[Tensor, "..."]
 ) -> Shaped[Tensor, "..."]:
     """The positions, (len) or (batch, len), at these indices; None: the indices themselves."""
     if positions is None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding.claims import Claims
@@ -14,10 +14,10 @@ from posenc.numbers.frequencies import PRECISION, TWO_PI, inverse_frequencies
 from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import free_ends
-from posenc.positions import placeless
-from posenc.queries_keys.query_key import QueryKeyEncoding
+from posenc.positions import grid, placeless
+from posenc.queries_keys.query_key import QueryKeyEncoding, check_keys
 from posenc.queries_keys.rope_scaling import Frequencies
-from posenc.queries_keys.rotation.base import Rotation
+from posenc.queries_keys.rotation.base import Rotation, Turned
 from posenc.queries_keys.rotation.rotate import rotate
 from posenc.terms.tokens import Tokens
 
@@ -100,14 +100,6 @@ class AxialRoPE(Rotation):
         return cls(head_dim, rope_theta, interleaved=False, alternating=True)
 
 
-def grid(
-    height: int, width: int, device: torch.device | None = None
-) -> Int[Tensor, "{height*width} 2"]:
-    """(height * width, 2): row and column of every patch, row by row."""
-    rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
-    return torch.cartesian_prod(rows, columns)
-
-
 def centred_grid(
     height: int, width: int, device: torch.device | None = None
 ) -> Float[Tensor, "{height*width} 2"]:
@@ -179,18 +171,9 @@ class MixedRoPE(QueryKeyEncoding):
         direction = torch.cat([turned, turned + math.pi / 2], -1)
         self.weight.copy_(torch.stack([direction.sin(), direction.cos()]) * size.repeat(2))
 
-    def transform(
-        self, q: Tokens, k: Tokens
-    ) -> tuple[
-        Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
-        Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
-    ]:
+    def transform(self, q: Tokens, k: Tokens) -> Turned:
         assert q.x is not None and k.x is not None
-        if k.x.shape[1] != self.num_kv_heads or k.x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"MixedRoPE: built for {self.num_kv_heads} key/value heads of {self.head_dim}, "
-                f"got k with shape {tuple(k.x.shape)}."
-            )
+        check_keys(self, k.x)
         return self._rotate(q.x, q.positions), self._rotate(k.x, k.positions)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:

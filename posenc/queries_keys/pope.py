@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,8 +13,8 @@ from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
-from posenc.positions import Remembered
-from posenc.queries_keys.query_key import QueryKeyEncoding
+from posenc.positions import Positions, Remembered
+from posenc.queries_keys.query_key import QueryKeyEncoding, check_keys
 from posenc.terms.tokens import Tokens
 
 
@@ -45,9 +45,7 @@ class PoPE(QueryKeyEncoding):
     """
 
     claims = Claims(
-        places=(2,),
-        source="Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3",
-        scope="layer",
+        places=(2,), source="Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3", scope="layer"
     )
 
     def __init__(self, head_dim: int, num_kv_heads: int, rope_theta: float = 10000.0) -> None:
@@ -62,11 +60,7 @@ class PoPE(QueryKeyEncoding):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
-    def prepare(
-        self,
-        positions: Real[Tensor, "#batch len"] | Real[Tensor, " len"],
-        length: int | None = None,
-    ) -> PoPE:
+    def prepare(self, positions: Positions, length: int | None = None) -> PoPE:
         prepared = self.shallow_copy()
         prepared._ready = (Remembered(positions), *self._cos_sin(positions, torch.float32))
         return prepared
@@ -78,11 +72,7 @@ class PoPE(QueryKeyEncoding):
         Float[Tensor, "batch num_kv_heads {len(k)} {2*self.head_dim}"],
     ]:
         assert q.x is not None and k.x is not None
-        if k.x.shape[1] != self.num_kv_heads or k.x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"PoPE: built for {self.num_kv_heads} key/value heads of {self.head_dim}, "
-                f"got k with shape {tuple(k.x.shape)}."
-            )
+        check_keys(self, k.x)
         dtype = at_least_float32(q.x.dtype)
         q_cos, q_sin = self._cos_sin(q.positions, dtype)
         cos, sin = self._cos_sin(k.positions, dtype)

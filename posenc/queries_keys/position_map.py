@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NoReturn, Self
 
-from jaxtyping import Real
-from torch import Tensor
-
 from posenc.encoding.base import Pass
-from posenc.positions import Remembered, same
+from posenc.positions import KeyPositions, Positions, QueryPositions, Remembered, same
 from posenc.queries_keys.query_temperature import log_n
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import Scaling
@@ -46,19 +43,11 @@ class PositionMap(RoPE):
             self.claims = replace(self.claims, shift_invariant=False)
         self._prepared: tuple[Remembered, tuple[Pass, ...]] | None = None
 
-    def parts(
-        self,
-        q_positions: Real[Tensor, "*q_batch q_len"],
-        kv_positions: Real[Tensor, "*kv_batch kv_len"],
-    ) -> tuple[Pass, ...]:
+    def parts(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         """The passes: mapped positions, and which true positions they are for."""
         raise NotImplementedError(f"{type(self).__name__} must define parts()")
 
-    def passes(
-        self,
-        q_positions: Real[Tensor, "*q_batch q_len"],
-        kv_positions: Real[Tensor, "*kv_batch kv_len"],
-    ) -> tuple[Pass, ...]:
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         if self._prepared is not None:
             positions, parts = self._prepared
             if positions.fits(q_positions) and positions.fits(kv_positions):
@@ -69,11 +58,7 @@ class PositionMap(RoPE):
         factor = log_n(q_positions, self.log_n_length)
         return tuple(Pass(p.q_positions, p.kv_positions, p.mask, factor) for p in parts)
 
-    def prepare(
-        self,
-        positions: Real[Tensor, "#batch len"] | Real[Tensor, " len"],
-        length: int | None = None,
-    ) -> Self:
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = super().prepare(positions, length)
         parts = self.passes(positions, positions)
         mapped = [p for part in parts for p in (part.q_positions, part.kv_positions)]

@@ -10,13 +10,12 @@ from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from jaxtyping import Real
 from torch import Tensor
 
 from posenc.encoding.base import Pass
 from posenc.encoding.shape import ModelShape
 from posenc.masks import Mask, sliding_window
-from posenc.positions import in_double
+from posenc.positions import KeyPositions, QueryPositions, in_double
 from posenc.queries_keys.position_map import PositionMap
 from posenc.queries_keys.rope_scaling import Scaling
 
@@ -72,11 +71,7 @@ class ReRoPE(PositionMap):
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 2), **options})
 
-    def parts(
-        self,
-        q_positions: Real[Tensor, "*q_batch q_len"],
-        kv_positions: Real[Tensor, "*kv_batch kv_len"],
-    ) -> tuple[Pass, ...]:
+    def parts(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         if self.leak is None:
             far = torch.full_like(q_positions, self.window), torch.zeros_like(kv_positions)
         else:
@@ -142,11 +137,7 @@ class SelfExtend(PositionMap):
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 4), **options})
 
-    def parts(
-        self,
-        q_positions: Real[Tensor, "*q_batch q_len"],
-        kv_positions: Real[Tensor, "*kv_batch kv_len"],
-    ) -> tuple[Pass, ...]:
+    def parts(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         def group(positions: Tensor) -> Tensor:
             return torch.div(positions, self.group_size, rounding_mode="floor")
 
@@ -160,10 +151,7 @@ def _near_and_far(
 ) -> tuple[Pass, Pass]:
     """True positions for distances below the window, mapped ones from it on."""
     beyond = Mask(lambda sight: sight.q_position - sight.kv_position >= window)
-    return (
-        Pass(q_positions, kv_positions, sliding_window(window)),
-        Pass(q_far, kv_far, beyond),
-    )
+    return (Pass(q_positions, kv_positions, sliding_window(window)), Pass(q_far, kv_far, beyond))
 
 
 class DualChunk(PositionMap):
@@ -225,11 +213,7 @@ class DualChunk(PositionMap):
         }
         return super().from_shape(shape, **{**sizes, **options})
 
-    def parts(
-        self,
-        q_positions: Real[Tensor, "*q_batch q_len"],
-        kv_positions: Real[Tensor, "*kv_batch kv_len"],
-    ) -> tuple[Pass, ...]:
+    def parts(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
         stride = self.chunk_size - self.local_window
         keys, own = kv_positions % stride, q_positions % stride
         before = (own + stride).clamp(max=self.chunk_size)

@@ -9,15 +9,18 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from posenc.encoding.base import QueriesKeys
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import at_least_float32
 from posenc.queries_keys.query_key import QueryKeyEncoding
 from posenc.terms.tokens import Tokens
 
+Where = Real[Tensor, "*where"]
+Factors = Float[Tensor, "*where"]
+"""One for each position."""
 
-def log_n(
-    positions: Real[Tensor, "*where"], train_length: int, dtype: torch.dtype = torch.float32
-) -> Float[Tensor, "*where"]:
+
+def log_n(positions: Where, train_length: int, dtype: torch.dtype = torch.float32) -> Factors:
     """max(1, ln(p + 1) / ln(train_length)), in the shape of `positions`."""
     seen = positions.double().clamp(min=0) + 1  # before position 0 nothing changes
     return (seen.log() / math.log(train_length)).clamp(min=1).to(dtype)
@@ -28,18 +31,11 @@ class QueryTemperature(QueryKeyEncoding):
 
     claims = replace(QueryKeyEncoding.claims, shift_invariant=False, causal_only=True)
 
-    def factor(
-        self, positions: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
-    ) -> Float[Tensor, "*where"]:
+    def factor(self, positions: Where, dtype: torch.dtype = torch.float32) -> Factors:
         """What the query at each position is multiplied with, in the shape of `positions`."""
         raise NotImplementedError(f"{type(self).__name__} must define factor(positions)")
 
-    def transform(
-        self, q: Tokens, k: Tokens
-    ) -> tuple[
-        Float[Tensor, "batch num_heads {len(q)} width"],
-        Float[Tensor, "batch num_kv_heads {len(k)} width"],
-    ]:
+    def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         assert q.x is not None and k.x is not None
         factor = self.factor(q.positions, at_least_float32(q.x.dtype))
         return (q.x * factor[..., None, :, None]).to(q.x.dtype), k.x
@@ -76,9 +72,7 @@ class LogN(QueryTemperature):
             raise ValueError(f"LogN: train_length must be at least 2, got {train_length}.")
         self.train_length = train_length
 
-    def factor(
-        self, positions: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
-    ) -> Float[Tensor, "*where"]:
+    def factor(self, positions: Where, dtype: torch.dtype = torch.float32) -> Factors:
         return log_n(positions, self.train_length, dtype)
 
 
@@ -121,8 +115,6 @@ class Llama4Temperature(QueryTemperature):
     def from_shape(cls, shape: ModelShape, **options) -> Llama4Temperature:
         return super().from_shape(shape, **{"floor_scale": shape.train_length, **options})
 
-    def factor(
-        self, positions: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
-    ) -> Float[Tensor, "*where"]:
+    def factor(self, positions: Where, dtype: torch.dtype = torch.float32) -> Factors:
         spans = ((positions.double() + self.offset) / self.floor_scale).floor().clamp(min=0)
         return (1 + self.attn_scale * spans.log1p()).to(dtype)

@@ -7,14 +7,13 @@ from dataclasses import fields, replace
 from typing import Any, Self
 
 import torch
-from jaxtyping import Real
 from torch import Tensor
 
 from posenc.encoding.arguments import UnknownOption
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
-from posenc.positions import Remembered
+from posenc.positions import Positions, Remembered
 from posenc.queries_keys.rope_scaling import SCALINGS, Frequencies, Scaling, rope_frequencies
 from posenc.queries_keys.rotation.base import Rotation
 from posenc.queries_keys.rotation.traced_length import cos_sin_at_length, recipe
@@ -145,11 +144,7 @@ class RoPE(Rotation):
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) * (1 if self.scaling is None else self.scaling.logit_scale)
 
-    def prepare(
-        self,
-        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
-        length: int | None = None,
-    ) -> Self:
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
         if length is None or self.claims.cache_safe:
             return super().prepare(positions)
         stretched = self.shallow_copy()

@@ -6,16 +6,15 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Real
 from torch import Tensor
 
 from posenc.numbers.device_copies import Constants
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import free_ends
-from posenc.positions import Remembered
+from posenc.positions import Positions, Remembered
 from posenc.queries_keys.rope_scaling import Frequencies
-from posenc.queries_keys.rotation.base import Rotation
+from posenc.queries_keys.rotation.base import Rotation, Turned
 from posenc.queries_keys.rotation.rotate import rotate
 from posenc.terms.tokens import Tokens
 
@@ -53,9 +52,7 @@ class XPos(Rotation):
     """
 
     claims = replace(
-        Rotation.claims,
-        source="Sun et al. 2022, arXiv:2212.10554, section 3",
-        causal_only=True,
+        Rotation.claims, source="Sun et al. 2022, arXiv:2212.10554, section 3", causal_only=True
     )
 
     def __init__(
@@ -88,11 +85,7 @@ class XPos(Rotation):
         room = math.log(largest / _HEADROOM)
         return int(room / -self._decay.values[0])
 
-    def prepare(
-        self,
-        positions: Real[Tensor, "#batch len"] | Real[Tensor, " len"],
-        length: int | None = None,
-    ) -> XPos:
+    def prepare(self, positions: Positions, length: int | None = None) -> XPos:
         prepared = super().prepare(positions)
         prepared._faded = tuple(
             (Remembered(positions), sign, *prepared._faded_tables(positions, torch.float32, sign))
@@ -100,12 +93,7 @@ class XPos(Rotation):
         )
         return prepared
 
-    def transform(
-        self, q: Tokens, k: Tokens
-    ) -> tuple[
-        Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
-        Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
-    ]:
+    def transform(self, q: Tokens, k: Tokens) -> Turned:
         out = []
         for tokens, sign in ((q, 1), (k, -1)):
             x = tokens.x

@@ -21,9 +21,10 @@ from posenc.registry.spec import Part, Spec, SpecError
 def encoding_class(text: str) -> type[PositionEncoding]:
     """The class behind a name, module:Class or file.py:Class."""
     spec = parse(text)
-    if len(spec.parts) > 1:
+    part, *more = spec.parts
+    if more:
         raise ValueError(f"{text!r} names {len(spec.parts)} encodings, and this wants one class.")
-    return class_of_part(spec, spec.parts[0])
+    return class_of_part(spec, part)
 
 
 def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:

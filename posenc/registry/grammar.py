@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from posenc.registry.spec import PATH, Option, Part, Spec, SpecError, Value, read
 
-_LABEL = re.compile(r"\s*([^:+/=\[\]'\",]*?)\s*=")
+_LABEL = re.compile(r"\s*([^:+/=\[\]'\",$]*?)\s*=")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _KEY = re.compile(r"([^\W\d]\w*)\s*=")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?=[\s,+/\]]|$)")
@@ -55,6 +55,8 @@ class _Reader:
         label = self._take(_LABEL)
         if label is not None and not label[1]:
             self._refuse("a label is missing before the equals sign", 0)
+        if label is not None and not label[1][0].isalnum():  # figures hide what begins with _
+            self._refuse("a label begins with a letter or a digit", 0)
         layers = [self._layer()]
         while self._take(re.compile(r"\s*/")):
             layers.append(self._layer())

@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib.metadata
 import inspect
+import os
 import re
 import sys
 from typing import Any
@@ -88,6 +89,8 @@ def register(name: str, encoding: type[PositionEncoding], **defaults: Any) -> No
     path = f"{encoding.__module__}:{encoding.__qualname__}"
     taken = _ENTRIES.get(name) or _registered.get(name) or _installed()[0].get(name)
     if taken is not None and taken.path != path:
+        if name in _classes and _source(_classes[name]) == _source(encoding):
+            return  # the same file, run under another name
         raise ValueError(f"register: {name!r} is {taken.path} already; choose another name.")
     _registered[name] = Entry(path, "unchecked", defaults, "this program")
     _classes[name] = encoding
@@ -147,6 +150,12 @@ def _package(point: importlib.metadata.EntryPoint) -> str:
         return f"{point.dist.name} {point.dist.version}" if point.dist else "a package"
     except Exception:  # its metadata are damaged
         return "a package"
+
+
+def _source(cls: type) -> tuple[str, str | None]:
+    """What a class is called, and the file that it is in."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return cls.__qualname__, file and os.path.realpath(file)
 
 
 def _is_name(name: str) -> bool:

@@ -68,6 +68,23 @@ def check_writable(path: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
+def check_figures(folder: str | Path | None) -> None:
+    """Check before anything is measured that figures can be written into `folder`, and make it;
+    None: none were asked for.
+
+    Raises: ValueError, OSError.
+    """
+    if folder is None:
+        return
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--figures: {folder} is not a folder.")
+    try:
+        check_writable(folder / "figure.csv")
+    except OSError as error:
+        raise ValueError(f"--figures: cannot write into {folder} ({error.strerror}).") from error
+
+
 def _files_below(folder: Path) -> Iterator[Path]:
     for parent, _, names in os.walk(folder):
         yield from (Path(parent, name) for name in names)

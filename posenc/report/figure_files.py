@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
-from posenc.report.atomic import check_writable, write_atomically
+from posenc.report.atomic import write_atomically
 from posenc.report.drawing import readable, style
 from posenc.report.figure_data import csv_text
-from posenc.report.page import Plot
+from posenc.report.page import Page, Plot
 
 DOTS_PER_INCH = 300
 PREFERRED = (
@@ -27,19 +27,6 @@ PREFERRED = (
 """Beginnings of the files of fonts that go well with the Latin letters of a figure, best first."""
 _ODD = ("bold", "italic", "oblique", "light", "thin", "black", "mono", "serif", "condensed")
 _WITHOUT_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
-
-
-def check_folder(folder: Path) -> None:
-    """Check before anything is measured that figures can be written into `folder`, and make it.
-
-    Raises: ValueError, OSError.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--figures: {folder} is not a folder.")
-    try:
-        check_writable(folder / "figure.csv")
-    except OSError as error:
-        raise ValueError(f"--figures: cannot write into {folder} ({error.strerror}).") from error
 
 
 def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
@@ -69,6 +56,14 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
         f"No font of this machine has the letters {' '.join(lacking)}: PDF and PNG show boxes; the "
         "SVG files show them wherever the reader has such a font."
     ]
+
+
+def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -> list[str]:
+    """Write the page and its figures, each where it was asked for; what the reader must know."""
+    if out is not None:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        page.write(out)
+    return [] if figures is None else write_figures(page.plots(), Path(figures))
 
 
 @contextmanager

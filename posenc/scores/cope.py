@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding, check_head_dim
@@ -16,7 +16,7 @@ from posenc.numbers.heads import grouped_matmul
 from posenc.numbers.precision import at_least_float32
 from posenc.scores import in_place
 from posenc.terms.skew import Part, add_parts
-from posenc.terms.term import Term
+from posenc.terms.term import Scores, Shown, Term
 from posenc.terms.tokens import Tokens
 
 KEYS = 128
@@ -129,13 +129,7 @@ class CountedGates(Term):
     def held(self, needs_grad: bool) -> float:
         return 9.0 if needs_grad else 1.0
 
-    def add(
-        self,
-        scores: Float[Tensor, "batch num_heads rows keys"],
-        rows: slice,
-        keys: slice,
-        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
-    ) -> Float[Tensor, "batch num_heads rows keys"]:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         """From the last key to the first, where reading is free: once all counts are at their
         limit, no further gate is looked at."""
         cope, q = self.cope, self.q[rows].x

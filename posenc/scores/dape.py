@@ -6,18 +6,25 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Real, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encoding.base import PositionEncoding, check_heads, require_encoding
+from posenc.encoding.base import (
+    Hidden,
+    Past,
+    PositionEncoding,
+    State,
+    check_heads,
+    require_encoding,
+)
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
+from posenc.positions import Positions
 from posenc.scores.alibi import ALiBi
 from posenc.scores.fire import FIRE
 from posenc.scores.kerple import Kerple
 from posenc.terms.dense import Dense
-from posenc.terms.term import Term
+from posenc.terms.term import Scores, Shown, Term
 from posenc.terms.tokens import Tokens
 
 BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
@@ -99,12 +106,7 @@ class DAPE(PositionEncoding):
     def scale(self, head_dim: int) -> float:
         return self.inner.scale(head_dim)
 
-    def state(
-        self,
-        x: Float[Tensor, "batch seq_len embed_dim"],
-        positions: Real[Tensor, "#batch seq_len *axes"] | Real[Tensor, "seq_len *axes"],
-        past: Shaped[Tensor, "batch heads past_len *state"] | None = None,
-    ) -> Shaped[Tensor, "batch heads seq_len *state"] | None:
+    def state(self, x: Hidden, positions: Positions, past: Past | None = None) -> State | None:
         return self.inner.state(x, positions, past)
 
     def term(self, q: Tokens, k: Tokens) -> Adapted:
@@ -129,13 +131,7 @@ class Adapted(Term):
         units, heads = self.dape.out.weight.shape[::-1]
         return 3 * units / heads + 3
 
-    def add(
-        self,
-        scores: Float[Tensor, "batch num_heads rows keys"],
-        rows: slice,
-        keys: slice,
-        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
-    ) -> Float[Tensor, "batch num_heads rows keys"]:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         bias = self._bias(scores, rows, keys)
         hidden_layer, out = self.dape.hidden, self.dape.out
         for_scores, for_bias = hidden_layer.weight.to(scores.dtype).chunk(2, dim=1)

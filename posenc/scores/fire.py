@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding, check_heads
 from posenc.encoding.claims import Claims
+from posenc.encoding.distance_bias import BiasMatrix
 from posenc.encoding.placed import check_distances
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import without_autocast
 from posenc.numbers.tracking import watched
-from posenc.positions import distances
+from posenc.positions import FlatKeys, FlatQueries, distances
 from posenc.scores import in_place
 from posenc.terms.dense import Dense
+from posenc.terms.term import Scores, Shown
 from posenc.terms.tokens import Tokens
 
 
@@ -82,11 +84,7 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.c, 0.1)
         nn.init.constant_(self.multiplier, 1.0)
 
-    def forward(
-        self,
-        q_positions: Real[Tensor, "*#batch q_len"],
-        kv_positions: Real[Tensor, "*#batch kv_len"],
-    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
+    def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
         batched positions."""
         return self.of_share(
@@ -102,10 +100,7 @@ class FIRE(PositionEncoding):
             return F.linear(hidden, *_as(self.out, share.dtype)).movedim(-1, -3)
 
     def share(
-        self,
-        q_positions: Real[Tensor, "*#batch q_len"],
-        kv_positions: Real[Tensor, "*#batch kv_len"],
-        like: torch.dtype,
+        self, q_positions: FlatQueries, kv_positions: FlatKeys, like: torch.dtype
     ) -> Float[Tensor, "*batch q_len kv_len"]:
         """What the network reads for each pair: (q_len, kv_len) or (batch, q_len, kv_len), in
         float32, or in float64 where `like` or the parameters are."""
@@ -142,13 +137,7 @@ class Network(Dense):
         units, heads = self.fire.out.weight.shape[::-1]
         return 3 * units / heads
 
-    def add(
-        self,
-        scores: Float[Tensor, "batch num_heads rows keys"],
-        rows: slice,
-        keys: slice,
-        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
-    ) -> Float[Tensor, "batch num_heads rows keys"]:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         if self.fire.activation is not F.relu or watched():
             return super().add(scores, rows, keys, mask)
         share = self.fire.share(self.q[rows].positions, self.k[keys].positions, self.dtype)

@@ -61,12 +61,7 @@ class FoX(PositionEncoding):
     )
 
     def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        bias_init: float = 0.0,
-        bidirectional: bool = False,
+        self, embed_dim: int, num_heads: int, *, bias_init: float = 0.0, bidirectional: bool = False
     ) -> None:
         super().__init__()
         self.claims = replace(self.claims, causal_only=not bidirectional)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,7 +14,7 @@ from posenc.encoding.base import PositionEncoding, check_heads
 from posenc.encoding.claims import Claims
 from posenc.numbers.precision import at_least_float32, without_autocast
 from posenc.terms.by_distance import ByDistance
-from posenc.terms.term import ScoreMod
+from posenc.terms.term import ScoreMod, Scores, Shown
 from posenc.terms.tokens import Tokens
 
 
@@ -121,13 +121,7 @@ class Profiles(ByDistance):
         super().__init__(q, k, **vectors)
         self.log_scaling = log_scaling
 
-    def add(
-        self,
-        scores: Float[Tensor, "batch num_heads rows keys"],
-        rows: slice,
-        keys: slice,
-        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
-    ) -> Float[Tensor, "batch num_heads rows keys"]:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         scores = super().add(scores, rows, keys, mask)
         if self.log_scaling is None:
             return scores

@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from posenc.encoding.distance_bias import DistanceBias
+from posenc.encoding.distance_bias import BiasMatrix, DistanceBias
 from posenc.numbers.angles import Angles
 from posenc.numbers.device_copies import Constants
 from posenc.numbers.frequencies import geometric
 from posenc.numbers.precision import per_head, real
+from posenc.positions import FlatKeys, FlatQueries
 
 CHUNK = 256
 """Distances whose dim/2 cosines are held at a time."""
@@ -63,11 +64,7 @@ class Sandwich(DistanceBias):
         total = torch.cat([part.sum(-1, dtype=torch.float64) for part in cosines])
         return self._shared(total.view(distance.shape), dtype)
 
-    def dense(
-        self,
-        q_positions: Real[Tensor, "*#batch q_len"],
-        kv_positions: Real[Tensor, "*#batch kv_len"],
-    ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
+    def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """cos(a - b) = cos a cos b + sin a sin b: one product in place of a cosine per pair."""
         q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)

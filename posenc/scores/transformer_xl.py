@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 
-from posenc.encoding.base import PositionEncoding, check_head_dim, check_heads
+from posenc.encoding.base import PositionEncoding, QueriesKeys, check_head_dim, check_heads
 from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
@@ -101,12 +101,7 @@ class TransformerXL(PositionEncoding):
         cos, sin = self.angles.cos_sin(distance, dtype)
         return torch.cat([sin, cos], dim=-1)
 
-    def transform(
-        self, q: Tokens, k: Tokens
-    ) -> tuple[
-        Float[Tensor, "batch num_heads {len(q)} width"],
-        Float[Tensor, "batch num_kv_heads {len(k)} width"],
-    ]:
+    def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         assert q.x is not None and k.x is not None
         check_heads(self, self.u.shape[0], q.x)
         check_head_dim(self, self.u.shape[1], q.x)

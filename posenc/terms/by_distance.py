@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Self
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from posenc.positions import distances
 from posenc.terms.bands import Bands, Table
-from posenc.terms.term import ScoreMod, Term
+from posenc.terms.term import ScoreMod, Scores, Shown, Term
 from posenc.terms.tokens import Tokens
 
 
@@ -76,13 +76,7 @@ class ByDistance(Term):
             ready._all_k = None if self.for_k is None else self.for_k(distance)
         return ready
 
-    def add(
-        self,
-        scores: Float[Tensor, "batch num_heads rows keys"],
-        rows: slice,
-        keys: slice,
-        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
-    ) -> Float[Tensor, "batch num_heads rows keys"]:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         q = None if self.q_vectors is None else self.q_vectors[:, :, rows]
         k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
         where = self.q[rows].positions, self.k[keys].positions

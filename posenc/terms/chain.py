@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posenc.terms.term import ScoreMod, Term
+from posenc.terms.term import ScoreMod, Scores, Shown, Term
 from posenc.terms.tokens import Tokens
 
 
@@ -38,13 +37,7 @@ class Chain(Term):
     def held(self, needs_grad: bool) -> float:
         return sum(term.held(needs_grad) for term in self.terms)
 
-    def add(
-        self,
-        scores: Float[Tensor, "batch num_heads rows keys"],
-        rows: slice,
-        keys: slice,
-        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
-    ) -> Float[Tensor, "batch num_heads rows keys"]:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         for term in self.terms:
             scores = term.add(scores, rows, keys, mask)
         return scores

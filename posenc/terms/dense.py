@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from posenc.terms.term import ByDistance, ScoreMod, Term
+from posenc.terms.term import ByDistance, ScoreMod, Scores, Shown, Term
 from posenc.terms.tokens import Tokens
 
 
@@ -41,13 +41,7 @@ class Dense(Term):
         values = self._values(self.q[rows], self.k[keys])
         return values if values.ndim == 4 else values[None]
 
-    def add(
-        self,
-        scores: Float[Tensor, "batch num_heads rows keys"],
-        rows: slice,
-        keys: slice,
-        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
-    ) -> Float[Tensor, "batch num_heads rows keys"]:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         return scores.add_(self.values(rows, keys).to(scores.dtype))
 
     def pair(self) -> ScoreMod:  # type: ignore[override]

@@ -18,6 +18,11 @@ ByDistance = Callable[[Tensor, Tensor], Tensor]
 """From positions of queries and of keys to (num_heads, q_len, kv_len)."""
 
 
+Scores = Float[Tensor, "batch num_heads rows keys"]
+Shown = Bool[Tensor, "#batch #num_heads #rows #keys"]
+"""Where the mask shows a key to a query."""
+
+
 class Term:
     """What an encoding makes of the scores of one attention; it knows the queries and the keys.
 
@@ -69,13 +74,7 @@ class Term:
         for a backward pass: what `explain` says of memory is made of it."""
         return 2.5
 
-    def add(
-        self,
-        scores: Float[Tensor, "batch num_heads rows keys"],
-        rows: slice,
-        keys: slice,
-        mask: Bool[Tensor, "#batch #num_heads #rows #keys"] | None,
-    ) -> Float[Tensor, "batch num_heads rows keys"]:
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         """Scaled scores (batch, num_heads, rows, keys) with the term applied; it may write into
         them.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxtyping import Float, Real, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from posenc.positions import part
+from posenc.positions import Positions, part
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Tokens:
     """
 
     x: Float[Tensor, "batch heads len width"] | None
-    positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
+    positions: Positions
     state: Shaped[Tensor, "batch state_heads len *state"] | None = None
     num_axes: int = 1
-    true_positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"] | None = None
+    true_positions: Positions | None = None
 
     def __getitem__(self, span: slice) -> Tokens:
         true = self.true_positions

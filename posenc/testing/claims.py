@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from posenc import masks
 from posenc.attend.attention import attention
@@ -63,11 +64,13 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
     # With several axes a causal mask means the order in memory, which is what moves here.
     mask = masks.causal if encoding.claims.num_axes == 1 else None
 
-    def attend(k, v, kv_positions, kv_state):
-        return attention(
+    def attend(k: Tensor, v: Tensor, kv_positions: Tensor, kv_state: Tensor | None) -> Tensor:
+        out = attention(
             q, k, v, encoding, q_positions=positions, kv_positions=kv_positions, q_state=state,
             kv_state=kv_state, mask=mask,
         )  # fmt: skip
+        assert isinstance(out, Tensor)
+        return out
 
     changed = differs(
         attend(k, v, positions, state),

@@ -67,10 +67,11 @@ def heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Random q, k, v for one sequence, before place 2."""
     generator = torch.Generator().manual_seed(3)
-    assert shape.num_kv_heads is not None and shape.head_dim is not None
+    head_dim = shape.head_dim
+    assert shape.num_kv_heads is not None and head_dim is not None
 
     def draw(count: int) -> Tensor:
-        size = (1, count, length, shape.head_dim)
+        size = (1, count, length, head_dim)
         return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
 
     return draw(shape.num_heads), draw(shape.num_kv_heads), draw(shape.num_kv_heads)

@@ -22,11 +22,7 @@ class Layer(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.attention = Attention(
-            shape.embed_dim,
-            shape.num_heads,
-            shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            impl=impl,
+            shape.embed_dim, shape.num_heads, shape.num_kv_heads, head_dim=shape.head_dim, impl=impl
         )
         self.encoding = encoding
         with torch.no_grad():

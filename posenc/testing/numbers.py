@@ -14,17 +14,7 @@ from posenc.attend.attention import attention
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.queries_keys.xpos import XPos
-from posenc.testing.harness import (
-    LENGTH,
-    SHAPE,
-    Make,
-    build,
-    heads,
-    hidden,
-    layer,
-    room,
-    tokens,
-)
+from posenc.testing.harness import LENGTH, SHAPE, Make, build, heads, hidden, layer, room, tokens
 
 ROUNDINGS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
 """Allowed error in units of the dtype's epsilon times the size of the values. Half types: q and k
@@ -56,11 +46,7 @@ def outputs(
 
 
 def precision(
-    make: Make,
-    dtype: torch.dtype,
-    length: int = LENGTH,
-    offset: int = 0,
-    shape: ModelShape = SHAPE,
+    make: Make, dtype: torch.dtype, length: int = LENGTH, offset: int = 0, shape: ModelShape = SHAPE
 ) -> None:
     """Inputs and parameters of `dtype` give what float64 gives for the same numbers."""
     encoding = build(make, shape, dtype)

@@ -179,6 +179,7 @@ def test_report_repeats_the_numbers(page):
     assert "<strong>2.210 ± 0.010</strong>" in html
     assert "3.249 ± 0.010" in html  # rope at 512 bytes: 2.21 + 0.6 * sqrt(3)
     assert "853,000" in html and "33,000" in html
+    assert "What the seeds tell" in html and "Bits per byte at 1,024 bytes, by tier." in html
     assert "posenc compare rope alibi --text" in html
     assert "0123456789abcdef" in html and "some processor" in html
 

@@ -22,7 +22,6 @@ from posenc.compare.trial import TrialConfig
 from posenc.compare.verdict import (
     context_gains,
     describe_gains,
-    difference,
     recommend_encoding,
 )
 
@@ -49,11 +48,14 @@ def result(encoding, seed, scores, context=(), falling=0.0):
     )
 
 
-def seeds(encoding, scores, apart=0.002, **more):
-    """Two trials around the same scores."""
+OFFSETS = {"t5": (-1, 0, 1), "nope": (1, -1, 0), "rope": (0, 1, -1), "alibi": (1, 0, -1)}
+
+
+def seeds(encoding, scores, apart=0.002, count=3, **more):
+    """Trials around the same scores; a seed is good for one encoding and bad for another."""
     return [
         result(encoding, seed, [s and s + sign * apart for s in scores], **more)
-        for seed, sign in enumerate((-1, 1))
+        for seed, sign in enumerate(OFFSETS[encoding][:count])
     ]
 
 
@@ -99,7 +101,7 @@ def test_mean_spread_and_speed_are_over_seeds():
 def test_the_best_everywhere_is_taken_with_its_intervals():
     text = advice(study(*seeds("t5", (2.0, 2.0, 2.0)), *seeds("nope", (3.0, 3.0, 3.0))))
     assert text.startswith(
-        "Take t5: it has the lowest loss at 128 bytes (2.000 bits per byte, 1.000 ± 0.012 below "
+        "Take t5: it has the lowest loss at 128 bytes (2.000 bits per byte, 1.000 ± 0.009 below "
         "nope) and at 512 bytes (2.000"
     )
     assert "keeps its own loss within 5 % up to 512 bytes, and nothing longer was tested" in text
@@ -154,7 +156,9 @@ def test_a_training_that_still_falls_tells_nothing(falling):
 def test_what_more_context_does_is_said(far, said, short):
     context = ((128, 2.0), (512, far))
     given = study(*seeds("t5", (2.0, 2.0, 2.0), context=context), *seeds("nope", (3.0, 3.0, 3.0)))
-    assert said in advice(given) and "in both seeds" in advice(given)
+    assert said in advice(given) and "in all 3 seeds" in advice(given)
+    two = study(*seeds("t5", (2, 2, 2), count=2, context=context), *seeds("nope", (3, 3, 3)))
+    assert "in both seeds" in advice(two)
     assert describe_gains(context_gains(given, "t5")) == short
     assert describe_gains(context_gains(given, "nope")) == "not measured"
 
@@ -168,11 +172,24 @@ def test_seeds_that_disagree_on_context_are_no_verdict():
     assert describe_gains(context_gains(given, "t5")) == "seeds disagree"
 
 
-def test_difference_is_students():
-    gap, half = difference([1.0, 1.2], [2.0, 2.2])
-    assert gap == pytest.approx(1.0)
-    assert half == pytest.approx(4.303 * (0.02 + 0.02) ** 0.5 / 2**0.5)
-    assert difference([1.0], [2.0])[1] == float("inf")
+def test_two_seeds_are_told_that_they_are_few():
+    close = study(*seeds("rope", (2, 2, 2), count=2), *seeds("alibi", (2.01, 2.01, 2.01), count=2))
+    assert "cannot separate rope and alibi" in advice(close)
+    assert "with two seeds only wide differences count, give --seeds 3 or more. " in advice(close)
+    apart = study(*seeds("rope", (2, 2, 2), count=2), *seeds("alibi", (4, 4, 4), count=2))
+    assert "Take rope" in advice(apart) and "--seeds" not in advice(apart)
+
+
+def test_a_tie_is_named_and_a_wide_one_counted():
+    many = {f"e{i}": [2.0 + 0.01 * ((i + seed) % 3) for seed in range(3)] for i in range(9)}
+    given = study(*(result(n, s, [v] * 3) for n, each in many.items() for s, v in enumerate(each)))
+    assert "cannot separate e0, e1, e2, e3, e4, e5 and 3 others at 128 bytes" in advice(given)
+
+
+def test_no_seed_in_common_is_a_tie():
+    given = study(*(result("rope", s, (2, 2, 2)) for s in (0, 1)),
+                  *(result("t5", s, (9, 9, 9)) for s in (2, 3)))  # fmt: skip
+    assert "cannot separate rope and t5" in advice(given) and "Take" not in advice(given)
 
 
 def test_without_finished_trials_there_is_no_advice_but_a_list_of_what_is_missing():

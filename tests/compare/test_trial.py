@@ -95,6 +95,18 @@ def test_interrupted_training_gives_the_same_bits(tmp_path, step):
     assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
 
 
+def test_interrupted_training_with_parameters_that_stay_as_they_are(tmp_path):
+    config = dataclasses.replace(TINY, encoding="fope")
+    whole, a = run(config, tmp_path / "whole")
+    with pytest.raises(Stop):
+        run(config, tmp_path / "halves", stop_at(7))
+    said = []
+    resumed, b = run(config, tmp_path / "halves", lambda kind, **values: said.append(kind))
+    assert "note" not in said and said.count("step") == 7, "it went on from step 5"
+    assert a.training == b.training
+    assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "json", "digit", "missing", "other", "trial"])
 def test_corrupt_checkpoint_starts_again_and_says_so(tmp_path, damage):
     whole, _ = run(TINY, tmp_path / "whole")

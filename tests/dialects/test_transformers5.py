@@ -23,8 +23,9 @@ FAMILIES = {
     "gpt_oss": ("gpt_oss", "GptOss"),
     "deepseek_v3": ("deepseek_v3", "DeepseekV3"),
     "stablelm": ("stablelm", "StableLm"),
+    "gemma4_text": ("gemma4", "Gemma4Text"),
 }
-NESTED = ("gemma3_text", "olmo3")
+NESTED = ("gemma3_text", "olmo3", "gemma4_text")
 KINDS = ("default", "linear", "dynamic", "yarn", "yarn", "longrope", "llama3", "su", "none")
 OPTIONAL = {
     "beta_fast": (32, 64.0), "beta_slow": (1, 4.0), "mscale": (1.0, 0.7),
@@ -117,4 +118,27 @@ def test_random_configs(name):
             for kind, (inv_freq, multiplier) in wanted.items():
                 assert got.layers[kind].inv_freq == pytest.approx(inv_freq, rel=1e-6, abs=1e-20)
                 assert got.layers[kind].multiplier == pytest.approx(multiplier, rel=1e-6)
-    assert refused < 40
+    assert refused < 45
+
+
+def test_a_flat_dict_beside_nested_ones_reaches_all_layers_of_modernbert_decoder():
+    kinds = ["sliding_attention", "full_attention"] * 2
+    raw = {
+        **BASE, "model_type": "modernbert-decoder", "num_hidden_layers": 4, "layer_types": kinds,
+        "rope_parameters": {k: {"rope_type": "default", "rope_theta": 1e4} for k in kinds},
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    }  # fmt: skip
+    built = transformers.CONFIG_MAPPING["modernbert-decoder"].from_dict(copy.deepcopy(raw))
+    assert {p["rope_type"] for p in built.rope_parameters.values()} == {"linear"}
+    layers = RUNTIMES["transformers-5"](raw, 64).layers
+    assert {layers[kind].inv_freq[0] for kind in kinds} == {0.25}
+
+
+def test_gemma_4_turns_the_large_heads_of_its_far_layers():
+    raw = {**BASE, "model_type": "gemma4_text", "num_hidden_layers": 6, "global_head_dim": 64}
+    for given in (raw, {**raw, "per_layer_config": {"5": {"head_dim": 64}}}):
+        got = RUNTIMES["transformers-5"](given, 64)
+        wanted = real(given, 64)
+        assert len(wanted["full_attention"][0]) == 32
+        for kind, (inv_freq, _) in wanted.items():
+            assert got.layers[kind].inv_freq == pytest.approx(inv_freq, rel=1e-6, abs=1e-20)

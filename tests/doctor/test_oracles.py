@@ -1,8 +1,10 @@
 """The check against real runtimes: its verdict, and an environment that cannot be installed."""
 
+import json
 import subprocess
 import sys
 
+import numpy
 import pytest
 
 from tests.doctor.oracles import __main__ as oracles
@@ -63,3 +65,41 @@ def test_a_runtime_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "sleeps.py").write_text("import time; time.sleep(60)")
     with pytest.raises(subprocess.TimeoutExpired):
         run.logits(sys.executable, "sleeps.py", tmp_path, tmp_path / "tokens.json")
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-5, 2.0, float("nan")])
+def test_an_export_is_read_alike_and_a_broken_one_is_not(off):
+    from tests.doctor.oracles.exports import verdict
+
+    assert bool(verdict("transformers 4.57.3", off, 1e-3, whole=True)) is not (off <= 1e-3)
+    assert bool(verdict("transformers 4.57.3", off, 1e-3, whole=False)) is not (off > 1e-3)
+
+
+def test_a_version_that_reads_an_export_otherwise_or_a_broken_one_alike_is_named(
+    tmp_path, monkeypatch
+):
+    from tests.doctor.oracles import exports
+
+    def extended(model, method, out):
+        out.mkdir()
+        keys = {"rope_parameters": 1, "rope_scaling": 2, "rope_theta": 3}
+        (out / "config.json").write_text(json.dumps(keys))
+        return numpy.zeros(2)
+
+    def read(python, folders):
+        off = {"right": lambda keys: "rope_scaling" not in keys, "blind": lambda keys: 0,
+               "wrong": lambda keys: 1}[python]  # fmt: skip
+        keys = [json.loads((folder / "config.json").read_text()) for folder in folders]
+        return python, [numpy.full(2, float(off(each))) for each in keys]
+
+    monkeypatch.setattr(exports, "extended", extended)
+    monkeypatch.setattr(exports, "METHODS", ("ntk",))
+    told = {
+        "right": [],
+        "blind": ["blind, ntk without rope_theta and rope_scaling: off by only 0.0e+00, so the "
+                  "check sees nothing"],
+        "wrong": ["wrong, ntk: off by 1.0e+00"],
+    }  # fmt: skip
+    for python, wrong in told.items():
+        (root := tmp_path / python).mkdir()
+        assert exports.check_exports(root, root, {"transformers4": python}, read, 1e-3) == wrong

@@ -126,6 +126,14 @@ class KeyOnlyALiBi(PositionEncoding):
         return Dense(q, k, bias)
 
 
+class KeyOnlyThirds(KeyOnlyALiBi):
+    """The same with slopes that no float holds, so that every product is rounded."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__(num_heads)
+        self.slopes = tuple(1 / (2 * h + 3) for h in range(num_heads))
+
+
 class FutureRewarded(ALiBi):
     """attention-gym: (key - query) * slope without a mask claims to serve encoders."""
 
@@ -217,6 +225,15 @@ class ReadsValues(Rotary):
     def transform(self, q, k):
         assert int(k.positions.max()) >= 0
         return super().transform(q, k)
+
+
+class BranchesOnValues(Rotary):
+    """Another way for other positions: no compiler can follow it."""
+
+    def transform(self, q, k):
+        if k.positions.sum() > 3:
+            return super().transform(q, k)
+        return q.x, k.x
 
 
 class RoundedBias(ALiBi):
@@ -317,7 +334,7 @@ class LastInstanceDecides(DistanceBias):
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        type(self).slopes = bias_numbers.slopes(num_heads)
+        type(self).slopes = tuple((h + 1) / num_heads for h in range(num_heads))
 
     def bias(self, distance: Tensor) -> Tensor:
         slopes = torch.tensor(self.slopes[: self.num_heads])

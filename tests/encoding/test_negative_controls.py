@@ -21,6 +21,7 @@ from tests.encoding.planted import (
     AlwaysFloat32,
     AnglesInTheInputsType,
     BlindToOrder,
+    BranchesOnValues,
     CentredPerCall,
     ClaimsTooMuch,
     CountedFromTheShape,
@@ -33,6 +34,7 @@ from tests.encoding.planted import (
     FutureRewarded,
     IgnoresHeadDim,
     KeyOnlyALiBi,
+    KeyOnlyThirds,
     LastInstanceDecides,
     LongestRowDecides,
     NamesNoPaper,
@@ -86,8 +88,8 @@ CONTROLS = [
     (NotANumberAtItself, "outputs_are_finite"),
     (RootAtZero, "gradients_are_finite"),
     (Detached, "gradients_are_right"),
-    (RoundedBias, "float32_is_precise"),
-    (KeyOnlyALiBi, "float16_is_precise"),
+    (KeyOnlyThirds, "float32_is_precise"),
+    (KeyOnlyThirds, "float16_is_precise"),
     (AlwaysFloat32, "float64_is_kept"),
     (BlindToOrder, "order_is_seen_without_a_mask"),
     (ClaimsTooMuch, "places_as_claimed"),
@@ -97,8 +99,8 @@ CONTROLS = [
     (LastInstanceDecides, "instances_share_nothing"),
     (IgnoresHeadDim, "wrong_shapes_are_named"),
     (NeedsAMask, "masks_are_optional"),
-    (ReadsValues, "compiles_without_recompiling_per_length"),
-    (ReadsValues, "exports_with_any_length"),
+    (BranchesOnValues, "compiles_without_recompiling_per_length"),
+    (BranchesOnValues, "exports_with_any_length"),
 ]
 
 

@@ -11,7 +11,13 @@ from safetensors.torch import load_file
 from posenc import extend as hf
 from posenc.extend.options import Options
 from posenc.extend.tune.config import TuneConfig
-from posenc.extend.tune.lora import LoRALinear, add_lora, merge_lora, projections
+from posenc.extend.tune.lora import (
+    LoRALinear,
+    add_lora,
+    merge_lora,
+    projections,
+    save_adapter,
+)
 from posenc.hf.loading import load_checkpoint
 from tests.hf_models import LENGTH, save, transformers
 
@@ -56,10 +62,51 @@ def test_merging_changes_nothing_that_the_adapters_did_not(family, tmp_path):
     assert (adapted - plain).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("family", ADAPTED)
+def test_only_the_weights_that_are_named_change(family, tmp_path):
+    model = load_checkpoint(save(family, tmp_path / family, spread=0.1)).model.train()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    named = {f"{path}.weight" for path, _ in projections(model)}
+    add_lora(model, 2, only_adapters=True)
+    adapters = [p for p in model.parameters() if p.requires_grad]
+    tokens = torch.arange(20, 52)[None]
+    for _ in range(2):  # down moves once up is not zero
+        model(tokens, labels=tokens).loss.backward()
+        with torch.no_grad():
+            for parameter in adapters:
+                assert parameter.grad is not None
+                parameter -= parameter.grad / parameter.grad.norm()
+                parameter.grad = None
+    merge_lora(model)
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    assert {name for name in after if not torch.equal(after[name], before[name])} == named
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:fan_in_fan_out:UserWarning")
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_peft_computes_the_same_from_a_written_adapter(family, tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    folder = save(family, tmp_path / family, spread=0.1)
+    model, tokens = load_checkpoint(folder).model, torch.arange(20, 52)[None]
+    with torch.no_grad():
+        plain = model(tokens).logits
+        add_lora(model, 2, only_adapters=True)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_()
+        save_adapter(model, tmp_path / "adapter", folder)
+        expected = model(tokens).logits
+        fresh = load_checkpoint(folder).model
+        theirs = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
+        torch.testing.assert_close(theirs(input_ids=tokens).logits, expected, rtol=1e-4, atol=1e-4)
+    assert (expected - plain).abs().max() > 0.1
+
+
 def test_peft_finds_the_adapters_beside_the_merged_weights(tmp_path):
     folder, out = save("llama", tmp_path / "llama", spread=0.1), tmp_path / "out"
     tuning = TuneConfig(3, batch=1, lora_rank=2, adapter=True, lr=1e-2)
-    options = Options(windows=1, search_tries=0, tasks="none", tune=tuning)
+    options = Options(windows=1, search_evaluations=0, tasks="none", tune=tuning)
     hf.extend(folder, TARGET, DOCUMENTS, method="ntk", out=out, options=options, as_ids=True)
     config = json.loads((out / "adapter/adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 2, 4.0)
@@ -88,7 +135,7 @@ def test_less_memory_gives_the_same_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(modeling_utils, "checkpoint", counted)
     for recompute in (False, True):
         tuning = TuneConfig(3, batch=1, lr=1e-2, recompute=recompute)
-        options = Options(windows=1, search_tries=0, tasks="none", tune=tuning)
+        options = Options(windows=1, search_evaluations=0, tasks="none", tune=tuning)
         out = tmp_path / f"out{recompute}"
         found = hf.extend(
             folder, TARGET, DOCUMENTS, method="ntk", out=out, options=options, as_ids=True

@@ -40,7 +40,7 @@ TARGET = 3 * LENGTH
 LLAMA = Path(__file__).parents[2].parent / "shared" / "checkpoints" / "llama2xs"
 STORIES = LLAMA.parents[1] / "data" / "tinystories_sample.txt"
 DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
-QUICK = Options(windows=2, search_tries=0, task_trials=1)
+QUICK = Options(windows=2, search_evaluations=0, task_trials=1)
 
 
 @pytest.fixture(scope="module")
@@ -283,6 +283,15 @@ def test_a_passkey_stands_at_its_depth_and_is_asked_for_at_the_end():
         assert len(set(secret.tolist())) == 10
         assert (prompt[:at] == 0).all()
         assert (prompt[at + 10 : -10] == 0).all()
+
+
+def test_passkeys_are_not_asked_where_they_do_not_fit(llama, windows):
+    reader = Reader(load_checkpoint(llama).model)
+    grid = PasskeyGrid((16, 20, 21), depths=(0.5,), trials=1)
+    found = grid.shares(reader, windows, lambda what, share: None)
+    assert list(found) == [(21, 0.5)]
+    few = Windows(windows.tokens % 9, windows.documents)
+    assert grid.shares(reader, few, lambda what, share: None) == {}
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])

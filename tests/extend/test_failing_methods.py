@@ -24,7 +24,7 @@ from tests.hf_models import COMMON, LENGTH, save
 
 TARGET = 3 * LENGTH
 DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
-QUICK = Options(windows=2, search_tries=0, task_trials=1)
+QUICK = Options(windows=2, search_evaluations=0, task_trials=1)
 MAPS = ["self-extend", "rerope", "dual-chunk"]
 INTERLEAVED = ("cohere", "glm", "helium", "ernie4_5")
 """Families that rotate neighbouring channels, where the maps rotate halves."""
@@ -78,7 +78,7 @@ def test_what_fails_is_a_row_with_its_reason(tmp_path, capsys):
     page = tmp_path / "extend.html"
     with pytest.raises(SystemExit) as stopped:
         main(["extend", str(folder), "--to", str(TARGET), "--text", str(text), "--windows", "1",
-              "--search-tries", "0", "--report", str(page)])  # fmt: skip
+              "--search-evaluations", "0", "--report", str(page)])  # fmt: skip
     assert stopped.value.code == 0
     said = " ".join(capsys.readouterr().err.split())
     for name in MAPS:

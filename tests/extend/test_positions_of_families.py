@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,11 +14,15 @@ from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.apply import applied, other_frequencies, rotary_frequencies
 from posenc.hf.loading import load_checkpoint
 from posenc.hf.rope_config import RopeSetting
+from posenc.inspect.checkpoint.positions import Rotation
+from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
+from posenc.queries_keys.rope_scaling import LongRoPE, Proportional
+from posenc.report.failure import RunFailed
 from tests.hf_models import COMMON, LENGTH, save
 
 TARGET = 3 * LENGTH
 DOCUMENTS = [" ".join(str((7 * i + j) % 200 + 20) for j in range(400)) for i in range(8)]
-QUICK = Options(windows=1, search_tries=0, tasks="none")
+QUICK = Options(windows=1, search_evaluations=0, tasks="none")
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0, "beta_slow": 1.0,
         "original_max_position_embeddings": LENGTH // 4}  # fmt: skip
 FAMILIES = {
@@ -82,6 +89,14 @@ REFUSED = {
         "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4}}),
     "unknown rotary keys alpha": ("llama", {"rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "alpha": 10.0}}),
+    "none of its layers attends": ("granitemoehybrid", COMMON | {
+        "layer_types": ["linear_attention"] * 2, "position_embedding_type": "rope",
+        "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "shared_intermediate_size": 64,
+        "num_local_experts": 0, "num_experts_per_tok": 0}),
+    "takes its base from layer_rope_theta": ("granite_swa", COMMON),
+    "no max_position_embeddings": ("recurrent_gemma", {
+        key: value for key, value in COMMON.items() if key != "max_position_embeddings"
+    } | {"lru_width": 32, "head_dim": 8, "attention_window_size": 16}),
     "rotates in layers of the kind sliding_attention only": ("beam", COMMON | {
         "head_dim": 8, "sliding_window": 16,
         "layer_types": ["sliding_attention", "full_attention"]}),
@@ -109,5 +124,84 @@ def test_pairs_that_stand_still_are_proved_to_stand_still(tmp_path):
     outcome = hf.extend(
         folder, TARGET, DOCUMENTS, method="proportional", out=out, as_ids=True, options=QUICK
     )
+    assert outcome.proof is not None
+    assert outcome.proof.logits_error < 1e-5
+
+
+TURNING = 4
+SHARE = RopeSetting(None, 1e4, 16, Proportional(TURNING / 8), LENGTH)
+"""Eight pairs of channels, of which the four fastest rotate."""
+
+
+@pytest.mark.parametrize("name", ["linear", "ntk", "ntk-2x", "proportional"])
+def test_pairs_that_never_rotated_stand_still_in_what_is_stretched(name):
+    before = [float(f) for f in SHARE.frequencies().inv_freq]
+    (stretched,) = stretch((SHARE,), METHODS[name], TARGET)
+    after = [float(f) for f in stretched.frequencies().inv_freq]
+    assert before[TURNING:] == after[TURNING:] == [0.0] * 4
+    assert before[TURNING - 1] > 0
+    slower = [b / a if a else None for b, a in zip(before, after, strict=True)][:TURNING]
+    expected = {
+        "linear": pytest.approx([3.0] * TURNING),
+        "ntk": pytest.approx([3.0 ** (i / 3) for i in range(TURNING)]),
+        "ntk-2x": pytest.approx([6.0 ** (i / 3) for i in range(TURNING)]),
+        "proportional": [1.0, 1.0, 1.0, None],  # those that turn once in 64 tokens
+    }
+    assert slower == expected[name]
+
+
+@pytest.mark.parametrize("name", ["by-parts", "yarn", "llama3", "dynamic", "longrope-switch"])
+def test_a_method_without_words_for_some_of_the_pairs_is_refused(name):
+    with pytest.raises(ValueError, match="only 4 of 8 pairs of channels rotate"):
+        stretch((SHARE,), METHODS[name], TARGET)
+
+
+def test_a_search_over_pairs_that_stand_still_is_refused(tmp_path):
+    family, options = FAMILIES["heads of two sizes"]
+    folder = save(family, tmp_path / family, **options)
+    with pytest.raises(RunFailed, match="some of its pairs of channels do not rotate"):
+        hf.extend(folder, TARGET, DOCUMENTS, method="search", as_ids=True,
+                  options=replace(QUICK, search_evaluations=1))  # fmt: skip
+
+
+def test_heads_of_two_sizes_are_inspected_and_exported(tmp_path):
+    """Beside nested rotary keys, transformers would take a flat rope_scaling for all of them."""
+    family, options = FAMILIES["heads of two sizes"]
+    folder, out = save(family, tmp_path / family, **options), tmp_path / "out"
+    ids = " ".join(map(str, range(20, 40)))
+    asked = Request(folder, ids, ("25", "31"), as_ids=True)
+    rotations = [kind for kind in measure_checkpoint(asked).positions if isinstance(kind, Rotation)]
+    assert {kind.head_dim for kind in rotations} == {8, 16}
+    outcome = hf.extend(folder, TARGET, DOCUMENTS, method="linear", out=out, as_ids=True,
+                        options=QUICK)  # fmt: skip
+    assert outcome.proof is not None
+    assert outcome.proof.inv_freq_error < 1e-6
+    assert "rope_scaling" not in json.loads((out / "config.json").read_text())
+
+
+def test_a_config_that_transformers_would_not_load_is_not_measured(tmp_path):
+    """Where heads have two sizes, its check of longrope asks for one."""
+    family, options = FAMILIES["heads of two sizes"]
+    checkpoint = load_checkpoint(save(family, tmp_path / family, **options))
+    lists = tuple(
+        replace(s, scaling=LongRoPE(3.0, LENGTH, (2.0,) * 8, (2.0,) * 8))
+        if s.layer_type == "full_attention"
+        else s
+        for s in checkpoint.rotary
+    )
+    with (
+        pytest.raises(ValueError, match="transformers would not load a gemma4_text config"),
+        applied(checkpoint.model, lists, TARGET),
+    ):
+        pass
+    assert not other_frequencies(checkpoint.model, checkpoint.rotary)
+
+
+def test_a_share_that_attention_reads_too_is_written_as_lists(tmp_path):
+    """GPT-NeoX Japanese would rotate fewer channels, and fail, with partial_rotary_factor."""
+    options = {k: v for k, v in COMMON.items() if k != "num_key_value_heads"}
+    folder, out = save("gpt_neox_japanese", tmp_path / "neox", **options), tmp_path / "out"
+    outcome = hf.extend(folder, TARGET, DOCUMENTS, method="proportional", out=out, as_ids=True,
+                        options=QUICK)  # fmt: skip
     assert outcome.proof is not None
     assert outcome.proof.logits_error < 1e-5

@@ -95,11 +95,16 @@ OPTIONS: dict[str, list[str]] = {
     "Give --allow-cache-unsafe": ["--method", "dynamic"],
     "needs at least 192": ["--text", "{short}"],
     "missing.txt: no such file": ["--text", "missing.txt"],
+    ": not a file": ["--text", "{folder}"],
+    "text is not UTF-8 (byte 0xff at 4)": ["--text", "{binary}"],
+    "no folder can be written in": ["--out", "{binary}/out"],
+    "is not a folder": ["--method", "search", "--state", "{short}"],
+    "is a folder; name a file in it": ["--report", "{there}"],
     "no text in it": ["--text", "{empty}"],
     "exists already": ["--out", "{there}"],
     "Token ids must lie in 0 .. 256": ["--ids", "--text", "{ids}"],
     "whole numbers between spaces": ["--ids", "--text", "{short}"],
-    "leaves nothing to search": ["--method", "search", "--search-tries", "0"],
+    "leaves nothing to search": ["--method", "search", "--search-evaluations", "0"],
     "Invalid value for '--to'": ["--to", "far"],
 }
 
@@ -128,7 +133,9 @@ def texts(tmp_path) -> dict[str, str]:
     }  # fmt: skip
     for name, content in contents.items():
         (tmp_path / f"{name}.txt").write_text(content)
-    return {name: str(tmp_path / f"{name}.txt") for name in contents}
+    (tmp_path / "binary.txt").write_bytes(b"the \xff fox " * 100)
+    found = {name: str(tmp_path / f"{name}.txt") for name in (*contents, "binary")}
+    return {**found, "folder": str(tmp_path)}
 
 
 @pytest.mark.parametrize("message", FOLDERS)

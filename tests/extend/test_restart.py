@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from posenc import extend as hf
+from posenc.cli import main
 from posenc.extend.measure.losses import Reader
 from posenc.extend.options import Options
-from posenc.extend.restart import locked
+from posenc.extend.restart import locked, own_state
 from posenc.extend.search.evolution import Search
 from posenc.extend.tune import tuning
 from posenc.extend.tune.config import TuneConfig
@@ -208,7 +209,7 @@ def test_two_runs_never_share_a_state(llama, tmp_path):
     handle = os.open(state, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     documents = [f"{i} the fox and the dog " * 12 for i in range(8)]
-    options = Options(windows=1, state=state, search_tries=1)
+    options = Options(windows=1, state=state, search_evaluations=1)
     with pytest.raises(ValueError, match="Another posenc extend works in"):
         hf.extend(llama, TARGET, documents, method="search", options=options)
     os.close(handle)
@@ -268,3 +269,20 @@ def _umask() -> int:
     before = os.umask(0)
     os.umask(before)
     return before
+
+
+def test_what_was_kept_is_gone_once_the_export_stands(tmp_path, capsys):
+    """A kill between the export's name and its page."""
+    out, state = tmp_path / "out", own_state(tmp_path / "out")
+    model = save("llama", tmp_path / "llama")
+    for folder in (out, state):
+        folder.mkdir()
+    asked = ["extend", str(model), "--to", str(TARGET), "--out", str(out)]
+    for there, told, left in (("other.txt", "exists already; give", True),
+                              ("SERVE.md", "it is written and proved", False)):  # fmt: skip
+        (out / there).write_text("")
+        with pytest.raises(SystemExit) as stopped:
+            main(asked)
+        assert stopped.value.code == 2
+        assert told in capsys.readouterr().err.replace("\n", " ")
+        assert state.exists() is left

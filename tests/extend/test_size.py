@@ -21,7 +21,7 @@ from tests.hf_models import LENGTH, save, transformers
 
 TARGET = 3 * LENGTH
 DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
-QUICK = {"windows": 2, "search_tries": 0, "task_trials": 1}
+QUICK = {"windows": 2, "search_evaluations": 0, "task_trials": 1}
 INDEX = "model.safetensors.index.json"
 
 

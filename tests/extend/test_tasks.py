@@ -161,7 +161,7 @@ def test_short_texts_are_the_same_before_and_after():
 
 def test_what_short_texts_cost_is_measured_and_the_baseline_is_not_in_it(tmp_path):
     folder = save("llama", tmp_path / "llama", spread=0.5)
-    options = Options(windows=2, search_tries=0, tasks="none")
+    options = Options(windows=2, search_evaluations=0, tasks="none")
     outcome = hf.extend(folder, 3 * LENGTH, DOCUMENTS, method="linear", options=options)
     assert set(outcome.short_text()) == {"linear"}
     assert outcome.short_text()["linear"].mean != 0

@@ -243,8 +243,9 @@ def child(asked: dict[str, Any]) -> None:
     os.fsync, os.replace = fsync, replace
     atexit.register(tell, "end", None)
     posenc(
-        ["extend", asked["model"], "--to", str(TARGET), "--method", "search", "--search-tries",
-         str(TRIES), "--tune", str(STEPS), "--batch", "1", "--windows", "2", "--lr", "1e-3",
+        ["extend", asked["model"], "--to", str(TARGET), "--method", "search",
+         "--search-evaluations", str(TRIES), "--tune", str(STEPS), "--batch", "1",
+         "--windows", "2", "--lr", "1e-3",
          "--text", str(Path(asked["log"]).with_name("text.txt")), "--out", asked["out"]]
     )  # fmt: skip
 

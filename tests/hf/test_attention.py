@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc.encoding.base import PositionEncoding
 from posenc.extend.variants.position_maps import position_maps
-from posenc.hf.attention import attached, register_attention
+from posenc.hf.attachment.attach import attached
+from posenc.hf.attention import register_attention
 from posenc.hf.loading import load_checkpoint
 from posenc.hf.own_biases import own_biases
 from tests.hf_models import save, transformers
@@ -59,7 +60,7 @@ def test_attention_that_cannot_be_exchanged_is_refused(tmp_path):
     before = checkpoint.model(tokens).logits
     with (
         pytest.raises(ValueError, match="FalconForCausalLM cannot be exchanged"),
-        attached(checkpoint.model, lambda layer: PositionEncoding()),
+        attached(checkpoint.model, PositionEncoding()),
     ):
         pass
     torch.testing.assert_close(checkpoint.model(tokens).logits, before, rtol=0, atol=0)

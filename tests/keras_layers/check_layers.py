@@ -272,6 +272,14 @@ def test_positions_outside_of_a_table_are_named_and_compiled_give_nan(host, grow
         import jax
 
         out = jax.jit(lambda x, positions: layer(x, positions=positions))(x, positions)
+    elif BACKEND == "tensorflow":
+        import tensorflow
+
+        @tensorflow.function
+        def looked_up(x, positions):
+            return layer(x, positions=positions)
+
+        out = looked_up(tensorflow.constant(x), tensorflow.constant(positions))
     else:
         import torch
 

@@ -53,6 +53,10 @@ def test_angles_are_exact_at_many_positions_and_in_compiled_code():
         import jax
 
         compute = jax.jit(compute)
+    elif keras.backend.backend() == "tensorflow":
+        import tensorflow
+
+        compute = tensorflow.function(compute)
     else:
         compute = torch.compile(compute, backend="eager", fullgraph=True)
     for cos, sin in (phases.cos_sin(positions), compute(ops.convert_to_tensor(positions))):

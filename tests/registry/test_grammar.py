@@ -63,6 +63,8 @@ WRONG = {
     "rope/nope every 1": (16, "a whole number from 2"),
     "rope every 4": (11, "for two layers"),
     "=rope": (1, "a label is missing"),
+    "_a=rope": (1, "begins with a letter or a digit"),
+    "$a$=rope": (1, "expected an encoding"),
     "roep": (1, "Unknown encoding 'roep'. Did you mean 'rope'"),
     "rope+albi": (6, "Unknown encoding 'albi'. Did you mean 'alibi'"),
     "yarn:factr=2": (6, "unknown option factr.*Did you mean 'factor'"),
@@ -128,7 +130,7 @@ def test_a_text_builds_what_its_parts_say():
     both = create("rope:rope_theta=500000+alibi:bias_max=4", SHAPE)
     rope, alibi = both.members
     assert isinstance(rope, RoPE) and rope.rope_theta == 500000 and not rope.interleaved
-    assert isinstance(alibi, ALiBi) and alibi.slopes == ALiBi(4, 4.0).slopes
+    assert isinstance(alibi, ALiBi) and alibi.slopes == ALiBi(4, bias_max=4.0).slopes
 
 
 def test_layers_take_turns():

@@ -27,9 +27,7 @@ class Other(ALiBi):
 
 
 @pytest.fixture(autouse=True)
-def forget(monkeypatch):
-    monkeypatch.setattr(known, "_registered", {})
-    monkeypatch.setattr(known, "_classes", {})
+def forget():
     known._installed.cache_clear()
     yield
     known._installed.cache_clear()
@@ -38,8 +36,8 @@ def forget(monkeypatch):
 def test_a_registered_name_is_built_listed_and_composed():
     register("slow", Slow, bias_max=4.0)
     assert type(create("slow", SHAPE)) is Slow
-    assert create("slow", SHAPE).slopes == ALiBi(2, 4.0).slopes
-    assert create("slow:bias_max=6", SHAPE).slopes == ALiBi(2, 6.0).slopes
+    assert create("slow", SHAPE).slopes == ALiBi(2, bias_max=4.0).slopes
+    assert create("slow:bias_max=6", SHAPE).slopes == ALiBi(2, bias_max=6.0).slopes
     assert create("rope+slow", ModelShape(64, 2)).claims.places == (2, 3)
     assert names()[-1] == "slow" and entry("slow").checked == "unchecked"
     register("slow", Slow)  # the same cell of a notebook, run again
@@ -60,6 +58,30 @@ def test_register_refuses(name, cls, error, said):
     register("taken", Slow)
     with pytest.raises(error, match=said):
         register(name, cls)
+
+
+SCRIPT = """\
+import posenc
+
+class Mine(posenc.ALiBi):
+    pass
+
+posenc.register("mine_of_a_script", Mine)
+if __name__ == "__main__":
+    from posenc.compare.encodings import code_of, read_encodings
+    (mine,) = read_encodings(["mine_of_a_script"])
+    built = posenc.create(mine.text, posenc.ModelShape(64, 2))
+    print(mine.text, mine.label, type(built).__qualname__, mine.code == code_of(mine.text))
+"""
+
+
+def test_a_script_may_register_what_its_workers_load_again(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(posenc.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.stdout == "script.py:Mine mine_of_a_script Mine True\n", done.stderr
 
 
 class Point:

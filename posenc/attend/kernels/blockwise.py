@@ -15,9 +15,10 @@ from posenc.attend.problem import Problem
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import transformed
 
-BLOCK_BYTES = 2 * 2**20
-"""What one block of scores may take. Larger blocks leave the cache, smaller ones pay more for
-their overhead."""
+BLOCK_BYTES, MOST_BYTES = 2 * 2**20, 8 * 2**20
+"""What one block of scores takes where it has at least `ROWS` queries, and where it has fewer.
+Larger blocks leave the cache, smaller ones pay more for their overhead."""
+ROWS = 64
 
 
 def refuse(problem: Problem) -> str | None:
@@ -29,10 +30,12 @@ def cost(problem: Problem) -> Cost:
 
 
 def block_rows(problem: Problem) -> int:
-    """Queries per block: a power of two from 16 to 512 that keeps the scores in the cache."""
+    """Queries per block: a power of two from 16 to 512 that keeps the scores in the cache, or has
+    enough of them for a product."""
     batch, heads = problem.q.shape[:2]
     row_bytes = batch * heads * problem.kv_len * max(4, problem.q.element_size())
-    rows = max(1, BLOCK_BYTES // max(row_bytes, 1))
+    fit, most = (size // max(row_bytes, 1) for size in (BLOCK_BYTES, MOST_BYTES))
+    rows = max(1, fit, min(ROWS, most))
     return min(512, max(16, 1 << (rows.bit_length() - 1)))
 
 

@@ -122,8 +122,9 @@ def _from_parameters(model: Model, full: Layer) -> dict[str, Layer]:
             got[kind] = full
             continue
         share = number(inner.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+        head_dim = model.of_kind(kind).head_dim
         whole = inner.get("rope_type") == "proportional"
-        dim = model.head_dim if whole else int(model.head_dim * share)
+        dim = head_dim if whole else int(head_dim * share)
         theta = number(inner["rope_theta"], "rope_theta")
         got[kind] = initialize(model, inner, theta, dim, model.max_positions)
     return got

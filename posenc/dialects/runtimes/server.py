@@ -49,7 +49,8 @@ def serve(
         )
     try:
         layers = {
-            kind: rotation(p, model, length or model.max_positions) for kind, p in resolved.items()
+            kind: rotation(p, model.of_kind(kind), length or model.max_positions)
+            for kind, p in resolved.items()
         }
         scale = softmax_scale(model, next(iter(resolved.values())))
     except RefusedError as refused:

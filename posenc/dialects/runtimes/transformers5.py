@@ -80,7 +80,8 @@ def _class_default(model: Model) -> Parameters:
 
 
 def _resolve_nested(model: Model) -> dict[str, Parameters]:
-    """One dict per kind of layer; a flat rope_scaling goes to the layers with full attention."""
+    """One dict per kind of layer. Where a family takes no flat rope_scaling, see `_refuse_nested`,
+    one can only be meant for the layers with full attention."""
     config = model.config
     given = config.get("rope_parameters")
     inner: dict[str, Parameters] = {}
@@ -90,14 +91,17 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
     if isinstance(old, Mapping) and any(isinstance(v, Mapping) for v in old.values()):
         inner = {k: dict(v) for k, v in old.items() if isinstance(v, Mapping)}
     elif isinstance(old, Mapping):
-        if given is not None and "full_attention" not in inner:
-            raise RefusedError("KeyError: 'full_attention'")
-        # The class's own rope_type stands here already: a `type` beside it means nothing.
-        inner["full_attention"] = {"rope_type": "default", **inner.get("full_attention", {}), **old}
+        for kind in model.flat_reaches or ("full_attention",):
+            if given is not None and kind not in inner:
+                raise RefusedError(f"KeyError: {kind!r}")
+            # The class's own rope_type stands here already: a `type` beside it means nothing.
+            inner[kind] = {"rope_type": "default", **inner.get(kind, {}), **old}
     resolved = {}
     for kind, defaults in model.facts["transformers5"]["nested"].items():
         theta = (defaults or {}).get("rope_theta", 10000.0)
-        if kind == "sliding_attention":
+        if model.flat_reaches is None:
+            pass
+        elif kind == "sliding_attention":
             if isinstance(model.facts["transformers5"]["rope_theta"], Mapping):
                 theta = _first(config, "rope_local_base_freq", default=theta)
         else:
@@ -105,7 +109,8 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
         parameters = inner.get(kind)
         if parameters is None:
             parameters = {k: v for k, v in (defaults or {}).items() if k != "rope_theta"}
-        _fill(parameters, model, theta, config.get("partial_rotary_factor"))
+        share = None if model.flat_reaches is None else config.get("partial_rotary_factor")
+        _fill(parameters, model, theta, share)
         parameters.pop("truncate", None)  # transformers looks for it beside the nested dicts
         check(parameters)
         resolved[kind] = parameters
@@ -253,12 +258,33 @@ def own_rotation(p: Parameters, model: Model, length: int) -> Layer:
     return Layer(short.inv_freq, number(required(p, name), name))
 
 
+def _refuse_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
+    """What loading a family with nested rope dicts stops at. Newer ones take nothing flat and fill
+    nothing in; where heads differ between layers, checking longrope asks for one size of all.
+
+    Raises: RefusedError.
+    """
+    old, new = model.config.get("rope_scaling"), model.config.get("rope_parameters")
+    given = old or new or {}
+    for kind, p in resolved.items() if given and not model.flat_reaches else ():
+        if kind not in given:
+            raise RefusedError(f"KeyError: {kind!r}")
+        original = {"original_max_position_embeddings"} if p["rope_type"] in STRETCHED else set()
+        needed = {"rope_theta"} | original
+        if model.flat_reaches is None and (missing := sorted(needed - given[kind].keys())):
+            raise RefusedError(f"KeyError: {missing[0]!r}")
+    if model.uneven_heads and any(p["rope_type"] == "longrope" for p in resolved.values()):
+        raise RefusedError("AmbiguousGlobalPerLayerAttributeError: 'head_dim'")
+
+
 @emulator("transformers-5")
 def emulate(model: Model, length: int | None) -> Computed:
     """What transformers 5.23 computes; it never refuses a length."""
     resolved = resolve(model)
+    if model.nested:
+        _refuse_nested(model, resolved)
     length = length or model.max_positions
-    layers = {kind: own_rotation(p, model, length) for kind, p in resolved.items()}
+    layers = {kind: own_rotation(p, model.of_kind(kind), length) for kind, p in resolved.items()}
     first = next(iter(resolved.values()))
     return Computed(
         "transformers-5",

@@ -114,7 +114,8 @@ def _write_nested(
     if full is not None:
         holder["rope_theta"] = full["rope_theta"]
         _write_switch(holder, full)
-        if full["rope_type"] != "default":
+        # Elsewhere transformers 5 would take it for other layers, too, or for all there is.
+        if full["rope_type"] != "default" and model.flat_reaches == ("full_attention",):
             holder["rope_scaling"] = {k: v for k, v in full.items() if k != "rope_theta"}
     sliding = nested.get("sliding_attention")
     if sliding is not None and isinstance(model.facts["transformers5"]["rope_theta"], Mapping):

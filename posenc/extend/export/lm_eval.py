@@ -19,7 +19,9 @@ def check_lm_eval(tasks: str, out: Path | None) -> None:
     if "," in str(out):
         raise ValueError(f"--lm-eval cannot name a folder with a comma in it: {out}.")
     if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError("--lm-eval needs lm-eval, which is not installed: pip install lm-eval.")
+        raise ValueError(
+            "--lm-eval needs lm-eval, which is not installed: pip install 'posenc[lm-eval]'."
+        )
 
 
 def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:

@@ -30,12 +30,15 @@ class PasskeyGrid:
     def shares(
         self, reader: Reader, windows: Windows, progress: Callable[[str, float], None]
     ) -> dict[tuple[int, float], float]:
-        """Share of key tokens right, by (length, depth)."""
+        """Share of key tokens right, by (length, depth); without lengths that hold no more than
+        the key, and empty where the text has too few different tokens for one."""
         filler = windows.tokens.flatten()
         words = torch.unique(filler)
+        secret = self.marker_tokens + self.key_tokens
+        lengths = [n for n in self.lengths if n > 2 * secret and len(words) >= secret]
         generator = torch.Generator().manual_seed(0)
         grid = {}
-        for i, length in enumerate(self.lengths):
+        for i, length in enumerate(lengths):
             prompts = [
                 self._prompt(filler, words, length, depth, generator)
                 for depth in self.depths
@@ -44,7 +47,7 @@ class PasskeyGrid:
             shares = self._accuracy(reader, torch.stack(prompts)).view(len(self.depths), -1)
             for depth, share in zip(self.depths, shares, strict=True):
                 grid[length, depth] = float(share.mean())
-            progress("passkeys", (i + 1) / len(self.lengths))
+            progress("passkeys", (i + 1) / len(lengths))
         return grid
 
     def _prompt(

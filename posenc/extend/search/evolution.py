@@ -122,6 +122,11 @@ class Search:
         searched = next(
             s for s in self.settings if s.layer_type is None or s.layer_type in EXTENDED_LAYERS
         )
+        if not all(searched.frequencies().inv_freq):
+            raise ValueError(
+                "some of its pairs of channels do not rotate, and no config says what is searched "
+                "of the others only"
+            )
         plain = rs.rope_frequencies(searched.rotary_dim, searched.rope_theta).inv_freq
         turns = [float(f) * searched.original_length / (2 * np.pi) for f in plain]
         seeds, banded = [], []

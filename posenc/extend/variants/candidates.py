@@ -32,7 +32,7 @@ Builders = dict[str, Callable[[], Variant]]
 
 def needs_search(method: str | None, options: Options) -> bool:
     """Whether frequencies are searched, where the checkpoint has any."""
-    return method == "search" or (method is None and options.search_tries > 0)
+    return method == "search" or (method is None and options.search_evaluations > 0)
 
 
 def candidates(
@@ -73,7 +73,7 @@ def _search(
         Reader(checkpoint.model, masked), checkpoint.rotary, fitting.take(SEARCH_WINDOWS),
         checkpoint.trained_length, state,
     )  # fmt: skip
-    return searched_variant(checkpoint, search.evolve(options.search_tries, progress), to)
+    return searched_variant(checkpoint, search.evolve(options.search_evaluations, progress), to)
 
 
 def measure_variant(

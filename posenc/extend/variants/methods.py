@@ -83,9 +83,11 @@ def stretch(
     """The settings with `method` applied to every layer that looks beyond a window.
 
     A scaling that names the length before it is replaced, never stacked: the factor counts from
-    that length. A linear scaling that the checkpoint was trained with stays underneath.
+    that length. A linear scaling that the checkpoint was trained with stays underneath, and pairs
+    that it was trained without stand still.
 
-    Raises: ValueError where the method needs more pairs of channels than rotate.
+    Raises: ValueError where the method needs more pairs of channels than rotate, or has no form for
+    the fastest ones only.
     """
     stretched = []
     for setting in settings:
@@ -96,8 +98,36 @@ def stretch(
                     "only one pair rotates"
                 )
             # Without its compression, the same rotation was trained on a shorter text.
-            plain = replace(setting, original_length=setting.compressed_length, compression=1.0)
-            scaling = method.scale(plain, target / setting.original_length)
-            setting = replace(setting, scaling=scaling)
+            factor = target / setting.original_length
+            if isinstance(setting.scaling, rs.Proportional) and setting.scaling != rs.Proportional(
+                1
+            ):
+                setting = _stretch_share(setting, setting.scaling, method, factor)
+            else:
+                plain = replace(setting, original_length=setting.compressed_length, compression=1.0)
+                setting = replace(setting, scaling=method.scale(plain, factor))
         stretched.append(setting)
     return tuple(stretched)
+
+
+def _stretch_share(
+    setting: RopeSetting, trained: rs.Proportional, method: Method, factor: float
+) -> RopeSetting:
+    """A setting of which the fastest pairs rotate only: the same pairs, slower.
+
+    Raises: ValueError for a method that no word of a config can say of some of the pairs.
+    """
+    pairs = int(trained.p * setting.rotary_dim // 2)
+    match method.scale(setting, factor):
+        case rs.Linear(factor=slower):
+            return replace(setting, scaling=replace(trained, factor=trained.factor * slower))
+        case rs.NTK(factor=slower) if pairs > 1:
+            # The slowest pair that rotates is slower by the whole factor, the fastest not at all.
+            base = setting.rope_theta * slower ** (setting.rotary_dim / (2 * pairs - 2))
+            return replace(setting, rope_theta=base)
+        case rs.Proportional(p=share):
+            return replace(setting, scaling=replace(trained, p=min(share, trained.p)))
+    raise ValueError(
+        f"only {pairs} of {setting.rotary_dim // 2} pairs of channels rotate in this model, and no "
+        "config says this of some pairs only"
+    )

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.extend.variants.variant import Variant
-from posenc.hf.attention import attached, exchangeable
+from posenc.hf.attachment.attach import attached
+from posenc.hf.attention import exchangeable
 from posenc.hf.loading import Checkpoint
 from posenc.hf.rope_config import head_size
 from posenc.queries_keys import rope_scaling as rs
@@ -88,7 +89,7 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
     tokens = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     expected, dtype = _logits(checkpoint.model, tokens), checkpoint.model.dtype
     half = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
-    with attached(checkpoint.model, lambda layer: encoding) as model:
+    with attached(checkpoint.model, encoding) as model:
         try:
             got = _logits(model, tokens)
         except Exception as error:  # whatever a family's code makes of another attention
@@ -99,7 +100,7 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
         error = float((got - expected).abs().max() / expected.abs().max())
         if not error <= max(TOLERANCE, LAST_BITS * half):
             raise ValueError(
-                f"within its window it must change nothing, and it changes logits by {error:.0%}: "
+                f"within its window it must change nothing, and it changes logits by {error:.1%}: "
                 "this model rotates in another way than the map"
             )
         yield model

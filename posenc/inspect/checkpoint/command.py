@@ -11,6 +11,7 @@ from rich.markup import escape
 from posenc.inspect.checkpoint import words as rows
 from posenc.inspect.checkpoint.answer import answer, next_line, who_saw_whom
 from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
+from posenc.report.atomic import check_figures
 from posenc.report.console import print_table, stdout
 from posenc.report.progress import tell
 
@@ -20,10 +21,7 @@ def inspect_checkpoint(
 ) -> None:
     """Print the answer and what was measured, write the page and, into the folder `figures`, what
     it draws."""
-    if figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(figures)
+    check_figures(figures)
     sheet = measure_checkpoint(request, tell)
     tell("")
     if as_json:
@@ -34,21 +32,13 @@ def inspect_checkpoint(
     if path is None and figures is None:
         return
     from posenc.inspect.checkpoint.page import make_page
+    from posenc.report.figure_files import write_page
 
     tell("drawing")
     page = make_page(sheet, request.layers, command)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        page.write(path)
+    said = write_page(page, path, figures)
     tell("")
-    if path is not None:
-        sys.stderr.write(f"{path}\n")
-    if figures is not None:
-        from posenc.report.figure_files import write_figures
-
-        for line in write_figures(page.plots(), figures):
-            sys.stderr.write(f"{line}\n")
-        sys.stderr.write(f"{figures}\n")
+    sys.stderr.writelines(f"{line}\n" for line in (path, *said, figures) if line is not None)
 
 
 def _print(sheet: Sheet) -> None:

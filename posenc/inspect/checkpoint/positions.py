@@ -162,7 +162,7 @@ def _rotation(setting: RopeSetting, model: Any) -> Rotation:
         layers=_rotating_layers(setting, config),
         rope_theta=setting.rope_theta,
         rotary_dim=setting.rotary_dim,
-        head_dim=head_size(config),
+        head_dim=head_size(config, setting.layer_type),
         scaling=setting.scaling_name,
         trained=setting.original_length,
         longest=longest,

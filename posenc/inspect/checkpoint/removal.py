@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posenc.hf.attention import no_turn
+from posenc.hf.attachment.own_positions import no_turn
 from posenc.inspect.checkpoint.positions import DISENTANGLED, TABLE_NAMES
 
 ALIBI_ARGUMENTS = {"BloomAttention": "alibi", "MptAttention": "position_bias"}

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from posenc.report.sentence import sentence
+
 Array = np.ndarray
 MOSTLY = 0.5
 """Share of a head's attention that names it."""
@@ -55,5 +57,4 @@ def in_changed_layers(series: Mapping[str, Sequence[float]], rounding: float) ->
             if first is None
             else f"{name} it moves from layer {first} on, up to {max(values):.2g}"
         )
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}."
+    return sentence(parts)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from posenc import masks
-from posenc.attend.attention import attention
 from posenc.attend.multihead import Attention
 from posenc.inspect.claims.claim import PARTLY, Group, Measured, amount
+from posenc.inspect.claims.masking import weights_of
 from posenc.masks import Mask
 from posenc.queries_keys.rope import RoPE
 from posenc.queries_keys.rope_scaling import Proportional, rope_frequencies
@@ -24,8 +24,10 @@ _DIM = 128
 _BASE = 10000.0
 
 
-def _frequencies(base: float, scaling: Proportional | None = None) -> Tensor:
-    found = rope_frequencies(_DIM, base, scaling).inv_freq
+def _frequencies(
+    base: float, scaling: Proportional | None = None, rotary_dim: int = _DIM
+) -> Tensor:
+    found = rope_frequencies(rotary_dim, base, scaling).inv_freq
     return torch.tensor([float(f) for f in found], dtype=torch.float64)
 
 
@@ -55,14 +57,7 @@ def _rot() -> Measured:
 
 def _keys_share(mask: Mask | None, scores: Tensor) -> float:
     """How much more attention than the mean key the first one gets, over all queries."""
-    length = scores.shape[2]
-    positions, unit = torch.arange(length), torch.eye(length, dtype=scores.dtype)[None, None]
-    weights = attention(
-        scores, scores, unit, q_positions=positions, kv_positions=positions, mask=mask,
-        impl="reference",
-    )  # fmt: skip
-    assert isinstance(weights, Tensor)
-    return (weights[0, 0].mean(0)[0] * length).item()
+    return (weights_of(scores, mask).mean(0)[0] * scores.shape[2]).item()
 
 
 @CLAIMS.add(
@@ -132,11 +127,7 @@ def _base_bound() -> Measured:
 
 def _rotated(rotary_dim: int) -> Tensor:
     """The wavelengths of partial rotary, in tokens."""
-    return (
-        2
-        * math.pi
-        / torch.tensor([float(f) for f in rope_frequencies(rotary_dim, _BASE, None).inv_freq])
-    )
+    return 2 * math.pi / _frequencies(_BASE, rotary_dim=rotary_dim)
 
 
 @CLAIMS.add("Partial rotary leaves the slowest frequencies out")

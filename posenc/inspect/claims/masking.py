@@ -59,8 +59,8 @@ def _two_layers() -> Measured:
     return text, one < 1e-9 and two > 1e-4
 
 
-def _weights(scores: Tensor, mask: Mask) -> Tensor:
-    """Attention weights of q (len, width) with itself, as the output for unit values."""
+def weights_of(scores: Tensor, mask: Mask | None) -> Tensor:
+    """Attention weights of q (1, 1, len, width) with itself, as the output for unit values."""
     length = scores.shape[2]
     positions, unit = torch.arange(length), torch.eye(length, dtype=scores.dtype)[None, None]
     out = attention(
@@ -74,7 +74,7 @@ def _weights(scores: Tensor, mask: Mask) -> Tensor:
 @CLAIMS.add("A causal mask keeps attention of full rank")
 def _full_rank() -> Measured:
     q = _random(1, 1, 64, 4)
-    weights = _weights(q, masks.causal)
+    weights = weights_of(q, masks.causal)
     log_det = torch.linalg.slogdet(weights)
     product = weights.diagonal().log().sum()
     lowest = weights.diagonal().min().item()

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from posenc.encoding.shape import ModelShape
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.sheet import SpecSheet, measure
 from posenc.inspect.encoding.words import tables
 from posenc.registry import create, parse
+from posenc.report.atomic import check_figures
 from posenc.report.console import print_table, stdout
 from posenc.report.progress import tell
 
@@ -27,10 +30,7 @@ def run(
 ) -> None:
     """Print the answers and the spec sheets, write the page and, into the folder `figures`, what it
     draws."""
-    if figures is not None:
-        from posenc.report.figure_files import check_folder
-
-        check_folder(figures)
+    check_figures(figures)
     sheets = measure_all(names, shape, tell)
     tell("")
     if as_json:
@@ -41,18 +41,11 @@ def run(
     if path is None and figures is None:
         return
     from posenc.inspect.encoding.page import make_page
+    from posenc.report.figure_files import write_page
 
     page = make_page(sheets, compare, shlex.join(["posenc", *sys.argv[1:]]))
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        page.write(path)
-        sys.stderr.write(f"{path}\n")
-    if figures is not None:
-        from posenc.report.figure_files import write_figures
-
-        for line in write_figures(page.plots(), figures):
-            sys.stderr.write(f"{line}\n")
-        sys.stderr.write(f"{figures}\n")
+    said = write_page(page, path, figures)
+    sys.stderr.writelines(f"{line}\n" for line in (path, *said, figures) if line is not None)
 
 
 def measure_all(
@@ -64,13 +57,22 @@ def measure_all(
     """
     specs = {name: parse(name) for name in names}
     for name in names:
-        create(name, shape)
+        _check(name, shape)
     unique = [n if s.label else str(s) for n, s in specs.items()]
     unique = list(dict.fromkeys(unique))
     return [
         measure(name, shape, lambda step, n=name, i=i: tell(f"{n} ({i} of {len(unique)}): {step}"))
         for i, name in enumerate(unique, 1)
     ]
+
+
+def _check(name: str, shape: ModelShape) -> None:
+    """Raises: ValueError for what cannot be built; nothing is allocated."""
+    try:
+        with torch.device("meta"):
+            create(name, shape)
+    except (RuntimeError, NotImplementedError):  # somebody's constructor that reads a tensor
+        pass
 
 
 def _print(sheets: list[SpecSheet], compare: bool) -> None:

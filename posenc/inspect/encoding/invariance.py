@@ -18,6 +18,7 @@ from posenc.attend.cache import KVCache
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.testing.layer import Layer, hidden, moved, room, tokens
+from posenc.testing.sequences import padded
 
 ROUNDING = 1e-9
 FAR = 20_011
@@ -61,16 +62,8 @@ def padding(layer: Layer, shape: ModelShape) -> float:
     lengths = [room(encoding, 13), 5, 1]
     worst = 0.0
     for left in (True, False):
-        total = max(lengths)
-        valid = torch.zeros(len(lengths), total, dtype=torch.bool)
-        rows = torch.zeros_like(tokens(encoding, total)).repeat(
-            len(lengths), *[1] * tokens(encoding, 1).ndim
-        )
-        for row, length in enumerate(lengths):
-            start = total - length if left else 0
-            valid[row, start : start + length] = True
-            rows[row, start : start + length] = tokens(encoding, length)
-        x = hidden(total, shape, batch=len(lengths))
+        valid, rows = padded(encoding, lengths, left=left)
+        x = hidden(valid.shape[1], shape, batch=len(lengths))
         out = layer(x, rows, masks.causal & masks.padding(valid))
         for row, length in enumerate(lengths):
             alone = layer(x[row : row + 1, valid[row]], tokens(encoding, length))

@@ -63,15 +63,10 @@ def measure(encoding: PositionEncoding) -> Precision | None:
         for name, dtype in DTYPES.items()
     }
     starts = [2**i for i in range(limit.bit_length()) if 2**i + NEIGHBOURS <= limit]
-    apart = {
-        "as used": [_apart(torch.cat(_cos_sin(angles, p), -1)) for p in map(_after, starts)],
-        **{
-            f"plain {name}": [
-                _apart(_plain(angles.inv_freq, p, dtype)) for p in map(_after, starts)
-            ]
-            for name, dtype in DTYPES.items()
-        },
-    }
+    after = [torch.arange(start, start + NEIGHBOURS + 1) for start in starts]
+    apart = {"as used": [_apart(torch.cat(_cos_sin(angles, p), -1)) for p in after]}
+    for name, dtype in DTYPES.items():
+        apart[f"plain {name}"] = [_apart(_plain(angles.inv_freq, p, dtype)) for p in after]
     return Precision(plain, _reach(positions, circular(used, exact)), starts, apart)
 
 
@@ -79,10 +74,6 @@ def _cos_sin(angles: Angles, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin as the encoding computes them; all components of a position are equal."""
     own = positions[:, None].expand(-1, 1 + max(angles.axes or (0,)))
     return angles.cos_sin(own if angles.axes else positions)
-
-
-def _after(start: int) -> Tensor:
-    return torch.arange(start, start + NEIGHBOURS + 1)
 
 
 def _apart(rows: Tensor) -> float:

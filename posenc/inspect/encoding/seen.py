@@ -9,6 +9,7 @@ import numpy as np
 
 from posenc.inspect.encoding.answer import LEVEL
 from posenc.inspect.encoding.scores import Decay
+from posenc.report.sentence import listed
 
 Array = np.ndarray
 
@@ -31,7 +32,7 @@ def in_scores(decays: Mapping[str, Decay], *, same: bool) -> str:
     if most in level:
         return f"No encoding here moves with distance{what}."
     verb = "falls" if near > far else "rises"
-    rest = f"; {_listed(level)} {'stays' if len(level) == 1 else 'stay'} level" if level else ""
+    rest = f"; {listed(level)} {'stays' if len(level) == 1 else 'stay'} level" if level else ""
     return f"{most} {verb} most{what}, by {_number(abs(near - far))} logits{rest}."
 
 
@@ -63,8 +64,8 @@ def in_precision(reach: Mapping[str, int], last: int) -> str:
         return f"Every way is right to the last position tested, {last:,}."
     parts = [f"{name} only to {position:,}" for name, position in wrong.items()]
     if not right:
-        return f"Right {_listed(parts)}."
-    return f"Right throughout: {_listed(right)}; {_listed(parts)}."
+        return f"Right {listed(parts)}."
+    return f"Right throughout: {listed(right)}; {listed(parts)}."
 
 
 def in_added(table: Array) -> str:
@@ -183,7 +184,3 @@ def _number(value: float) -> str:
     if abs(value) < 1e-6:  # what is left of sums that cancel
         return "0"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -96,7 +96,8 @@ def _imported(path: str) -> Any:
     try:
         return find(module, attribute)
     except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path}: cannot be imported ({_line(error)}).") from error
+        why = str(error).rstrip(".")
+        raise ValueError(f"{path}: cannot be imported ({why}).") from error
 
 
 def _as_module(made: Any, path: str, options: dict[str, Any]) -> nn.Module:

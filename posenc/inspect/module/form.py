@@ -126,17 +126,17 @@ def forms(module: nn.Module, method: str) -> Iterator[Form]:
 def _layouts(
     method: str, roles: dict[str, str], optional: dict[str, str], defaults: frozenset[str]
 ) -> Iterator[Form]:
-    kinds = list(dict.fromkeys(role.removeprefix("q_").removeprefix("kv_") for role in
-                               roles.values() if role in LAYOUTS))  # fmt: skip
-    kinds = list(dict.fromkeys("q" if kind == "k" else kind for kind in kinds))
+    kinds = list(dict.fromkeys(_alike(role) for role in roles.values() if role in LAYOUTS))
     for chosen in product(*(LAYOUTS[kind] for kind in kinds)):
         layout = dict(zip(kinds, chosen, strict=True))
-        slots = {}
-        for name, role in roles.items():
-            kind = role.removeprefix("q_").removeprefix("kv_") if role in LAYOUTS else ""
-            slots[name] = (role, layout.get("q" if kind == "k" else kind, ""))
+        slots = {name: (role, layout.get(_alike(role), "")) for name, role in roles.items()}
         shown = f"{'' if method == 'forward' else method}({', '.join(roles)})"
         yield Form(shown, lambda module, m=method: getattr(module, m), slots, optional, defaults)
+
+
+def _alike(role: str) -> str:
+    """The role whose layout this one shares: keys have that of queries."""
+    return "q" if role == "k" else role.removeprefix("q_").removeprefix("kv_")
 
 
 def from_expression(text: str) -> Form:

@@ -9,13 +9,7 @@ from decimal import Decimal
 from typing import ClassVar
 
 from posenc.numbers.frequencies import TWO_PI, inverse_frequencies
-from posenc.queries_keys.rope_scaling.scaling import (
-    Frequencies,
-    Scaling,
-    require,
-    require_factor,
-    require_length,
-)
+from posenc.queries_keys.rope_scaling.scaling import Frequencies, Scaling, require
 from posenc.queries_keys.rope_scaling.uniform import ntk_frequencies
 
 
@@ -71,8 +65,7 @@ class NTKByParts(Scaling):
     source: ClassVar[str] = "Peng et al. 2023, arXiv:2309.00071, definition 2"
 
     def __post_init__(self) -> None:
-        require_factor(self, self.factor)
-        require_length(self, self.original_max_positions)
+        super().__post_init__()
         expected = "alpha and beta are numbers of turns with 0 <= alpha <= beta"
         require(self, 0 <= self.alpha <= self.beta, expected, f"{self.alpha} and {self.beta}")
 
@@ -105,8 +98,7 @@ class Llama3(Scaling):
     source: ClassVar[str] = "Meta 2024, github.com/meta-llama/llama-models, apply_scaling"
 
     def __post_init__(self) -> None:
-        require_factor(self, self.factor)
-        require_length(self, self.original_max_positions)
+        super().__post_init__()
         low, high = self.low_freq_factor, self.high_freq_factor
         expected = "low_freq_factor must be positive and below high_freq_factor"
         require(self, 0 < low < high, expected, f"{low} and {high}")
@@ -136,8 +128,7 @@ class NTKByPartsV1(Scaling):
     source: ClassVar[str] = "github.com/jquesnelle/yarn, LlamaPartNTKScaledRotaryEmbedding"
 
     def __post_init__(self) -> None:
-        require_factor(self, self.factor)
-        require_length(self, self.original_max_positions)
+        super().__post_init__()
         shares = (self.ntk_factor, self.extrapolation_factor)
         expected = "ntk_factor and extrapolation_factor must be between 0 and 1"
         require(self, all(0 <= share <= 1 for share in shares), expected, shares)

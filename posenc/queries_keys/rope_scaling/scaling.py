@@ -41,11 +41,16 @@ class Scaling:
     exempt_tokens: int = 0
     """Number of first positions that keep the unscaled rotation."""
 
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether the frequencies change with the current length: keys cached at one length are
-        then wrong at another."""
-        return False
+    depends_on_length: bool = False
+    """Whether the frequencies change with the current length: keys cached at one length are then
+    wrong at another."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers that most scalings have."""
+        if hasattr(self, "factor"):
+            require_factor(self, self.factor)
+        if hasattr(self, "original_max_positions"):
+            require_length(self, self.original_max_positions)
 
     @property
     def logit_scale(self) -> float:

@@ -7,14 +7,7 @@ from decimal import Decimal
 from typing import ClassVar
 
 from posenc.numbers.frequencies import geometric, inverse_frequencies
-from posenc.queries_keys.rope_scaling.scaling import (
-    Frequencies,
-    Scaling,
-    at_least,
-    require,
-    require_factor,
-    require_length,
-)
+from posenc.queries_keys.rope_scaling.scaling import Frequencies, Scaling, at_least, require
 
 
 def ntk_frequencies(
@@ -36,9 +29,6 @@ class Linear(Scaling):
     factor: float
     source: ClassVar[str] = "Chen et al. 2023, arXiv:2306.15595, section 2.3"
 
-    def __post_init__(self) -> None:
-        require_factor(self, self.factor)
-
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         factor = Decimal(self.factor)
         return Frequencies(tuple(f / factor for f in inverse_frequencies(rotary_dim, rope_theta)))
@@ -55,9 +45,6 @@ class NTK(Scaling):
     factor: float
     source: ClassVar[str] = "Peng et al. 2023, arXiv:2309.00071, section 3.1"
 
-    def __post_init__(self) -> None:
-        require_factor(self, self.factor)
-
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         return Frequencies(ntk_frequencies(self, rotary_dim, rope_theta, Decimal(self.factor)))
 
@@ -70,14 +57,8 @@ class DynamicLinear(Scaling):
     """
 
     original_max_positions: int
+    depends_on_length = True
     source: ClassVar[str] = "github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding"
-
-    def __post_init__(self) -> None:
-        require_length(self, self.original_max_positions)
-
-    @property
-    def depends_on_length(self) -> bool:
-        return True
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         trained = self.original_max_positions
@@ -95,15 +76,8 @@ class DynamicNTK(Scaling):
 
     factor: float
     original_max_positions: int
+    depends_on_length = True
     source: ClassVar[str] = "emozilla 2023; Peng et al. 2023, arXiv:2309.00071, section 3.3"
-
-    def __post_init__(self) -> None:
-        require_factor(self, self.factor)
-        require_length(self, self.original_max_positions)
-
-    @property
-    def depends_on_length(self) -> bool:
-        return True
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
         trained = self.original_max_positions

@@ -14,7 +14,6 @@ from posenc.queries_keys.rope_scaling.scaling import (
     Scaling,
     at_least,
     require,
-    require_factor,
     require_length,
     require_temperature,
 )
@@ -55,8 +54,7 @@ class YaRN(Scaling):
     source: ClassVar[str] = "Peng et al. 2023, arXiv:2309.00071, section 3"
 
     def __post_init__(self) -> None:
-        require_factor(self, self.factor)
-        require_length(self, self.original_max_positions)
+        super().__post_init__()
         expected = "beta_fast and beta_slow are numbers of turns with beta_fast >= beta_slow > 0"
         got = f"{self.beta_fast} and {self.beta_slow}"
         require(self, self.beta_fast >= self.beta_slow > 0, expected, got)
@@ -100,14 +98,11 @@ class DynamicYaRN(Scaling):
     original_max_positions: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    depends_on_length = True
     source: ClassVar[str] = "github.com/jquesnelle/yarn, LlamaDynamicYaRNScaledRotaryEmbedding"
 
     def __post_init__(self) -> None:
         self._at(None)
-
-    @property
-    def depends_on_length(self) -> bool:
-        return True
 
     def _at(self, length: int | None) -> YaRN:
         trained = self.original_max_positions

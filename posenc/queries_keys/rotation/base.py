@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Self
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor
 
 from posenc.numbers.angles import Angles
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import transformed
-from posenc.positions import Remembered, same, version
+from posenc.positions import Positions, Remembered, same, version
 from posenc.queries_keys.query_key import QueryKeyEncoding
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.rotate import rotate_together
@@ -22,6 +22,14 @@ KEPT = 2
 """Tables that an encoding keeps from its last calls: those of queries and of keys."""
 MOST_KEPT = 1 << 20
 """Larger tables are made at each call: numbers in one of them, 4 MB."""
+
+
+Turned = tuple[
+    Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
+    Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
+]
+"""What becomes of `q` and `k`, which are Tokens, where their width stays."""
+Table = Float[Tensor, "*tokens {len(self.angles)}"]
 
 
 class Rotation(QueryKeyEncoding):
@@ -44,12 +52,8 @@ class Rotation(QueryKeyEncoding):
         self._ready = self._last = ()
 
     def cos_sin(
-        self,
-        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
-        dtype: torch.dtype = torch.float32,
-    ) -> tuple[
-        Float[Tensor, "*tokens {len(self.angles)}"], Float[Tensor, "*tokens {len(self.angles)}"]
-    ]:
+        self, positions: Positions, dtype: torch.dtype = torch.float32
+    ) -> tuple[Table, Table]:
         """cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
         attention_factor."""
         # What calls have left here must not decide what is compiled.
@@ -77,21 +81,12 @@ class Rotation(QueryKeyEncoding):
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.angles.cos_sin(positions, dtype, self.attention_factor)
 
-    def prepare(
-        self,
-        positions: Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"],
-        length: int | None = None,
-    ) -> Self:
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
         prepared._ready = ((Remembered(positions), *self.cos_sin(positions)),)
         return prepared
 
-    def transform(
-        self, q: Tokens, k: Tokens
-    ) -> tuple[
-        Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
-        Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
-    ]:
+    def transform(self, q: Tokens, k: Tokens) -> Turned:
         assert q.x is not None and k.x is not None
         self._check(q.x)
         self._check(k.x)

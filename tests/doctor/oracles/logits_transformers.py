@@ -1,5 +1,5 @@
-"""Logits of a folder in whatever transformers is installed: python logits_transformers.py FOLDER
-TOKENS.json OUT.npy"""
+"""Logits of folders in whatever transformers is installed: python logits_transformers.py FOLDER...
+TOKENS.json OUT.npy, with one more axis for several folders."""
 
 import json
 import sys
@@ -10,10 +10,14 @@ import torch
 import transformers
 
 if __name__ == "__main__":
-    folder, tokens, out = sys.argv[1:]
+    *folders, tokens, out = sys.argv[1:]
     transformers.logging.set_verbosity_error()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    with Path(tokens).open(encoding="utf-8") as file, torch.inference_mode():
+    with Path(tokens).open(encoding="utf-8") as file:
         ids = torch.tensor([json.load(file)])
-        np.save(out, model.float().eval()(ids).logits[0].numpy())
+    found = []
+    for folder in folders:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        with torch.inference_mode():
+            found.append(model.float().eval()(ids).logits[0].numpy())
+    np.save(out, found[0] if len(found) == 1 else np.stack(found))
     print(f"transformers {transformers.__version__}")

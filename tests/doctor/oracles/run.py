@@ -2,6 +2,9 @@
 
     python tests/doctor/oracles/run.py MODEL --transformers4 PY --mlx PY --llama PY
 
+Then the model extended by three methods, in transformers 5 and 4, whole and without the keys that
+the version reads.
+
 MODEL is a Llama folder in safetensors; without it a small one of random weights is made. Each PY is
 the Python of an environment that has the runtime; one without is left out. Prints, per runtime, the
 largest difference of its logits (libllama: log-probabilities) from transformers 5's on the broken
@@ -17,12 +20,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from posenc.dialects.formulas import plain
 from posenc.doctor.running import Options, run
+from tests.doctor.oracles import exports
 
 HERE = Path(__file__).parent
 TEMPERATURE = 1.3
@@ -82,10 +87,14 @@ def doctor(path: Path, root: Path, **options: object) -> str:
     return text.replace(f"{root}/", "")
 
 
-def logits(python: str, script: str, folder: Path, tokens: Path) -> tuple[str, np.ndarray]:
+def logits(
+    python: str, script: str, folder: Path | Sequence[Path], tokens: Path
+) -> tuple[str, np.ndarray]:
+    """What a runtime is called, and its logits of a folder, or of each of several."""
+    folders = [folder] if isinstance(folder, Path) else folder
     out = tokens.with_name("logits.npy")
     answer = subprocess.run(
-        [python, str(HERE / script), str(folder), str(tokens), str(out)],
+        [python, str(HERE / script), *map(str, folders), str(tokens), str(out)],
         check=True, capture_output=True, text=True, timeout=LONGEST_RUN,
     )  # fmt: skip
     return answer.stdout.strip().splitlines()[-1], np.load(out)
@@ -94,6 +103,17 @@ def logits(python: str, script: str, folder: Path, tokens: Path) -> tuple[str, n
 def log_softmax(x: np.ndarray) -> np.ndarray:
     x = x - x.max(-1, keepdims=True)
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def _exports(model: Path, root: Path, given: argparse.Namespace) -> list[str]:
+    tokens = root / "long.json"
+    tokens.write_text(json.dumps(exports.TOKENS))
+    pythons = {name: python for name in exports.DIALECT if (python := getattr(given, name))}
+
+    def read(python: str, folders: Sequence[Path]) -> tuple[str, np.ndarray]:
+        return logits(python, "logits_transformers.py", folders, tokens)
+
+    return exports.check_exports(model, root, pythons, read, ALLOWED)
 
 
 def main() -> int:
@@ -126,6 +146,7 @@ def main() -> int:
                 off = float(abs(got - meant).max())
                 print(f"{said}, {folder.name}: logits off by {off:.1e}", flush=True)
                 wrong += verdict(said, folder.name, off)
+        wrong += _exports(model, root, given)
         if given.llama is not None:
             from tests.doctor.oracles.llama import write_gguf
 

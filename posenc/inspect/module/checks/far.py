@@ -57,9 +57,8 @@ def reach(subject: Subject) -> Measured:
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
-    return (
-        (a * b.conj()).angle().abs().max().item() if a.is_complex() else (a - b).abs().max().item()
-    )
+    gap = (a * b.conj()).angle() if a.is_complex() else a - b
+    return gap.abs().max().item()
 
 
 def _differences(subject: Subject):
@@ -72,24 +71,17 @@ def _differences(subject: Subject):
     if not placed and (counting is None or "offset" not in {*counting.optional, *counting.roles}):
         return None
 
-    def seen(start: int) -> Tensor:
+    def differences(start: int) -> Tensor:
         if placed:
-            return subject.see(subject.inputs(torch.arange(start, start + _ROWS)))
-        return subject.see(subject.inputs(_ROWS, offset=start), form=counting)
-
-    if subject.view.kind == "rotation":
-
-        def turns(start: int) -> Tensor:
-            rows = seen(start)
+            rows = subject.see(subject.inputs(torch.arange(start, start + _ROWS)))
+        else:
+            rows = subject.see(subject.inputs(_ROWS, offset=start), form=counting)
+        if subject.view.kind == "rotation":
             return rows[_STEP:] * rows[:-_STEP].conj()
-
-        return turns
-
-    def cosines(start: int) -> Tensor:
-        rows = torch.nn.functional.normalize(seen(start), dim=-1)
+        rows = torch.nn.functional.normalize(rows, dim=-1)
         return (rows[_STEP:] * rows[:-_STEP]).sum(-1)
 
-    return cosines
+    return differences
 
 
 def beyond(subject: Subject) -> Measured:

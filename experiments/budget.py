@@ -1,0 +1,82 @@
+"""How many steps, and which learning rate, does the default comparison need?
+
+python experiments/budget.py FOLDER...
+
+Each folder is what `posenc compare --seeds 3 --steps N --lr X --test-lengths 128` wrote. Nothing
+beyond the trained length is looked at. Two encodings are separated at a number of steps where the
+same one is better in every seed. A budget is sound where each pair that is separated at twice its
+steps (at the default learning rate) stands in the same order in every seed. Prints the table, and
+writes it to results/compare/budget.csv with each seed's bits per byte.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from itertools import combinations
+from pathlib import Path
+
+DEFAULT_LR = 0.002
+Budget = tuple[int, float]
+"""steps, learning rate."""
+Losses = dict[str, list[float]]
+"""Bits per byte at the trained length of each encoding, by seed."""
+
+
+def read(folder: Path) -> tuple[Budget, Losses]:
+    by_seed: dict[str, dict[int, float]] = {}
+    budgets = set()
+    with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["measure"] == "by_length" and row["at"] == row["train_length"]:
+                budgets.add((int(row["steps"]), float(row["lr"])))
+                by_seed.setdefault(row["encoding"], {})[int(row["seed"])] = float(
+                    row["bits_per_byte"]
+                )
+    (budget,) = budgets
+    seeds = {tuple(sorted(each)) for each in by_seed.values()}
+    if len(seeds) != 1:
+        sys.exit(f"{folder}: the encodings have other seeds: {sorted(seeds)}")
+    return budget, {name: [each[s] for s in sorted(each)] for name, each in by_seed.items()}
+
+
+def order(losses: Losses, a: str, b: str) -> int:
+    """-1 where a is better than b in every seed, 1 where b is, 0 where seeds disagree."""
+    signs = {(x > y) - (x < y) for x, y in zip(losses[a], losses[b], strict=True)}
+    return signs.pop() if len(signs) == 1 else 0
+
+
+def kept(losses: Losses, twice: Losses) -> tuple[int, list[str]]:
+    """How many pairs are separated at twice the steps, and which of them are not so here."""
+    pairs = [(a, b) for a, b in combinations(twice, 2) if order(twice, a, b)]
+    lost = [f"{a}/{b}" for a, b in pairs if order(losses, a, b) != order(twice, a, b)]
+    return len(pairs), lost
+
+
+def main(folders: list[str]) -> None:
+    found = dict(read(Path(folder)) for folder in folders)
+    rows = []
+    for (steps, lr), losses in sorted(found.items()):
+        twice = found.get((2 * steps, DEFAULT_LR))
+        pairs, lost = kept(losses, twice) if twice else (None, [])
+        means = {name: sum(each) / len(each) for name, each in losses.items()}
+        print(f"{steps} steps, lr {lr}:", ", ".join(f"{n} {m:.3f}" for n, m in means.items()))
+        verdict = "not judged: twice its steps were not run"
+        if twice:
+            verdict = f"{pairs - len(lost)} of {pairs} pairs kept {' '.join(lost)}"
+        print("   ", verdict)
+        for name, each in losses.items():
+            rows += [
+                (steps, lr, name, seed, f"{x:.4f}", pairs, None if pairs is None else len(lost))
+                for seed, x in enumerate(each)
+            ]
+    with Path("results/compare/budget.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
+            ("steps", "lr", "encoding", "seed", "bits_per_byte", "pairs_at_twice", "pairs_lost")
+        )
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""An encoding of posenc in a stock model of transformers: attach, run, save, load, detach."""

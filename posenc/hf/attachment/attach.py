@@ -1,0 +1,263 @@
+"""Put an encoding into a stock model of transformers, and take it out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from posenc.encoding.base import PositionEncoding, require_encoding
+from posenc.encoding.shape import ModelShape
+from posenc.hf.attachment import hooks, own_positions
+from posenc.hf.attachment.find import Stack, example_of, run, shape_from, trial, try_out
+from posenc.hf.attention import NAME, register_attention
+from posenc.hf.calls import LAYER
+from posenc.models.stack import one_per_model
+from posenc.registry import create
+
+Own = Literal["replace", "keep"]
+ATTACHMENT = "posenc_attachment"
+"""The attribute of a model to which an encoding is attached."""
+
+
+@dataclass(eq=False)
+class Attachment:
+    """All that `detach` puts back: plain data, so that a copy of the model has its own.
+
+    stacks: the modules whose layers have an encoding, an encoder's before its decoder's.
+    """
+
+    own: Own
+    stacks: list[nn.Module] = field(default_factory=list)
+    handles: list[Any] = field(default_factory=list)
+    implementations: list[tuple[Any, Any]] = field(default_factory=list)
+    changed: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    """Modules, the attributes they got, and those they had."""
+
+
+def attach(
+    model: Any,
+    encoding: PositionEncoding | str | None,
+    *,
+    decoder: PositionEncoding | str | None = None,
+    own: Own = "replace",
+    example: dict[str, Any] | None = None,
+) -> Any:
+    """The same model, whose attention has `encoding` at all its places from now on.
+
+    Its parameters are the model's: optimizers, Trainer and peft see them under `posenc_encoding`.
+    Keys are cached as they were projected, with their positions; `model.save_pretrained` writes
+    what `posenc.hf.load` needs to attach it again.
+
+    Args:
+        model: a model of transformers whose attention goes through its attention interface: text
+            decoders and encoders, T5, BLOOM, Vision Transformers.
+        encoding: of an encoder-decoder's encoder; of any other model; as `posenc.create` reads it,
+            or built. One of scope "layer" is copied, with fresh parameters, for every layer.
+        decoder: of an encoder-decoder's decoder.
+        own: "replace" takes the model's own rotation, table or bias out; "keep" leaves it and adds
+            the encoding: after the rotation, beside the bias.
+        example: arguments of one small forward, for models that take more than tokens or a picture.
+
+    Raises: TypeError for what is no model of transformers, ValueError where the attention cannot be
+    reached, where positions of the model's own stay that were to be replaced, or the encoding does
+    not fit; the model is then as before.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(
+    ...     vocab_size=90, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+    ...     num_attention_heads=4)
+    >>> model = posenc.hf.attach(LlamaForCausalLM(config), "alibi")
+    >>> model(torch.arange(9)[None]).logits.shape
+    torch.Size([1, 9, 90])
+    >>> posenc.hf.detach(model)[0]
+    ALiBi(num_heads=4)
+    """
+    if own not in ("replace", "keep"):
+        raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
+    if not hasattr(model, "set_attn_implementation"):
+        raise TypeError(
+            f"attach: {type(model).__name__} is no model of transformers. Other modules take "
+            "posenc.Attention."
+        )
+    if hasattr(model, ATTACHMENT):
+        raise ValueError(
+            "attach: the model has an encoding already; detach(model) takes it out. Several act "
+            "together as posenc.Compose(a, b)."
+        )
+    example = example_of(model) if example is None else example
+    attachment = Attachment(own)
+    setattr(model, ATTACHMENT, attachment)
+    try:
+        stacks = _reach(model, attachment, example)
+        encodings = _one_for_each(model, stacks, encoding, decoder)
+        if own == "replace":
+            for stack in stacks:
+                attachment.handles += own_positions.hide(stack.module, model)
+            own_positions.refuse_rest(model, stacks, example)
+        for stack, each in zip(stacks, encodings, strict=True):
+            _put(attachment, stack, each, "input_ids" in example)
+        with trial():
+            run(model, example)
+        from posenc.hf.attachment.save import save_beside
+
+        save_beside(model)
+    except BaseException:
+        _undo(model)
+        raise
+    return model
+
+
+def detach(model: Any) -> tuple[PositionEncoding, ...]:
+    """The model as it was, and the encodings that it had: one, or an encoder's and a decoder's.
+
+    Raises: ValueError for a model without one.
+    """
+    if not hasattr(model, ATTACHMENT):
+        raise ValueError("detach: the model has no encoding attached.")
+    encodings = tuple(getattr(s, hooks.ENCODING) for s in getattr(model, ATTACHMENT).stacks)
+    _undo(model)
+    return encodings
+
+
+@contextmanager
+def attached(
+    model: Any, encoding: PositionEncoding | None, own: Own = "replace"
+) -> Iterator[nn.Module]:
+    """The model with the encoding inside the block, as it was after it; in a model of two stacks,
+    both have it."""
+    two = model.config.is_encoder_decoder
+    attach(model, encoding, decoder=encoding if two else None, own=own)
+    try:
+        yield model
+    finally:
+        detach(model)
+
+
+def shape_of(
+    model: Any, *, encoder: bool = False, example: dict[str, Any] | None = None
+) -> ModelShape:
+    """The sizes of a model of transformers, as encodings are built for it; of an encoder-decoder
+    those of its decoder, or of its encoder.
+
+    Raises: as attach.
+
+    >>> from transformers import GPT2Config, GPT2Model
+    >>> gpt2 = GPT2Model(GPT2Config(vocab_size=90, n_embd=32, n_layer=1, n_head=4))
+    >>> posenc.create("fire", posenc.hf.shape_of(gpt2)).num_heads
+    4
+    """
+    example = example_of(model) if example is None else example
+    attachment = Attachment("keep")
+    setattr(model, ATTACHMENT, attachment)
+    try:
+        stacks = _reach(model, attachment, example)
+        return shape_from(stacks[0 if encoder else -1], model.config)
+    finally:
+        _undo(model)
+
+
+def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[Stack]:
+    """Give the model posenc's attention, and find its stacks.
+
+    Raises: ValueError where its attention cannot be reached, or where there are several models in
+    one.
+    """
+    register_attention()
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    attachment.implementations = [(c, c._attn_implementation) for c in configs.values()]
+    for module, new in own_positions.without_bias(model):
+        attachment.changed.append(
+            (module, new, {k: vars(module)[k] for k in new if k in vars(module)})
+        )
+        vars(module).update(new)
+    if model.config.model_type == "bloom":
+        for config in configs.values():
+            config._attn_implementation = NAME
+    else:
+        model.set_attn_implementation(NAME)
+    if model.config._attn_implementation != NAME:
+        raise ValueError(
+            f"attach: the attention of {type(model).__name__} cannot be exchanged: transformers "
+            "has it outside its attention interface."
+        )
+    stacks = try_out(model, example)
+    if len(stacks) != 1 + bool(model.config.is_encoder_decoder):
+        found = ", ".join(type(stack.module).__name__ for stack in stacks)
+        raise ValueError(
+            f"attach: {type(model).__name__} has {len(stacks)} stacks that attend ({found}), and "
+            "one was expected: attach to the one that you mean."
+        )
+    return stacks
+
+
+def _one_for_each(
+    model: Any,
+    stacks: Sequence[Stack],
+    encoding: PositionEncoding | str | None,
+    decoder: PositionEncoding | str | None,
+) -> list[PositionEncoding]:
+    if (decoder is not None) != (len(stacks) == 2):
+        wanted = "two stacks: give decoder= too" if len(stacks) == 2 else "one stack: no decoder="
+        raise ValueError(f"attach: {type(model).__name__} has {wanted}.")
+    given = (encoding, decoder)[: len(stacks)]
+    found = []
+    for stack, each in zip(stacks, given, strict=True):
+        if isinstance(each, str):
+            each = create(each, shape_from(stack, model.config))
+        each = require_encoding("attach", each)
+        causal = all(reached.causal for reached in stack.attentions)
+        if each.claims.causal_only and each.claims.places and not causal:
+            raise ValueError(
+                f"attach: {type(each).__name__} works in causal attention only, and "
+                f"{type(stack.module).__name__} looks at the future too."
+            )
+        found.append(one_per_model(each, len(stack.attentions)))
+    return found
+
+
+def _put(attachment: Attachment, stack: Stack, encoding: PositionEncoding, told: bool) -> None:
+    """Attach the encoding to every attention of the stack."""
+    module = stack.module
+    first = next(module.parameters())
+    module.add_module(hooks.ENCODING, encoding.to(first.device))
+    attachment.stacks.append(module)
+    attachment.handles += [
+        module.register_forward_pre_hook(hooks.begin, with_kwargs=True),
+        module.register_forward_hook(hooks.end, with_kwargs=True, always_call=True),
+    ]
+    if 1 in encoding.claims.places:
+        table = module.get_input_embeddings()  # type: ignore[operator]
+        attachment.handles.append(table.register_forward_hook(hooks.embedded))
+    for index, reached in enumerate(stack.attentions):
+        attention: Any = reached.module
+        own = own_positions.own_bias(attention) if attachment.own == "keep" else None
+        cache_index = getattr(attention, "layer_idx", None)
+        layer = hooks.Layer(
+            module, index, index if cache_index is None else cache_index, reached.head_dim, own,
+            told,
+        )  # fmt: skip
+        attachment.changed.append((attention, {LAYER: layer}, {}))
+        vars(attention)[LAYER] = layer
+        attachment.handles += [
+            attention.register_forward_pre_hook(hooks.enter, with_kwargs=True),
+            attention.register_forward_hook(hooks.leave, with_kwargs=True, always_call=True),
+        ]
+
+
+def _undo(model: Any) -> None:
+    attachment: Attachment = getattr(model, ATTACHMENT)
+    for handle in attachment.handles:
+        handle.remove()
+    for module, new, old in reversed(attachment.changed):
+        for name in new:
+            vars(module).pop(name, None)
+        vars(module).update(old)
+    for stack in attachment.stacks:
+        delattr(stack, hooks.ENCODING)
+    for config, name in attachment.implementations:
+        config._attn_implementation = name
+    delattr(model, ATTACHMENT)

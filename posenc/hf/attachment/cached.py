@@ -1,0 +1,157 @@
+"""Positions and states of cached tokens, kept as further channels of their keys.
+
+Whatever transformers does with cached keys (reordering beams, cropping, windows, moving them to
+the CPU) it then does with these as well. Their bits are stored, not their values, so that bfloat16
+keys keep exact positions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.hf.calls import ATTENDING, Attending
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the channels behind a key's own are laid out.
+
+    positions: components and dtype of a position. state: (heads, ...) and dtype of a token's state,
+    or None.
+    """
+
+    axes: int
+    positions: torch.dtype
+    state: tuple[tuple[int, ...], torch.dtype] | None
+
+    @classmethod
+    def of(cls, now: Attending) -> Columns:
+        axes = now.encoding.claims.num_axes
+        state = now.state
+        shape = None if state is None else (state.shape[1], *state.shape[3:])
+        kept = None if state is None or shape is None else (shape, state.dtype)
+        return cls(axes, now.positions.dtype, kept)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes for each token."""
+        size = self.axes * self.positions.itemsize
+        return (
+            size
+            if self.state is None
+            else size + math.prod(self.state[0]) * (self.state[1].itemsize)
+        )
+
+    def width(self, k: Tensor) -> int:
+        """Channels that they take in each head of k."""
+        return -(-self.nbytes // (k.shape[1] * k.dtype.itemsize))
+
+    def join(self, k: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
+        """k (batch, num_kv_heads, len, head_dim) with their bits behind its channels."""
+        batch, heads, length, _ = k.shape
+        if positions.ndim == 1 + (self.axes > 1):
+            positions = positions.expand(batch, *positions.shape)
+        parts = [_bytes(positions.reshape(batch, length, self.axes))]
+        if state is not None:
+            parts.append(_bytes(state.detach().movedim(2, 1).reshape(batch, length, -1)))
+        width = self.width(k)
+        room = heads * width * k.dtype.itemsize - self.nbytes
+        parts.append(parts[0].new_zeros(batch, length, room))
+        columns = torch.cat(parts, dim=-1).view(k.dtype).view(batch, length, heads, width)
+        return torch.cat([k, columns.transpose(1, 2)], dim=-1)
+
+    def split(self, joined: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The keys, their positions (batch, len) or (batch, len, axes), and their states."""
+        batch, _, length, _ = joined.shape
+        columns = joined[..., head_dim:].detach().transpose(1, 2).reshape(batch, length, -1)
+        raw = columns.contiguous().view(torch.uint8)
+        end = self.axes * self.positions.itemsize
+        positions = raw[..., :end].contiguous().view(self.positions)
+        state = None
+        if self.state is not None:
+            shape, dtype = self.state
+            held = raw[..., end : self.nbytes].contiguous().view(dtype)
+            state = held.view(batch, length, *shape).movedim(1, 2)
+        if self.axes == 1:
+            positions = positions[..., 0]
+        return joined[..., :head_dim], positions, state
+
+
+def self_attention(cache: Any) -> Any:
+    """The part of a cache that holds a stack's own tokens."""
+    return getattr(cache, "self_attention_cache", cache)
+
+
+def past_state(cache: Any, now: Attending) -> Tensor | None:
+    """What the cache holds of the states of earlier tokens."""
+    layer = _layer(cache, now.layer.cache_index)
+    columns = now.layer.columns
+    if layer is None or columns is None or columns.state is None:
+        return None
+    seen = int(layer.get_seq_length())
+    if seen == 0:
+        return None
+    keys = layer.keys if layer.keys.shape[2] <= seen else layer.keys[:, :, :seen]
+    if keys.shape[-1] != now.layer.head_dim + columns.width(keys):
+        raise ValueError(_STRANGE)
+    return columns.split(keys.to(now.positions.device), now.layer.head_dim)[2]
+
+
+def watch(cache: Any) -> None:
+    """Have the cache keep positions and states beside keys, from now on."""
+    if "update" not in vars(cache):
+        cache.update = MethodType(_update, cache)
+
+
+def _update(
+    self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """`Cache.update` with the tokens' positions and states behind their keys."""
+    update = type(self).update
+    now = ATTENDING.get()
+    if now is None:
+        return update(self, key_states, value_states, layer_idx, *args, **options)
+    columns = Columns.of(now)
+    now.layer.columns = columns
+    before = _layer(self, layer_idx)
+    width = key_states.shape[-1] + columns.width(key_states)
+    if before is not None:
+        if "Quantized" in type(before).__name__:
+            raise ValueError(
+                "posenc: a quantised cache rounds what it stores, positions too. Take another "
+                "cache_implementation."
+            )
+        if int(before.get_seq_length()) and before.keys.shape[-1] != width:
+            raise ValueError(_STRANGE)
+    joined = columns.join(key_states, now.positions, now.state)
+    joined, values = update(self, joined, value_states, layer_idx, *args, **options)
+    length = key_states.shape[2]
+    if joined.shape[2] == length:  # nothing came before
+        return key_states, value_states
+    keys, positions, state = columns.split(joined, key_states.shape[-1])
+    now.kv_positions = positions
+    if now.state is not None and state is not None and now.state.requires_grad:
+        state = torch.cat([state[:, :, :-length], now.state], dim=2)
+    now.kv_state = state
+    return keys, values
+
+
+def _layer(cache: Any, index: int) -> Any:
+    layers = cache.layers
+    return layers[index] if index < len(layers) and layers[index].is_initialized else None
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+_STRANGE = (
+    "posenc: the cache holds keys that were stored without their positions, by another model or "
+    "before the encoding was attached (or by prefix tuning). Start with an empty cache."
+)

@@ -1,0 +1,166 @@
+"""Which modules of a model attend, found by running it once: every one that arrives at
+transformers' attention interface, and the stack of layers that it belongs to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding.shape import ModelShape
+from posenc.hf.calls import TRIAL, Reached, Trial
+
+LENGTH, SOURCE_LENGTH = 5, 7
+"""Tokens of a trial, and those that a decoder of two stacks reads from its encoder."""
+
+
+@dataclass(eq=False)
+class Stack:
+    """Layers under one encoding: the module that is called with positions, and its attentions."""
+
+    module: nn.Module
+    attentions: list[Reached]
+    embed_dim: int
+
+
+def example_of(model: Any) -> dict[str, Tensor]:
+    """A few tokens, or one picture, of the kind that the model takes.
+
+    Raises: ValueError for a model that takes neither.
+    """
+    config, device = model.config.get_text_config(), model.device
+    if model.main_input_name == "pixel_values":
+        size = model.config.image_size
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        pixels = torch.linspace(-1, 1, model.config.num_channels * height * width, device=device)
+        return {"pixel_values": pixels.view(1, -1, height, width).to(model.dtype)}
+    words = getattr(config, "vocab_size", None)
+    if model.main_input_name != "input_ids" or not words or words < 4 * LENGTH:
+        raise ValueError(
+            f"attach: no example can be made up for {type(model).__name__}, which takes "
+            f"{model.main_input_name}. Give example=, the arguments of one small forward."
+        )
+    ids = torch.linspace(words // 4, 3 * words // 4, LENGTH, device=device).long()[None]
+    if not model.config.is_encoder_decoder:
+        return {"input_ids": ids}
+    source = torch.linspace(words // 4, 3 * words // 4, SOURCE_LENGTH, device=device).long()[None]
+    return {"input_ids": source, "decoder_input_ids": ids}
+
+
+def try_out(model: Any, example: dict[str, Any]) -> list[Stack]:
+    """Run the model, whose attention is posenc's, and see who attends.
+
+    Raises: ValueError where a module attends past the interface, or none arrives there.
+    """
+    called: set[nn.Module] = set()
+    widths: dict[nn.Module, int] = {}
+
+    def note(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        called.add(module)
+        x = kwargs.get("hidden_states", args[0] if args else None)
+        if isinstance(x, Tensor):
+            widths[module] = x.shape[-1]
+
+    handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in model.modules()]
+    try:
+        with trial() as seen:
+            run(model, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    names = {module: name for name, module in model.named_modules()}
+    _refuse_bypass(model, names, called, {each.module for each in seen.reached})
+    stacks: dict[nn.Module, Stack] = {}
+    for each in seen.reached:
+        if each.q_len != each.kv_len:  # it reads another stack
+            continue
+        owner = _stack_of(model, names[each.module], called)
+        stack = stacks.setdefault(owner, Stack(owner, [], widths[each.module]))
+        if all(each.module is not other.module for other in stack.attentions):
+            stack.attentions.append(each)
+    return list(stacks.values())
+
+
+@contextmanager
+def trial(*, blind: bool = False) -> Iterator[Trial]:
+    """A block in which attention notes who arrives."""
+    seen = Trial(blind)
+    token = TRIAL.set(seen)
+    try:
+        yield seen
+    finally:
+        TRIAL.reset(token)
+
+
+@torch.no_grad()
+def run(model: Any, example: dict[str, Any]) -> Any:
+    """One forward as in evaluation, without a cache; dropout stays as it was afterwards."""
+    training = {module: module.training for module in model.modules()}
+    options = {"use_cache": False} if _takes(model, "use_cache") else {}
+    try:
+        return model.eval()(**example, **options)
+    finally:
+        for module, was in training.items():
+            module.training = was
+
+
+def shape_from(stack: Stack, config: Any) -> ModelShape:
+    """The sizes that an encoding may need."""
+    first = stack.attentions[0]
+    text = config.get_text_config()
+    lengths = [
+        getattr(text, name, None)
+        for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+    ]
+    known = [length for length in lengths if isinstance(length, int) and length > 0]
+    return ModelShape(
+        embed_dim=stack.embed_dim, num_heads=first.num_heads, num_kv_heads=first.num_kv_heads,
+        head_dim=first.head_dim, train_length=known[0] if known else 512, causal=first.causal,
+    )  # fmt: skip
+
+
+def _takes(model: Any, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters
+
+
+def _refuse_bypass(
+    model: Any, names: dict[nn.Module, str], called: set[nn.Module], reached: set[nn.Module]
+) -> None:
+    """Raises: ValueError where a module that ran and calls itself attention neither arrived at the
+    interface nor holds, or is held by, one that did."""
+    arrived = [names[module] for module in reached]
+    strangers = [
+        name
+        for module, name in names.items()
+        if module in called
+        and "Attention" in type(module).__name__
+        and not any(_within(name, other) or _within(other, name) for other in arrived)
+    ]
+    if not arrived or strangers:
+        who = f"its {strangers[0]}" if strangers else type(model).__name__
+        raise ValueError(
+            f"attach: the attention of {type(model).__name__} cannot be exchanged: transformers "
+            f"has {who} outside its attention interface, where no encoding can reach it."
+        )
+
+
+def _within(name: str, other: str) -> bool:
+    return name == other or name.startswith(f"{other}.")
+
+
+def _stack_of(model: Any, name: str, called: set[nn.Module]) -> nn.Module:
+    """The innermost model of transformers that holds the module and was called."""
+    from transformers import PreTrainedModel
+
+    found: nn.Module = model
+    module: nn.Module = model
+    for part in name.split("."):
+        if isinstance(module, PreTrainedModel) and module in called:
+            found = module
+        module = getattr(module, part)
+    return found

@@ -1,0 +1,187 @@
+"""A model's own positions: taken out while an encoding is attached in their place, or, where they
+are a bias of the scores, computed by posenc."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.hf.apply import rotary_modules
+from posenc.hf.attachment.find import Stack, run, trial
+from posenc.hf.attention import attend
+from posenc.hf.tables import table_of
+from posenc.scores.alibi import ALiBi
+from posenc.scores.t5 import T5Bias
+
+TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
+"""Names of modules that turn positions into vectors, which are added to the tokens'."""
+EQUAL = {torch.float32: 1e-4, torch.float64: 1e-6}
+"""Largest difference, relative to the largest number, of a model that is blind to order when its
+tokens change places."""
+HALF = 5e-2
+"""The same for dtypes of few bits."""
+
+
+def hide(stack: nn.Module, model: Any) -> list[Any]:
+    """Keep rotations and tables of a stack from having an effect; the handles that undo it."""
+    handles = [
+        child.register_forward_hook(_no_turn)
+        for child in {id(child): child for _, _, child in rotary_modules(stack)}.values()
+    ]
+    known = table_of(model)
+    tables: dict[int, nn.Module] = {} if known is None else {id(known.module): known.module}
+    for name, module in stack.named_modules():
+        if name.rpartition(".")[2] in TABLES:
+            tables[id(module)] = module
+    for table in tables.values():
+        handles.append(table.register_forward_pre_hook(_at_the_start, with_kwargs=True))
+        handles.append(table.register_forward_hook(_nothing))
+    return handles
+
+
+def own_bias(attention: Any) -> T5Bias | ALiBi | None:
+    """The bias that an attention of T5 or BLOOM has of its own; None for others. T5's table is
+    shared, so that it goes on learning."""
+    if type(attention).__name__ == "BloomAttention":
+        return ALiBi(attention.num_heads)
+    table = getattr(attention, "posenc_table", None)
+    if table is None:
+        return None
+    encoding = T5Bias(
+        attention.n_heads,
+        bidirectional=not attention.is_decoder,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+    encoding.weight = table
+    return encoding
+
+
+def without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
+    """What attentions of T5 and BLOOM get, past nn.Module's bookkeeping, so that no bias is written
+    out and scores go through the interface."""
+    kind = model.config.model_type
+    if kind == "bloom":
+        blooms = [m for m in model.modules() if type(m).__name__ == "BloomAttention"]
+        return [(m, {"forward": partial(bloom_attention, m)}) for m in blooms]
+    changes: list[tuple[nn.Module, dict[str, Any]]] = []
+    if kind != "t5":
+        return changes
+    # Each layer hands the bias to the next: an empty one says that there is one.
+    nothing = {"has_relative_attention_bias": True, "compute_bias": no_bias}
+    for stack in model.modules():
+        blocks: Any = getattr(stack, "block", None)
+        if blocks is None:
+            continue
+        table = blocks[0].layer[0].SelfAttention.relative_attention_bias.weight
+        for block in blocks:
+            changes.append((block.layer[0].SelfAttention, {**nothing, "posenc_table": table}))
+            if len(block.layer) > 2:
+                changes.append((block.layer[1].EncDecAttention, dict(nothing)))
+    return changes
+
+
+def no_bias(*sizes: Any, **options: Any) -> Tensor:
+    """In place of T5Attention.compute_bias."""
+    return torch.empty(0)
+
+
+def bloom_attention(
+    module: Any,
+    hidden_states: Tensor,
+    residual: Tensor,
+    alibi: Tensor,
+    attention_mask: Tensor | None,
+    layer_past: Any = None,
+    use_cache: bool = False,
+    output_attentions: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """BLOOM's attention, whose scores do not go through transformers' interface."""
+    query, key, value = module._reshape(module.query_key_value(hidden_states))
+    if layer_past is not None:
+        key, value = layer_past.update(key, value, module.layer_idx)
+    out, _ = attend(
+        module, query, key, value, attention_mask, module.attention_dropout.p,
+        scaling=module.inv_norm_factor, output_attentions=output_attentions,
+    )  # fmt: skip
+    out = F.dropout(module.dense(out.flatten(2)), module.hidden_dropout, module.training)
+    return out + residual, None
+
+
+def refuse_rest(model: Any, stacks: list[Stack], example: dict[str, Any]) -> None:
+    """Where every token sees every other, a model without positions does not notice that its tokens
+    change places. Raises: ValueError for one that does: it has positions that stayed."""
+    for stack in stacks:
+        name = _read_by(stack, example)
+        if name is None:
+            raise ValueError(
+                "attach: own positions are taken out of models that read tokens; those of "
+                f'{type(model).__name__} stay, with own="keep".'
+            )
+        ids = example[name]
+        order = torch.arange(ids.shape[1], device=ids.device).roll(2)
+        plain = _hidden(model, stack.module, example)
+        moved = _hidden(model, stack.module, {**example, name: ids[:, order]})
+        error = float((moved - plain[:, order]).abs().max() / plain.abs().max())
+        if not error <= EQUAL.get(plain.dtype, HALF):
+            raise ValueError(
+                f"attach: {type(stack.module).__name__} still tells the order of its tokens after "
+                f"its rotations and tables were taken out (by {error:.1e}): it has positions that "
+                'attach does not know, or layers that mix tokens in order. own="keep" leaves its '
+                "positions as they are and adds the encoding."
+            )
+
+
+def _read_by(stack: Stack, example: dict[str, Any]) -> str | None:
+    """The argument that holds the stack's tokens."""
+    length = stack.attentions[0].q_len
+    for name in ("decoder_input_ids", "input_ids"):
+        if name in example and example[name].shape[1] == length:
+            return name
+    return None
+
+
+def _hidden(model: Any, stack: nn.Module, example: dict[str, Any]) -> Tensor:
+    """What leaves the stack where every token sees every other."""
+    found: list[Tensor] = []
+
+    def note(module: nn.Module, args: tuple, out: Any) -> None:
+        found.append(out if isinstance(out, Tensor) else out[0])
+
+    handle = stack.register_forward_hook(note)
+    try:
+        with trial(blind=True):
+            run(model, example)
+    finally:
+        handle.remove()
+    return found[-1]
+
+
+def no_turn(turn: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+    """The rotation by nothing, in the shape of a rotary module's output."""
+    if isinstance(turn, Tensor):  # cosine + i sine
+        return torch.ones_like(turn)
+    cos, sin = turn
+    return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+def _no_turn(module: nn.Module, args: tuple, out: Any) -> Any:
+    return no_turn(out)
+
+
+def _at_the_start(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
+    """All positions are 0, so that no sequence is too long for a table whose rows do not count."""
+
+    def zero(value: Any) -> Any:
+        return torch.zeros_like(value) if isinstance(value, Tensor) else value
+
+    return tuple(map(zero, args)), {name: zero(value) for name, value in kwargs.items()}
+
+
+def _nothing(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
+    return torch.zeros_like(out)

@@ -1,0 +1,102 @@
+"""An encoding as plain JSON, and back: its class and the arguments that it was built from.
+
+Only classes of posenc are built from a file, which may come from anybody: naming a class is
+importing its module, and that runs code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from posenc.encoding.base import PositionEncoding
+from posenc.queries_keys.rope_scaling import Scaling
+
+_OWN = "posenc."
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def written(encoding: PositionEncoding) -> dict[str, Any] | None:
+    """{"class": "module:Class", "arguments": {...}}, or None where an argument (a tensor, a mask of
+    one's own) or the class cannot be built from a file.
+
+    >>> from posenc import ALiBi
+    >>> written(ALiBi(num_heads=4))
+    {'class': 'posenc.scores.alibi:ALiBi', 'arguments': {'num_heads': 4}}
+    """
+    try:
+        return _written(encoding)
+    except TypeError:
+        return None
+
+
+def rebuilt(record: Any) -> PositionEncoding:
+    """The encoding that `written` described, with fresh parameters.
+
+    Raises: ValueError for what is no such record, or names a class that is not posenc's.
+    """
+    found = _built(record)
+    if not isinstance(found, PositionEncoding):
+        raise ValueError(f"an encoding was expected, got {record!r}.")
+    return found
+
+
+def name_of(thing: object) -> str:
+    """module:Class of an object."""
+    return f"{type(thing).__module__}:{type(thing).__qualname__}"
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, list | tuple):
+        return [_written(each) for each in value]
+    own = type(value).__module__.startswith(_OWN)
+    if own and isinstance(value, PositionEncoding):
+        arguments = vars(value).get("_given", {})
+    elif own and is_dataclass(value) and not isinstance(value, type):
+        arguments = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    else:
+        raise TypeError(f"{type(value).__name__} cannot be written")
+    return {
+        "class": name_of(value),
+        "arguments": {name: _written(each) for name, each in arguments.items()},
+    }
+
+
+def _built(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_built(each) for each in value)
+    if not isinstance(value, dict):
+        return value
+    kind = _class(value.get("class"))
+    given = value.get("arguments")
+    if not isinstance(given, dict):
+        raise ValueError(f"arguments must be an object, got {given!r}.")
+    arguments = {name: _built(each) for name, each in given.items()}
+    positional: tuple = ()
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            positional = arguments.pop(name, ())
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(name, {})
+    try:
+        return kind(*positional, **arguments)
+    except TypeError as error:
+        raise ValueError(f"{value['class']}: {error}") from error
+
+
+def _class(path: Any) -> Any:
+    """A class of posenc that a record may name: an encoding, or numbers that it is built from."""
+    module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
+    found = None
+    if module.startswith(_OWN) and name.isidentifier():
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ImportError:
+            found = None
+    if not isinstance(found, type) or not issubclass(found, PositionEncoding | Scaling):
+        raise ValueError(f"{path!r} is no encoding of posenc: other code is not run from a file.")
+    return found

@@ -1,0 +1,1 @@
+from posenc.inspect.from_python import run as run

@@ -1,0 +1,41 @@
+"""The names that a package offers, each imported when it is first asked for.
+
+They are listed once, as imports in the package's stub, `__init__.pyi`, which type checkers read.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def listed(file: str) -> dict[str, str]:
+    """The module of each name that the stub beside `file` imports.
+
+    >>> listed(posenc.compare.__file__)["Study"]
+    'posenc.compare.results'
+    """
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+def attach(
+    package: str, file: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """The `__getattr__`, `__dir__` and `__all__` of a package with a stub."""
+    public = listed(file)
+
+    def load(name: str) -> Any:
+        if name in public:
+            return getattr(importlib.import_module(public[name]), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *public})
+
+    return load, names, sorted(public)

@@ -1,0 +1,76 @@
+"""torch.nn.TransformerEncoderLayer with a position encoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from posenc.encoding.base import PositionEncoding
+from posenc.nn.multihead import MultiheadAttention
+
+
+class TransformerEncoderLayer(nn.TransformerEncoderLayer):
+    """torch.nn.TransformerEncoderLayer whose attention has a position encoding.
+
+    Its state dict is torch's, with the encoding's parameters on top, and it goes into
+    torch.nn.TransformerEncoder, which gives each layer a copy of the encoding. torch's fused
+    inference kernel knows no positions, so it is never taken.
+
+    Args:
+        d_model, nhead, ...: torch's.
+        encoding: the position encoding of the attention; None for none.
+
+    >>> layer = posenc.nn.TransformerEncoderLayer(
+    ...     64, 4, batch_first=True, encoding=posenc.ALiBi(num_heads=4))
+    >>> encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    >>> encoder(torch.randn(2, 9, 64)).shape
+    torch.Size([2, 9, 64])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        *arguments: Any,
+        encoding: PositionEncoding | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(d_model, nhead, *arguments, **options)
+        stock = self.self_attn
+        self.self_attn = MultiheadAttention(
+            d_model, nhead, dropout=stock.dropout, bias=stock.in_proj_bias is not None,
+            batch_first=stock.batch_first, device=stock.out_proj.weight.device,
+            dtype=stock.out_proj.weight.dtype, encoding=encoding,
+        )  # fmt: skip
+        # By this TransformerEncoder knows that rows may not become nested tensors.
+        self.activation_relu_or_gelu = 0
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """As torch's, with positions (len) or (batch, len); without them tokens that are no padding
+        are counted from 0."""
+
+        def attend(x: Tensor) -> Tensor:
+            out, _ = self.self_attn(
+                x, x, x, key_padding_mask=src_key_padding_mask, need_weights=False,
+                attn_mask=src_mask, is_causal=is_causal, positions=positions,
+            )  # fmt: skip
+            return self.dropout1(out)
+
+        def feed_forward(x: Tensor) -> Tensor:
+            hidden = self.dropout(self.activation(self.linear1(x)))
+            return self.dropout2(self.linear2(hidden))
+
+        if self.norm_first:
+            src = src + attend(self.norm1(src))
+            return src + feed_forward(self.norm2(src))
+        src = self.norm1(src + attend(src))
+        return self.norm2(src + feed_forward(src))

@@ -1,0 +1,155 @@
+"""torch.nn.MultiheadAttention with a position encoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.attend.attention import attention
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_encoding
+from posenc.nn.masks import mask_of
+from posenc.positions import positions_from_mask, run, run_start
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention whose queries and keys have positions.
+
+    Parameters have the same names and shapes, so that a state dict of torch's layer loads; those of
+    the encoding come on top. Without an encoding the answers are torch's.
+
+    Args:
+        embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, device, dtype: torch's.
+        encoding: the position encoding; None for none.
+
+    Two things differ from torch's layer: a query that sees no key gives zeros, not NaN, and weights
+    are returned as they are before dropout.
+
+    Raises: ValueError for add_bias_kv and add_zero_attn, whose keys have no position.
+
+    >>> stock = torch.nn.MultiheadAttention(64, 4)
+    >>> mine = posenc.nn.MultiheadAttention(64, 4, encoding=posenc.RoPE(16, interleaved=False))
+    >>> mine.load_state_dict(stock.state_dict())
+    <All keys matched successfully>
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        encoding: PositionEncoding | None = None,
+    ) -> None:
+        if add_bias_kv or add_zero_attn:
+            raise ValueError(
+                "MultiheadAttention: add_bias_kv and add_zero_attn append a key that has no "
+                "position; leave them out."
+            )
+        super().__init__(
+            embed_dim, num_heads, dropout=dropout, bias=bias, kdim=kdim, vdim=vdim,
+            batch_first=batch_first, device=device, dtype=dtype,
+        )  # fmt: skip
+        self.encoding = check_encoding("MultiheadAttention", encoding)
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As torch's, with positions (len) or (batch, len) of queries and keys.
+
+        Without them both count from 0; padding does not count where key_padding_mask names it and
+        query and key are of one length. is_causal takes attn_mask, if there is one, to be causal.
+        """
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise ValueError("MultiheadAttention: nested tensors are not taken; pad the rows.")
+        batched = query.ndim == 3
+        same = key is query and value is key
+        if not batched:
+            query, key, value = (x[None] for x in (query, key, value))
+            if key_padding_mask is not None:
+                key_padding_mask = key_padding_mask[None]
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        q_len, kv_len = query.shape[1], key.shape[1]
+        sizes = (query.shape[0], self.num_heads, q_len, kv_len)
+        if positions is None:
+            positions = _counted(query, key_padding_mask if q_len == kv_len else None)
+        if key_positions is None:
+            key_positions = positions if q_len == kv_len else run(0, kv_len, key.device)
+        in_order = key_positions is positions and run_start(positions) is not None
+        mask = mask_of(attn_mask, key_padding_mask, sizes, is_causal, in_order)
+        if mask is not None and self.encoding.claims.num_axes == 1:
+            mask = mask.bind(positions, key_positions)
+        kv_state = self.encoding.state(key, key_positions)
+        q_state = kv_state if same else self.encoding.state(query, positions)
+        q, k, v = (self._heads(x) for x in self._project(query, key, value))
+        options: dict[str, Any] = {
+            "q_positions": positions, "kv_positions": key_positions, "q_state": q_state,
+            "kv_state": kv_state, "mask": mask,
+        }  # fmt: skip
+        dropout = self.dropout if self.training else 0.0
+        out = attention(q, k, v, self.encoding, dropout_p=dropout, **options)
+        assert isinstance(out, Tensor)
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        weights = self._weights(q, k, options, average_attn_weights) if need_weights else None
+        if not batched:
+            return out[0], None if weights is None else weights[0]
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _weights(self, q: Tensor, k: Tensor, options: dict[str, Any], average: bool) -> Tensor:
+        """The attention weights: what attention makes of values that are one for one key each."""
+        if 4 in self.encoding.claims.places:
+            raise ValueError(
+                f"MultiheadAttention: {type(self.encoding).__name__} changes values by position, "
+                "and its weights alone are not computed. Call with need_weights=False."
+            )
+        keys = k.shape[2]
+        one = torch.eye(keys, dtype=q.dtype, device=q.device).expand(*k.shape[:2], keys, keys)
+        weights = attention(q, k, one, self.encoding, **options)
+        assert isinstance(weights, Tensor)
+        return weights.mean(1) if average else weights
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        if self._qkv_same_embed_dim:
+            if key is query and value is query:
+                return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+            weights: tuple[Tensor, ...] = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        inputs = (query, key, value)
+        return tuple(F.linear(*each) for each in zip(inputs, weights, biases, strict=True))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(batch, len, embed_dim) -> (batch, num_heads, len, head_dim)"""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+
+def _counted(x: Tensor, padding: Tensor | None) -> Tensor:
+    """The positions of tokens (batch, len, embed_dim): 0, 1, ... for those that are no padding."""
+    if padding is None:
+        return run(0, x.shape[1], x.device)
+    real = padding == 0 if padding.is_floating_point() else ~padding
+    return run(0, x.shape[1], x.device) if bool(real.all()) else positions_from_mask(real)

@@ -1,0 +1,140 @@
+"""The attention of timm's Vision Transformers with a position encoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.attend.attention import attention
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.boundary import check_encoding
+from posenc.masks import Mask, causal
+from posenc.models.stack import one_per_model
+from posenc.positions import grid, run
+
+_PARTS = ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop")
+
+
+class VisionAttention(nn.Module):
+    """timm's Attention (q, k and v from one linear layer `qkv`) with a position encoding.
+
+    It takes the modules of `attention` over, so that weights, names and state dict stay.
+
+    Args:
+        attention: a timm.layers.Attention, or a module with the same parts.
+        encoding: the position encoding; None for none.
+        positions: of the tokens, (len) or (len, axes); None counts them from 0.
+
+    Raises: TypeError for a module with other parts.
+    """
+
+    def __init__(
+        self,
+        attention: Any,
+        encoding: PositionEncoding | None = None,
+        positions: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        missing = [n for n in ("qkv", "proj", "num_heads", "scale") if not hasattr(attention, n)]
+        unknown = [n for n, _ in attention.named_children() if n not in _PARTS]
+        if missing or unknown:
+            what = f"without {missing[0]}" if missing else f"with {unknown[0]}"
+            raise TypeError(
+                f"VisionAttention: expected an attention like timm's, with one layer qkv, got a "
+                f"{type(attention).__name__} {what}."
+            )
+        for name in _PARTS:
+            setattr(self, name, getattr(attention, name, None))
+        self.num_heads, self.scale = attention.num_heads, attention.scale
+        self.encoding = check_encoding("VisionAttention", encoding)
+        self.register_buffer("positions", positions, persistent=False)
+        self.train(attention.training)
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """x (batch, len, dim) -> the same; attn_mask is bool, True where a token is seen."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+        q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        usual = q.shape[-1] ** -0.5
+        if self.scale != usual:
+            q = q * (self.scale / usual)
+        positions = self.positions if self.positions is not None else run(0, x.shape[1], x.device)
+        if len(positions) != x.shape[1]:
+            raise ValueError(
+                f"VisionAttention: made for {len(positions)} tokens, got {x.shape[1]}: the "
+                "picture has another size. Attach again with its positions."
+            )
+        state = self.encoding.state(x, positions)
+        out = attention(
+            q, k, v, self.encoding, q_positions=positions, kv_positions=positions, q_state=state,
+            kv_state=state, mask=_mask(attn_mask, is_causal),
+            dropout_p=self.attn_drop.p if self.training and self.attn_drop is not None else 0.0,
+        )  # fmt: skip
+        assert isinstance(out, Tensor)
+        out = self._normed(self.norm, out.transpose(1, 2).flatten(2))
+        if self.gate is not None:
+            out = out * self.gate(x).sigmoid()
+        out = self.proj(out)
+        return out if self.proj_drop is None else self.proj_drop(out)
+
+    @staticmethod
+    def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
+        return x if norm is None else norm(x)
+
+
+def attach_to_vit(
+    model: Any, encoding: PositionEncoding | None, positions: Tensor | None = None
+) -> Any:
+    """The same Vision Transformer of timm, each of whose attentions has the encoding.
+
+    Its own table of positions stays: build it with pos_embed="none" to be without.
+
+    Args:
+        model: has blocks, each with an `attn` like timm's.
+        encoding: one of scope "layer" is copied, with fresh parameters, for every block.
+        positions: of the tokens; None takes rows and columns of the patches where the encoding has
+            two components, with (-1, -1) for class and register tokens, and counts tokens where it
+            has one.
+
+    Raises: TypeError or ValueError where the attention is another.
+    """
+    blocks = list(getattr(model, "blocks", ()))
+    if not blocks or not all(hasattr(block, "attn") for block in blocks):
+        raise TypeError(
+            f"attach_to_vit: {type(model).__name__} has no blocks with an attn, as timm's Vision "
+            "Transformers have."
+        )
+    whole = one_per_model(check_encoding("attach_to_vit", encoding), len(blocks))
+    if positions is None and whole.claims.num_axes > 1:
+        height, width = model.patch_embed.grid_size
+        prefix = torch.full((model.num_prefix_tokens, 2), -1)
+        positions = torch.cat([prefix, grid(height, width)])
+    made = [
+        VisionAttention(block.attn, whole.for_layer(i), positions) for i, block in enumerate(blocks)
+    ]
+    for block, attn in zip(blocks, made, strict=True):
+        block.attn = attn
+    return model
+
+
+def _mask(attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
+    if attn_mask is None:
+        return causal if is_causal else None
+    if attn_mask.dtype != torch.bool:
+        raise ValueError(
+            f"VisionAttention: attn_mask must be bool, True where a token is seen, got "
+            f"{attn_mask.dtype}: numbers would be a bias, which belongs into the encoding."
+        )
+    seen = attn_mask.view(*(1,) * (4 - attn_mask.ndim), *attn_mask.shape)
+
+    def visible(sight: Any) -> Tensor:
+        batch, head = sight.batch % seen.shape[0], sight.head % seen.shape[1]
+        rows = sight.q_idx % seen.shape[2]
+        shown = seen[batch, head, rows, sight.kv_idx]
+        return shown & (sight.q_idx >= sight.kv_idx) if is_causal else shown
+
+    return Mask(visible)

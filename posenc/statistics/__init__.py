@@ -1,0 +1,1 @@
+"""What few seeds can tell: paired differences, pooled scores, ranks, agreement."""

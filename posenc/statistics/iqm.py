@@ -1,0 +1,27 @@
+"""The interquartile mean."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """The mean over the last axis without its lowest and its highest quarter, each rounded down.
+
+    It moves less than the mean with one failed seed, and varies less than the median. Of fewer than
+    four values none is left out.
+
+    >>> float(interquartile_mean(np.array([0.0, 0.5, 0.6, 9.0])))
+    0.55
+
+    Raises: ValueError if there is no value, or if one is NaN.
+
+    Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical
+    Precipice, arXiv:2108.13264.
+    """
+    from scipy.stats import trim_mean
+
+    values = np.asarray(values, dtype=np.float64)
+    if values.shape[-1] == 0 or np.isnan(values).any():
+        raise ValueError("interquartile mean: expected numbers only, got NaN or nothing.")
+    return trim_mean(values, 0.25, axis=-1)

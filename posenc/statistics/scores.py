@@ -1,0 +1,63 @@
+"""Scores of encodings on tasks with several seeds: what is missing, and what was not learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One number for each encoding, task and seed; higher is better.
+
+    Args:
+        encodings, tasks, seeds: names of the three axes, each once.
+        values: (encodings, tasks, seeds); NaN where a trial is missing.
+        not_learned: the same shape, true where a trial ran but did not learn its task at the
+            lengths that it was trained on. Such a trial is counted and kept out of every mean.
+
+    Raises: ValueError if the shapes do not fit, a name comes twice, a score is infinite, or a trial
+    that is missing is said not to have learned.
+
+    >>> found = Scores(["rope", "alibi"], ["copy"], [0, 1], [[[0.5, 0.7]], [[0.4, float("nan")]]])
+    >>> found.counted().sum(axis=-1).tolist()
+    [[2], [1]]
+    """
+
+    encodings: Sequence[str]
+    tasks: Sequence[str]
+    seeds: Sequence[int]
+    values: np.ndarray
+    not_learned: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        values = np.asarray(self.values, dtype=np.float64)
+        failed = np.zeros(values.shape, bool) if self.not_learned is None else self.not_learned
+        failed = np.asarray(failed, dtype=bool)
+        expected = (len(self.encodings), len(self.tasks), len(self.seeds))
+        for name, array in (("values", values), ("not_learned", failed)):
+            if array.shape != expected:
+                raise ValueError(f"{name}: expected the shape {expected}, got {array.shape}.")
+        for axis in (self.encodings, self.tasks, self.seeds):
+            if len(set(axis)) < len(axis):
+                raise ValueError(f"every name of an axis must come once, got {list(axis)}.")
+        if np.isinf(values).any():
+            raise ValueError("a score is infinite; give NaN where a trial is missing.")
+        if (failed & np.isnan(values)).any():
+            raise ValueError("a trial that is missing cannot be one that has not learned.")
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "not_learned", failed)
+
+    def counted(self) -> np.ndarray:
+        """(encodings, tasks, seeds): where a trial ran and learned."""
+        return ~np.isnan(self.values) & ~np.asarray(self.not_learned)
+
+    def num_learned(self) -> list[list[tuple[int, int]]]:
+        """For each encoding and task, how many trials learned, and how many ran."""
+        ran, learned = (~np.isnan(self.values)).sum(-1), self.counted().sum(-1)
+        return [
+            [(int(k), int(n)) for k, n in zip(*pair, strict=True)]
+            for pair in zip(learned, ran, strict=True)
+        ]

@@ -1,0 +1,70 @@
+"""Tiny random models of the families that an encoding is attached to, whose positions are felt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import posenc
+from posenc.hf.rope_config import head_size, read_settings
+from tests.hf_models import COMMON, OTHERS, ROPE, transformers
+
+TOKENS = torch.randint(5, 200, (2, 14), generator=torch.Generator().manual_seed(0))
+_HEADS_OF_8 = COMMON | {"head_dim": 8}
+_MASKED = {k: v for k, v in COMMON.items() if k != "num_key_value_heads"}
+
+INTERLEAVED: dict[str, dict[str, Any]] = {
+    "cohere": COMMON, "ernie4_5": COMMON, "glm": _HEADS_OF_8, "glm4": _HEADS_OF_8,
+    "helium": _HEADS_OF_8, "llama4_text": COMMON,
+}  # fmt: skip
+HALVES: dict[str, dict[str, Any]] = {
+    **ROPE, "apertus": COMMON, "arcee": COMMON, "exaone4": COMMON, "gemma": _HEADS_OF_8,
+    "granite": COMMON, "mixtral": COMMON | {"num_local_experts": 2}, "modernbert": COMMON,
+    "nemotron": COMMON, "olmo": COMMON, "olmo2": COMMON, "persimmon": COMMON, "phi": COMMON,
+    "seed_oss": _HEADS_OF_8, "stablelm": COMMON, "starcoder2": COMMON,
+}  # fmt: skip
+ROTARY = HALVES | INTERLEAVED
+"""Families that rotate: pairs of halves, and pairs of neighbours."""
+TABLES = {
+    name: OTHERS.get(name, ("AutoModelForMaskedLM", _MASKED))
+    for name in ("gpt2", "opt", "bert", "roberta", "gpt_bigcode", "electra", "biogpt")
+} | {
+    "gpt_bigcode": OTHERS["gpt2"],
+    "biogpt": ("AutoModelForCausalLM", _MASKED),
+}
+"""Families with a learned table of positions."""
+
+
+def build(family: str, **overrides: Any) -> Any:
+    """A random model whose weights are wide enough for positions to be felt."""
+    torch.manual_seed(0)
+    auto = "AutoModelForMaskedLM" if family == "modernbert" else "AutoModelForCausalLM"
+    sizes = ROTARY.get(family, {})
+    if family not in ROTARY:
+        auto, sizes = TABLES.get(family) or OTHERS[family]
+    config = transformers.AutoConfig.for_model(family, **{**sizes, **overrides})
+    model = getattr(transformers, auto).from_config(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" not in name.lower() and "ln_" not in name:
+            parameter.data = 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def own_rope(model: Any) -> posenc.PositionEncoding:
+    """The rotation of the model's config, layer by layer."""
+    config = model.config
+    ropes = {
+        setting.layer_type: posenc.RoPE(
+            head_size(config, setting.layer_type), setting.rope_theta,
+            interleaved=config.model_type in INTERLEAVED, rotary_dim=setting.rotary_dim,
+            scaling=setting.scaling,
+        )
+        for setting in read_settings(config)
+    }  # fmt: skip
+    if None not in ropes:
+        return posenc.PerLayer([ropes[kind] for kind in config.layer_types])
+    rotated = getattr(config, "no_rope_layers", None)
+    if not rotated:
+        return ropes[None]
+    return posenc.PerLayer([ropes[None] if r else posenc.PositionEncoding() for r in rotated])

@@ -1,0 +1,142 @@
+"""An attached encoding is the one that runs, in every family, and detach leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import posenc
+from posenc.hf import attach, detach, shape_of
+from tests.hf.attachment.models import ROTARY, TABLES, TOKENS, build, own_rope
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ROTARY)
+def test_rope_with_the_models_own_theta_gives_the_stock_answers(family):
+    model = build(family)
+    stock = model(TOKENS).logits
+    attach(model, own_rope(model))
+    got = model(TOKENS).logits
+    torch.testing.assert_close(got, stock, rtol=0, atol=1e-5 * max(1, float(stock.abs().max())))
+    attach_other = own_rope(model)
+    detach(model)
+    for rope in attach_other.modules():  # the other layout is another model
+        if isinstance(rope, posenc.RoPE):
+            rope.interleaved = not rope.interleaved
+    if family != "stablelm":  # it rotates one pair, whose layouts are one
+        attach(model, attach_other)
+        assert (model(TOKENS).logits - stock).abs().max() > 1e-3
+        detach(model)
+    assert torch.equal(model(TOKENS).logits, stock)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", TABLES)
+def test_a_learned_table_is_replaced_and_comes_back(family):
+    model = build(family)
+    before, stock = set(model.state_dict()), model(TOKENS).logits
+    shape = shape_of(model)
+    assert shape.causal == (family not in ("bert", "roberta", "electra"))
+    attach(model, posenc.create("rope", shape))
+    rotated = model(TOKENS).logits
+    assert (rotated - stock).abs().max() > 1e-2
+    moved = torch.arange(TOKENS.shape[1])[None] + 9  # a table would have other rows here
+    got = model(TOKENS, position_ids=moved).logits
+    torch.testing.assert_close(got, rotated, rtol=0, atol=1e-4)
+    detach(model)
+    assert set(model.state_dict()) == before
+    assert torch.equal(model(TOKENS).logits, stock)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["t5", "bloom"])
+def test_a_bias_of_the_models_own_is_replaced_or_kept(family):
+    model = build(family)
+    inputs = {"input_ids": TOKENS}
+    if family == "t5":
+        inputs["decoder_input_ids"] = TOKENS[:, :9]
+    stock = model(**inputs).logits
+
+    def with_it(own: str, encoding: posenc.PositionEncoding) -> torch.Tensor:
+        decoder = {"decoder": copy.deepcopy(encoding)} if family == "t5" else {}
+        attach(model, encoding, own=own, **decoder)
+        logits = model(**inputs).logits
+        detach(model)
+        return logits
+
+    kept = with_it("keep", posenc.PositionEncoding())
+    torch.testing.assert_close(kept, stock, rtol=1e-5, atol=1e-5)
+    assert (with_it("replace", posenc.PositionEncoding()) - stock).abs().max() > 1e-3
+    rope = posenc.RoPE(8, interleaved=False)
+    both, alone = with_it("keep", rope), with_it("replace", rope)
+    assert (both - alone).abs().max() > 1e-3
+    assert (both - stock).abs().max() > 1e-3
+    assert torch.equal(model(**inputs).logits, stock)
+
+
+@torch.no_grad()
+def test_a_kept_rotation_has_the_encoding_added():
+    model = build("llama")
+    alibi = posenc.ALiBi(num_heads=4)
+    attach(model, posenc.Compose(own_rope(model), alibi))
+    expected = model(TOKENS).logits
+    detach(model)
+    attach(model, alibi, own="keep")
+    torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_vision_transformer_keeps_its_table_and_gets_an_encoding():
+    from transformers import ViTConfig, ViTModel
+
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
+        image_size=16, patch_size=4,
+    )  # fmt: skip
+    model = ViTModel(config).eval()
+    pixels = torch.randn(2, 3, 16, 16)
+    stock = model(pixels).last_hidden_state
+    attach(model, posenc.PositionEncoding(), own="keep")
+    torch.testing.assert_close(model(pixels).last_hidden_state, stock, rtol=1e-5, atol=1e-5)
+    detach(model)
+    attach(model, posenc.create("alibi", shape_of(model)), own="keep")
+    assert (model(pixels).last_hidden_state - stock).abs().max() > 1e-4
+
+
+@torch.no_grad()
+def test_a_copy_of_the_model_has_an_encoding_of_its_own():
+    model = build("llama")
+    stock = model(TOKENS).logits
+    attach(model, posenc.create("fire", shape_of(model)))
+    with_fire = model(TOKENS).logits
+    copied = copy.deepcopy(model)
+    detach(model)
+    assert torch.equal(model(TOKENS).logits, stock)
+    assert torch.equal(copied(TOKENS).logits, with_fire)
+    detach(copied)
+    assert torch.equal(copied(TOKENS).logits, stock)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "gpt_bigcode", "biogpt"])
+def test_a_table_that_is_taken_out_sets_no_limit_to_the_length(family):
+    model = build(family, max_position_embeddings=16, n_positions=16)
+    tokens = TOKENS[:1, :1].repeat(1, 40)
+    attach(model, "alibi")
+    with torch.no_grad():
+        long, short = model(tokens).logits, model(tokens[:, :9]).logits
+    torch.testing.assert_close(long[:, :9], short, atol=1e-4, rtol=1e-4)
+    detach(model)
+    with pytest.raises((IndexError, RuntimeError)):
+        model(tokens)
+
+
+def test_an_encoding_may_be_given_as_create_reads_it():
+    by_name, built = build("llama"), build("llama")
+    attach(by_name, "rope:rope_theta=500+alibi")
+    shape = shape_of(built)
+    attach(built, posenc.create("rope:rope_theta=500+alibi", shape))
+    with torch.no_grad():
+        assert torch.equal(by_name(TOKENS).logits, built(TOKENS).logits)

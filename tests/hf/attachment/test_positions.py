@@ -1,0 +1,152 @@
+"""Tokens that come from a cache, beside padding, or packed into one row with others are the same
+tokens: for encodings with states, parameters, tables and several passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import posenc
+from posenc.hf import attach, detach, shape_of
+from tests.hf.attachment.models import TOKENS, build
+
+ENCODINGS = [
+    "rope",
+    "alibi",
+    "fox",
+    "cope",
+    "fire",
+    "learned",
+    "yarn",
+    "self_extend",
+    "transformer_xl",
+]
+FAMILIES = ["llama", "gpt2", "gemma3_text", "bloom", "gpt_neox"]
+LENGTH = TOKENS.shape[1]
+MASK = torch.ones_like(TOKENS)
+MASK[0, :4] = 0
+
+
+def with_encoding(family: str, name: str):
+    model = build(family)
+    attach(model, posenc.create(name, shape_of(model)))
+    encoding = model.get_decoder().posenc_encoding
+    for parameter in encoding.parameters():
+        parameter.data = 0.5 * torch.randn_like(parameter)
+    return model
+
+
+def pairs():
+    return [("llama", name) for name in ENCODINGS] + [
+        (family, name) for family in FAMILIES[1:] for name in ("rope", "fox", "fire")
+    ]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("family", "name"), pairs())
+def test_step_by_step_equals_at_once(family, name):
+    model = with_encoding(family, name)
+    whole = model(TOKENS, use_cache=False).logits
+    out = model(TOKENS[:, :6], use_cache=True)
+    logits = [out.logits]
+    for first, last in ((6, 9), (9, 10), *((t, t + 1) for t in range(10, LENGTH))):
+        out = model(TOKENS[:, first:last], past_key_values=out.past_key_values, use_cache=True)
+        logits.append(out.logits)
+    close(torch.cat(logits, 1), whole)
+    assert out.past_key_values.get_seq_length() == LENGTH
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("family", "name"), pairs())
+def test_padding_on_the_left_changes_nothing(family, name):
+    model = with_encoding(family, name)
+    padded = model(TOKENS, attention_mask=MASK).logits
+    close(padded[0, 4:], model(TOKENS[:1, 4:]).logits[0])
+    close(padded[1], model(TOKENS[1:]).logits[0])
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    both = model.generate(TOKENS, attention_mask=MASK, **options)
+    alone = model.generate(TOKENS[:1, 4:], attention_mask=MASK[:1, 4:], **options)
+    assert torch.equal(both[0, 4:][: alone.shape[1]], alone[0])
+    assert (model(TOKENS).logits[0, 4:] - padded[0, 4:]).abs().max() > 1e-3  # padding is seen
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_packed_texts_equal_separate_ones(family, name, use_cache):
+    model = with_encoding(family, name)
+    row = TOKENS[:1]
+    starts = torch.cat([torch.arange(5), torch.arange(LENGTH - 5)])[None]
+    packed = model(row, position_ids=starts, use_cache=use_cache).logits[0]
+    apart = [model(part).logits[0] for part in (row[:, :5], row[:, 5:])]
+    close(packed, torch.cat(apart))
+    assert (model(row).logits[0] - packed).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["rope", "fox", "learned"])
+def test_beams_and_static_caches_generate_what_no_cache_does(name):
+    model = with_encoding("llama", name)
+    options = {"attention_mask": MASK, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(
+        model.generate(TOKENS, num_beams=3, **options),
+        model.generate(TOKENS, num_beams=3, use_cache=False, **options),
+    )
+    assert torch.equal(
+        model.generate(TOKENS, cache_implementation="static", **options),
+        model.generate(TOKENS, use_cache=False, **options),
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_cache_keeps_positions_and_states_to_the_bit(dtype):
+    model = build("llama").to(dtype)
+    attach(model, posenc.create("fox", shape_of(model)))
+    out = model(TOKENS[:, :6], position_ids=torch.arange(1001, 1007)[None], use_cache=True)
+    attention = model.model.layers[0].self_attn
+    layer, keys = vars(attention)["posenc_layer"], out.past_key_values.layers[0].keys
+    assert keys.dtype == dtype
+    plain, positions, state = layer.columns.split(keys, layer.head_dim)
+    assert torch.equal(positions, torch.arange(1001, 1007).expand(2, -1))
+    assert state is not None
+    assert state.dtype == torch.float64
+    assert state.shape == (2, 4, 6)
+    assert (state.diff(dim=2) < 0).all()  # sums of logarithms of gates
+    assert plain.shape[-1] == 8
+
+
+@torch.no_grad()
+def test_a_cropped_cache_goes_on_from_there():
+    model = with_encoding("llama", "fox")
+    whole = model(TOKENS, use_cache=False).logits
+    out = model(TOKENS[:, :9], use_cache=True)
+    out.past_key_values.crop(-3)
+    out = model(TOKENS[:, 6:], past_key_values=out.past_key_values)
+    close(out.logits, whole[:, 6:])
+
+
+@torch.no_grad()
+def test_a_cache_of_another_model_is_refused():
+    model = build("llama")
+    cache = model(TOKENS[:, :6], use_cache=True).past_key_values
+    attach(model, posenc.create("rope", shape_of(model)))
+    with pytest.raises(ValueError, match="stored without their positions"):
+        model(TOKENS[:, 6:], past_key_values=cache)
+    again = model(TOKENS[:, :6], use_cache=True)  # and nothing is left half done
+    assert again.past_key_values.get_seq_length() == 6
+
+
+@torch.no_grad()
+def test_embeddings_in_place_of_tokens_are_given_positions_too():
+    model = with_encoding("llama", "learned")
+    embedded = model.get_input_embeddings().weight[TOKENS]
+    close(model(inputs_embeds=embedded).logits, model(TOKENS).logits)
+    detach(model)
+    assert (model(TOKENS).logits - model(inputs_embeds=embedded).logits).abs().max() == 0
+
+
+def close(got, expected):
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5 * scale)

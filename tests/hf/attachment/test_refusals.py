@@ -1,0 +1,128 @@
+"""Where an encoding would not act, or something of the model would go on unseen, attach says so and
+leaves the model as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import posenc
+from posenc.hf import attach, detach, shape_of
+from tests.hf.attachment.models import TOKENS, build
+from tests.hf_models import COMMON, transformers
+
+ALIBI = posenc.ALiBi(num_heads=4)
+
+
+def refused(model, said, *args, **options):
+    before, kept = model.config._attn_implementation, set(model.state_dict())
+    with pytest.raises((ValueError, TypeError), match=said):
+        attach(model, *(args or (ALIBI,)), **options)
+    assert model.config._attn_implementation == before
+    assert set(model.state_dict()) == kept
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not any(name.startswith("posenc") for m in model.modules() for name in vars(m))
+
+
+@pytest.mark.parametrize("family", ["falcon", "mpt", "gptj", "deberta", "deberta-v2"])
+def test_attention_past_the_interface(family):
+    refused(build(family), "cannot be exchanged: transformers has")
+
+
+def test_one_layer_past_the_interface():
+    model = build("llama")
+
+    class HomemadeAttention(nn.Module):
+        layer_idx, is_causal = 1, True
+
+        def forward(self, hidden_states, **options):
+            return hidden_states, None
+
+    model.model.layers[1].self_attn = HomemadeAttention()
+    refused(model, r"has its model\.layers\.1\.self_attn outside its attention interface")
+
+
+def test_positions_that_stay():
+    model = build("llama")
+
+    class Hidden(nn.Embedding):  # a table that no name gives away
+        def forward(self, tokens):
+            places = torch.arange(tokens.shape[1]) / 3
+            return super().forward(tokens) + places[:, None].sin()
+
+    table = Hidden(*model.model.embed_tokens.weight.shape)
+    model.model.embed_tokens = table
+    refused(model, 'still tells the order of its tokens.*own="keep"')
+    attach(model, ALIBI, own="keep")
+
+
+def test_scores_that_are_bent():
+    config = transformers.Gemma2Config(**COMMON, head_dim=8)
+    refused(transformers.Gemma2ForCausalLM(config), "soft-capped scores are not supported")
+
+
+def test_an_encoding_that_does_not_fit():
+    refused(build("llama"), "8 heads|heads", posenc.ALiBi(num_heads=8))
+    refused(build("llama"), "has 1 layers, asked for layer 1", posenc.PerLayer([ALIBI]))
+    refused(build("llama"), "must be a PositionEncoding or None, got int", 3)
+    refused(build("bert"), "works in causal attention only", posenc.FoX(32, 4))
+    refused(build("llama"), "has one stack: no decoder=", ALIBI, decoder=ALIBI)
+    refused(build("t5"), "has two stacks: give decoder= too", ALIBI)
+    refused(build("llama"), 'own must be "replace" or "keep"', ALIBI, own="drop")
+
+
+def test_a_second_encoding_and_none():
+    model = build("llama")
+    attach(model, ALIBI)
+    with pytest.raises(ValueError, match=r"has an encoding already.*Compose"):
+        attach(model, ALIBI)
+    detach(model)
+    with pytest.raises(ValueError, match="has no encoding attached"):
+        detach(model)
+
+
+def test_a_model_that_takes_sound_needs_an_example():
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 90,
+             "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_mel_bins": 8,
+             "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_source_positions": 10,
+             "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+             "decoder_start_token_id": 1}  # fmt: skip
+    model = WhisperForConditionalGeneration(WhisperConfig(**sizes)).eval()
+    refused(model, "Give example=, the arguments of one small forward", ALIBI, decoder=ALIBI)
+    sound = {"input_features": torch.randn(1, 8, 20), "decoder_input_ids": TOKENS[:1, :5] % 90}
+    attach(model, ALIBI, decoder=ALIBI, own="keep", example=sound)
+    stock = model(**sound).logits
+    detach(model)
+    assert (model(**sound).logits - stock).abs().max() > 1e-5
+
+
+def test_what_the_forward_would_ignore():
+    model = build("llama")
+    attach(model, posenc.create("fox", shape_of(model)))
+    with pytest.raises(ValueError, match="keeps no weights to show"):
+        model(TOKENS, output_attentions=True)
+    with pytest.raises(ValueError, match="was called outside of LlamaModel"):
+        model.model.layers[0](torch.randn(1, 5, 32), position_embeddings=(torch.ones(1, 5, 8),) * 2)
+    with pytest.raises(ValueError, match="was called outside of LlamaModel"):
+        model.model.forward(TOKENS)
+    attention = model.model.layers[0].self_attn
+    with pytest.raises(ValueError, match="called past the module itself"):
+        attention.forward(torch.randn(1, 5, 32), (torch.ones(1, 5, 8), torch.zeros(1, 5, 8)), None)
+    with pytest.raises(ValueError, match="position_ids have"):
+        model(TOKENS, position_ids=torch.zeros(3, 2, TOKENS.shape[1], dtype=torch.long))
+
+
+def test_what_is_no_model_of_transformers():
+    with pytest.raises(TypeError, match="Linear is no model of transformers"):
+        attach(torch.nn.Linear(3, 3), "rope")
+
+
+def test_a_name_that_create_does_not_know_leaves_the_model_as_it_was():
+    model = build("llama")
+    with pytest.raises(ValueError, match="rpoe"):
+        attach(model, "rpoe")
+    with pytest.raises(ValueError, match="no encoding attached"):
+        detach(model)

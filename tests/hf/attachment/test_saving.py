@@ -1,0 +1,178 @@
+"""What save_pretrained leaves in the folder is enough to attach the same encoding again, and
+nothing else is taken for it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import posenc
+from posenc import Claims, DistanceBias
+from posenc.hf import attach, detach, load, shape_of
+from posenc.hf.attachment.written import rebuilt, written
+from posenc.numbers.precision import per_head
+from tests.hf.attachment.models import TOKENS, build, own_rope
+
+ALIBI = "posenc.scores.alibi:ALiBi"
+
+
+class LogALiBi(DistanceBias):
+    """Somebody's own encoding."""
+
+    claims = Claims(places=(3,), source="a test", scope="layer")
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.ones(num_heads))
+
+    def bias(self, distance):
+        return -per_head(self.slope, distance) * distance.abs().float().log1p()
+
+
+def saved(folder, name="fox", family="llama"):
+    model = build(family)
+    attach(model, posenc.create(name, shape_of(model)))
+    for parameter in model.get_decoder().posenc_encoding.parameters():
+        parameter.data = torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("fox", "llama"), ("fire", "gpt2"), ("yarn", "llama"), ("learned", "bert"), ("dape", "bloom")],
+)
+def test_one_call_loads_what_was_saved(name, family, tmp_path):
+    model = build(family)
+    attach(model, posenc.create(name, shape_of(model)))
+    for key, parameter in model.named_parameters():
+        if "posenc" in key:
+            parameter.data = torch.randn_like(parameter)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
+    record = json.loads((tmp_path / "posenc.json").read_text())
+    assert record["stacks"][0]["encoding"] == written(detach(again)[0])
+    assert (again(TOKENS).logits - model(TOKENS).logits).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_two_stacks_and_what_layers_share_come_back(tmp_path):
+    model = build("t5")
+    inputs = {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :5]}
+    shared = posenc.create("t5", shape_of(model, encoder=True))
+    first = posenc.PerLayer([shared, shared])
+    attach(model, first, decoder=posenc.create("kerple", shape_of(model)))
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+    one, two = again.encoder.posenc_encoding.layers
+    assert one is not two  # the file holds numbers, not objects
+    assert [type(e).__name__ for e in (one, two)] == ["T5Bias", "T5Bias"]
+
+
+@torch.no_grad()
+def test_an_encoding_of_ones_own_is_never_imported_from_a_file(tmp_path):
+    model = build("llama")
+    attach(model, LogALiBi(num_heads=4))
+    for parameter in model.model.posenc_encoding.parameters():
+        parameter.data = torch.rand_like(parameter)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"LogALiBi.* cannot be built from a file.*encoding="):
+        load(tmp_path)
+    with pytest.raises(ValueError, match=r"it holds .*LogALiBi.*, got .*ALiBi"):
+        load(tmp_path, encoding=posenc.ALiBi(num_heads=4))
+    with pytest.raises(ValueError, match="does not fit the encoding"):
+        load(tmp_path, encoding=posenc.PerLayer([LogALiBi(num_heads=4)] * 3))
+    again = load(tmp_path, encoding=LogALiBi(num_heads=4))
+    assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_the_encoding_of_other_weights_is_refused(tmp_path):
+    saved(tmp_path / "one", "fox")
+    torch.manual_seed(1)
+    other = build("llama", rms_norm_eps=1e-5)
+    other.model.norm.weight.data += 1e-3  # one of a thousand numbers
+    attach(other, posenc.create("fox", shape_of(other)))
+    other.save_pretrained(tmp_path / "two")
+    shutil.copy(tmp_path / "one" / "posenc.json", tmp_path / "mixed.json")
+    shutil.copy(tmp_path / "one" / "posenc.json", tmp_path / "two")
+    with pytest.raises(ValueError, match=r"posenc.safetensors is not the file"):
+        load(tmp_path / "two")
+    shutil.copy(tmp_path / "one" / "posenc.safetensors", tmp_path / "two")
+    with pytest.raises(ValueError, match="the weights in the folder are not those"):
+        load(tmp_path / "two")
+    load(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": 2}, "expected format 1"),
+        ({"stacks": {}}, "stacks must be a list"),
+        ({"stacks": [3]}, "must be an object with an encoding"),
+        ({"stacks": [{"encoding": {"class": "os:system", "arguments": {}}}]}, "no encoding of pos"),
+        ({"stacks": [{"encoding": {"class": "posenc.cli:main", "arguments": {}}}]}, "no encoding"),
+        (
+            {"stacks": [{"encoding": {"class": ALIBI, "arguments": {"a": 1}}}]},
+            "unexpected keyword argument 'a'",
+        ),
+        (
+            {"stacks": [{"says": "x", "encoding": written(posenc.ALiBi(4))}]},
+            r"builds ALiBi\(num_heads=4\) from it, and x was saved",
+        ),
+    ],
+)  # fmt: skip
+def test_a_record_that_says_something_else_is_refused(change, said, tmp_path):
+    saved(tmp_path)
+    path = tmp_path / "posenc.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=said):
+        load(tmp_path)
+
+
+def test_a_folder_without_an_encoding_is_refused(tmp_path):
+    build("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"it has no posenc\.json"):
+        load(tmp_path)
+
+
+def test_a_stock_load_says_that_weights_are_left_over(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    saved(tmp_path)
+    _, told = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert any("posenc_encoding" in name for name in told["unexpected_keys"])
+
+
+def test_uploading_without_the_encoding_is_refused(tmp_path):
+    model = saved(tmp_path)
+    with pytest.raises(ValueError, match="would upload the weights without their encoding"):
+        model.save_pretrained(tmp_path, push_to_hub=True)
+    detach(model)
+    assert "save_pretrained" not in vars(model)
+
+
+@pytest.mark.parametrize("name", posenc.names())
+def test_every_registered_encoding_can_be_written_and_built_again(name):
+    shape = posenc.ModelShape(64, 4, train_length=64)
+    encoding = posenc.create(name, shape)
+    record = written(encoding)
+    again = rebuilt(json.loads(json.dumps(record)))
+    assert str(again) == str(encoding)
+    assert {k: v.shape for k, v in again.state_dict().items()} == {
+        k: v.shape for k, v in encoding.state_dict().items()
+    }
+
+
+def test_compositions_and_layers_are_written_and_masks_are_not():
+    model = build("gemma3_text")
+    mixed = posenc.PerLayer([posenc.Compose(own_rope(build("llama")), posenc.ALiBi(4))] * 2)
+    assert str(rebuilt(written(mixed))) == str(mixed)
+    assert str(rebuilt(written(own_rope(model)))) == str(own_rope(model))
+    windowed = posenc.PerLayer([posenc.ALiBi(4)], windows=[posenc.masks.sliding_window(4)])
+    assert written(windowed) is None

@@ -1,0 +1,69 @@
+"""Agreement with published orders, held to scipy and to all orders counted by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from posenc.statistics.agreement import separated_pairs, sign_agreement, spearman
+
+OURS = {"t5": 1.0, "alibi": 2.0, "rope": 3.0, "sinusoidal": 4.0}
+
+
+@pytest.mark.parametrize(
+    "theirs", [(1, 2, 3, 4), (1, 2, 4, 3), (4, 3, 2, 1), (2, 4, 1, 3), (1, 1, 3, 4)]
+)
+def test_p_counts_every_order(theirs):
+    found = spearman(OURS, dict(zip(OURS, theirs, strict=True)))
+    expected = stats.spearmanr([1, 2, 3, 4], theirs).statistic
+    every = [
+        stats.spearmanr([1, 2, 3, 4], order).statistic for order in itertools.permutations(theirs)
+    ]
+    above = np.mean([each >= expected - 1e-9 for each in every])
+    below = np.mean([each <= expected + 1e-9 for each in every])
+    assert found.value == pytest.approx(expected) and found.count == 4
+    assert found.p == pytest.approx(min(1, 2 * min(above, below)))
+
+
+def test_four_encodings_cannot_reach_5_percent():
+    assert spearman(OURS, OURS).p == pytest.approx(1 / 12)
+    more = OURS | {"nope": 5.0}
+    assert spearman(more, more).p == pytest.approx(1 / 60)
+
+
+def test_many_encodings_are_sampled():
+    many = {str(i): float(i) for i in range(12)}
+    assert spearman(many, many).p < 0.001
+    turned = {name: -value for name, value in many.items()}
+    assert spearman(many, turned).value == pytest.approx(-1)
+
+
+def test_only_encodings_in_common_count():
+    assert spearman(OURS, {"t5": 1.0, "rope": 2.0, "fire": 0.0}) is None
+    assert spearman(OURS, dict.fromkeys(OURS, 1.0)) is None
+    for wrong in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="have none: rope"):
+            spearman(OURS | {"rope": wrong}, OURS)
+        with pytest.raises(ValueError, match="have none: rope"):
+            sign_agreement(OURS | {"rope": wrong}, [])
+
+
+def test_pairs_are_those_beyond_the_seeds():
+    """KERPLE's OpenWebText2 at four times the length, 5 seeds: T5 and KERPLE are not told apart."""
+    means = {"kerple": 21.6, "alibi": 22.5, "t5": 21.7, "rope": 62.4}
+    deviations = {"kerple": 0.3, "alibi": 0.2, "t5": 0.2, "rope": 6.1}
+    pairs = separated_pairs(means, deviations, 5)
+    assert ("kerple", "alibi") in pairs and ("t5", "rope") in pairs and len(pairs) == 5
+    assert not any(set(pair) == {"kerple", "t5"} for pair in pairs)
+    assert separated_pairs(means, deviations, 1) == []
+    assert separated_pairs(means, {"rope": 6.1}, 5) == []
+    assert separated_pairs(means, dict.fromkeys(means, float("nan")), 5) == []
+
+
+def test_signs_are_counted_of_what_we_have():
+    pairs = [("t5", "rope"), ("rope", "alibi"), ("t5", "fire")]
+    assert sign_agreement(OURS, pairs) == (1, 2)
+    assert sign_agreement(dict.fromkeys(OURS, 1.0), pairs) == (0, 2)  # a tie agrees with nothing

@@ -1,0 +1,165 @@
+"""Pooled scores, held to scipy's bootstrap and to simulated truth."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from posenc.statistics.iqm import interquartile_mean
+from posenc.statistics.leave_one_out import leave_one_task_out
+from posenc.statistics.paired import paired_difference
+from posenc.statistics.pooled import improvement, pooled_difference, pooled_score
+from posenc.statistics.resample import draw_seeds, draw_tasks
+from posenc.statistics.scores import Scores
+from tests.statistics.simulated import World
+
+NAN = float("nan")
+
+
+def test_of_one_task_with_three_seeds_it_is_the_paired_difference():
+    scores = World(1).study(3)
+    pooled, exact = pooled_difference(scores, "a", "b"), paired_difference(*scores.values[:, 0])
+    assert pooled.value == pytest.approx(exact.value) and pooled.freedom == exact.freedom
+    assert pooled.error == pytest.approx(exact.error, rel=0.03)  # of 10,000 draws
+
+
+def test_the_bootstrap_is_scipys():
+    values = World(1).study(8).values[0, 0]
+    theirs = stats.bootstrap(
+        (values,), lambda x, axis: interquartile_mean(x), n_resamples=10_000, vectorized=True,
+        method="percentile", rng=np.random.default_rng(5),
+    )  # fmt: skip
+    ours = pooled_score(Scores(["a"], ["task"], range(8), values[None, None]), "a")
+    assert ours.error / math.sqrt(8 / 7) == pytest.approx(theirs.standard_error, rel=0.03)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_intervals_hold_the_truth_and_those_of_percentiles_do_not(seeds, monkeypatch):
+    monkeypatch.setattr("posenc.statistics.pooled.DRAWS", 400)
+    held = percentiles = studies = 0
+    counts = (seeds,) * 6
+    draws = draw_seeds(counts, 400, np.random.default_rng(0))
+    for seed in range(6):
+        world = World(6, seed)
+        truth = world.difference(interquartile_mean)
+        for _ in range(100):
+            scores = world.study(seeds)
+            found = pooled_difference(scores, "a", "b")
+            held += abs(found.value - truth) <= found.half
+            a, b = scores.values.reshape(2, -1)[:, draws]
+            low, high = np.percentile(interquartile_mean(b) - interquartile_mean(a), [2.5, 97.5])
+            percentiles += low <= truth <= high
+            studies += 1
+    assert 0.92 <= held / studies <= 0.98  # 0.93 to 0.97, and one standard error of 600 studies
+    assert percentiles / studies < 0.92
+
+
+def test_intervals_for_other_tasks_hold_their_truth():
+    """Tasks are drawn anew for every study, and vary more than seeds do."""
+    random, held, studies = np.random.default_rng(3), 0, 300
+    for _ in range(studies):
+        gains = random.normal(0.1, 0.1, size=(8, 1))
+        a = random.normal(0.5, 0.01, size=(8, 3))
+        scores = Scores(["a", "b"], range(8), range(3), np.array([a, a + gains]))
+        found = pooled_difference(scores, "a", "b", other_tasks=True)
+        held += abs(found.value - 0.1) <= found.half
+        assert found.half > pooled_difference(scores, "a", "b").half or found.half == math.inf
+    assert 0.92 <= held / studies <= 0.99
+
+
+def test_few_draws_are_exactly_those_that_there_are():
+    """Two seeds of two tasks: every draw is one of 16."""
+    draws = draw_seeds([2, 2], 4000, np.random.default_rng(0))
+    seen, counts = np.unique(draws, axis=0, return_counts=True)
+    assert len(seen) == 16 and set(draws[:, :2].ravel()) == {0, 1} and counts.min() > 150
+    tasks = draw_tasks([2, 3], 4000, np.random.default_rng(0))
+    assert tasks.shape == (4000, 4)
+    for pair in np.split(tasks, 2, axis=1):  # the seeds of one draw are of one task
+        assert ((pair < 2).all(axis=1) | (pair >= 2).all(axis=1)).all()
+
+
+def test_improvement_counts_all_pairs():
+    values = np.array([[[0.1, 0.5, 0.9], [0.2, 0.2, 0.2]], [[0.5, 0.6, 0.4], [0.2, 0.3, 0.1]]])
+    expected = [
+        stats.mannwhitneyu(values[1, task], values[0, task]).statistic / 9 for task in (0, 1)
+    ]
+    assert improvement(Scores("ab", [0, 1], [0, 1, 2], values), "a", "b").value == pytest.approx(
+        np.mean(expected)
+    )
+
+
+def test_a_tie_stays_a_tie():
+    values = np.tile(World(4).study(3).values[:1], (2, 1, 1))
+    found = pooled_difference(Scores("ab", range(4), range(3), values), "a", "b")
+    assert found.value == 0 and found.p == 1 and found.half == math.inf
+    assert improvement(Scores("ab", range(4), range(3), values), "a", "b").value == pytest.approx(
+        0.5
+    )
+
+
+def test_one_seed_of_a_task_says_nothing():
+    scores = World(4).study(3)
+    alone = scores.values.copy()
+    alone[0, 2, 1:] = NAN
+    found = pooled_difference(Scores("ab", range(4), range(3), alone), "a", "b")
+    assert found.half == math.inf and found.count == 10
+    assert pooled_score(World(1).study(1), "a").half == math.inf
+    assert pooled_difference(World(1).study(3), "a", "b", other_tasks=True).half == math.inf
+
+
+def test_what_did_not_learn_is_counted_and_kept_out():
+    scores = World(4).study(3)
+    failed = np.zeros(scores.values.shape, bool)
+    failed[0, 1] = True
+    values = scores.values.copy()
+    values[0, 1] = 0.0
+    kept = Scores("ab", range(4), range(3), values, failed)
+    without = Scores("ab", [0, 2, 3], range(3), np.delete(scores.values, 1, axis=1))
+    assert pooled_difference(kept, "a", "b") == pooled_difference(without, "a", "b")
+    assert kept.num_learned()[0] == [(3, 3), (0, 3), (3, 3), (3, 3)]
+    assert pooled_score(kept, "a") != pooled_score(Scores("ab", range(4), range(3), values), "a")
+    nothing = Scores("ab", [0], [0], [[[NAN]], [[1.0]]])
+    assert math.isnan(pooled_difference(nothing, "a", "b").value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"values": np.zeros((2, 3))}, r"expected the shape \(2, 2, 1\), got \(2, 3\)"),
+        ({"tasks": ["x", "x"]}, "must come once"),
+        ({"values": np.full((2, 2, 1), np.inf)}, "is infinite"),
+        ({"values": np.full((2, 2, 1), NAN), "not_learned": np.ones((2, 2, 1))}, "missing cannot"),
+    ],
+)
+def test_wrong_scores_are_refused(change, said):
+    given = {"encodings": "ab", "tasks": ["x", "y"], "seeds": [0], "values": np.zeros((2, 2, 1))}
+    with pytest.raises(ValueError, match=said):
+        Scores(**given | change)
+
+
+def test_interquartile_mean_is_scipys_and_takes_no_nan():
+    values = np.arange(18.0) ** 2
+    assert float(interquartile_mean(values)) == pytest.approx(np.mean(values[4:14]))
+    for wrong in ([], [1.0, NAN]):
+        with pytest.raises(ValueError, match="numbers only"):
+            interquartile_mean(np.array(wrong))
+
+
+def test_one_task_that_decides_is_seen():
+    values = np.array([[0.99, 0.5, 0.5], [0.1, 0.6, 0.6], [0.0, NAN, NAN]])[..., None]
+    failed = np.zeros((3, 3, 1), bool)
+    failed[2, 0] = True
+    ranks = leave_one_task_out(Scores("abc", range(3), [0], values, failed))
+    assert ranks == {"a": (1, 2), "b": (1, 2), "c": (3, 3)}
+    brute = {}
+    for left in itertools.combinations(range(3), 2):
+        means = values[:2, list(left), 0].mean(axis=1)
+        for name, place in zip("ab", stats.rankdata(-means, "min"), strict=True):
+            brute.setdefault(name, []).append(int(place))
+    assert {n: (min(p), max(p)) for n, p in brute.items()} == {n: ranks[n] for n in "ab"}
+    with pytest.raises(ValueError, match="at least 2 tasks, got 1"):
+        leave_one_task_out(World(1).study(2))
