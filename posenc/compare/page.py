@@ -218,7 +218,7 @@ def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
                 _training_of(trial): f"{trial.steps:,} steps of {trial.batch} × "
                 f"{trial.train_length:,} {_unit(trial)}, peak learning rate {trial.lr:g}, "
                 f"{trial.precision} on {trial.device}"
-                for trial in reversed(study.trials)
+                for trial in study.trials
             },
             "seeds": ", ".join(str(s) for s in sorted({t.seed for t in study.trials})),
             "started": study.started,

@@ -26,6 +26,7 @@ from posenc.report.atomic import check_figures
 from posenc.report.console import stdout
 from posenc.report.lock import locked
 from posenc.report.progress import say
+from posenc.tasks.known import TEXT
 
 
 def report_runs(
@@ -58,8 +59,11 @@ def report_runs(
     for line in (*lines, *write_figures_of(study, figures)):
         say(console, line)
     show_study(study, home, console)
-    if published:
-        stdout(160).print(tables.agreement_table(publications.agreements(study)))
+    text = study.of_task(TEXT)
+    if published and text.trials:
+        stdout(160).print(tables.agreement_table(publications.agreements(text)))
+    elif published:
+        say(console, "--published: the tables are of text, and no trial here learned from one.")
     return study
 
 

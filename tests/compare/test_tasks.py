@@ -1,6 +1,8 @@
 """A trial of a task: its identity, its training, its scores, and the gate before the means."""
 
+import csv
 import dataclasses
+import io
 import json
 
 import numpy as np
@@ -8,10 +10,11 @@ import pytest
 import torch
 
 from posenc import generate
-from posenc.compare import train
+from posenc.compare import tables, train
 from posenc.compare.encodings import read_encodings
 from posenc.compare.forward import answers, positions_for, target_loss
 from posenc.compare.options import Options
+from posenc.compare.page import make_page
 from posenc.compare.plan import plan_trials
 from posenc.compare.results import CaseScore, Study, TrialResult
 from posenc.compare.score_cases import score_cases
@@ -212,3 +215,18 @@ def test_what_cannot_run_says_why():
     assert list(task_notes([row])) == [
         "learned on copy: cannot run at some lengths: it has 10 positions"
     ]
+
+
+def test_page_and_spreadsheet_of_a_study_without_text_hold_the_tasks(tmp_path):
+    study = study_of(result(seed=0), result(seed=1, exact=(0.5, 0.0)), result("t5"))
+    study = dataclasses.replace(study, tasks=summarise_tasks(study), recommendation="Said.")
+    assert Study.from_json(study.to_json()) == study
+    make_page(study).write(tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for words in ("The task copy", "0.500 (0.50, 0.00)", "1/2", "training on copy", "Said."):
+        assert words in html
+    rows = list(csv.DictReader(io.StringIO(tables.csv_text(study))))
+    found = [r for r in rows if r["measure"] == "exact_match" and r["at"] == "8"]
+    assert [(r["encoding"], r["seed"], r["task"], float(r["bits_per_byte"])) for r in found] == [
+        ("rope", "0", "copy", 0.5), ("rope", "1", "copy", 0.0), ("t5", "0", "copy", 0.5),
+    ]  # fmt: skip
