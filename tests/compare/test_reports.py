@@ -219,7 +219,7 @@ def test_agreement_is_counted_over_what_a_publication_separates():
 def test_agreement_needs_posencs_own_encodings_with_numbers():
     alone = scored({"t5": (1.0, 1.0, 1.0), "nope": (2.0, 2.0, 2.0)})
     assert published.agreements(alone) == []
-    own = changed(scored({"t5": (1.0, 1.0, 1.0)}), code="abc")
+    own = changed(scored({"t5": (1.0, 1.0, 1.0), "rope": (2.0, 2.0, 2.0)}), code="abc")
     assert published.agreements(own) == []
     cannot = scored({"t5": (1.0, None, None), "rope": (2.0, None, None)})
     assert {a.multiple for a in published.agreements(cannot)} == {1}
