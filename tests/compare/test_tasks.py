@@ -158,20 +158,21 @@ def test_interrupted_training_on_a_task_gives_the_same_bits(tmp_path):
 
 
 def test_exact_match_is_that_of_greedy_decoding():
-    config = dataclasses.replace(COPY, train_length=2, batch=64, lr=1e-2, width=64)
+    config = dataclasses.replace(COPY, train_length=2, batch=64, lr=1e-2, width=64, steps=40)
     model = train.build_decoder(config)
     optimizer, task = train.optimizer_for(model, config), TASKS["copy"]
-    for step in range(40):  # enough to be right sometimes and wrong sometimes
-        train.take_step(model, optimizer, dataclasses.replace(config, steps=40), NOTHING, step)
-    model.eval()
     batch = task.test_batch(Case(1), 60, 2)
-    said, _ = answers(model, batch, config, task.end, 7)
-    exact = ((said == batch.targets) | (batch.targets == -100)).all(1)
+    step, exact = 0, np.zeros(60, bool)
+    while step < 40 and not 5 <= exact.sum() <= 55:  # until some are right and some are not
+        train.take_step(model, optimizer, config, NOTHING, step)
+        step += 1
+        said, _ = answers(model, batch, config, task.end, 7)
+        exact = ((said == batch.targets) | (batch.targets == -100)).all(1)
+    assert 0 < exact.sum() < 60
     prompts = torch.from_numpy(batch.tokens[:, :3])
     written = generate(model, prompts, 2)[:, 3:].numpy()
     greedy = (written == batch.targets[:, 2:]).all(1)
     assert (exact == greedy).all()
-    assert 0 < exact.sum() < 60
 
 
 def test_the_gate_reads_the_training_length_only():
