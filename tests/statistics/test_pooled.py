@@ -75,7 +75,8 @@ def test_few_draws_are_exactly_those_that_there_are():
     """Two seeds of two tasks: every draw is one of 16."""
     draws = draw_seeds([2, 2], 4000, np.random.default_rng(0))
     seen, counts = np.unique(draws, axis=0, return_counts=True)
-    assert len(seen) == 16 and set(draws[:, :2].ravel()) == {0, 1} and counts.min() > 150
+    assert len(seen) == 16 and counts.min() > 150
+    assert set(draws[:, :2].ravel()) == {0, 1} and set(draws[:, 2:].ravel()) == {2, 3}
     tasks = draw_tasks([2, 3], 4000, np.random.default_rng(0))
     assert tasks.shape == (4000, 4)
     for pair in np.split(tasks, 2, axis=1):  # the seeds of one draw are of one task
