@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.positions import same, version
+from posenc.positions import FlatKeys, FlatQueries, same, version
 
 Predicate = Callable[["Sight"], Tensor]
 

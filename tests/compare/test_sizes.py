@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from posenc.compare.encodings import Compared
 from posenc.compare.options import Options
+from posenc.compare.plan import plan_trials
 from posenc.compare.sizes import sizes_of
-from posenc.compare.study import _first_trial as first_trial
 
 LLAMA = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8,
          "num_key_value_heads": 2, "model_type": "llama"}  # fmt: skip
@@ -78,5 +79,6 @@ def test_a_config_that_cannot_be_read_is_refused(tmp_path):
 
 def test_the_trials_have_the_sizes_of_the_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
-    trial = first_trial(Options(config=tmp_path, small=True, device="cpu"), "rope", 3)
+    options = Options(config=tmp_path, small=True, device="cpu")
+    (trial,) = plan_trials(options, [Compared("rope", "rope", "")])
     assert (trial.width, trial.layers, trial.heads, trial.kv_heads) == (128, 4, 4, 1)

@@ -65,7 +65,7 @@ class LongRoPE(Scaling):
                 require(self, valid, f"{name} must hold positive numbers", list(factors))
 
     @property
-    def depends_on_length(self) -> bool:
+    def depends_on_length(self) -> bool:  # type: ignore[override]
         return self.short_factor is None or self.short_factor != self.long_factor
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:

@@ -47,10 +47,10 @@ class Scaling:
 
     def __post_init__(self) -> None:
         """Check the numbers that most scalings have."""
-        if hasattr(self, "factor"):
-            require_factor(self, self.factor)
-        if hasattr(self, "original_max_positions"):
-            require_length(self, self.original_max_positions)
+        checks = {"factor": require_factor, "original_max_positions": require_length}
+        for name, check in checks.items():
+            if hasattr(self, name):
+                check(self, getattr(self, name))
 
     @property
     def logit_scale(self) -> float:

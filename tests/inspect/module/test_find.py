@@ -101,9 +101,9 @@ def test_call_says_how():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere:Class"], "cannot be imported"),
+        (["nowhere:Class"], "there is no module 'nowhere'"),
         (["posenc:RoPE"], "interleaved"),
-        (["posenc:RoPE", "--arg", "head_dim"], "name=value"),
+        (["torch.nn:Linear", "--arg", "in_features"], "name=value"),
         (["torch.nn:Linear", "--arg", "in_features=3", "--arg", "out_features=2"], "Tried (input)"),
         ([f"{HERE}:ResetsBad"], "no licence file"),
         ([f"{HERE}:NeedsData"], "--call"),
