@@ -56,7 +56,9 @@ PADDED = masks.causal & masks.padding(torch.arange(LENGTH) < torch.tensor([[150]
 BY_HEAD = masks.causal & masks.Mask(lambda sight: sight.kv_idx % HEADS != sight.head)
 
 
-@pytest.mark.parametrize("mask", [masks.causal, PADDED, BY_HEAD, None], ids=str)
+@pytest.mark.parametrize(
+    "mask", [masks.causal, PADDED, BY_HEAD, None], ids=["causal", "padded", "by-head", "none"]
+)
 @pytest.mark.parametrize("impl", ["reference", "blockwise"])
 @pytest.mark.parametrize(
     "name, options",
