@@ -8,6 +8,8 @@ tensor([0, 1, 2, 0, 1])
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
@@ -166,7 +168,7 @@ def in_double(
     return (q_positions - origin).double(), (kv_positions - origin).double()
 
 
-def check_flat(q_positions: FlatQueries, kv_positions: FlatKeys) -> None:
+def check_flat(q_positions: Any, kv_positions: Any) -> None:
     """Raise ValueError unless both are (len) or (batch, len): q and k are no positions."""
     for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
         if positions.ndim not in (1, 2):

@@ -104,7 +104,7 @@ def _lengths(given: str | None, train_length: int, factors: Sequence[int]) -> tu
         ) from None
     if min(lengths) < train_length:
         raise ValueError(
-            f"--test-lengths: {min(lengths)} is below the training length {train_length}. "
+            f"--test-lengths: {min(lengths)} is below --train-length {train_length}. "
             "Test at the training length and beyond."
         )
     return tuple(sorted(lengths | {train_length}))

@@ -171,7 +171,7 @@ class DeBERTa(PositionEncoding):
         def for_k(distance: Tensor) -> Tensor:
             return scale * self._projected(self._projections()[0], self._k_row(distance), dtype)
 
-        few = len(q) <= FEW and not torch.compiler.is_compiling()
+        few = not torch.compiler.is_compiling() and len(q) <= FEW
         queries = q.x.to(dtype) if self.c2p else None
         if few and queries is not None:
             queries = scale * self._through(self._projections()[1], queries)

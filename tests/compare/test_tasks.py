@@ -72,7 +72,7 @@ def test_a_config_of_before_tasks_is_one_of_text(tmp_path):
 def test_each_task_brings_its_own_lengths_steps_and_batch():
     text, copy = planned(task=["text", "copy"])
     assert (text.train_length, text.test_lengths, text.steps, text.batch) == (
-        128, (128, 256, 512, 1024), 400, 32,
+        128, (128, 256, 512, 1024), 300, 32,
     )  # fmt: skip
     assert (copy.train_length, copy.test_lengths, copy.steps, copy.batch) == (
         20, (20, 24, 30, 40, 80), 2000, 64,
@@ -90,7 +90,7 @@ def test_each_task_brings_its_own_lengths_steps_and_batch():
         ({"task": ["copy", "recall"], "train_length": 9}, "--train-length: each task counts"),
         ({"task": ["copy_512"], "test_lengths": "600"}, r"takes 20 to 512 symbols, got 600"),
         ({"task": ["offset"], "train_length": 9}, r"--train-length: the task offset takes 14"),
-        ({"task": ["copy"], "test_lengths": "8"}, "8 is below the training length 20"),
+        ({"task": ["copy"], "test_lengths": "8"}, "8 is below --train-length 20"),
         ({"task": ["copy"], "text": ["book.txt"]}, "--text: no task here reads a text"),
         ({"task": ["grid"]}, "--task grid: rope counts tokens one after the other"),
     ],
