@@ -174,6 +174,7 @@ def test_a_file_that_changes_under_the_comparison_fails_with_that_reason(folder)
     assert "the code of my.py:LogALiBi has changed" in log.results["my.py:LogALiBi"].reason
 
 
+@pytest.mark.slow
 def test_unchecked_is_compared_said_and_never_recommended(folder, capsys):
     assert run("rope", "cheat=planted.py:PeeksAhead") == 2
     said = capsys.readouterr().err

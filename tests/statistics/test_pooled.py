@@ -37,6 +37,7 @@ def test_the_bootstrap_is_scipys():
     assert ours.error / math.sqrt(8 / 7) == pytest.approx(theirs.standard_error, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_intervals_hold_the_truth_and_those_of_percentiles_do_not(seeds, monkeypatch):
     monkeypatch.setattr("posenc.statistics.pooled.DRAWS", 400)
@@ -58,6 +59,7 @@ def test_intervals_hold_the_truth_and_those_of_percentiles_do_not(seeds, monkeyp
     assert percentiles / studies < 0.92
 
 
+@pytest.mark.slow
 def test_intervals_for_other_tasks_hold_their_truth():
     """Tasks are drawn anew for every study, and vary more than seeds do."""
     random, held, studies = np.random.default_rng(3), 0, 300

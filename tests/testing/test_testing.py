@@ -32,6 +32,7 @@ test_wrong = test_contract(Wrong)
 """
 
 
+@pytest.mark.slow
 def test_the_contract_is_a_pytest_suite(tmp_path):
     (tmp_path / "test_mine.py").write_text(SUITE, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
@@ -71,6 +72,7 @@ def test_an_encoding_that_raises_fails_the_check_with_its_error():
     assert verdict.failure is not None and verdict.failure.startswith("AttributeError: ")
 
 
+@pytest.mark.slow
 def test_checks_that_assertions_cannot_make_are_refused():
     code = "from posenc import testing as t; list(t.verdicts(t.maker('rope'), t.CHECKS))"
     done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True)
