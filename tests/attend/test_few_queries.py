@@ -120,3 +120,28 @@ def test_few_tokens_are_turned_as_many_are():
     few_q, few_k = rope.transform(Tokens(x[:, :32, 150:151], one), Tokens(x[:, 32:, 150:151], one))
     torch.testing.assert_close(few_q, q[:, :, 150:151])
     torch.testing.assert_close(few_k, k[:, :, 150:151])
+
+
+HIDDEN = masks.causal & masks.padding(torch.arange(LENGTH) < torch.tensor([[0], [LENGTH - 2]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["alibi", "t5", "fire", "fox"])
+@torch.no_grad()
+def test_a_row_of_bias_serves_grouped_heads_half_types_and_rows_that_see_nothing(name, dtype):
+    """Handed over as a mask, against the scores written out in float64."""
+    encoding, q, k, v, state = whole(name)
+    k, v = k[:, ::2], v[:, ::2]
+    rows = {"q_positions": POSITIONS[-3:], "kv_positions": POSITIONS, "mask": HIDDEN}
+    if state is not None:
+        rows |= {"q_state": state[:, :, -3:], "kv_state": state}
+    want = posenc.attention(
+        *(t.to(dtype).double() for t in (q[:, :, -3:], k, v)), encoding, impl="reference", **rows
+    )
+    few = [t.to(dtype) for t in (q[:, :, -3:], k, v)]
+    assert "few queries" in explain(*few, encoding, **rows).reason
+    got = posenc.attention(*few, encoding, **rows)
+    assert isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
+    assert not got[0].any() and got[1].any()
+    bound = 4 * torch.finfo(dtype).eps * v.abs().max().item()
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=bound)

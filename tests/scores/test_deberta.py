@@ -138,3 +138,17 @@ def test_deberta_refuses_buckets_that_cannot_be_laid_out():
         DeBERTa(8, 2, num_buckets=256, max_distance=128)
     with pytest.raises(ValueError, match="at least one of c2p and p2c"):
         DeBERTa(8, 2, c2p=False, p2c=False)
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal], ids=["both-sides", "causal"])
+@pytest.mark.parametrize("p2c", [False, True])
+def test_blocks_read_what_lies_beyond_the_furthest_distance_on_either_side(mask, p2c):
+    torch.manual_seed(0)
+    encoding = posenc.DeBERTa(16, 2, max_distance=8, p2c=p2c).double()
+    torch.nn.init.normal_(encoding.table)
+    q, k, v = (torch.randn(1, 2, 700, 8, dtype=torch.float64) for _ in range(3))
+    where = {"q_positions": torch.arange(700), "kv_positions": torch.arange(700), "mask": mask}
+    with torch.no_grad():
+        blocks = posenc.attention(q, k, v, encoding, impl="blockwise", **where)
+        whole = posenc.attention(q, k, v, encoding, impl="reference", **where)
+    torch.testing.assert_close(blocks, whole, rtol=0, atol=1e-12)
