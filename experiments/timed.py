@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-HEADER = "name,seconds,cpu_seconds,peak_megabytes\n"
+HEADER = ("name", "seconds", "cpu_seconds", "peak_megabytes")
 
 
 def timed(cost: Path, name: str, command: list[str]) -> int:
@@ -17,11 +18,12 @@ def timed(cost: Path, name: str, command: list[str]) -> int:
     running = subprocess.Popen(command)
     _, status, used = os.wait4(running.pid, 0)
     seconds = time.perf_counter() - began
-    if not cost.exists():
-        cost.write_text(HEADER, encoding="utf-8")
-    with cost.open("a", encoding="utf-8") as file:
-        cpu = used.ru_utime + used.ru_stime
-        file.write(f"{name},{seconds:.1f},{cpu:.1f},{used.ru_maxrss / 1024:.0f}\n")
+    cpu = used.ru_utime + used.ru_stime
+    with cost.open("a", encoding="utf-8", newline="") as file:
+        write = csv.writer(file, lineterminator="\n")
+        if file.tell() == 0:
+            write.writerow(HEADER)
+        write.writerow((name, f"{seconds:.1f}", f"{cpu:.1f}", f"{used.ru_maxrss / 1024:.0f}"))
     return os.waitstatus_to_exitcode(status)
 
 
