@@ -129,10 +129,10 @@ def _own_parameters(trial: TrialConfig, encoding: str) -> int:
     try:
         with torch.device("meta"):
             built = create(encoding, shape_of(trial))
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError, TypeError):
         if not any(part.attribute for part in parse(encoding).parts):
             raise
-        # Somebody's constructor, which reads what it computes.
+        # Somebody's constructor, which reads what it computes; NumPy says TypeError then.
         built = create(encoding, shape_of(trial))
     return sum(p.numel() for p in built.parameters())
 

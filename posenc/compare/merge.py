@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from posenc.compare.progress import name_of
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial import TrialConfig
 
@@ -109,9 +110,10 @@ def _results(
             if known is None or (known.reason is not None and result.reason is None):
                 found[config], source[config] = result, folder
             elif result.reason is None and _numbers(result) != _numbers(known):
-                name = study.labels.get(config.encoding, config.encoding)
+                label = study.labels.get(config.encoding, config.encoding)
+                name = name_of(replace(config, encoding=label))
                 conflicts.append(
-                    f"{name} seed {config.seed} has other numbers in {folder} than in "
+                    f"{name} has other numbers in {folder} than in "
                     f"{source[config]}{_where(known, result)}; the latter count"
                 )
     return found, conflicts

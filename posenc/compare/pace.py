@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,18 +61,21 @@ def _kind(trial: TrialConfig) -> str:
 
 
 def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
-    """Seconds of one trial of each encoding; one that cannot be measured is left out, and the trial
-    itself will say why."""
+    """Seconds of one trial of each encoding; one that cannot be measured is left out, and the log
+    of the first trial says why."""
     homes = [folder / trial.folder for trial in trials]
-    with subprocess.Popen(
-        process.command("posenc.compare.pace", folder, *homes),
-        stdin=subprocess.PIPE,  # the process ends when this one closes it
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        encoding="utf-8",
-        env=process.environment(trials[0].device),
-    ) as measuring:
+    with (
+        (homes[0] / "log.txt").open("a", encoding="utf-8") as log,
+        subprocess.Popen(
+            process.command("posenc.compare.pace", folder, *homes),
+            stdin=subprocess.PIPE,  # the process ends when this one closes it
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            encoding="utf-8",
+            env=process.environment(trials[0].device),
+        ) as measuring,
+    ):
         assert measuring.stdout is not None
         answer = measuring.stdout.read()
     return json.loads(answer or "{}")
@@ -92,7 +97,8 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
         try:
             seconds[_kind(trial)] = _seconds_of_one(trial, Path(study_folder))
         except Exception:  # of torch, of an encoding
-            continue
+            print(f"{_kind(trial)} could not be timed:", file=sys.stderr, flush=True)
+            traceback.print_exc()
     answer.write(json.dumps(seconds))
     answer.flush()
     return 0

@@ -71,9 +71,10 @@ def _answer(study: Study) -> Iterator[Headline | Caution]:
 def _result(study: Study) -> Iterator[str | Table]:
     config = study.trials[0]
     lengths = sorted({s.length for row in study.summary for s in row.by_length})
+    checked = [row for row in study.summary if row.encoding not in study.unchecked]
     best = {
         length: min(
-            (s.mean for r in study.summary for s in r.by_length if s.length == length and s.mean),
+            (s.mean for r in checked for s in r.by_length if s.length == length and s.mean),
             default=None,
         )
         for length in lengths
@@ -92,7 +93,17 @@ def _result(study: Study) -> Iterator[str | Table]:
     ]
     yield Table(
         header,
-        [[*_row(row, lengths, best, describe_gains(gains[row.encoding]))] for row in study.summary],
+        [
+            [
+                *_row(
+                    row,
+                    lengths,
+                    best if row in checked else {},
+                    describe_gains(gains[row.encoding]),
+                )
+            ]
+            for row in study.summary
+        ],
         "Bits per byte of held-out text at each window length in bytes; lower is better, and the "
         f"lowest of a column is bold, whether or not the seeds can tell it. {SPREAD}",
     )
@@ -131,7 +142,7 @@ def _row(
             yield Cell("cannot", note=f"{row.encoding}: {score.cannot or 'no reason given'}")
         else:
             spread = f" ± {score.spread:.3f}" if row.num_seeds > 1 else ""
-            yield Cell(f"{score.mean:.3f}{spread}", strong=score.mean == best[length])
+            yield Cell(f"{score.mean:.3f}{spread}", strong=score.mean == best.get(length))
     yield row.reach
     yield gain
     yield row.parameters
@@ -183,15 +194,17 @@ def describe_by_length(study: Study) -> str:
 
 
 def _specs(study: Study) -> Table:
-    first: dict[str, TrialResult] = {}
+    """A row for each encoding; for each task where its settings follow the task's length."""
+    found: dict[str, dict[str, list[str | int | None]]] = {}
     for trial in study.finished:
-        first.setdefault(trial.config.encoding, trial)
+        found.setdefault(trial.config.encoding, {}).setdefault(trial.config.task, _spec(trial))
     rows = []
-    for name, trial in first.items():
-        spec = {k: v for k, v in trial.spec.items() if k not in _SAID_ELSEWHERE and "<" not in v}
-        settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
-        shared = trial.spec.get("parameters shared by", "")
-        rows.append([name, trial.encoding_parameters, shared, settings, trial.spec.get("source")])
+    for name, by_task in found.items():
+        first, *others = by_task.values()
+        if all(each == first for each in others):
+            rows.append([name, *first])
+        else:
+            rows += [[f"{name} on {task}", *each] for task, each in by_task.items()]
     header = [
         "encoding",
         Heading("own parameters", "what it learns itself"),
@@ -200,6 +213,13 @@ def _specs(study: Study) -> Table:
         "source",
     ]
     return Table(header, rows)
+
+
+def _spec(trial: TrialResult) -> list[str | int | None]:
+    spec = {k: v for k, v in trial.spec.items() if k not in _SAID_ELSEWHERE and "<" not in v}
+    settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
+    shared = trial.spec.get("parameters shared by", "")
+    return [trial.encoding_parameters, shared, settings, trial.spec.get("source")]
 
 
 _SAID_ELSEWHERE = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}

@@ -177,7 +177,7 @@ def show_study(study: Study, folder: Path, console: Console) -> None:
         text = shown.of_task(TEXT)
         for table in (tables.summary_table(text), *tables.tier_tables(text)):
             out.print(table)
-    for table in task_tables.task_tables(study.tasks):
+    for table in (*task_tables.task_tables(study.tasks), *tables.pooled_tables(shown)):
         out.print(table)
     out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)
     for line in (*tables.notes(shown), *task_tables.task_notes(study.tasks)):

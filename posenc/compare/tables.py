@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+from collections.abc import Iterable, Sequence
 
 from rich.markup import escape
 from rich.table import Table
 
-from posenc.compare import published, tiers
+from posenc.compare import pooled, published, tiers
 from posenc.compare.progress import name_of
 from posenc.compare.published import Agreement
 from posenc.compare.results import LengthSummary, Study, TrialResult
@@ -38,16 +39,20 @@ def summary_table(study: Study) -> Table:
 
 def tier_tables(study: Study) -> list[Table]:
     """What the seeds can tell, at the training length and at the longest one."""
-    tables = []
-    for standing in tiers.standings(study):
-        title = f"What the seeds tell at {standing.length:,} bytes"
-        table = Table(title=title, title_justify="left")
-        for name in tiers.header(standing):
-            table.add_column(name, justify="left" if name == "encoding" else "right")
-        for row in tiers.rows(standing):
-            table.add_row(*map(escape, row))
-        tables.append(table)
-    return tables
+    return [
+        _of_words(
+            f"What the seeds tell at {standing.length:,} bytes",
+            tiers.header(standing),
+            tiers.rows(standing),
+        )
+        for standing in tiers.standings(study)
+    ]
+
+
+def pooled_tables(study: Study) -> list[Table]:
+    """All tasks together, where there are two or more and a trial counts."""
+    found = pooled.pooled_rows(study)
+    return [_of_words(pooled.TITLE, found[0], found[1:])] if found else []
 
 
 def agreement_table(found: list[Agreement]) -> Table:
@@ -119,3 +124,12 @@ def _cell(score: LengthSummary, num_seeds: int) -> str:
     if score.mean is None:
         return "cannot"
     return f"{score.mean:.3f}" + (f" ±{score.spread:.3f}" if num_seeds > 1 else "")
+
+
+def _of_words(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in header:
+        table.add_column(name, justify="left" if name == "encoding" else "right")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
+from posenc.compare import pooled
 from posenc.compare.results import Study, TaskSummary
 from posenc.compare.task_summary import LEARNED
 from posenc.compare.task_tables import by_task, page_table
@@ -17,7 +18,7 @@ from posenc.tasks.known import TASKS
 
 def tasks(study: Study) -> Iterator[str | Table | Plot]:
     """What the tasks are scored by, then for each its table, and its figure where somebody learned
-    it."""
+    it; and last all of them together."""
     yield (
         "Sequences with known answers, short in training and longer in the tests. A trial has "
         f"learned its task if it says at least {LEARNED:.0%} of the held-out sequences of the "
@@ -37,6 +38,10 @@ def tasks(study: Study) -> Iterator[str | Table | Plot]:
                 _seen(task, drawn),
                 f"task-{task.replace('_', '-')}",
             )
+    found = pooled.pooled_rows(study)
+    if found:
+        yield Table(found[0], found[1:], f"{pooled.TITLE}.")
+        yield pooled.MEANING
 
 
 def _by_length(task: str, rows: list[TaskSummary], styles: dict[str, LineStyle]) -> Figure:

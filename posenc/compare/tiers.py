@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from posenc.compare.results import Study
 from posenc.compare.standing import ANCHORS, Standing, standing_at
+from posenc.statistics.estimate import Estimate
 
 MEANING = (
     "A tier holds what the seeds cannot tell from its first; the order inside it means nothing. "
@@ -50,7 +51,7 @@ def rows(standing: Standing) -> Iterator[list[str]]:
             f"{standing.mean(name):.3f}",
             " ".join(each),
             f"{low}" if low == high else f"{low}–{high}",
-            *(_from_anchor(standing, anchor, name) for anchor in anchors(standing)),
+            *(from_anchor(standing.anchors, anchor, name) for anchor in anchors(standing)),
         ]
 
 
@@ -58,17 +59,22 @@ def _against(anchor: str) -> str:
     return f"against {anchor}"
 
 
-def _from_anchor(standing: Standing, anchor: str, name: str) -> str:
+def from_anchor(
+    anchors: Mapping[tuple[str, str], tuple[Estimate, float]], anchor: str, name: str
+) -> str:
+    """What `against_anchors` found of an encoding and an anchor: the encoding minus the anchor, its
+    interval and p, or why there is none."""
     if anchor == name:
         return "–"
-    if (anchor, name) in standing.anchors:
-        found, p = standing.anchors[anchor, name]
+    if (anchor, name) in anchors:
+        found, p = anchors[anchor, name]
         gap = found.value
     else:  # two anchors are compared once
-        found, p = standing.anchors[name, anchor]
+        found, p = anchors[name, anchor]
         gap = -found.value
+    if not found.count:
+        return "no seed of both"
     if found.half == math.inf:
-        why = {0: "no seed of both", 1: "one seed"}.get(found.count, "no spread")
-        return f"{gap:+.3f}, {why}" if found.count else why
+        return f"{gap:+.3f}, {'no spread' if found.freedom else 'one seed'}"
     shown = "p < 0.001" if p < 0.001 else f"p {p:.2g}"
     return f"{gap:+.3f} ± {found.half:.3f}, {shown}"

@@ -1,4 +1,4 @@
-"""The bootstrap over tasks and seeds: which trials each draw takes."""
+"""The bootstrap over seeds: which trials each draw takes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,3 @@ def draw_seeds(num_seeds: Sequence[int], draws: int, random: np.random.Generator
         ],
         axis=1,
     )
-
-
-def draw_tasks(num_seeds: Sequence[int], draws: int, random: np.random.Generator) -> np.ndarray:
-    """Resample the tasks, then the seeds inside each task drawn (hierarchical).
-
-    Returns: (draws, trials) indices, each task with as many seeds as the task that has fewest.
-    """
-    starts, counts = np.cumsum([0, *num_seeds[:-1]]), np.asarray(num_seeds)
-    tasks = random.integers(len(counts), size=(draws, len(counts), 1))
-    seeds = random.random((draws, len(counts), int(counts.min())))
-    return (starts[tasks] + (seeds * counts[tasks]).astype(int)).reshape(draws, -1)

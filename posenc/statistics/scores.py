@@ -53,11 +53,3 @@ class Scores:
     def counted(self) -> np.ndarray:
         """(encodings, tasks, seeds): where a trial ran and learned."""
         return ~np.isnan(self.values) & ~np.asarray(self.not_learned)
-
-    def num_learned(self) -> list[list[tuple[int, int]]]:
-        """For each encoding and task, how many trials learned, and how many ran."""
-        ran, learned = (~np.isnan(self.values)).sum(-1), self.counted().sum(-1)
-        return [
-            [(int(k), int(n)) for k, n in zip(*pair, strict=True)]
-            for pair in zip(learned, ran, strict=True)
-        ]

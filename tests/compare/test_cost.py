@@ -81,3 +81,21 @@ def test_nothing_is_allocated(machine, monkeypatch):
 
     monkeypatch.setattr(torch, "zeros", refuse)
     check(encodings=("rope", "t5", "alibi", "nope"))
+
+
+@pytest.mark.parametrize(
+    "reads", ["torch.ones(3).sum().item()", "torch.ones(3).numpy()", "torch.ones(3).tolist()"]
+)
+def test_a_constructor_that_reads_what_it_computes_is_counted_too(reads, tmp_path):
+    mine = tmp_path / "reads.py"
+    mine.write_text(
+        "import posenc, torch\n\n\n"
+        "class Reads(posenc.PositionEncoding):\n"
+        '    claims = posenc.Claims(places=(), source="me")\n\n'
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        f"        self.read = {reads}\n"
+        "        self.learned = torch.nn.Parameter(torch.zeros(7))\n",
+        encoding="utf-8",
+    )
+    assert cost._own_parameters(TRIAL, f"{mine}:Reads") == 7

@@ -78,11 +78,12 @@ def study(tmp_path):
 def test_the_processes_that_measure_say_what_they_measured(study):
     folder, trial = study
     both = [dataclasses.replace(trial, encoding=name) for name in ("rope", "alibi")]
+    both.append(dataclasses.replace(trial, task="copy", train_length=4, test_lengths=(4, 8)))
     for each in both:
         (folder / each.folder).mkdir()
         pace.write_trial(folder / each.folder, each)
     seconds = pace._measured(both, folder)
-    assert seconds.keys() == {"rope", "alibi"}
+    assert seconds.keys() == {"rope", "alibi", f"{trial.encoding} on copy"}
     assert all(START_SECONDS < each < 600 for each in seconds.values())
 
 
@@ -91,3 +92,5 @@ def test_an_encoding_that_cannot_be_built_is_the_trial_s_own_matter(study, monke
     monkeypatch.setattr(pace, "WORTH", 0)
     broken = dataclasses.replace(trial, encoding="no-such-encoding")
     assert pace.expected_seconds([broken], folder, 1) == seconds_of(broken, 1, 1)
+    log = (folder / broken.folder / "log.txt").read_text(encoding="utf-8")
+    assert log.startswith("no-such-encoding could not be timed:") and "Unknown encoding" in log

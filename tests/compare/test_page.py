@@ -12,7 +12,7 @@ from posenc import ModelShape, PositionEncoding
 from posenc.compare import run, seen
 from posenc.compare.as_built import effective_spec
 from posenc.compare.figures import _merged
-from posenc.compare.page import make_page
+from posenc.compare.page import _specs, make_page
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,
@@ -240,6 +240,22 @@ def test_what_ran_has_no_internals(page):
     for internal in ("inspect._empty", "args", "ROPE", "class ", "scaling None"):
         assert internal not in what, internal
     assert "_empty" not in str(effective_spec("nope", PositionEncoding(), ModelShape(32, 2)))
+
+
+def test_settings_that_follow_the_length_of_a_task_are_shown_for_each():
+    given = study()
+    config = dataclasses.replace(trial("learned", 0), task="copy")
+    other = dataclasses.replace(result(config), encoding_parameters=77)
+    same = result(dataclasses.replace(trial("rope", 0), task="copy"))
+    rows = _specs(dataclasses.replace(given, results=(*given.results, other, same))).rows
+    assert [(row[0], row[1]) for row in rows if row[1]] == [("learned on copy", 77)]
+    assert [row[0] for row in rows].count("rope") == 1 and "learned on text" in str(rows)
+
+
+def test_what_was_not_checked_is_never_the_lowest():
+    html = make_page(dataclasses.replace(study(), unchecked={"alibi": "it sees later"})).html()
+    bold = html[html.index("<table") : html.index("</table>")].count("<strong>")
+    assert bold == 4 + 3  # at 128 bytes four others are equal, and beyond it one is the lowest
 
 
 def test_what_is_seen_in_the_figures():

@@ -16,6 +16,8 @@ from posenc.compare.reports import report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
 from posenc.compare.tables import agreement_table
 from tests.compare.test_summary import OFFSETS, result, study
+from tests.compare.test_tasks import result as of_task
+from tests.compare.test_tasks import study_of
 
 A, B = Path("a"), Path("b")
 
@@ -82,6 +84,14 @@ def test_other_numbers_of_one_trial_are_named():
     assert merged.results[0].by_length[0].bits_per_byte == 2.0
 
 
+def test_other_numbers_of_one_task_say_which_task():
+    runs = [(folder, study_of(of_task(exact=(1.0, far)), of_task(task="recall")))
+            for folder, far in ((A, 0.5), (B, 0.4))]  # fmt: skip
+    merged, (said,) = merge(runs)
+    assert said == "rope on copy seed 0 has other numbers in b than in a; the latter count"
+    assert merged.results[0].by_case[1].exact_match == 0.5 and len(merged.results) == 2
+
+
 def test_what_failed_in_one_run_and_finished_in_the_other_has_finished():
     failed = TrialResult(whole("rope", 0).config, reason="nan")
     for runs in ([(A, study(failed)), (B, study(whole("rope", 0)))],
@@ -104,6 +114,7 @@ def test_what_is_missing_in_one_run_may_be_in_the_other():
         ({"recipe": 1}, r"recipe 2 and 1"),
         ({"test_lengths": (128, 256, 1024)}, r"test_lengths \(128, 256, 512\) and \(128, 256, 10"),
         ({"torch": "3"}, "torch 2 and 3"),
+        ({"task": "copy"}, r"\(task text and copy\)"),
     ],
 )
 def test_other_recipes_are_refused_by_name(fields, said):

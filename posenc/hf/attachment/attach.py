@@ -161,6 +161,7 @@ def shape_of(
     4
     """
     example = example_of(model) if example is None else example
+    before = getattr(model, ATTACHMENT, None)
     attachment = Attachment("keep")
     setattr(model, ATTACHMENT, attachment)
     try:
@@ -168,6 +169,8 @@ def shape_of(
         return shape_from(stacks[0 if encoder else -1], model.config)
     finally:
         _undo(model)
+        if before is not None:
+            setattr(model, ATTACHMENT, before)
 
 
 def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[Stack]:

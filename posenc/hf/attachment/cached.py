@@ -104,9 +104,18 @@ def past_state(cache: Any, now: Attending) -> Tensor | None:
 
 
 def watch(cache: Any) -> None:
-    """Have the cache keep positions and states beside keys, from now on."""
-    if "update" not in vars(cache):
-        cache.update = MethodType(_update, cache)
+    """Have the cache keep positions and states beside keys, from now on.
+
+    Raises: ValueError for one that would round them.
+    """
+    if "update" in vars(cache):
+        return
+    if any("Quantized" in type(layer).__name__ for layer in cache.layers):
+        raise ValueError(
+            "posenc: a quantised cache rounds what it stores, positions too. Take another "
+            "cache_implementation."
+        )
+    cache.update = MethodType(_update, cache)
 
 
 def _update(
@@ -121,14 +130,8 @@ def _update(
     now.layer.columns = columns
     before = _layer(self, layer_idx)
     width = key_states.shape[-1] + columns.width(key_states)
-    if before is not None:
-        if "Quantized" in type(before).__name__:
-            raise ValueError(
-                "posenc: a quantised cache rounds what it stores, positions too. Take another "
-                "cache_implementation."
-            )
-        if int(before.get_seq_length()) and before.keys.shape[-1] != width:
-            raise ValueError(_STRANGE)
+    if before is not None and int(before.get_seq_length()) and before.keys.shape[-1] != width:
+        raise ValueError(_STRANGE)
     joined = columns.join(key_states, now.positions, now.state)
     joined, values = update(self, joined, value_states, layer_idx, *args, **options)
     length = key_states.shape[2]

@@ -19,6 +19,8 @@ from posenc.scores.t5 import T5Bias
 
 TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """Names of modules that turn positions into vectors, which are added to the tokens'."""
+ROWS = 2**31
+"""Positions that a table has while it is taken out."""
 EQUAL = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Largest difference, relative to the largest number, of a model that is blind to order when its
 tokens change places."""
@@ -38,8 +40,9 @@ def hide(stack: nn.Module, model: Any) -> list[Any]:
         if name.rpartition(".")[2] in TABLES:
             tables[id(module)] = module
     for table in tables.values():
-        handles.append(table.register_forward_pre_hook(_at_the_start, with_kwargs=True))
+        handles.append(table.register_forward_pre_hook(_without_end))
         handles.append(table.register_forward_hook(_nothing))
+        handles.append(table.register_forward_hook(_as_it_was, always_call=True))
     return handles
 
 
@@ -174,14 +177,17 @@ def _no_turn(module: nn.Module, args: tuple, out: Any) -> Any:
     return no_turn(out)
 
 
-def _at_the_start(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
-    """All positions are 0, so that no sequence is too long for a table whose rows do not count."""
-
-    def zero(value: Any) -> Any:
-        return torch.zeros_like(value) if isinstance(value, Tensor) else value
-
-    return tuple(map(zero, args)), {name: zero(value) for name, value in kwargs.items()}
+def _without_end(module: nn.Module, args: tuple) -> None:
+    """Rows of zeros for any position, in the memory of one, so that no text is too long for a table
+    that does not count: some tables number the tokens themselves (BART's)."""
+    if isinstance(module, nn.Embedding):
+        row = module.weight.new_zeros(1, module.embedding_dim)
+        vars(module)["weight"] = row.expand(ROWS, -1)  # it hides the parameter, which stays
 
 
 def _nothing(module: nn.Module, args: tuple, out: Tensor) -> Tensor:
     return torch.zeros_like(out)
+
+
+def _as_it_was(module: nn.Module, args: tuple, out: Tensor) -> None:
+    vars(module).pop("weight", None)

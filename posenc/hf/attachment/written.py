@@ -13,6 +13,7 @@ from typing import Any
 
 from posenc.encoding.base import PositionEncoding
 from posenc.queries_keys.rope_scaling import Scaling
+from posenc.registry.code import MODULE
 
 _OWN = "posenc."
 _PLAIN = (bool, int, float, str, type(None))
@@ -44,8 +45,12 @@ def rebuilt(record: Any) -> PositionEncoding:
 
 
 def name_of(thing: object) -> str:
-    """module:Class of an object."""
-    return f"{type(thing).__module__}:{type(thing).__qualname__}"
+    """module:Class of an object; for a class that `posenc.create` found in a file, the file's name
+    without its folder, which another machine does not have."""
+    module = type(thing).__module__
+    if module.startswith(MODULE):
+        module = module.removeprefix(MODULE).partition("_")[2]
+    return f"{module}:{type(thing).__qualname__}"
 
 
 def _written(value: Any) -> Any:

@@ -34,6 +34,14 @@ TABLES = {
     "biogpt": ("AutoModelForCausalLM", _MASKED),
 }
 """Families with a learned table of positions."""
+_BOTH = {
+    "vocab_size": 257, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0, "decoder_start_token_id": 2,
+}  # fmt: skip
+TWO_STACKS = dict.fromkeys(("bart", "marian"), ("AutoModelForSeq2SeqLM", _BOTH))
+"""Families with an encoder, a decoder, and a table in each that numbers its tokens itself."""
 
 
 def build(family: str, **overrides: Any) -> Any:
@@ -42,7 +50,7 @@ def build(family: str, **overrides: Any) -> Any:
     auto = "AutoModelForMaskedLM" if family == "modernbert" else "AutoModelForCausalLM"
     sizes = ROTARY.get(family, {})
     if family not in ROTARY:
-        auto, sizes = TABLES.get(family) or OTHERS[family]
+        auto, sizes = (TABLES | TWO_STACKS).get(family) or OTHERS[family]
     config = transformers.AutoConfig.for_model(family, **{**sizes, **overrides})
     model = getattr(transformers, auto).from_config(config).eval()
     for name, parameter in model.named_parameters():

@@ -9,7 +9,7 @@ import torch
 
 import posenc
 from posenc.hf import attach, detach, shape_of
-from tests.hf.attachment.models import ROTARY, TABLES, TOKENS, build, own_rope
+from tests.hf.attachment.models import ROTARY, TABLES, TOKENS, TWO_STACKS, build, own_rope
 
 
 @torch.no_grad()
@@ -120,6 +120,19 @@ def test_a_copy_of_the_model_has_an_encoding_of_its_own():
     assert torch.equal(copied(TOKENS).logits, stock)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "bloom"])
+def test_sizes_are_told_of_a_model_with_an_encoding_too(family):
+    model = build(family)
+    stock, shape = model(TOKENS).logits, shape_of(model)
+    attach(model, "fire")
+    with_fire = model(TOKENS).logits
+    assert shape_of(model) == shape
+    assert torch.equal(model(TOKENS).logits, with_fire)
+    detach(model)
+    assert torch.equal(model(TOKENS).logits, stock)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gpt_bigcode", "biogpt"])
 def test_a_table_that_is_taken_out_sets_no_limit_to_the_length(family):
     model = build(family, max_position_embeddings=16, n_positions=16)
@@ -131,6 +144,34 @@ def test_a_table_that_is_taken_out_sets_no_limit_to_the_length(family):
     detach(model)
     with pytest.raises((IndexError, RuntimeError)):
         model(tokens)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", TWO_STACKS)
+def test_tables_of_two_stacks_are_replaced_whatever_the_length_and_the_padding(family):
+    model = build(family)
+    stock = model(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :9]).logits
+    attach(model, "rope", decoder="rope")
+    texts = TOKENS.repeat(1, 3)  # 42 tokens, for tables of 16 rows
+    whole = model(input_ids=texts, decoder_input_ids=texts, use_cache=False).logits
+    padded = torch.ones_like(texts)
+    padded[0, :25] = 0
+    got = model(input_ids=texts, attention_mask=padded, decoder_input_ids=texts).logits
+    alone = model(input_ids=texts[:1, 25:], decoder_input_ids=texts[:1]).logits
+    torch.testing.assert_close(got[0], alone[0], rtol=0, atol=1e-4)
+    out = model(input_ids=texts, decoder_input_ids=texts[:, :30], use_cache=True)
+    rest = model(
+        encoder_outputs=(out.encoder_last_hidden_state,), decoder_input_ids=texts[:, 30:],
+        past_key_values=out.past_key_values,
+    )  # fmt: skip
+    torch.testing.assert_close(rest.logits, whole[:, 30:], rtol=0, atol=1e-4)
+    short = model(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :9]).logits
+    assert (short - stock).abs().max() > 1e-2
+    detach(model)
+    again = model(input_ids=TOKENS, decoder_input_ids=TOKENS[:, :9]).logits
+    assert torch.equal(again, stock)
+    with pytest.raises(IndexError):
+        model(input_ids=texts, decoder_input_ids=TOKENS[:, :9])
 
 
 def test_an_encoding_may_be_given_as_create_reads_it():

@@ -21,7 +21,7 @@ ENCODINGS = [
     "self_extend",
     "transformer_xl",
 ]
-FAMILIES = ["llama", "gpt2", "gemma3_text", "bloom", "gpt_neox"]
+FAMILIES = ["llama", "gpt2", "gemma3_text", "bloom", "gpt_neox", "opt"]
 LENGTH = TOKENS.shape[1]
 MASK = torch.ones_like(TOKENS)
 MASK[0, :4] = 0
@@ -136,6 +136,20 @@ def test_a_cache_of_another_model_is_refused():
         model(TOKENS[:, 6:], past_key_values=cache)
     again = model(TOKENS[:, :6], use_cache=True)  # and nothing is left half done
     assert again.past_key_values.get_seq_length() == 6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["rope", "fox"])
+def test_a_cache_that_rounds_is_refused_before_it_holds_anything(name):
+    from transformers.cache_utils import QuantizedCache
+
+    model = build("llama")
+    attach(model, posenc.create(name, shape_of(model)))
+    cache = QuantizedCache("fp8", model.config)
+    with pytest.raises(ValueError, match="a quantised cache rounds what it stores"):
+        model(TOKENS[:, :6], past_key_values=cache, use_cache=True)
+    assert cache.get_seq_length() == 0
+    assert model(TOKENS[:, :6], use_cache=True).past_key_values.get_seq_length() == 6
 
 
 @torch.no_grad()

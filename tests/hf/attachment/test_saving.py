@@ -92,6 +92,36 @@ def test_an_encoding_of_ones_own_is_never_imported_from_a_file(tmp_path):
     assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
 
 
+@torch.no_grad()
+def test_a_name_comes_back_and_a_file_that_it_names_is_never_run(tmp_path):
+    model = build("llama")
+    attach(model, "rope:rope_theta=500+alibi")
+    model.save_pretrained(tmp_path / "named")
+    assert torch.equal(load(tmp_path / "named")(TOKENS).logits, model(TOKENS).logits)
+    detach(model)
+    code = (
+        "import torch, posenc\n"
+        "class Mine(posenc.DistanceBias):\n"
+        "    claims = posenc.Claims(places=(3,), source='a test')\n"
+        "    def __init__(self, num_heads: int):\n"
+        "        super().__init__()\n"
+        "        self.slope = torch.nn.Parameter(torch.ones(num_heads, 1, 1))\n"
+        "    def bias(self, distance):\n"
+        "        return -self.slope * distance.abs()\n"
+    )
+    here, there = tmp_path / "here" / "mine.py", tmp_path / "there" / "mine.py"
+    for path in (here, there):
+        path.parent.mkdir()
+        path.write_text(code)
+    attach(model, f"rope+{here}:Mine")
+    model.model.posenc_encoding.encodings[1].slope.data *= 0.3
+    model.save_pretrained(tmp_path / "own")
+    with pytest.raises(ValueError, match=r"mine:Mine.* cannot be built from a file"):
+        load(tmp_path / "own")
+    again = load(tmp_path / "own", encoding=posenc.create(f"rope+{there}:Mine", shape_of(model)))
+    assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
+
+
 def test_the_encoding_of_other_weights_is_refused(tmp_path):
     saved(tmp_path / "one", "fox")
     torch.manual_seed(1)

@@ -1,0 +1,82 @@
+"""The tasks of a study pooled: a score for each encoding, and what one task does to its rank."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+import numpy as np
+
+from posenc.compare.results import Study, TrialResult
+from posenc.compare.score_cases import SEQUENCES
+from posenc.compare.standing import ANCHORS
+from posenc.compare.task_summary import learned, metric_of
+from posenc.compare.tiers import from_anchor
+from posenc.statistics.anchors import against_anchors
+from posenc.statistics.leave_one_out import leave_one_task_out
+from posenc.statistics.pooled import pooled_difference, pooled_score
+from posenc.statistics.scores import Scores
+from posenc.tasks.known import TEXT
+
+RESOLUTION = 1 / SEQUENCES
+TITLE = "All tasks together (higher is better)"
+MEANING = (
+    "The score of a trial is the mean of its task's metric over all tests but that of the training "
+    "length; pooled is the interquartile mean of the trials over tasks and seeds, ± its 95 % "
+    "interval over seeds. Only trials that learned their task and can run all of its tests count, "
+    "so pooled scores of encodings that learned other tasks do not compare: a column of an anchor "
+    "does, which is the score minus the anchor's over the trials that both have, with p corrected "
+    "by Holm. The rank is the best and the worst over all choices of one task to leave out."
+)
+
+
+def pooled_rows(study: Study) -> list[list[str]]:
+    """The header and a row for each encoding, the highest score first; nothing with fewer than two
+    tasks, or where no trial counts."""
+    scores = scores_of(study)
+    counts = scores.counted().sum(axis=(1, 2))
+    if len(scores.tasks) < 2 or not counts.any():
+        return []
+    own = {trial.encoding for trial in study.trials if not trial.code}
+    anchors = [name for name in ANCHORS if name in own and name in scores.encodings]
+    gaps = against_anchors(
+        scores.encodings, anchors, lambda a, b: pooled_difference(scores, a, b, RESOLUTION)
+    )
+    ranks, planned = leave_one_task_out(scores), len(scores.tasks) * len(scores.seeds)
+    header = ["encoding", "trials", "pooled", "rank", *(f"against {name}" for name in anchors)]
+    rows = []
+    for name, count in zip(scores.encodings, counts, strict=True):
+        found, (low, high) = pooled_score(scores, name, RESOLUTION), ranks[name]
+        half = f" ± {found.half:.3f}" if found.half < math.inf else ""
+        row = [
+            name,
+            f"{count}/{planned}",
+            f"{found.value:.3f}{half}" if count else "–",
+            f"{low}" if low == high else f"{low}–{high}",
+            *(from_anchor(gaps, anchor, name) for anchor in anchors),
+        ]
+        rows.append((-found.value if count else math.inf, row))
+    return [header, *(row for _, row in sorted(rows, key=lambda each: each[0]))]
+
+
+def scores_of(study: Study) -> Scores:
+    """The score of every trial of a task; of encodings that were checked."""
+    names = [name for name in study.encodings if name not in study.unchecked]
+    tasks = list(dict.fromkeys(t.task for t in study.trials if t.task != TEXT))
+    seeds = sorted({t.seed for t in study.trials})
+    values = np.full((len(names), len(tasks), len(seeds)), np.nan)
+    failed = np.zeros(values.shape, bool)
+    for result in study.finished:
+        config = result.config
+        if config.task in tasks and config.encoding in names:
+            at = (names.index(config.encoding), tasks.index(config.task), seeds.index(config.seed))
+            values[at] = _beyond(result)
+            failed[at] = not np.isnan(values[at]) and not learned(result)
+    return Scores(names, tasks, seeds, values, failed)
+
+
+def _beyond(result: TrialResult) -> float:
+    """NaN where a test cannot run: the mean of the others would be one of easier tests."""
+    found = [metric_of(result.config.task, score) for score in result.by_case[1:]]
+    known = [value for value in found if value is not None]
+    return fmean(known) if known and len(known) == len(found) else math.nan

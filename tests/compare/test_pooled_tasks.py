@@ -1,0 +1,98 @@
+"""All tasks of a study together: which trials count, what is shown, and where."""
+
+import dataclasses
+import html
+import io
+
+import pytest
+from rich.console import Console
+
+from posenc.compare import pooled, tables
+from posenc.compare.page import make_page
+from posenc.compare.task_summary import summarise_tasks
+from tests.compare.test_tasks import result, study_of
+
+FAR = {  # the score beyond the training length in each of three seeds
+    ("rope", "copy"): (0.5, 0.6, 0.7),
+    ("rope", "reverse"): (0.3, 0.3, 0.3),
+    ("t5", "copy"): (0.7, 0.8, 0.9),
+    ("t5", "reverse"): (0.1, 0.1, 0.1),
+    ("fire", "copy"): (0.4, 0.4, 0.4),
+    ("fire", "reverse"): (0.9, 0.9, 0.9),
+}
+NOT_LEARNED = {("fire", "reverse")}
+
+
+def trials(*tasks, far=FAR):
+    return [
+        result(encoding, seed, (0.5 if (encoding, task) in NOT_LEARNED else 1.0, value), task)
+        for (encoding, task), values in far.items()
+        if task in tasks
+        for seed, value in enumerate(values)
+    ]
+
+
+def whole(**changes):
+    study = study_of(*trials("copy", "reverse"))
+    return dataclasses.replace(study, tasks=summarise_tasks(study), **changes)
+
+
+def test_only_what_learned_counts_and_one_task_can_decide():
+    header, *rows = pooled.pooled_rows(whole())
+    assert header == ["encoding", "trials", "pooled", "rank", "against rope"]
+    found = {row[0]: row[1:] for row in rows}
+    assert found["fire"][:3] == ["3/6", "0.400 ± 0.005", "3"]
+    assert found["rope"][0] == found["t5"][0] == "6/6"
+    assert found["rope"][2] == found["t5"][2] == "1–2"
+    assert found["rope"][1].startswith("0.425 ± ") and found["t5"][1].startswith("0.425 ± ")
+    assert found["rope"][3] == "–" and found["fire"][3].startswith("-0.200 ± ")  # copy alone
+
+
+def test_seeds_that_are_equal_have_the_error_of_512_sequences():
+    equal = {key: (value[0],) * 3 for key, value in FAR.items()}
+    found = pooled.pooled_rows(study_of(*trials("copy", "reverse", far=equal)))
+    halves = [row[2].partition(" ± ")[2] for row in found[1:]]
+    assert all(0.0005 < float(half) < 0.006 for half in halves)
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        study_of(*trials("copy")),
+        study_of(*(result(exact=(0.5, 0.9), task=task) for task in ("copy", "reverse"))),
+    ],
+    ids=["one task", "nobody learned"],
+)
+def test_there_is_nothing_to_pool(study):
+    assert pooled.pooled_rows(study) == [] and tables.pooled_tables(study) == []
+
+
+def test_what_cannot_run_a_test_and_what_was_not_checked_are_kept_out():
+    study = whole(unchecked={"t5": "it sees later tokens"})
+    assert [row[0] for row in pooled.pooled_rows(study)[1:]] == ["rope", "fire"]
+    cannot = [
+        dataclasses.replace(r, by_case=(r.by_case[0], dataclasses.replace(
+            r.by_case[1], exact_match=None, token_accuracy=None, cannot="it has 5 positions"
+        ))) if r.config.encoding == "fire" else r
+        for r in study.results
+    ]  # fmt: skip
+    last = pooled.pooled_rows(dataclasses.replace(study, results=tuple(cannot)))[-1]
+    assert last == ["fire", "0/6", "–", "2", "no seed of both"]
+
+
+def test_one_seed_has_no_interval():
+    study = study_of(*(r for r in trials("copy", "reverse") if r.config.seed == 0))
+    found = {row[0]: row[2:] for row in pooled.pooled_rows(study)[1:]}
+    assert found["fire"] == ["0.400", "3", "-0.100, one seed"]
+
+
+def test_terminal_and_page_show_it(tmp_path):
+    study = whole()
+    out = io.StringIO()
+    for table in tables.pooled_tables(study):
+        Console(file=out, width=160).print(table)
+    make_page(study).write(tmp_path / "report.html")
+    page = html.unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
+    for words in ("All tasks together", "0.400 ± 0.005", "against rope"):
+        assert words in out.getvalue() and words in page
+    assert pooled.MEANING in page
