@@ -93,4 +93,7 @@ def test_an_encoding_that_cannot_be_built_is_the_trial_s_own_matter(study, monke
     broken = dataclasses.replace(trial, encoding="no_such_encoding")
     assert pace.expected_seconds([broken], folder, 1) == seconds_of(broken, 1, 1)
     log = (folder / broken.folder / "log.txt").read_text(encoding="utf-8")
-    assert log.startswith("no_such_encoding could not be timed:") and "no_such_encoding" in log.splitlines()[-1]
+    assert (
+        log.startswith("no_such_encoding could not be timed:")
+        and "no_such_encoding" in log.splitlines()[-1]
+    )
