@@ -10,6 +10,7 @@ from posenc import masks
 from posenc.attend.kernels import blockwise, fused_blocks
 from posenc.numbers import native
 from posenc.terms.term import Term
+from tests.compilers import needs_c_compiler
 
 HEADS, WIDTH, LENGTH = 4, 8, 150
 NAMES = ("fire", "deberta", "transformer_xl", "inkling", "t5+fire", "shaw", "rope+shaw")
@@ -27,7 +28,7 @@ CASES = [(name, mask) for name in NAMES for mask in MASKS if (name, mask) != ("i
 BOUND = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
-@pytest.fixture(params=["torch", "c"])
+@pytest.fixture(params=["torch", pytest.param("c", marks=needs_c_compiler)])
 def implementation(request, monkeypatch):
     monkeypatch.setenv("POSENC_NATIVE", "01"[request.param == "c"])
     native.load.cache_clear()
