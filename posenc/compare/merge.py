@@ -8,11 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from posenc.compare.progress import name_of
-from posenc.compare.results import Study, TrialResult
+from posenc.compare.results import RateCheck, Study, TrialResult
 from posenc.compare.trial import TrialConfig
 
 _MAY_DIFFER = {"encoding", "seed", "code"}
-"""Fields in which the trials of one study differ; all others are its recipe."""
+"""Fields in which the trials of one study differ; all others are its recipe. Where learning rates
+were checked, they differ too."""
 
 
 def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
@@ -32,6 +33,7 @@ def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
         labels = study.labels | labels
         unchecked |= study.unchecked
     _check_codes(runs)
+    rates = _rates(runs)
     _check_labels(runs, labels)
     results, conflicts = _results(runs)
     merged = replace(
@@ -44,6 +46,7 @@ def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
         results=tuple(results.values()),
         labels=labels,
         unchecked=unchecked,
+        rates=rates,
     )
     return merged, conflicts
 
@@ -55,6 +58,8 @@ def _recipes(study: Study) -> dict[str, set[object]]:
         for name, value in asdict(trial).items():
             if name not in _MAY_DIFFER:
                 fields.setdefault(name, set()).add(value)
+    if study.rates:
+        fields["lr"] = {"checked for each encoding"}
     return fields
 
 
@@ -83,6 +88,21 @@ def _check_codes(runs: Sequence[tuple[Path, Study]]) -> None:
                     f"{trial.encoding} was other code in {folder} (hash {trial.code or 'none'}) "
                     f"than in {where} (hash {code or 'none'}). Run it again in one of them."
                 )
+
+
+def _rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
+    """The checks of all runs. Raises: ValueError where two runs came to different rates."""
+    seen: dict[tuple[str, str], tuple[Path, RateCheck]] = {}
+    for folder, study in runs:
+        for check in study.rates:
+            where, known = seen.setdefault((check.task, check.encoding), (folder, check))
+            if known.chosen != check.chosen:
+                raise ValueError(
+                    f"{check.encoding} on {check.task} was checked to a learning rate of "
+                    f"{known.chosen} in {where} and of {check.chosen} in {folder}, and their "
+                    "numbers must not be mixed. Report them one by one."
+                )
+    return tuple(check for _, check in seen.values())
 
 
 def _check_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) -> None:

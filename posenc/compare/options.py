@@ -119,6 +119,15 @@ class Options:
         ),
     ] = False
     lr: Annotated[float, typer.Option(help="Peak learning rate, per step of AdamW.")] = 2e-3
+    check_lr: Annotated[
+        bool,
+        typer.Option(
+            "--check-lr",
+            help="First train every encoding on every task with half of --lr, with it and with "
+            "twice of it, one seed each, and go on with the rate of the lowest validation loss. "
+            "Nothing beyond the training length is measured for that.",
+        ),
+    ] = False
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     precision: Annotated[
         str,

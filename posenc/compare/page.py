@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from posenc.compare import figures, seen, task_page, tiers
+from posenc.compare import figures, rates, seen, task_page, tiers
 from posenc.compare.progress import name_of
 from posenc.compare.results import EncodingSummary, Study, TrialResult
 from posenc.compare.trial import TrialConfig
@@ -28,6 +28,9 @@ def make_page(study: Study) -> Page:
         page.section("Curves", *_curves(text))
     if study.tasks:
         page.section("Tasks", *task_page.tasks(study))
+    if study.rates:
+        header, *rows = rates.rate_rows(study)
+        page.section("Learning rates", rates.MEANING, Table(header, rows))
     if study.failed:
         rows = [[name_of(t.config), t.reason] for t in study.failed]
         page.section("Failed trials", Table(["trial", "reason"], rows))
@@ -236,7 +239,7 @@ def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
             f"on {config.kv_heads} key/value heads",
             **{
                 _training_of(trial): f"{trial.steps:,} steps of {trial.batch} × "
-                f"{trial.train_length:,} {_unit(trial)}, peak learning rate {trial.lr:g}, "
+                f"{trial.train_length:,} {_unit(trial)}, {_rate_of(trial, study)}, "
                 f"{trial.precision} on {trial.device}"
                 for trial in study.trials
             },
@@ -269,6 +272,13 @@ def _text(study: Study) -> dict[str, str]:
 
 def _training_of(trial: TrialConfig) -> str:
     return "training" if trial.task == TEXT else f"training on {trial.task}"
+
+
+def _rate_of(trial: TrialConfig, study: Study) -> str:
+    rates = sorted({t.lr for t in study.trials if t.task == trial.task})
+    if len(rates) == 1:
+        return f"peak learning rate {rates[0]:g}"
+    return f"peak learning rates from {rates[0]:g} to {rates[-1]:g} as in their table"
 
 
 def _unit(trial: TrialConfig) -> str:

@@ -20,6 +20,7 @@ from posenc.compare.options import DEFAULT_ENCODINGS, Options
 from posenc.compare.pace import expected_seconds
 from posenc.compare.plan import plan_trials
 from posenc.compare.progress import LiveBars, PlainLines
+from posenc.compare.rates import FACTORS, at_chosen_rates, rate_trials
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.summary import summarise
 from posenc.compare.task_summary import say_learned, summarise_tasks
@@ -55,7 +56,8 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     device, precision = planned[0].device, planned[0].precision
     workers = options.workers or (1 if device == "cuda" else machine.num_cores())
     workers = min(workers, seeds * len(compared) * len(planned))
-    check_cost(planned, [each.text for each in compared], seeds, workers, options.yes)
+    extra = len(FACTORS) if options.check_lr else 0
+    check_cost(planned, [each.text for each in compared], seeds + extra, workers, options.yes)
     unchecked = find_void(compared, options.unchecked)
     if options.out is not None:
         _check_ours(options.out)
@@ -66,7 +68,8 @@ def run_study(options: Options, *, show: bool = True) -> Study:
         for seed in range(seeds)
         for each in compared
     )
-    folder = options.out or RUNS / f"compare-{_name(trials)}"
+    checks = rate_trials(trials) if options.check_lr else ()
+    folder = options.out or RUNS / f"compare-{_name((*checks, *trials))}"
     damaged = _check_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, "posenc compare"):
@@ -86,13 +89,16 @@ def run_study(options: Options, *, show: bool = True) -> Study:
         for wrong in (damaged, None if cut is None else cut.write(folder)):
             if wrong:
                 say(console, f"{wrong}; writing it again")
-        left = [trial for trial in trials if not sweep.is_done(folder, trial)]
+        left = [trial for trial in (*checks, *trials) if not sweep.is_done(folder, trial)]
         say(console, opening(study, workers, folder, expected_seconds(left, folder, workers)))
-        live = console.is_terminal
-        watcher = LiveBars(console, trials, workers) if live else PlainLines(console)
         try:
-            with watcher:
-                sweep.run_trials(folder, trials, workers, watcher, options.checkpoint_steps)
+            if checks:
+                say(console, f"{len(checks)} trials at three learning rates come first.")
+                _run(folder, checks, workers, options, console)
+                tried = [sweep.load_result(folder, trial) for trial in checks]
+                study = at_chosen_rates(study, [result for result in tried if result is not None])
+                _save(study, folder)
+            _run(folder, study.trials, workers, options, console)
         except KeyboardInterrupt:
             raise Stopped("the same command goes on from here") from None
         finally:
@@ -108,6 +114,14 @@ def run_study(options: Options, *, show: bool = True) -> Study:
             "The same command tries them again."
         )
     return study
+
+
+def _run(
+    folder: Path, trials: Sequence[TrialConfig], workers: int, options: Options, console: Console
+) -> None:
+    live = console.is_terminal
+    with LiveBars(console, trials, workers) if live else PlainLines(console) as watcher:
+        sweep.run_trials(folder, trials, workers, watcher, options.checkpoint_steps)
 
 
 def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
@@ -178,6 +192,8 @@ def show_study(study: Study, folder: Path, console: Console) -> None:
         for table in (tables.summary_table(text), *tables.tier_tables(text)):
             out.print(table)
     for table in (*task_tables.task_tables(study.tasks), *tables.pooled_tables(shown)):
+        out.print(table)
+    for table in tables.rate_tables(shown):
         out.print(table)
     out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)
     for line in (*tables.notes(shown), *task_tables.task_notes(study.tasks)):
