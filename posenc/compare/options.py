@@ -43,6 +43,15 @@ class Options:
             show_default="text",
         ),
     ] = None
+    suite: Annotated[
+        bool,
+        typer.Option(
+            "--suite",
+            help="Which encoding for what: text and tasks together, in a decoder of 3 layers of "
+            "width 64. --budget quick: text, copy, recall and offset with one seed; standard: all "
+            "six tasks with two; thorough: with three, and --check-lr.",
+        ),
+    ] = False
     train_length: Annotated[
         int | None,
         typer.Option(
@@ -63,7 +72,7 @@ class Options:
         str,
         typer.Option(
             help="quick (1 seed, 300 steps), standard (2 seeds, 300 steps) or thorough (3 seeds, "
-            "600 steps)."
+            "600 steps); of --suite see there."
         ),
     ] = "standard"
     seeds: Annotated[

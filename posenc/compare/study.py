@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from posenc.compare import splits, sweep, tables, task_tables
-from posenc.compare.budget import chosen
+from posenc.compare.budget import chosen, with_suite
 from posenc.compare.cost import check_cost, opening
 from posenc.compare.encodings import Compared, labelled, read_encodings
 from posenc.compare.options import DEFAULT_ENCODINGS, Options
@@ -23,7 +23,8 @@ from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.rates import FACTORS, at_chosen_rates, rate_trials
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.summary import summarise
-from posenc.compare.task_summary import say_learned, summarise_tasks
+from posenc.compare.task_summary import summarise_tasks
+from posenc.compare.task_verdict import say_for_what
 from posenc.compare.trial import TrialConfig
 from posenc.compare.unchecked import find_void, warnings, without_unchecked
 from posenc.compare.verdict import recommend_encoding
@@ -49,6 +50,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     Stopped after Ctrl-C.
     """
     console = Console(stderr=True)
+    options = with_suite(options)
     check_figures(options.figures)
     compared = _read(options.encodings or DEFAULT_ENCODINGS)
     seeds = chosen(options).seeds
@@ -149,7 +151,7 @@ def conclude(study: Study) -> Study:
         study, summary=summarise(text) if text.trials else (), tasks=summarise_tasks(shown)
     )
     said = [recommend_encoding(*without_unchecked(text, study.summary))] if text.trials else []
-    said += [*say_learned(study.tasks), *warnings(shown)]
+    said += [*say_for_what(shown, study.tasks), *warnings(shown)]
     return replace(study, recommendation=" ".join(said))
 
 
