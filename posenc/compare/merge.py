@@ -29,7 +29,7 @@ def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
     labels: dict[str, str] = {}
     unchecked: dict[str, str] = {}
     for folder, study in runs:
-        _check_recipe(first_folder, first, folder, study)
+        check_recipe(first_folder, first, folder, study)
         labels = study.labels | labels
         unchecked |= study.unchecked
     _check_codes(runs)
@@ -40,8 +40,8 @@ def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
         first,
         command=shlex.join(["posenc", "report", *(str(folder) for folder, _ in runs)]),
         started=min(study.started for _, study in runs),
-        versions=_joined([study.versions for _, study in runs]),
-        hardware=_joined([study.hardware for _, study in runs]),
+        versions=joined([study.versions for _, study in runs]),
+        hardware=joined([study.hardware for _, study in runs]),
         trials=tuple(dict.fromkeys(trial for _, study in runs for trial in study.trials)),
         results=tuple(results.values()),
         labels=labels,
@@ -63,7 +63,7 @@ def _recipes(study: Study) -> dict[str, set[object]]:
     return fields
 
 
-def _check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
+def check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
     ours, theirs = _recipes(study), _recipes(other)
     differ = [name for name in ours if ours[name] != theirs.get(name)]
     if differ:
@@ -154,7 +154,7 @@ def _where(a: TrialResult, b: TrialResult) -> str:
     return f" (at {length:,} bytes {theirs:.6g} and {ours:.6g})" if gap else ""
 
 
-def _joined(records: Sequence[dict[str, str]]) -> dict[str, str]:
+def joined(records: Sequence[dict[str, str]]) -> dict[str, str]:
     """Every value that a key has, once."""
     values: dict[str, dict[str, None]] = {}
     for record in records:

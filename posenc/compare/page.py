@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from posenc.compare import figures, rates, seen, task_page, tiers
+from posenc.compare import published as publications
 from posenc.compare.progress import name_of
-from posenc.compare.results import EncodingSummary, Study, TrialResult
+from posenc.compare.results import EncodingSummary, Study
+from posenc.compare.specs import specs_table
 from posenc.compare.trial import TrialConfig
 from posenc.compare.verdict import context_gains, describe_gains
 from posenc.report.drawing import line_styles
@@ -17,8 +19,9 @@ from posenc.tasks.known import TASKS, TEXT
 SPREAD = "± is half the distance between the best and the worst seed."
 
 
-def make_page(study: Study) -> Page:
-    """The page of a study, finished or not; it says what is missing and what failed."""
+def make_page(study: Study, published: bool = False) -> Page:
+    """The page of a study, finished or not; it says what is missing and what failed. With
+    `published` also how far its order agrees with published tables."""
     page = Page("Which position encoding?", _what_was_tried(study))
     page.section("", *_answer(study))
     if study.summary:
@@ -26,6 +29,13 @@ def make_page(study: Study) -> Page:
         page.section("Result", *_result(text))
         page.section("What the seeds tell", *_tiers(text))
         page.section("Curves", *_curves(text))
+        if published:
+            found = list(publications.rows(publications.agreements(text)))
+            page.section(
+                "Agreement with published orders",
+                Table(list(publications.HEADER), found),
+                publications.MEANING,
+            )
     if study.tasks:
         page.section("Tasks", *task_page.tasks(study))
     if study.rates:
@@ -35,7 +45,7 @@ def make_page(study: Study) -> Page:
         rows = [[name_of(t.config), t.reason] for t in study.failed]
         page.section("Failed trials", Table(["trial", "reason"], rows))
     if study.finished:
-        page.section("What ran", "The settings of every encoding.", _specs(study))
+        page.section("What ran", "The settings of every encoding.", specs_table(study))
     page.section("How to repeat it", *_recipe(study))
     return page
 
@@ -194,39 +204,6 @@ def describe_by_length(study: Study) -> str:
         points = [f"{s.mean:.2f} at {s.length}" for s in row.by_length if s.mean is not None]
         lines.append(f"{row.encoding}: {', '.join(points) or 'no result'}")
     return "Bits per byte by test length. " + "; ".join(lines) + "."
-
-
-def _specs(study: Study) -> Table:
-    """A row for each encoding; for each task where its settings follow the task's length."""
-    found: dict[str, dict[str, list[str | int | None]]] = {}
-    for trial in study.finished:
-        found.setdefault(trial.config.encoding, {}).setdefault(trial.config.task, _spec(trial))
-    rows = []
-    for name, by_task in found.items():
-        first, *others = by_task.values()
-        if all(each == first for each in others):
-            rows.append([name, *first])
-        else:
-            rows += [[f"{name} on {task}", *each] for task, each in by_task.items()]
-    header = [
-        "encoding",
-        Heading("own parameters", "what it learns itself"),
-        Heading("shared by", "who uses them"),
-        "settings",
-        "source",
-    ]
-    return Table(header, rows)
-
-
-def _spec(trial: TrialResult) -> list[str | int | None]:
-    spec = {k: v for k, v in trial.spec.items() if k not in _SAID_ELSEWHERE and "<" not in v}
-    settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
-    shared = trial.spec.get("parameters shared by", "")
-    return [trial.encoding_parameters, shared, settings, trial.spec.get("source")]
-
-
-_SAID_ELSEWHERE = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
-"""Keys of a spec that need no words here: how it is called in the code, and the model's sizes."""
 
 
 def _recipe(study: Study) -> Iterator[Code | Facts | Items]:

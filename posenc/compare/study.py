@@ -163,12 +163,12 @@ def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
     return study, damaged
 
 
-def write_page(study: Study, folder: Path) -> None:
-    """Write report.html and results.csv."""
+def write_page(study: Study, folder: Path, published: bool = False) -> None:
+    """Write report.html, with `published` also how far it agrees with others, and results.csv."""
     from posenc.compare.page import make_page
 
     write_atomically(folder / "results.csv", tables.csv_text(labelled(study)))
-    make_page(labelled(study)).write(folder / "report.html")
+    make_page(labelled(study), published).write(folder / "report.html")
 
 
 def write_figures_of(study: Study, figures: Path | None) -> list[str]:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
-
-import numpy as np
 
 from posenc.compare import pooled
 from posenc.compare.results import Study, TaskSummary
 from posenc.compare.task_summary import say_learned
 from posenc.report.sentence import listed
-from posenc.statistics.estimate import Estimate
-from posenc.statistics.paired import paired_difference
-from posenc.statistics.pooled import pooled_difference, pooled_score
 from posenc.statistics.ranks import rank
 from posenc.statistics.scores import Scores
 from posenc.tasks.known import TASKS
-
-
-Gaps = dict[tuple[str, str], Estimate]
 
 
 def say_for_what(study: Study, rows: Sequence[TaskSummary]) -> Iterator[str]:
@@ -27,43 +18,14 @@ def say_for_what(study: Study, rows: Sequence[TaskSummary]) -> Iterator[str]:
     scores = pooled.scores_of(study)
     for task in scores.tasks:
         yield from say_learned([row for row in rows if row.task == task])
-        means, gaps = task_scores(scores, task)
-        made = TASKS[task]
-        yield _taken(f"{task} beyond {made.train_length:,} {made.counts}", means, gaps, scores)
+        means, gaps = pooled.task_scores(scores, task)
+        length = next(trial.train_length for trial in study.trials if trial.task == task)
+        yield _taken(f"{task} beyond {length:,} {TASKS[task].counts}", means, gaps, scores)
     if len(scores.tasks) > 1:
-        yield _taken("all tasks together", *pooled_scores(scores), scores)
+        yield _taken("all tasks together", *pooled.pooled_scores(scores), scores)
 
 
-def task_scores(scores: Scores, task: str) -> tuple[dict[str, float], Gaps]:
-    """Means beyond the training length and paired differences, of the encodings that learned the
-    task in a seed and can run all its tests."""
-    index = list(scores.tasks).index(task)
-    values = np.where(scores.counted(), scores.values, np.nan)[:, index]
-    known = {
-        name: row.tolist()
-        for name, row in zip(scores.encodings, values, strict=True)
-        if not np.isnan(row).all()
-    }
-    means = {name: float(np.nanmean(row)) for name, row in known.items()}
-    return means, {
-        (a, b): paired_difference(known[a], known[b], pooled.RESOLUTION)
-        for a, b in combinations(known, 2)
-    }
-
-
-def pooled_scores(scores: Scores) -> tuple[dict[str, float], Gaps]:
-    """The same over all tasks; pairs by the trials that both have, so that an encoding that learned
-    only the easy tasks gains nothing by it."""
-    counts = scores.counted().sum(axis=(1, 2))
-    known = [name for name, count in zip(scores.encodings, counts, strict=True) if count]
-    means = {name: pooled_score(scores, name, pooled.RESOLUTION).value for name in known}
-    return means, {
-        (a, b): pooled_difference(scores, a, b, pooled.RESOLUTION)
-        for a, b in combinations(known, 2)
-    }
-
-
-def _taken(what: str, means: dict[str, float], gaps: Gaps, scores: Scores) -> str:
+def _taken(what: str, means: dict[str, float], gaps: pooled.Gaps, scores: Scores) -> str:
     """The first where the seeds tell it from all others, else the tie that it stands in."""
     if not means:
         return f"For {what} nothing here tells which to take."

@@ -13,10 +13,10 @@ FAR = (0.90, 0.92, 0.91)
 CLOSE = (0.88, 0.95, 0.90)
 
 
-def study(*tasks, learned=True, **by_encoding):
+def study(*tasks, passes=True, **by_encoding):
     return study_of(
         *(
-            result(name, seed, (1.0 if learned else 0.5, value), task)
+            result(name, seed, (1.0 if passes else 0.5, value), task)
             for task in tasks or ("copy",)
             for name, values in by_encoding.items()
             for seed, value in enumerate(values)
@@ -31,14 +31,14 @@ def said(made):
 def test_the_first_is_named_where_the_seeds_tell_it_from_all():
     lines = said(study(t5=FAR, rope=NEAR, nope=NEAR))
     assert lines[0].startswith("On the task copy 9 of 9 trials reached")
-    assert lines[1].startswith("For copy beyond 20 symbols take t5: 0.910, 0.400 ± 0.0")
+    assert lines[1].startswith("For copy beyond 4 symbols take t5: 0.910, 0.400 ± 0.0")
     assert len(lines) == 2
 
 
 def test_a_tie_is_named_and_who_stands_behind_it():
     (_, line) = said(study(t5=FAR, alibi=CLOSE, rope=NEAR))
     assert line == (
-        "For copy beyond 20 symbols the seeds cannot separate t5 0.910 and alibi 0.910; behind, as "
+        "For copy beyond 4 symbols the seeds cannot separate t5 0.910 and alibi 0.910; behind, as "
         "the seeds tell: rope."
     )
 
@@ -46,7 +46,7 @@ def test_a_tie_is_named_and_who_stands_behind_it():
 def test_one_seed_tells_nothing_apart_however_wide_the_gap():
     (_, line) = said(study(t5=(1.0,), rope=(0.0,)))
     assert line == (
-        "For copy beyond 20 symbols one seed tells nothing apart; it measured t5 1.000 and rope "
+        "For copy beyond 4 symbols one seed tells nothing apart; it measured t5 1.000 and rope "
         "0.000."
     )
 
@@ -65,8 +65,8 @@ def test_a_seed_that_did_not_learn_has_no_say():
 
 
 def test_where_nobody_learned_nothing_is_told():
-    lines = said(study(t5=FAR, rope=NEAR, learned=False))
-    assert lines[1] == "For copy beyond 20 symbols nothing here tells which to take."
+    lines = said(study(t5=FAR, rope=NEAR, passes=False))
+    assert lines[1] == "For copy beyond 4 symbols nothing here tells which to take."
 
 
 def test_what_cannot_run_is_not_taken():
@@ -78,7 +78,7 @@ def test_what_cannot_run_is_not_taken():
         for r in made.results
     ]  # fmt: skip
     (_, line) = said(dataclasses.replace(made, results=tuple(cannot)))
-    assert line == "For copy beyond 20 symbols only rope is left (0.510)."
+    assert line == "For copy beyond 4 symbols only rope is left (0.510)."
 
 
 @pytest.mark.parametrize(
