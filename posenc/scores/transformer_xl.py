@@ -114,6 +114,13 @@ class TransformerXL(PositionEncoding):
         queries = (q.x.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.x.shape[-1])
         return DistanceVectors(q, k, queries, self)
 
+    def projected(
+        self, distance: Real[Tensor, " distances"], dtype: torch.dtype
+    ) -> Float[Tensor, "num_heads distances head_dim"]:
+        """W R of each distance, the distances side by side in memory."""
+        projected = self.projection.weight.to(dtype) @ self.sinusoid(distance, dtype).mT
+        return projected.unflatten(0, self.u.shape).mT
+
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "num_heads head_dim embed_dim"]:
         """The projection by head."""
         return self.projection.weight.to(dtype).unflatten(0, self.u.shape)
@@ -132,7 +139,7 @@ class DistanceVectors(ByDistance):
         dtype, clamp = queries.dtype, xl.clamp_len
         super().__init__(
             q, k, None if clamp is None else (-clamp, clamp), queries,
-            lambda distance: xl.sinusoid(distance, dtype) @ xl.weight(dtype).mT,
+            lambda distance: xl.projected(distance, dtype),
         )  # fmt: skip
         self.xl = xl
 

@@ -19,6 +19,7 @@ class Chain(Term):
     def __init__(self, q: Tokens, k: Tokens, terms: Sequence[Term]) -> None:
         super().__init__(q, k)
         self.terms = tuple(terms)
+        self.additive = all(t.additive for t in terms)
         self.reads_mask = any(t.reads_mask for t in terms)
         combining = [t.combine for t in terms if t.combine is not None]
         if len(combining) > 1:

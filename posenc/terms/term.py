@@ -29,6 +29,8 @@ class Term:
     A kernel calls `ready` once, and then `add` for one block of the scores after the other. Each
     other member is None if the term has no such form; kernels choose by them.
 
+    additive: `add` adds the same numbers to any scores, whatever the mask, so that a kernel may ask
+        for the numbers alone.
     reads_mask: `add` needs to know which keys are visible.
     by_distance: the term for any positions, if it depends only on the distance and the head.
     split: (row, key), each (num_heads, len) or (batch, num_heads, len): where the key is not later
@@ -46,6 +48,7 @@ class Term:
             [-0.1250, -0.0625,  0.0000]])
     """
 
+    additive: bool = False
     reads_mask: bool = False
     by_distance: ByDistance | None = None
     split: Callable[[], tuple[Tensor, Tensor]] | None = None

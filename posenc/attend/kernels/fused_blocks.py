@@ -1,0 +1,65 @@
+"""Query blocks whose term is written out and handed to torch's fused kernel as a mask."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.attend.kernels.toeplitz_gradients import rows_in_memory
+from posenc.attend.problem import Problem
+from posenc.numbers.precision import at_least_float32
+
+
+def applies(problem: Problem) -> bool:
+    """Whether the term is numbers that are added, nobody differentiates, and the kernel is the one
+    for the CPU."""
+    term = problem.term
+    if term is None or not term.additive or term.combine is not None or problem.dropout_p:
+        return False
+    followed = problem.needs_grad or problem.autocast or torch.compiler.is_compiling()
+    return problem.q.device.type == "cpu" and not followed
+
+
+def block_rows(problem: Problem) -> int:
+    """The least queries that the kernel takes at a time without being slower for it."""
+    return problem.kv_len // 8
+
+
+def run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
+    """The blocks' results and, where the call needs it, their log-sum-exp; one buffer holds the
+    numbers of a block, for all blocks in turn."""
+    batch, heads, q_len, width = problem.q.shape
+    v_dim, dtype = problem.v.shape[-1], at_least_float32(problem.q.dtype)
+    q, k, v = (rows_in_memory(t) for t in (problem.q, problem.k, problem.v))
+    if v_dim != width:  # the kernel wants one width
+        v = F.pad(v, (0, max(0, width - v_dim)))
+        q, k = (F.pad(t, (0, max(0, v_dim - width))) for t in (q, k))
+    buffer = q.new_empty(batch * heads * blocks[0][1] * problem.kv_len, dtype=dtype)
+    # Heads inside tokens, as the kernel itself writes, so that joining heads costs no copy.
+    out = q.new_empty(batch, q_len, heads, v_dim).transpose(1, 2)
+    lse = q.new_empty(batch, heads, q_len, dtype=dtype) if problem.need_lse else None
+    for start, stop in blocks:
+        first, last = problem.reach(start, stop)
+        part = problem.among(first, last)
+        shape = (batch, heads, stop - start, last - first)
+        added = buffer[: math.prod(shape)].view(shape).zero_()
+        added = part.with_term(added, start, stop)
+        visible = part.hide(added, start, stop, -torch.inf)
+        keys, values = k[:, :, first:last], v[:, :, first:last]
+        if visible is not None:  # what nobody sees may hold anything, NaN too
+            unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]
+            keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
+        found, found_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q[:, :, start:stop], keys, values, attn_mask=added, scale=problem.scale
+        )
+        if visible is not None and not problem.every_row_sees_a_key:
+            blind = ~visible.any(-1)
+            found = found.masked_fill(blind[..., None], 0)
+            found_lse = found_lse.masked_fill(blind, -torch.inf)
+        out[:, :, start:stop] = found[..., :v_dim]
+        if lse is not None:
+            lse[:, :, start:stop] = found_lse
+    return out, lse
