@@ -35,7 +35,7 @@ SUITES = {
 }
 """Each has all trials of the one before, so that a larger budget goes on with its results; but
 checked learning rates are other trials."""
-SUITE_SIZES = {"width": 64, "layers": 3, "heads": 4}
+SUITE_SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4}
 """Of the suite's decoder: about a third of the time of the usual one, and enough to learn the
 tasks."""
 
@@ -67,7 +67,7 @@ def with_suite(options: Options) -> Options:
         raise ValueError(
             f"--task: --suite brings its own ({', '.join(budget.tasks)}). Leave one of both out."
         )
-    sizes: dict[str, Any] = {} if options.config is not None else SUITE_SIZES
+    sizes = {} if options.config is not None else SUITE_SIZES
     return replace(
         options,
         task=list(budget.tasks),

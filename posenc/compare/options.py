@@ -11,6 +11,8 @@ import typer
 from posenc.report.options import Figures
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
+DEFAULT_MASKED = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
+"""NoPE has no order without a causal mask."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,14 @@ class Options:
             "six tasks with two; thorough: with three, and --check-lr.",
         ),
     ] = False
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="causal: the next byte or token, in a decoder. masked: 15 % of the bytes, hidden, "
+            "in an encoder that reads from both sides; of text, and of encodings that are defined "
+            "there."
+        ),
+    ] = "causal"
     train_length: Annotated[
         int | None,
         typer.Option(

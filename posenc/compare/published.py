@@ -9,6 +9,7 @@ from importlib import resources
 from statistics import fmean
 
 from posenc.compare.results import Study
+from posenc.compare.trial import CAUSAL
 from posenc.statistics.agreement import Rho, separated_pairs, sign_agreement, spearman
 
 NEAR = 0.05
@@ -39,6 +40,8 @@ class Agreement:
 def agreements(study: Study) -> list[Agreement]:
     """Against every published table that has two encodings of the study or more; by the texts that
     its trials have, so that a label changes nothing."""
+    if any(trial.objective != CAUSAL for trial in study.trials):
+        return []  # the tables are of the next token
     tables = json.loads(resources.files("posenc.compare").joinpath("published.json").read_bytes())
     return [found for table in tables for found in _against(table, study)]
 

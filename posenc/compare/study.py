@@ -16,7 +16,7 @@ from posenc.compare import splits, sweep, tables, task_tables
 from posenc.compare.budget import chosen, with_suite
 from posenc.compare.cost import check_cost, opening
 from posenc.compare.encodings import Compared, labelled, read_encodings
-from posenc.compare.options import DEFAULT_ENCODINGS, Options
+from posenc.compare.options import DEFAULT_ENCODINGS, DEFAULT_MASKED, Options
 from posenc.compare.pace import expected_seconds
 from posenc.compare.plan import plan_trials
 from posenc.compare.progress import LiveBars, PlainLines
@@ -25,7 +25,7 @@ from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.summary import summarise
 from posenc.compare.task_summary import summarise_tasks
 from posenc.compare.task_verdict import say_for_what
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial import MASKED, TrialConfig
 from posenc.compare.unchecked import find_void, warnings, without_unchecked
 from posenc.compare.verdict import recommend_encoding
 from posenc.report import machine
@@ -52,7 +52,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     console = Console(stderr=True)
     options = with_suite(options)
     check_figures(options.figures)
-    compared = _read(options.encodings or DEFAULT_ENCODINGS)
+    compared = _read(options.encodings or _usual(options))
     seeds = chosen(options).seeds
     planned = plan_trials(options, compared)  # checks all but the text
     device, precision = planned[0].device, planned[0].precision
@@ -215,6 +215,10 @@ def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
                     f"its own --text: --text FIRST --text {shlex.quote(text)}."
                 ) from None
         raise
+
+
+def _usual(options: Options) -> tuple[str, ...]:
+    return DEFAULT_MASKED if options.objective == MASKED else DEFAULT_ENCODINGS
 
 
 def _cut(options: Options, planned: Sequence[TrialConfig]) -> splits.Cut | None:
