@@ -117,6 +117,8 @@ class FIRE(PositionEncoding):
             q_len, kv_len = q_positions.shape[-1], kv_positions.shape[-1]
             distance = run_distances(shift, q_len, kv_len, q.device).to(dtype)
             logs = (c * distance).abs().log1p().unfold(0, kv_len, 1)[:q_len].flip(0)
+            batch = torch.broadcast_shapes(q_positions.shape[:-1], kv_positions.shape[:-1])
+            logs = logs.expand(*batch, q_len, kv_len)
         return logs / reach.unsqueeze(-1)
 
     def term(self, q: Tokens, k: Tokens) -> Network:

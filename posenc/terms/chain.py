@@ -25,6 +25,7 @@ class Chain(Term):
         if len(combining) > 1:
             raise ValueError("Two encodings act on the values, and there is only one place 4.")
         self.combine = combining[0] if combining else None
+        self.gather = next((t.gather for t in terms if t.gather is not None), None)
         if all(t.by_distance is not None for t in terms):
             self.by_distance = self._by_distance
         if all(t.split is not None for t in terms):

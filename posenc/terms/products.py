@@ -13,6 +13,7 @@ from torch import Tensor
 from posenc.numbers import native
 from posenc.numbers.tracking import watched
 
+SOURCE = Path(__file__).with_name("products.c")
 FUNCTIONS = ("add_of_queries", "add_of_keys")
 WIDTH = 1024
 """The widest vectors whose copies the stack holds."""
@@ -55,7 +56,7 @@ def add(scores: Tensor, first: int, last: int, vectors: Tensor, table: Tensor, o
 
 
 def _library() -> Any:
-    return native.load(Path(__file__).with_name("products.c"), FUNCTIONS)
+    return native.load(SOURCE, FUNCTIONS)
 
 
 _int = ctypes.c_int64

@@ -35,9 +35,7 @@ def block_rows(problem: Problem) -> int:
     batch, heads = problem.q.shape[:2]
     row_bytes = batch * heads * problem.kv_len * max(4, problem.q.element_size())
     fit, most = (size // max(row_bytes, 1) for size in (BLOCK_BYTES, MOST_BYTES))
-    fused = fused_blocks.applies(problem)
-    enough = max(ROWS, fused_blocks.block_rows(problem) if fused else 0)
-    rows = max(1, fit, min(enough, most))
+    rows = max(1, fit, min(max(ROWS, fused_blocks.block_rows(problem)), most))
     return min(512, max(16, 1 << (rows.bit_length() - 1)))
 
 

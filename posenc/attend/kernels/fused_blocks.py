@@ -14,10 +14,21 @@ from posenc.numbers.precision import at_least_float32
 
 
 def applies(problem: Problem) -> bool:
-    """Whether the term is numbers that are added, nobody differentiates, and the kernel is the one
-    for the CPU."""
+    """Whether the term, which is ready, is numbers that are added, nobody differentiates, and the
+    kernel is the one for the CPU; values by distance are added to its results."""
+    if not is_additive(problem):
+        return False
     term = problem.term
-    if term is None or not term.additive or term.combine is not None or problem.dropout_p:
+    assert term is not None
+    fits = problem.q.dtype != torch.float64 and problem.v.shape[-1] == problem.q.shape[-1]
+    by_distance = fits and term.gather is not None and problem.sees_no_later_position
+    return term.combine is None or by_distance
+
+
+def is_additive(problem: Problem) -> bool:
+    """The same of the scores alone."""
+    term = problem.term
+    if term is None or not term.additive or problem.dropout_p:
         return False
     followed = problem.needs_grad or problem.autocast or torch.compiler.is_compiling()
     return problem.q.device.type == "cpu" and not followed
@@ -25,7 +36,7 @@ def applies(problem: Problem) -> bool:
 
 def block_rows(problem: Problem) -> int:
     """The least queries that the kernel takes at a time without being slower for it."""
-    return problem.kv_len // 8
+    return problem.kv_len // 8 if is_additive(problem) else 0
 
 
 def run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
@@ -40,6 +51,8 @@ def run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor
     buffer = q.new_empty(batch * heads * blocks[0][1] * problem.kv_len, dtype=dtype)
     # Heads inside tokens, as the kernel itself writes, so that joining heads costs no copy.
     out = q.new_empty(batch, q_len, heads, v_dim).transpose(1, 2)
+    gather = None if problem.term is None else problem.term.gather
+    wide = None if gather is None else [t.to(dtype).contiguous() for t in (problem.q, problem.k)]
     lse = q.new_empty(batch, heads, q_len, dtype=dtype) if problem.need_lse else None
     for start, stop in blocks:
         first, last = problem.reach(start, stop)
@@ -59,6 +72,10 @@ def run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor
             blind = ~visible.any(-1)
             found = found.masked_fill(blind[..., None], 0)
             found_lse = found_lse.masked_fill(blind, -torch.inf)
+        if gather is not None and wide is not None:
+            near = wide[0][:, :, start:stop], wide[1][:, :, first:last]
+            where = slice(start, stop), part.span
+            found = found + gather(*near, problem.scale, added, found_lse, *where).to(found.dtype)
         out[:, :, start:stop] = found[..., :v_dim]
         if lse is not None:
             lse[:, :, start:stop] = found_lse
