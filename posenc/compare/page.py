@@ -30,15 +30,15 @@ def make_page(study: Study, published: bool = False) -> Page:
         page.section("Result", *_result(text))
         page.section("What the seeds tell", *_tiers(text))
         page.section("Curves", *_curves(text))
-        if published:
-            found = list(publications.rows(publications.agreements(text)))
-            page.section(
-                "Agreement with published orders",
-                Table(list(publications.HEADER), found),
-                publications.MEANING,
-            )
     if study.tasks:
         page.section("Tasks", *task_page.tasks(study))
+    if published:
+        found = list(publications.rows(publications.agreements(study)))
+        page.section(
+            "Agreement with published orders",
+            Table(list(publications.HEADER), found),
+            publications.MEANING,
+        )
     if study.rates:
         header, *rows = rates.rate_rows(study)
         page.section("Learning rates", rates.MEANING, Table(header, rows))

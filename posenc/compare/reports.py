@@ -29,7 +29,6 @@ from posenc.report.atomic import check_figures
 from posenc.report.console import stdout
 from posenc.report.lock import locked
 from posenc.report.progress import say
-from posenc.tasks.known import TEXT
 
 
 def report_runs(
@@ -95,11 +94,11 @@ def _tell(
     for line in (*lines, *write_figures_of(study, figures)):
         say(console, line)
     show_study(study, home, console)
-    text = study.of_task(TEXT)
-    if published and text.trials:
-        stdout(160).print(tables.agreement_table(publications.agreements(text)))
+    found = publications.agreements(study) if published else []
+    if found:
+        stdout(160).print(tables.agreement_table(found))
     elif published:
-        say(console, "No trial here learned from text, and the published tables are of text.")
+        say(console, "No published table has two encodings and a task of this study.")
 
 
 def _read(folder: Path) -> Study:
