@@ -28,8 +28,8 @@ MEANING = (
     "Lengths are multiples of the length trained at. Spearman's correlation is over the encodings "
     "in common, with the p-value of all their orders: 4 encodings cannot reach p < 0.083. The last "
     "column counts pairs that the publication tells apart beyond its own seeds, and of these the "
-    "ones that come in the same order here; tables of one seed have none. Its p is the share of all "
-    "orders of the encodings that agree in as many pairs or more; in the sums one order holds for "
+    "ones that come in the same order here; tables of one seed have none. Its p is the share of "
+    "all orders of the encodings that agree in as many pairs or more; in the sums one order holds for "
     "all tables, because tables that resemble each other are little more evidence than one. Tasks "
     "are compared by the means over unseen lengths, of the encodings that learned them here."
 )
@@ -84,13 +84,9 @@ def rows(found: list[Agreement]) -> Iterator[list[str]]:
         rho, p = ("–", "–") if each.rho is None else (f"{each.rho.value:.2f}", f"{each.rho.p:.3f}")
         names = f"{len(each.ours)}: {' '.join(each.ours)}"
         yield [f"{each.table}, {each.source}", each.where, names, rho, p, _counted([each])]
-    for title, whole in (
-        (
-            "text, all tables beyond the trained length",
-            [a for a in found if a.multiple not in (None, 1)],
-        ),
-        ("tasks, all tables", [a for a in found if a.multiple is None]),
-    ):
+    beyond = [each for each in found if each.multiple is not None and each.multiple > 1]
+    tasks = [each for each in found if each.multiple is None]
+    for title, whole in (("text, all tables beyond x1", beyond), ("tasks, all tables", tasks)):
         if any(each.pairs for each in whole):
             yield [title, "", "", "", "", _counted(whole)]
 
