@@ -21,6 +21,7 @@ COMMANDS = {
     "list": "posenc.list:list_encodings",
     "compare": "posenc.compare.command:compare",
     "report": "posenc.compare.command:report",
+    "leaderboard": "posenc.compare.command:leaderboard",
     "bench": "posenc.bench.command:bench",
     "inspect": "posenc.inspect.command:inspect",
     "extend": "posenc.extend.command:extend",

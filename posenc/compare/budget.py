@@ -1,15 +1,23 @@
-"""How much training a comparison gets, by name."""
+"""How much training a comparison gets, by name: every frozen number of it is here or, the steps and
+lengths of a task, in `posenc.tasks`."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from posenc.compare.options import Options
+from posenc.tasks.known import TEXT
 
 
 class Budget(NamedTuple):
+    """How many seeds, and how many steps on text; of a suite also which tasks, and whether learning
+    rates are checked."""
+
     seeds: int
     steps: int
+    tasks: tuple[str, ...] = ()
+    check_lr: bool = False
 
 
 BUDGETS = {"quick": Budget(1, 300), "standard": Budget(2, 300), "thorough": Budget(3, 600)}
@@ -17,16 +25,52 @@ BUDGETS = {"quick": Budget(1, 300), "standard": Budget(2, 300), "thorough": Budg
 steps separate in all seeds; only losses at the trained length were looked at
 (experiments/budget.py, results/compare/budget.csv)."""
 
+_FOUR = (TEXT, "copy", "recall", "offset")
+ALL_TASKS = (*_FOUR, "flip_flop", "reverse", "copy_512")
+"""Text and the tasks of sequences, the quick ones first."""
+SUITES = {
+    "quick": Budget(1, 600, _FOUR),
+    "standard": Budget(2, 600, ALL_TASKS),
+    "thorough": Budget(3, 600, ALL_TASKS, check_lr=True),
+}
+"""Each has all trials of the one before, so that a larger budget goes on with its results; but
+checked learning rates are other trials."""
+SUITE_SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4}
+"""Of the suite's decoder: about a third of the time of the usual one, and enough to learn the
+tasks."""
+
 
 def chosen(options: Options) -> Budget:
     """The budget that --budget names, with --seeds and --steps in place of its own.
 
     Raises: ValueError for an unknown name.
     """
-    named = BUDGETS.get(options.budget)
+    known = SUITES if options.suite else BUDGETS
+    named = known.get(options.budget)
     if named is None:
-        raise ValueError(f"--budget must be {', '.join(BUDGETS)}, got {options.budget!r}.")
-    return Budget(
-        named.seeds if options.seeds is None else options.seeds,
-        named.steps if options.steps is None else options.steps,
+        raise ValueError(f"--budget must be {', '.join(known)}, got {options.budget!r}.")
+    return named._replace(
+        seeds=named.seeds if options.seeds is None else options.seeds,
+        steps=named.steps if options.steps is None else options.steps,
+    )
+
+
+def with_suite(options: Options) -> Options:
+    """With `--suite` the options that it stands for, but for those that the user gave.
+
+    Raises: ValueError for an unknown budget, or for tasks beside the suite's own.
+    """
+    if not options.suite:
+        return options
+    budget = chosen(options)
+    if options.task:
+        raise ValueError(
+            f"--task: --suite brings its own ({', '.join(budget.tasks)}). Leave one of both out."
+        )
+    sizes = {} if options.config is not None else SUITE_SIZES
+    return replace(
+        options,
+        task=list(budget.tasks),
+        check_lr=options.check_lr or budget.check_lr,
+        **{name: size for name, size in sizes.items() if getattr(options, name) is None},
     )

@@ -52,3 +52,26 @@ def report(
     from posenc.compare import reports
 
     reports.report_runs(runs, out, published, figures)
+
+
+def leaderboard(
+    mine: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A run of `posenc compare --suite` to put beside the published trials, where its "
+            "recipe is theirs; may be repeated."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the page.  ",
+            show_default="a folder below runs/ that the trials name",
+        ),
+    ] = None,
+    figures: Figures = None,
+) -> None:
+    """Show the published leaderboard: which encoding for what, and how sure."""
+    from posenc.compare import reports
+
+    reports.show_leaderboard(mine or [], out, figures)

@@ -79,6 +79,10 @@ def labelled(study: Study) -> Study:
         trials=tuple(map(shown, study.trials)),
         results=tuple(replace(r, config=shown(r.config)) for r in study.results),
         labels={},
+        rates=tuple(
+            replace(each, encoding=study.labels.get(each.encoding, each.encoding))
+            for each in study.rates
+        ),
         unchecked={study.labels.get(text, text): why for text, why in study.unchecked.items()},
     )
 

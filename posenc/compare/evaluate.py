@@ -55,7 +55,7 @@ def evaluate_lengths(
         losses = _non_overlapping(model, held_out, length, config)
         total = sum(part.sum().item() for part in losses)
         count = sum(part.numel() for part in losses)
-        by_length.append(LengthScore(length, _bits(total / count)))
+        by_length.append(LengthScore(length, bits(total / count)))
         by_position = _buckets(losses[0])
         at_the_end[length] = losses[-1][-len(held_out) :, -targets:]
     by_context = []
@@ -67,7 +67,7 @@ def evaluate_lengths(
         last = at_the_end.get(length)  # the same windows, where they end with the held-out text
         if last is None or (held_out.shape[1] - 1) % length:
             last = _losses(model, held_out[:, -(length + 1) :], config)[:, -targets:]
-        by_context.append(LengthScore(length, _bits(last.mean().item())))
+        by_context.append(LengthScore(length, bits(last.mean().item())))
     return tuple(by_length), by_position, tuple(by_context)
 
 
@@ -99,10 +99,11 @@ def _buckets(losses: Tensor) -> tuple[PositionScore, ...]:
     means = losses.mean(0)
     width = max(1, -(-len(means) // BUCKETS))
     return tuple(
-        PositionScore(start, start + len(part), _bits(part.mean().item()))
+        PositionScore(start, start + len(part), bits(part.mean().item()))
         for start, part in zip(range(0, len(means), width), means.split(width), strict=True)
     )
 
 
-def _bits(nats: float) -> float:
+def bits(nats: float) -> float:
+    """Bits, from nats."""
     return nats / math.log(2)

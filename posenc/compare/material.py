@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from posenc.compare.splits import VOCABULARY
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial import MASKED, TrialConfig
 from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.task import Case, Task
 
@@ -18,7 +18,9 @@ def task_of(config: TrialConfig) -> Task | None:
 def vocabulary_of(config: TrialConfig) -> int:
     """Number of tokens."""
     task = task_of(config)
-    return VOCABULARY if task is None else task.vocabulary
+    if task is not None:
+        return task.vocabulary
+    return VOCABULARY + (config.objective == MASKED)  # and the mask
 
 
 def train_tokens(config: TrialConfig) -> int:

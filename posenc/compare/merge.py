@@ -8,11 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from posenc.compare.progress import name_of
-from posenc.compare.results import Study, TrialResult
+from posenc.compare.results import RateCheck, Study, TrialResult
 from posenc.compare.trial import TrialConfig
 
 _MAY_DIFFER = {"encoding", "seed", "code"}
-"""Fields in which the trials of one study differ; all others are its recipe."""
+"""Fields in which the trials of one study differ; all others are its recipe. Where learning rates
+were checked, they differ too."""
 
 
 def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
@@ -28,22 +29,24 @@ def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
     labels: dict[str, str] = {}
     unchecked: dict[str, str] = {}
     for folder, study in runs:
-        _check_recipe(first_folder, first, folder, study)
+        check_recipe(first_folder, first, folder, study)
         labels = study.labels | labels
         unchecked |= study.unchecked
     _check_codes(runs)
+    rates = _rates(runs)
     _check_labels(runs, labels)
     results, conflicts = _results(runs)
     merged = replace(
         first,
         command=shlex.join(["posenc", "report", *(str(folder) for folder, _ in runs)]),
         started=min(study.started for _, study in runs),
-        versions=_joined([study.versions for _, study in runs]),
-        hardware=_joined([study.hardware for _, study in runs]),
+        versions=joined([study.versions for _, study in runs]),
+        hardware=joined([study.hardware for _, study in runs]),
         trials=tuple(dict.fromkeys(trial for _, study in runs for trial in study.trials)),
         results=tuple(results.values()),
         labels=labels,
         unchecked=unchecked,
+        rates=rates,
     )
     return merged, conflicts
 
@@ -55,10 +58,12 @@ def _recipes(study: Study) -> dict[str, set[object]]:
         for name, value in asdict(trial).items():
             if name not in _MAY_DIFFER:
                 fields.setdefault(name, set()).add(value)
+    if study.rates:
+        fields["lr"] = {"checked for each encoding"}
     return fields
 
 
-def _check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
+def check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
     ours, theirs = _recipes(study), _recipes(other)
     differ = [name for name in ours if ours[name] != theirs.get(name)]
     if differ:
@@ -83,6 +88,21 @@ def _check_codes(runs: Sequence[tuple[Path, Study]]) -> None:
                     f"{trial.encoding} was other code in {folder} (hash {trial.code or 'none'}) "
                     f"than in {where} (hash {code or 'none'}). Run it again in one of them."
                 )
+
+
+def _rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
+    """The checks of all runs. Raises: ValueError where two runs came to different rates."""
+    seen: dict[tuple[str, str], tuple[Path, RateCheck]] = {}
+    for folder, study in runs:
+        for check in study.rates:
+            where, known = seen.setdefault((check.task, check.encoding), (folder, check))
+            if known.chosen != check.chosen:
+                raise ValueError(
+                    f"{check.encoding} on {check.task} was checked to a learning rate of "
+                    f"{known.chosen} in {where} and of {check.chosen} in {folder}, and their "
+                    "numbers must not be mixed. Report them one by one."
+                )
+    return tuple(check for _, check in seen.values())
 
 
 def _check_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) -> None:
@@ -134,7 +154,7 @@ def _where(a: TrialResult, b: TrialResult) -> str:
     return f" (at {length:,} bytes {theirs:.6g} and {ours:.6g})" if gap else ""
 
 
-def _joined(records: Sequence[dict[str, str]]) -> dict[str, str]:
+def joined(records: Sequence[dict[str, str]]) -> dict[str, str]:
     """Every value that a key has, once."""
     values: dict[str, dict[str, None]] = {}
     for record in records:

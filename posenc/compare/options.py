@@ -11,6 +11,8 @@ import typer
 from posenc.report.options import Figures
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
+DEFAULT_MASKED = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
+"""NoPE has no order without a causal mask."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,23 @@ class Options:
             show_default="text",
         ),
     ] = None
+    suite: Annotated[
+        bool,
+        typer.Option(
+            "--suite",
+            help="Which encoding for what: text and tasks together, in a decoder of 3 layers of "
+            "width 64. --budget quick: text, copy, recall and offset with one seed; standard: all "
+            "six tasks with two; thorough: with three, and --check-lr.",
+        ),
+    ] = False
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="causal: the next byte or token, in a decoder. masked: 15 % of the bytes, hidden, "
+            "in an encoder that reads from both sides; of text, and of encodings that are defined "
+            "there."
+        ),
+    ] = "causal"
     train_length: Annotated[
         int | None,
         typer.Option(
@@ -63,7 +82,7 @@ class Options:
         str,
         typer.Option(
             help="quick (1 seed, 300 steps), standard (2 seeds, 300 steps) or thorough (3 seeds, "
-            "600 steps)."
+            "600 steps); of --suite see there."
         ),
     ] = "standard"
     seeds: Annotated[
@@ -119,6 +138,15 @@ class Options:
         ),
     ] = False
     lr: Annotated[float, typer.Option(help="Peak learning rate, per step of AdamW.")] = 2e-3
+    check_lr: Annotated[
+        bool,
+        typer.Option(
+            "--check-lr",
+            help="First train every encoding on every task with half of --lr, with it and with "
+            "twice of it, one seed each, and go on with the rate of the lowest validation loss. "
+            "Nothing beyond the training length is measured for that.",
+        ),
+    ] = False
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     precision: Annotated[
         str,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from posenc.compare import figures, seen, task_page, tiers
+from posenc.compare import figures, rates, seen, task_page, tiers
+from posenc.compare import published as publications
+from posenc.compare.masked import SHARE
 from posenc.compare.progress import name_of
-from posenc.compare.results import EncodingSummary, Study, TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.results import EncodingSummary, Study
+from posenc.compare.specs import specs_table
+from posenc.compare.trial import MASKED, TrialConfig
 from posenc.compare.verdict import context_gains, describe_gains
 from posenc.report.drawing import line_styles
 from posenc.report.page import Caution, Code, Facts, Headline, Items, Page, Plot
@@ -17,8 +20,9 @@ from posenc.tasks.known import TASKS, TEXT
 SPREAD = "± is half the distance between the best and the worst seed."
 
 
-def make_page(study: Study) -> Page:
-    """The page of a study, finished or not; it says what is missing and what failed."""
+def make_page(study: Study, published: bool = False) -> Page:
+    """The page of a study, finished or not; it says what is missing and what failed. With
+    `published` also how far its order agrees with published tables."""
     page = Page("Which position encoding?", _what_was_tried(study))
     page.section("", *_answer(study))
     if study.summary:
@@ -28,11 +32,21 @@ def make_page(study: Study) -> Page:
         page.section("Curves", *_curves(text))
     if study.tasks:
         page.section("Tasks", *task_page.tasks(study))
+    if published:
+        found = list(publications.rows(publications.agreements(study)))
+        page.section(
+            "Agreement with published orders",
+            Table(list(publications.HEADER), found),
+            publications.MEANING,
+        )
+    if study.rates:
+        header, *rows = rates.rate_rows(study)
+        page.section("Learning rates", rates.MEANING, Table(header, rows))
     if study.failed:
         rows = [[name_of(t.config), t.reason] for t in study.failed]
         page.section("Failed trials", Table(["trial", "reason"], rows))
     if study.finished:
-        page.section("What ran", "The settings of every encoding.", _specs(study))
+        page.section("What ran", "The settings of every encoding.", specs_table(study))
     page.section("How to repeat it", *_recipe(study))
     return page
 
@@ -41,9 +55,11 @@ def _what_was_tried(study: Study) -> str:
     said = []
     if study.corpus is not None:
         config = study.of_task(TEXT).trials[0]
+        masked = config.objective == MASKED
+        hidden = f" {SHARE:.0%} of the bytes are hidden, and only those are scored." * masked
         said.append(
             f"Trained on {config.train_length:,} bytes at a time, tested up to "
-            f"{max(config.test_lengths):,}. Text: {study.corpus.name}."
+            f"{max(config.test_lengths):,}. Text: {study.corpus.name}.{hidden}"
         )
     tasks = dict.fromkeys(t.task for t in study.trials if t.task != TEXT)
     if tasks:
@@ -193,39 +209,6 @@ def describe_by_length(study: Study) -> str:
     return "Bits per byte by test length. " + "; ".join(lines) + "."
 
 
-def _specs(study: Study) -> Table:
-    """A row for each encoding; for each task where its settings follow the task's length."""
-    found: dict[str, dict[str, list[str | int | None]]] = {}
-    for trial in study.finished:
-        found.setdefault(trial.config.encoding, {}).setdefault(trial.config.task, _spec(trial))
-    rows = []
-    for name, by_task in found.items():
-        first, *others = by_task.values()
-        if all(each == first for each in others):
-            rows.append([name, *first])
-        else:
-            rows += [[f"{name} on {task}", *each] for task, each in by_task.items()]
-    header = [
-        "encoding",
-        Heading("own parameters", "what it learns itself"),
-        Heading("shared by", "who uses them"),
-        "settings",
-        "source",
-    ]
-    return Table(header, rows)
-
-
-def _spec(trial: TrialResult) -> list[str | int | None]:
-    spec = {k: v for k, v in trial.spec.items() if k not in _SAID_ELSEWHERE and "<" not in v}
-    settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in spec.items() if v != "None")
-    shared = trial.spec.get("parameters shared by", "")
-    return [trial.encoding_parameters, shared, settings, trial.spec.get("source")]
-
-
-_SAID_ELSEWHERE = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
-"""Keys of a spec that need no words here: how it is called in the code, and the model's sizes."""
-
-
 def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
     config = study.trials[0]
     yield Code(study.command)
@@ -236,7 +219,7 @@ def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
             f"on {config.kv_heads} key/value heads",
             **{
                 _training_of(trial): f"{trial.steps:,} steps of {trial.batch} × "
-                f"{trial.train_length:,} {_unit(trial)}, peak learning rate {trial.lr:g}, "
+                f"{trial.train_length:,} {_unit(trial)}, {_rate_of(trial, study)}, "
                 f"{trial.precision} on {trial.device}"
                 for trial in study.trials
             },
@@ -269,6 +252,13 @@ def _text(study: Study) -> dict[str, str]:
 
 def _training_of(trial: TrialConfig) -> str:
     return "training" if trial.task == TEXT else f"training on {trial.task}"
+
+
+def _rate_of(trial: TrialConfig, study: Study) -> str:
+    rates = sorted({t.lr for t in study.trials if t.task == trial.task})
+    if len(rates) == 1:
+        return f"peak learning rate {rates[0]:g}"
+    return f"peak learning rates from {rates[0]:g} to {rates[-1]:g} as in their table"
 
 
 def _unit(trial: TrialConfig) -> str:

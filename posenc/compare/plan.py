@@ -15,7 +15,7 @@ from posenc.compare.encodings import Compared
 from posenc.compare.material import content_hash
 from posenc.compare.options import Options
 from posenc.compare.sizes import sizes_of
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial import MASKED, OBJECTIVES, TrialConfig
 from posenc.encoding.shape import ModelShape
 from posenc.registry import create
 from posenc.report import machine
@@ -42,6 +42,12 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
         )
     if TEXT not in names and options.text:
         raise ValueError("--text: no task here reads a text. Add --task text, or leave it out.")
+    if options.objective not in OBJECTIVES:
+        raise ValueError(
+            f"--objective must be {' or '.join(OBJECTIVES)}, got {options.objective!r}."
+        )
+    if options.objective == MASKED:
+        _check_masked(names, compared)
     shared = _shared(options, compared[0].text)
     planned = tuple(_of_task(name, options, shared) for name in names)
     for name in names:
@@ -108,6 +114,21 @@ def _lengths(given: str | None, train_length: int, factors: Sequence[int]) -> tu
             "Test at the training length and beyond."
         )
     return tuple(sorted(lengths | {train_length}))
+
+
+def _check_masked(names: Sequence[str], compared: Sequence[Compared]) -> None:
+    if names != [TEXT]:
+        drawn = next(name for name in names if name != TEXT)
+        raise ValueError(
+            f"--objective masked: the task {drawn} is answered token after token. Compare on text."
+        )
+    shape = ModelShape(embed_dim=128, num_heads=4, train_length=16, causal=False)
+    for each in compared:
+        if create(each.text, shape).claims.causal_only:
+            raise ValueError(
+                f"--objective masked: {each.label} works in causal attention only; where a byte "
+                "sees the future too, it is undefined or blind to order. Leave it out."
+            )
 
 
 def _check_axes(task: Task, compared: Sequence[Compared]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from statistics import fmean
 
 import numpy as np
@@ -13,11 +14,16 @@ from posenc.compare.standing import ANCHORS
 from posenc.compare.task_summary import learned, metric_of
 from posenc.compare.tiers import from_anchor
 from posenc.statistics.anchors import against_anchors
+from posenc.statistics.estimate import Estimate
 from posenc.statistics.leave_one_out import leave_one_task_out
+from posenc.statistics.paired import paired_difference
 from posenc.statistics.pooled import pooled_difference, pooled_score
+from posenc.statistics.ranks import rank
 from posenc.statistics.scores import Scores
 from posenc.tasks.known import TEXT
 
+Gaps = dict[tuple[str, str], Estimate]
+"""Score of the second encoding minus score of the first."""
 RESOLUTION = 1 / SEQUENCES
 TITLE = "All tasks together (higher is better)"
 MEANING = (
@@ -26,7 +32,9 @@ MEANING = (
     "interval over seeds. Only trials that learned their task and can run all of its tests count, "
     "so pooled scores of encodings that learned other tasks do not compare: a column of an anchor "
     "does, which is the score minus the anchor's over the trials that both have, with p corrected "
-    "by Holm. The rank is the best and the worst over all choices of one task to leave out."
+    "by Holm. A tier holds what the seeds cannot tell from its first, over the trials of both; the "
+    "ranks that an encoding may have hold together with 95 % (Holm over all pairs). One task left "
+    "out: the best and the worst rank of the means over all choices of that task."
 )
 
 
@@ -42,21 +50,52 @@ def pooled_rows(study: Study) -> list[list[str]]:
     gaps = against_anchors(
         scores.encodings, anchors, lambda a, b: pooled_difference(scores, a, b, RESOLUTION)
     )
-    ranks, planned = leave_one_task_out(scores), len(scores.tasks) * len(scores.seeds)
-    header = ["encoding", "trials", "pooled", "rank", *(f"against {name}" for name in anchors)]
+    left_out, planned = leave_one_task_out(scores), len(scores.tasks) * len(scores.seeds)
+    ranking = rank(*pooled_scores(scores))
+    header = ["encoding", "tier", "rank", "trials", "pooled", "one task left out"]
+    header += [f"against {name}" for name in anchors]
     rows = []
     for name, count in zip(scores.encodings, counts, strict=True):
-        found, (low, high) = pooled_score(scores, name, RESOLUTION), ranks[name]
+        found = pooled_score(scores, name, RESOLUTION)
         half = f" ± {found.half:.3f}" if found.half < math.inf else ""
         row = [
             name,
+            f"{ranking.tier(name)}" if count else "–",
+            _from_to(*ranking.ranks[name]) if count else "–",
             f"{count}/{planned}",
             f"{found.value:.3f}{half}" if count else "–",
-            f"{low}" if low == high else f"{low}–{high}",
+            _from_to(*left_out[name]),
             *(from_anchor(gaps, anchor, name) for anchor in anchors),
         ]
         rows.append((-found.value if count else math.inf, row))
     return [header, *(row for _, row in sorted(rows, key=lambda each: each[0]))]
+
+
+def task_scores(scores: Scores, task: str) -> tuple[dict[str, float], Gaps]:
+    """Means beyond the training length and paired differences, of the encodings that learned the
+    task in a seed and can run all its tests."""
+    index = list(scores.tasks).index(task)
+    values = np.where(scores.counted(), scores.values, np.nan)[:, index]
+    known = {
+        name: row.tolist()
+        for name, row in zip(scores.encodings, values, strict=True)
+        if not np.isnan(row).all()
+    }
+    means = {name: float(np.nanmean(row)) for name, row in known.items()}
+    return means, {
+        (a, b): paired_difference(known[a], known[b], RESOLUTION) for a, b in combinations(known, 2)
+    }
+
+
+def pooled_scores(scores: Scores) -> tuple[dict[str, float], Gaps]:
+    """The same over all tasks; pairs by the trials that both have, so that an encoding that learned
+    only the easy tasks gains nothing by it."""
+    counts = scores.counted().sum(axis=(1, 2))
+    known = [name for name, count in zip(scores.encodings, counts, strict=True) if count]
+    means = {name: pooled_score(scores, name, RESOLUTION).value for name in known}
+    return means, {
+        (a, b): pooled_difference(scores, a, b, RESOLUTION) for a, b in combinations(known, 2)
+    }
 
 
 def scores_of(study: Study) -> Scores:
@@ -73,6 +112,10 @@ def scores_of(study: Study) -> Scores:
             values[at] = _beyond(result)
             failed[at] = not np.isnan(values[at]) and not learned(result)
     return Scores(names, tasks, seeds, values, failed)
+
+
+def _from_to(low: int, high: int) -> str:
+    return f"{low}" if low == high else f"{low}–{high}"
 
 
 def _beyond(result: TrialResult) -> float:

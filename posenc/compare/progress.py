@@ -19,7 +19,8 @@ ALL = "all trials"
 
 def name_of(trial: TrialConfig) -> str:
     task = "" if trial.task == TEXT else f" on {trial.task}"
-    return f"{trial.encoding}{task} seed {trial.seed}"
+    near = len(trial.test_lengths) == 1  # as trials are that differ in their learning rate
+    return f"{trial.encoding}{task} seed {trial.seed}{f' at lr {trial.lr:g}' if near else ''}"
 
 
 def unit_of(trial: TrialConfig) -> str:

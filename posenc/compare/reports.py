@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
+from posenc.compare import leaderboard, tables
 from posenc.compare import published as publications
-from posenc.compare import tables
 from posenc.compare.merge import merge
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import (
@@ -26,7 +29,6 @@ from posenc.report.atomic import check_figures
 from posenc.report.console import stdout
 from posenc.report.lock import locked
 from posenc.report.progress import say
-from posenc.tasks.known import TEXT
 
 
 def report_runs(
@@ -55,16 +57,48 @@ def report_runs(
         home = out or RUNS / f"report-{_name(study)}"
         _check_out(home)
         home.mkdir(parents=True, exist_ok=True)
-        write_page(study, home)
+        write_page(study, home, published)
+    _tell(study, lines, home, published, figures, console)
+    return study
+
+
+def show_leaderboard(
+    mine: Sequence[Path] = (), out: Path | None = None, figures: Path | None = None
+) -> Study:
+    """Write and print the published leaderboard, with runs of yours beside it.
+
+    Raises: ValueError as `report_runs`, and where no task of yours has the leaderboard's recipe.
+    """
+    check_figures(figures)
+    study, lines = leaderboard.study_of(leaderboard.published()), []
+    if mine:
+        study, lines = leaderboard.beside(study, [_collected(folder, lines) for folder in mine])
+    study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
+    home = out or RUNS / f"leaderboard-{_name(study)}"
+    _check_out(home)
+    home.mkdir(parents=True, exist_ok=True)
+    write_page(study, home, published=True)
+    _tell(study, lines, home, True, figures, Console(stderr=True))
+    return study
+
+
+def _tell(
+    study: Study,
+    lines: Sequence[str],
+    home: Path,
+    published: bool,
+    figures: Path | None,
+    console: Console,
+) -> None:
+    """What the reader must know, the figures, the tables, and how far others agree."""
     for line in (*lines, *write_figures_of(study, figures)):
         say(console, line)
     show_study(study, home, console)
-    text = study.of_task(TEXT)
-    if published and text.trials:
-        stdout(160).print(tables.agreement_table(publications.agreements(text)))
+    found = publications.agreements(study) if published else []
+    if found:
+        stdout(160).print(tables.agreement_table(found))
     elif published:
-        say(console, "--published: the tables are of text, and no trial here learned from one.")
-    return study
+        say(console, "No published table has two encodings and a task of this study.")
 
 
 def _read(folder: Path) -> Study:
@@ -84,14 +118,19 @@ def _read(folder: Path) -> Study:
 def _together(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
     """All runs as one study, and what the reader must know."""
     lines: list[str] = []
-    read = []
-    for folder, study in runs:
-        if any((folder / trial.folder).exists() for trial in study.trials):
-            study, damaged = collect(study, folder)
-            lines += damaged
-        read.append((folder, study))  # else its results are in study.json only, as in a repository
+    read = [_collected(folder, lines, study) for folder, study in runs]
     study, conflicts = merge(read)
     return conclude(study), lines + conflicts
+
+
+def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tuple[Path, Study]:
+    """A run with the results that lie in its folder; what is damaged is added to `lines`. Where no
+    trial lies there, as in a repository, its results are those of study.json."""
+    study = _read(folder) if study is None else study
+    if any((folder / trial.folder).exists() for trial in study.trials):
+        study, damaged = collect(study, folder)
+        lines += damaged
+    return folder, study
 
 
 def _check_out(folder: Path) -> None:

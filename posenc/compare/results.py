@@ -185,6 +185,27 @@ class TaskSummary(Record):
     cases: tuple[CaseSummary, ...]
 
 
+@dataclass(frozen=True)
+class RateTried(Record):
+    """A learning rate: bits per byte or target on the validation data after training, or why it
+    could not be trained."""
+
+    lr: float
+    bits: float | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class RateCheck(Record):
+    """The learning rates tried for an encoding on a task, and the one taken; see
+    posenc.compare.rates."""
+
+    task: str
+    encoding: str
+    tried: tuple[RateTried, ...]
+    chosen: float | None
+
+
 class OtherFormat(ValueError):
     """The study was written by another version of posenc."""
 
@@ -199,9 +220,10 @@ class Study(Record):
     summary: of the trials of text.
     tasks: of the trials of tasks.
     unchecked: for encodings that fail the contract and were compared all the same, what fails.
+    rates: how the learning rates of the trials were chosen; empty where all have the one given.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"labels", "unchecked", "tasks"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"labels", "unchecked", "tasks", "rates"})
 
     format: str
     command: str
@@ -216,6 +238,7 @@ class Study(Record):
     labels: dict[str, str] = field(default_factory=dict)
     unchecked: dict[str, str] = field(default_factory=dict)
     tasks: tuple[TaskSummary, ...] = ()
+    rates: tuple[RateCheck, ...] = ()
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -15,10 +15,11 @@ from safetensors.torch import save
 
 from posenc.compare import checkpoint, evaluate, splits, train
 from posenc.compare.as_built import effective_spec
+from posenc.compare.evaluate_masked import evaluate_masked
 from posenc.compare.material import task_of, train_tokens
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.score_cases import score_cases
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial import CAUSAL, TrialConfig
 from posenc.hf.llama import export_llama, expressible
 from posenc.registry import create
 from posenc.report.atomic import write_atomically
@@ -47,7 +48,9 @@ def run_trial(
     began = time.perf_counter()
     by_length, by_position, by_context, by_case = (), (), (), ()
     if task is None:
-        tested = evaluate.evaluate_lengths(model, symbols["test"], config)
+        causal = config.objective == CAUSAL
+        test = evaluate.evaluate_lengths if causal else evaluate_masked
+        tested = test(model, symbols["test"], config)
         by_length, by_position, by_context = tested
     else:
         by_case = score_cases(model, task, config)
@@ -72,7 +75,7 @@ def run_trial(
     # Copies: layers may share a parameter, and safetensors writes no memory twice.
     weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
     write_atomically(folder / "model.safetensors", save(weights))
-    if task is None and expressible(model):
+    if task is None and config.objective == CAUSAL and expressible(model):
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
     write_atomically(folder / "timing.json", timing.to_json())
     write_atomically(folder / "result.json", result.to_json())

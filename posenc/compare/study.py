@@ -13,17 +13,19 @@ from pathlib import Path
 from rich.console import Console
 
 from posenc.compare import splits, sweep, tables, task_tables
-from posenc.compare.budget import chosen
+from posenc.compare.budget import chosen, with_suite
 from posenc.compare.cost import check_cost, opening
 from posenc.compare.encodings import Compared, labelled, read_encodings
-from posenc.compare.options import DEFAULT_ENCODINGS, Options
+from posenc.compare.options import DEFAULT_ENCODINGS, DEFAULT_MASKED, Options
 from posenc.compare.pace import expected_seconds
 from posenc.compare.plan import plan_trials
 from posenc.compare.progress import LiveBars, PlainLines
+from posenc.compare.rates import FACTORS, at_chosen_rates, rate_trials
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.summary import summarise
-from posenc.compare.task_summary import say_learned, summarise_tasks
-from posenc.compare.trial import TrialConfig
+from posenc.compare.task_summary import summarise_tasks
+from posenc.compare.task_verdict import say_for_what
+from posenc.compare.trial import MASKED, TrialConfig
 from posenc.compare.unchecked import find_void, warnings, without_unchecked
 from posenc.compare.verdict import recommend_encoding
 from posenc.report import machine
@@ -48,14 +50,16 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     Stopped after Ctrl-C.
     """
     console = Console(stderr=True)
+    options = with_suite(options)
     check_figures(options.figures)
-    compared = _read(options.encodings or DEFAULT_ENCODINGS)
+    compared = _read(options.encodings or _usual(options))
     seeds = chosen(options).seeds
     planned = plan_trials(options, compared)  # checks all but the text
     device, precision = planned[0].device, planned[0].precision
     workers = options.workers or (1 if device == "cuda" else machine.num_cores())
     workers = min(workers, seeds * len(compared) * len(planned))
-    check_cost(planned, [each.text for each in compared], seeds, workers, options.yes)
+    extra = len(FACTORS) if options.check_lr else 0
+    check_cost(planned, [each.text for each in compared], seeds + extra, workers, options.yes)
     unchecked = find_void(compared, options.unchecked)
     if options.out is not None:
         _check_ours(options.out)
@@ -66,7 +70,8 @@ def run_study(options: Options, *, show: bool = True) -> Study:
         for seed in range(seeds)
         for each in compared
     )
-    folder = options.out or RUNS / f"compare-{_name(trials)}"
+    checks = rate_trials(trials) if options.check_lr else ()
+    folder = options.out or RUNS / f"compare-{_name((*checks, *trials))}"
     damaged = _check_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, "posenc compare"):
@@ -86,13 +91,16 @@ def run_study(options: Options, *, show: bool = True) -> Study:
         for wrong in (damaged, None if cut is None else cut.write(folder)):
             if wrong:
                 say(console, f"{wrong}; writing it again")
-        left = [trial for trial in trials if not sweep.is_done(folder, trial)]
+        left = [trial for trial in (*checks, *trials) if not sweep.is_done(folder, trial)]
         say(console, opening(study, workers, folder, expected_seconds(left, folder, workers)))
-        live = console.is_terminal
-        watcher = LiveBars(console, trials, workers) if live else PlainLines(console)
         try:
-            with watcher:
-                sweep.run_trials(folder, trials, workers, watcher, options.checkpoint_steps)
+            if checks:
+                say(console, f"{len(checks)} trials at three learning rates come first.")
+                _run(folder, checks, workers, options, console)
+                tried = [sweep.load_result(folder, trial) for trial in checks]
+                study = at_chosen_rates(study, [result for result in tried if result is not None])
+                _save(study, folder)
+            _run(folder, study.trials, workers, options, console)
         except KeyboardInterrupt:
             raise Stopped("the same command goes on from here") from None
         finally:
@@ -108,6 +116,14 @@ def run_study(options: Options, *, show: bool = True) -> Study:
             "The same command tries them again."
         )
     return study
+
+
+def _run(
+    folder: Path, trials: Sequence[TrialConfig], workers: int, options: Options, console: Console
+) -> None:
+    live = console.is_terminal
+    with LiveBars(console, trials, workers) if live else PlainLines(console) as watcher:
+        sweep.run_trials(folder, trials, workers, watcher, options.checkpoint_steps)
 
 
 def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
@@ -135,7 +151,7 @@ def conclude(study: Study) -> Study:
         study, summary=summarise(text) if text.trials else (), tasks=summarise_tasks(shown)
     )
     said = [recommend_encoding(*without_unchecked(text, study.summary))] if text.trials else []
-    said += [*say_learned(study.tasks), *warnings(shown)]
+    said += [*say_for_what(shown, study.tasks), *warnings(shown)]
     return replace(study, recommendation=" ".join(said))
 
 
@@ -147,12 +163,12 @@ def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
     return study, damaged
 
 
-def write_page(study: Study, folder: Path) -> None:
-    """Write report.html and results.csv."""
+def write_page(study: Study, folder: Path, published: bool = False) -> None:
+    """Write report.html, with `published` also how far it agrees with others, and results.csv."""
     from posenc.compare.page import make_page
 
     write_atomically(folder / "results.csv", tables.csv_text(labelled(study)))
-    make_page(labelled(study)).write(folder / "report.html")
+    make_page(labelled(study), published).write(folder / "report.html")
 
 
 def write_figures_of(study: Study, figures: Path | None) -> list[str]:
@@ -179,6 +195,8 @@ def show_study(study: Study, folder: Path, console: Console) -> None:
             out.print(table)
     for table in (*task_tables.task_tables(study.tasks), *tables.pooled_tables(shown)):
         out.print(table)
+    for table in tables.rate_tables(shown):
+        out.print(table)
     out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)
     for line in (*tables.notes(shown), *task_tables.task_notes(study.tasks)):
         say(console, line)
@@ -197,6 +215,10 @@ def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
                     f"its own --text: --text FIRST --text {shlex.quote(text)}."
                 ) from None
         raise
+
+
+def _usual(options: Options) -> tuple[str, ...]:
+    return DEFAULT_MASKED if options.objective == MASKED else DEFAULT_ENCODINGS
 
 
 def _cut(options: Options, planned: Sequence[TrialConfig]) -> splits.Cut | None:

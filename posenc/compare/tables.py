@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from posenc.compare import pooled, published, tiers
+from posenc.compare import pooled, published, rates, tiers
 from posenc.compare.progress import name_of
 from posenc.compare.published import Agreement
 from posenc.compare.results import LengthSummary, Study, TrialResult
@@ -53,6 +53,12 @@ def pooled_tables(study: Study) -> list[Table]:
     """All tasks together, where there are two or more and a trial counts."""
     found = pooled.pooled_rows(study)
     return [_of_words(pooled.TITLE, found[0], found[1:])] if found else []
+
+
+def rate_tables(study: Study) -> list[Table]:
+    """The learning rates that were tried, where they were."""
+    found = rates.rate_rows(study)
+    return [_of_words(rates.TITLE, found[0], found[1:])] if found else []
 
 
 def agreement_table(found: list[Agreement]) -> Table:

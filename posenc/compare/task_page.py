@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from posenc.compare import pooled
@@ -13,6 +14,7 @@ from posenc.compare.task_tables import by_task, page_table
 from posenc.report.drawing import LineStyle, figure, legend_above, length_axis, line_styles
 from posenc.report.page import Plot
 from posenc.report.table import Table
+from posenc.statistics.scores import Scores
 from posenc.tasks.known import TASKS
 
 
@@ -42,6 +44,51 @@ def tasks(study: Study) -> Iterator[str | Table | Plot]:
     if found:
         yield Table(found[0], found[1:], f"{pooled.TITLE}.")
         yield pooled.MEANING
+        yield Plot(
+            every_trial(study),
+            "The score of every trial, one dot for each seed and task; a cross for one that has "
+            "not learned its task.",
+            _every_score(pooled.scores_of(study)),
+            "Dots of one kind that lie far apart are seeds that disagree.",
+            "every-trial",
+        )
+
+
+def every_trial(study: Study) -> Figure:
+    """The score of every trial: a row for each encoding, a marker for each task."""
+    scores = pooled.scores_of(study)
+    names = [row[0] for row in pooled.pooled_rows(study)[1:]][::-1]
+    styles = line_styles(scores.tasks)
+    height = 1.0 + 0.28 * len(names)
+    with figure("score beyond the training length", "", height=height) as (drawn, axes):
+        for index, task in enumerate(scores.tasks):
+            place, counted = styles[task], scores.counted()[:, index]
+            for learned_it, marker in ((True, place.marker), (False, "x")):
+                points = [
+                    (scores.values[e, index, s], names.index(name))
+                    for e, name in enumerate(scores.encodings)
+                    for s in np.flatnonzero(counted[e] == learned_it)
+                    if not np.isnan(scores.values[e, index, s])
+                ]
+                x, y = zip(*points, strict=True) if points else ((), ())
+                label = task if learned_it else None
+                axes.scatter(x, y, s=22, marker=marker, color=place.color, label=label, alpha=0.8)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_xlim(-0.03, 1.03)
+        legend_above(drawn)
+    return drawn
+
+
+def _every_score(scores: Scores) -> str:
+    lines = []
+    for name, tasks in zip(scores.encodings, scores.values, strict=True):
+        cells = [
+            f"{task} {', '.join(f'{value:.2f}' for value in seeds if not np.isnan(value))}"
+            for task, seeds in zip(scores.tasks, tasks, strict=True)
+            if not np.isnan(seeds).all()
+        ]
+        lines.append(f"{name}: {'; '.join(cells) or 'none'}")
+    return f"Scores by encoding and task. {'. '.join(lines)}."
 
 
 def _by_length(task: str, rows: list[TaskSummary], styles: dict[str, LineStyle]) -> Figure:

@@ -16,10 +16,16 @@ from torch.nn import functional as F
 from posenc.compare import checkpoint
 from posenc.compare.checkpoint import Cursor
 from posenc.compare.forward import autocast, target_loss
+from posenc.compare.masked import (
+    MaskedModel,
+    hidden_in_tests,
+    hidden_in_training,
+    masked_losses,
+)
 from posenc.compare.material import shape_length, task_of, vocabulary_of
 from posenc.compare.results import TrainingPoint
 from posenc.compare.score_cases import validation_bits
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial import CAUSAL, TrialConfig
 from posenc.encoding.shape import ModelShape
 from posenc.models import Decoder, DecoderConfig
 from posenc.registry import create
@@ -57,7 +63,7 @@ def shape_of(config: TrialConfig) -> ModelShape:
         config.heads,
         config.kv_heads,
         train_length=shape_length(config),
-        causal=True,
+        causal=config.objective == CAUSAL,
     )
 
 
@@ -69,7 +75,8 @@ def build_decoder(config: TrialConfig) -> Decoder:
         vocabulary_of(config), config.width, config.layers, config.heads, config.kv_heads
     )
     torch.manual_seed(config.seed)
-    return Decoder(sizes, encoding).to(config.device)
+    kind = Decoder if config.objective == CAUSAL else MaskedModel
+    return kind(sizes, encoding).to(config.device)
 
 
 def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
@@ -200,7 +207,11 @@ def loss_of_step(model: nn.Module, config: TrialConfig, symbols: np.ndarray, ste
     """The mean loss of a step's batch, in nats."""
     task = task_of(config)
     if task is None:
-        return token_losses(model, batch_of(symbols, config, step), config).mean()
+        rows = batch_of(symbols, config, step)
+        if config.objective == CAUSAL:
+            return token_losses(model, rows, config).mean()
+        hidden = hidden_in_training(rows[:, :-1], config.seed, step)
+        return masked_losses(model, rows[:, :-1], hidden, config).mean()
     batch = task.train_batch(config.seed, step, config.batch, config.train_length)
     return target_loss(model, batch, config)
 
@@ -214,6 +225,11 @@ def _validate(model: nn.Module, config: TrialConfig, symbols: np.ndarray) -> flo
     count = min(VALID_WINDOWS, last // config.train_length + 1)
     rows = windows(symbols, np.linspace(0, last, count).astype(int), config.train_length)
     model.eval()
+    if config.objective != CAUSAL:
+        rows = rows[:, :-1]
+        losses = masked_losses(model, rows, hidden_in_tests(rows), config)
+        model.train()
+        return losses.double().mean().item() / math.log(2)
     sums = [token_losses(model, part, config).double().sum().item() for part in rows.split(32)]
     model.train()
     return sum(sums) / (rows.shape[0] * config.train_length) / math.log(2)

@@ -16,6 +16,8 @@ from posenc.tasks.known import TEXT
 RECIPE = 3
 """Increase it when the same config would give other numbers, so that old results are not reused."""
 
+CAUSAL, MASKED = OBJECTIVES = ("causal", "masked")
+"""What a model learns to say of a text."""
 LONGEST_NAME = 60
 """Letters of an encoding in the name of a folder."""
 
@@ -41,9 +43,11 @@ class TrialConfig:
         recipe: version of the training and evaluation code.
         code: hash of the files that define the encoding; "" for posenc's own.
         task: what is learned: "text", or a name in posenc.tasks.known.
+        objective: "causal", the next token after those before it; or "masked", hidden bytes of a
+            text from both sides.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"code", "task"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"code", "task", "objective"})
 
     encoding: str
     seed: int
@@ -63,6 +67,7 @@ class TrialConfig:
     recipe: int = RECIPE
     code: str = ""
     task: str = TEXT
+    objective: str = CAUSAL
 
     @property
     def hash(self) -> str:
@@ -73,6 +78,8 @@ class TrialConfig:
             del fields["code"]
         if self.task == TEXT:
             del fields["task"]
+        if self.objective == CAUSAL:
+            del fields["objective"]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -81,6 +88,7 @@ class TrialConfig:
         """Name of the trial's folder."""
         name = re.sub(r"[^\w.]+", "-", self.encoding).strip("-.")[:LONGEST_NAME]
         task = "" if self.task == TEXT else f"-{self.task}"
+        task += "" if self.objective == CAUSAL else f"-{self.objective}"
         return f"{name}{task}-seed{self.seed}-{self.hash}"
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 
@@ -96,6 +96,50 @@ def sign_agreement(ours: Mapping[str, float], pairs: list[tuple[str, str]]) -> t
     _check(ours)
     known = [(a, b) for a, b in pairs if a in ours and b in ours]
     return sum(ours[a] < ours[b] for a, b in known), len(known)
+
+
+def agreement_p(
+    parts: Sequence[tuple[Mapping[str, float], Sequence[tuple[str, str]]]],
+) -> float | None:
+    """How likely an order of the encodings that knows nothing agrees in as many pairs or more.
+
+    Counts all orders up to 8 encodings, and draws 9,999 beyond that. An order gives each encoding
+    the numbers of another one in every part, so that parts that resemble each other count as the
+    little evidence that they are.
+
+    Args:
+        parts: our numbers, and the pairs that a publication tells apart, the smaller first.
+
+    Returns: None where fewer than two encodings are in all parts that have a pair.
+
+    >>> agreement_p([({"t5": 1.8, "alibi": 1.9, "rope": 2.9}, [("t5", "rope"), ("alibi", "rope")])])
+    0.3333333333333333
+    """
+    parts = [(ours, [p for p in pairs if set(p) <= ours.keys()]) for ours, pairs in parts]
+    parts = [(ours, pairs) for ours, pairs in parts if pairs]
+    paired = {name for _, pairs in parts for pair in pairs for name in pair}
+    names = sorted(paired.intersection(*(ours.keys() for ours, _ in parts)))
+    if len(names) < 2:
+        return None
+    index = {name: i for i, name in enumerate(names)}
+    values = [np.array([ours[name] for name in names]) for ours, _ in parts]
+    indices = [
+        np.array([(index[a], index[b]) for a, b in pairs if a in index and b in index], dtype=int)
+        for _, pairs in parts
+    ]
+    if len(names) <= 8:
+        orders = np.array(list(permutations(range(len(names)))))
+    else:
+        draws = np.random.default_rng(0).permuted(
+            np.tile(np.arange(len(names)), (9_999, 1)), axis=1
+        )
+        orders = np.vstack([np.arange(len(names)), draws])
+    agreeing = np.zeros(len(orders), int)
+    for each, known in zip(values, indices, strict=True):
+        if len(known):
+            mixed = each[orders]
+            agreeing += (mixed[:, known[:, 0]] < mixed[:, known[:, 1]]).sum(1)
+    return float((agreeing >= agreeing[0]).mean())
 
 
 def _shared(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[str]:

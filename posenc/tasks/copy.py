@@ -24,7 +24,7 @@ class Copy(Task):
     end = END
     train_length = 20
     test_lengths = (20, 24, 30, 40, 80)
-    steps = 2000
+    steps = 2500
 
     def row(self, random: np.random.Generator, case: Case) -> Row:
         x = FIRST + self.drawn(random, case.length)

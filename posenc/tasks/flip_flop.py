@@ -39,8 +39,8 @@ class FlipFlop(Task):
     steps = 1500
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
-        twice = VARIANTS_AT * test_lengths[0]
-        return (*super().cases(test_lengths), *(Case(twice, name) for name in _SHARES if name))
+        twice, usual = VARIANTS_AT * test_lengths[0], super().cases(test_lengths)
+        return usual + tuple(Case(twice, name) for name in _SHARES if name and len(usual) > 1)
 
     def row(self, random: np.random.Generator, case: Case) -> Row:
         share, count = _SHARES[case.variant], case.length

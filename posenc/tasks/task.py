@@ -88,7 +88,8 @@ class Task(ABC):
         return self.tokens(Case(train_length))
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
-        """What a trained model is tested on, the training length first."""
+        """What a trained model is tested on, the training length first; of that length alone there
+        is one test, with sequences as in training."""
         return tuple(Case(length) for length in test_lengths)
 
     def train_row(self, random: np.random.Generator, train_length: int) -> Row:

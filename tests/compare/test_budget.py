@@ -1,13 +1,17 @@
 """What a named budget is, and the measurement that the default rests on."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from posenc.compare.budget import BUDGETS, chosen
+from posenc.compare.budget import BUDGETS, chosen, with_suite
+from posenc.compare.encodings import read_encodings
 from posenc.compare.options import Options
+from posenc.compare.plan import plan_trials
 from posenc.compare.study import run_study
+from posenc.tasks.known import TASKS
 
 TABLE = Path(__file__).parents[2] / "results/compare/budget.csv"
 
@@ -15,8 +19,8 @@ TABLE = Path(__file__).parents[2] / "results/compare/budget.csv"
 def test_a_budget_gives_what_no_option_says():
     assert chosen(Options()) == BUDGETS["standard"]
     assert chosen(Options(budget="quick")).seeds == 1
-    assert chosen(Options(budget="quick", seeds=4)) == (4, BUDGETS["quick"].steps)
-    assert chosen(Options(budget="thorough", steps=7)) == (BUDGETS["thorough"].seeds, 7)
+    assert chosen(Options(budget="quick", seeds=4))[:2] == (4, BUDGETS["quick"].steps)
+    assert chosen(Options(budget="thorough", steps=7))[:2] == (BUDGETS["thorough"].seeds, 7)
 
 
 def test_an_unknown_budget_is_refused_before_anything_is_written(tmp_path):
@@ -35,3 +39,43 @@ def test_the_default_steps_lost_no_pair_that_twice_as_many_separate():
         }
         assert int(pairs[0]) >= 12
         assert pairs[1] == "0"
+
+
+def test_a_suite_is_its_tasks_sizes_and_seeds():
+    quick = with_suite(Options(suite=True, budget="quick"))
+    assert quick.task == ["text", "copy", "recall", "offset"]
+    assert (quick.width, quick.layers, quick.heads) == (64, 3, 4) and not quick.check_lr
+    assert chosen(quick)[:2] == (1, 600)
+    thorough = with_suite(Options(suite=True, budget="thorough", width=32))
+    assert set(thorough.task or ()) == {"text", *TASKS} - {"grid"}
+    assert thorough.check_lr and thorough.width == 32 and chosen(thorough).seeds == 3
+    assert with_suite(Options(task=["copy"])) == Options(task=["copy"])
+
+
+def test_a_larger_budget_of_the_suite_goes_on_with_the_trials_of_a_smaller_one():
+    def trials(budget):
+        options = with_suite(Options(suite=True, budget=budget))
+        planned = plan_trials(options, read_encodings(["rope"]))
+        return {replace(t, seed=seed) for t in planned for seed in range(chosen(options).seeds)}
+
+    assert trials("quick") < trials("standard") < trials("thorough")
+
+
+def test_a_suite_takes_no_other_tasks():
+    with pytest.raises(ValueError, match=r"--task: --suite brings its own \(text, copy"):
+        with_suite(Options(suite=True, task=["reverse"]))
+    with pytest.raises(ValueError, match="--budget must be quick, standard, thorough, got 'huge'"):
+        with_suite(Options(suite=True, budget="huge"))
+
+
+def test_the_suite_runs_as_one_command(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 800)
+    study = run_study(
+        Options(
+            ["rope"], suite=True, budget="quick", steps=1, batch=2, width=16, layers=1, heads=1,
+            text=[str(text)], workers=1, precision="float32", device="cpu", out=tmp_path / "out",
+        )
+    )  # fmt: skip
+    assert [r.config.task for r in study.finished] == ["text", "copy", "recall", "offset"]
+    assert "For recall beyond 16 fillers nothing here tells" in capsys.readouterr().out

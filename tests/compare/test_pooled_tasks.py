@@ -39,19 +39,32 @@ def whole(**changes):
 
 def test_only_what_learned_counts_and_one_task_can_decide():
     header, *rows = pooled.pooled_rows(whole())
-    assert header == ["encoding", "trials", "pooled", "rank", "against rope"]
+    assert header == [
+        "encoding", "tier", "rank", "trials", "pooled", "one task left out", "against rope",
+    ]  # fmt: skip
     found = {row[0]: row[1:] for row in rows}
-    assert found["fire"][:3] == ["3/6", "0.400 ± 0.005", "3"]
-    assert found["rope"][0] == found["t5"][0] == "6/6"
-    assert found["rope"][2] == found["t5"][2] == "1–2"
-    assert found["rope"][1].startswith("0.425 ± ") and found["t5"][1].startswith("0.425 ± ")
-    assert found["rope"][3] == "–" and found["fire"][3].startswith("-0.200 ± ")  # copy alone
+    assert found["fire"][2:5] == ["3/6", "0.400 ± 0.005", "3"]
+    assert found["rope"][2] == found["t5"][2] == "6/6"
+    assert found["rope"][4] == found["t5"][4] == "1–2"
+    assert found["rope"][3].startswith("0.425 ± ") and found["t5"][3].startswith("0.425 ± ")
+    assert found["rope"][5] == "–" and found["fire"][5].startswith("-0.200 ± ")  # copy alone
+
+
+def test_tiers_and_ranks_are_of_what_the_seeds_tell():
+    apart = {("t5", task): (0.90, 0.92, 0.91) for task in ("copy", "reverse")}
+    apart |= {("rope", task): (0.50, 0.53, 0.51) for task in ("copy", "reverse")}
+    apart |= {("fire", task): (0.52, 0.50, 0.51) for task in ("copy", "reverse")}
+    found = {row[0]: row[1:3] for row in pooled.pooled_rows(study_of(
+        *trials("copy", "reverse", far=apart)
+    ))[1:]}  # fmt: skip
+    assert found["t5"] == ["1", "1"]
+    assert found["rope"] == ["2", "2–3"]
 
 
 def test_seeds_that_are_equal_have_the_error_of_512_sequences():
     equal = {key: (value[0],) * 3 for key, value in FAR.items()}
     found = pooled.pooled_rows(study_of(*trials("copy", "reverse", far=equal)))
-    halves = [row[2].partition(" ± ")[2] for row in found[1:]]
+    halves = [row[4].partition(" ± ")[2] for row in found[1:]]
     assert all(0.0005 < float(half) < 0.006 for half in halves)
 
 
@@ -77,13 +90,13 @@ def test_what_cannot_run_a_test_and_what_was_not_checked_are_kept_out():
         for r in study.results
     ]  # fmt: skip
     last = pooled.pooled_rows(dataclasses.replace(study, results=tuple(cannot)))[-1]
-    assert last == ["fire", "0/6", "–", "2", "no seed of both"]
+    assert last == ["fire", "–", "–", "0/6", "–", "2", "no seed of both"]
 
 
 def test_one_seed_has_no_interval():
     study = study_of(*(r for r in trials("copy", "reverse") if r.config.seed == 0))
-    found = {row[0]: row[2:] for row in pooled.pooled_rows(study)[1:]}
-    assert found["fire"] == ["0.400", "3", "-0.100, one seed"]
+    found = {row[0]: row[1:] for row in pooled.pooled_rows(study)[1:]}
+    assert found["fire"] == ["1", "1–3", "1/2", "0.400", "3", "-0.100, one seed"]
 
 
 def test_terminal_and_page_show_it(tmp_path):
@@ -93,6 +106,6 @@ def test_terminal_and_page_show_it(tmp_path):
         Console(file=out, width=160).print(table)
     make_page(study).write(tmp_path / "report.html")
     page = html.unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
-    for words in ("All tasks together", "0.400 ± 0.005", "against rope"):
+    for words in ("All tasks together", "0.400 ± 0.005", "against rope", "left out"):
         assert words in out.getvalue() and words in page
     assert pooled.MEANING in page

@@ -16,8 +16,10 @@ from posenc.compare.reports import report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
 from posenc.compare.tables import agreement_table
 from posenc.compare.trial import RECIPE
+from posenc.tasks.known import TASKS
 from tests.compare.test_summary import OFFSETS, result, study
 from tests.compare.test_tasks import result as of_task
+from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of
 
 A, B = Path("a"), Path("b")
@@ -221,10 +223,12 @@ def test_agreement_is_counted_over_what_a_publication_separates():
     assert found["ALiBi, WikiText-103 at 512", 2].pairs == 0  # one seed separates nothing
     assert ("ALiBi, WikiText-103 at 512", 4) not in found  # 2,048 was not tested there
     assert ("ALiBi, WikiText-103 at 1024", 4) in found  # 4,024 is within 5 % of 4,096
+    assert set(far.told) >= {("t5", "alibi"), ("alibi", "rope")}
     *_, total = published.rows(list(found.values()))
     agreeing = sum(a.agreeing for a in found.values() if a.multiple > 1)
     pairs = sum(a.pairs for a in found.values() if a.multiple > 1)
-    assert total[-1] == f"{agreeing} of {pairs} ({agreeing / pairs:.2f})" and agreeing < pairs
+    share = f"{agreeing} of {pairs} ({agreeing / pairs:.2f}, p 0."
+    assert total[-1].startswith(share) and agreeing < pairs
     assert agreement_table(list(found.values())).row_count == len(found) + 1
 
 
@@ -237,7 +241,33 @@ def test_agreement_needs_posencs_own_encodings_with_numbers():
     assert {a.multiple for a in published.agreements(cannot)} == {1}
 
 
+def test_tasks_agree_by_who_learned_them():
+    def trials(**far):
+        return study_of(
+            *(
+                task_result(name, seed, (0.5 if name == "alibi" else 1.0, value), "copy_512")
+                for name, value in far.items()
+                for seed in range(2)
+            )
+        )
+
+    same = trials(nope=0.9, t5=0.5, alibi=0.99, rope=0.1, sinusoidal=0.1)
+    (found,) = published.agreements(same)
+    assert found.where == "unseen" and set(found.ours) == {"nope", "t5", "rope", "sinusoidal"}
+    assert (found.agreeing, found.pairs) == (5, 5)  # rope and sinusoidal are both 0 there
+    assert list(published.rows([found]))[-1][0] == "tasks, all tables"
+    turned = trials(nope=0.1, t5=0.5, rope=0.9)
+    assert published.agreements(turned)[0].agreeing == 0
+    assert published.agreements(trials(nope=0.9, alibi=0.2)) == []
+
+
 def test_published_tables_are_whole():
+    tasks = json.loads(
+        resources.files("posenc.compare").joinpath("published_tasks.json").read_text()
+    )
+    for table in tasks:
+        assert table["task"] in TASKS and {len(each) for each in table["seeds"].values()} == {3}
+        assert all(0 <= value <= 1 for each in table["seeds"].values() for value in each)
     text = resources.files("posenc.compare").joinpath("published.json").read_text()
     for table in json.loads(text):
         assert table["source"].startswith("arXiv:") and table["lengths"] == sorted(table["lengths"])

@@ -75,7 +75,7 @@ def test_each_task_brings_its_own_lengths_steps_and_batch():
         128, (128, 256, 512, 1024), 300, 32,
     )  # fmt: skip
     assert (copy.train_length, copy.test_lengths, copy.steps, copy.batch) == (
-        20, (20, 24, 30, 40, 80), 2000, 64,
+        20, (20, 24, 30, 40, 80), 2500, 64,
     )  # fmt: skip
     (short,) = planned(task=["copy"], train_length=10, steps=7)
     assert (short.train_length, short.test_lengths, short.steps) == (10, (10, 20, 40), 7)

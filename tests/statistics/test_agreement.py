@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posenc.statistics.agreement import separated_pairs, sign_agreement, spearman
+from posenc.statistics.agreement import agreement_p, separated_pairs, sign_agreement, spearman
 
 OURS = {"t5": 1.0, "alibi": 2.0, "rope": 3.0, "sinusoidal": 4.0}
 
@@ -67,3 +67,38 @@ def test_signs_are_counted_of_what_we_have():
     pairs = [("t5", "rope"), ("rope", "alibi"), ("t5", "fire")]
     assert sign_agreement(OURS, pairs) == (1, 2)
     assert sign_agreement(dict.fromkeys(OURS, 1.0), pairs) == (0, 2)  # a tie agrees with nothing
+
+
+PAIRS = [("t5", "rope"), ("alibi", "rope"), ("t5", "sinusoidal")]
+
+
+@pytest.mark.parametrize("values", [(1, 2, 3, 4), (3, 2, 1, 4), (4, 3, 2, 1)])
+def test_p_of_an_agreement_counts_every_order(values):
+    ours = dict(zip(OURS, map(float, values), strict=True))
+    found = sign_agreement(ours, PAIRS)[0]
+    every = [
+        sign_agreement(dict(zip(OURS, order, strict=True)), PAIRS)[0]
+        for order in itertools.permutations(ours.values())
+    ]
+    assert agreement_p([(ours, PAIRS)]) == pytest.approx(np.mean([x >= found for x in every]))
+
+
+def test_a_table_that_comes_twice_is_no_more_evidence():
+    whole = list(itertools.combinations(OURS, 2))
+    once, twice = agreement_p([(OURS, whole)]), agreement_p([(OURS, whole)] * 2)
+    assert once == twice == pytest.approx(1 / 24)
+
+
+def test_p_is_of_encodings_that_all_tables_have():
+    more = OURS | {"nope": 9.0}
+    part = (OURS, [("t5", "rope")])
+    assert agreement_p([part, (more, [("t5", "nope"), ("t5", "rope")])]) == pytest.approx(1 / 2)
+    assert agreement_p([]) is None and agreement_p([(OURS, [])]) is None
+
+
+def test_p_of_many_encodings_is_drawn():
+    many = {str(i): float(i) for i in range(12)}
+    pairs = list(itertools.combinations(many, 2))
+    turned = {name: -value for name, value in many.items()}
+    assert agreement_p([(many, pairs)]) < 0.001
+    assert agreement_p([(turned, pairs)]) == 1.0

@@ -1,0 +1,171 @@
+"""The leaderboard: one row for each trial, kept as lines of JSON, and a study made from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+
+from posenc.compare.merge import check_recipe, joined, merge
+from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
+from posenc.report.atomic import write_atomically
+from posenc.report.record import Record
+from posenc.tasks.known import TEXT
+
+ROWS = "trials.jsonl"
+PUBLISHED = Path("results/leaderboard")
+"""Below the root of the repository; a wheel has it as `posenc/compare/leaderboard.jsonl`."""
+
+
+@dataclass(frozen=True)
+class Row(Record):
+    """A trial as it was published.
+
+    hash: of its config, which names it.
+    commit: of the code that ran.
+    corpus: its text; None for tasks.
+    """
+
+    hash: str
+    commit: str
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    corpus: CorpusInfo | None
+    result: TrialResult
+
+
+def rows_of(study: Study, commit: str) -> list[Row]:
+    """A row for every finished trial of a study."""
+    return [
+        Row(
+            result.config.hash,
+            commit,
+            study.versions,
+            study.hardware,
+            study.corpus if study.corpus and result.config.corpus == study.corpus.hash else None,
+            result,
+        )
+        for result in study.finished
+    ]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Raises: ValueError, with the line, for one that is damaged or names another config."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = Row.from_json(line)
+            if row.hash != row.result.config.hash:
+                raise ValueError(f"its config is {row.result.config.hash} and not {row.hash}")
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}.") from None
+        rows.append(row)
+    return rows
+
+
+def add_rows(path: Path, new: Iterable[Row]) -> int:
+    """Write rows of trials that the file does not have yet, in the order of their names.
+
+    Returns: how many were new.
+    Raises: ValueError for a trial that the file has with other numbers: published rows stay.
+    """
+    known = {row.hash: row for row in read_rows(path)} if path.is_file() else {}
+    count = len(known)
+    for row in new:
+        old = known.setdefault(row.hash, row)
+        if replace(old.result, timing=None) != replace(row.result, timing=None):
+            raise ValueError(
+                f"{path}: {row.result.config.folder} has other numbers there (of commit "
+                f"{old.commit}) than those of commit {row.commit}. A change of numbers needs a new "
+                "recipe number."
+            )
+    ordered = sorted(known.values(), key=lambda row: row.result.config.folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(json.loads(row.to_json()), ensure_ascii=False) for row in ordered]
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
+    return len(known) - count
+
+
+def published() -> list[Row]:
+    """The rows that the package brings, or those of the repository that it runs from.
+
+    Raises: ValueError where there are none.
+    """
+    packaged = Path(str(resources.files("posenc.compare").joinpath("leaderboard.jsonl")))
+    here = Path(__file__).parents[2] / PUBLISHED / ROWS
+    for path in (packaged, here):
+        if path.is_file():
+            return read_rows(path)
+    raise ValueError(f"This posenc brings no leaderboard: neither {packaged} nor {here} is there.")
+
+
+def study_of(rows: Sequence[Row]) -> Study:
+    """The rows as one study, whose tables and page the others have too.
+
+    Raises: ValueError for rows of different recipes.
+    """
+    if not rows:
+        raise ValueError("The leaderboard has no row.")
+    results = [row.result for row in rows]
+    corpora = {row.corpus for row in rows if row.corpus is not None}
+    if len(corpora) > 1:
+        raise ValueError(
+            f"The leaderboard has rows of {len(corpora)} texts, which cannot be mixed."
+        )
+    recipes = {(r.config.recipe, r.config.torch, r.config.precision) for r in results}
+    if len(recipes) > 1:
+        said = "; ".join(sorted(f"recipe {n}, torch {t}, {p}" for n, t, p in recipes))
+        raise ValueError(f"The leaderboard has rows of different recipes: {said}.")
+    return Study(
+        format=FORMAT,
+        command="posenc leaderboard",
+        started="",
+        versions=joined([row.versions | {"commit": row.commit} for row in rows]),
+        hardware=joined([row.hardware for row in rows]),
+        corpus=next(iter(corpora), None),
+        trials=tuple(result.config for result in results),
+        results=tuple(results),
+    )
+
+
+def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
+    """The leaderboard with your runs in it, of the tasks that all have with one recipe; and a line
+    about each task that is left out.
+
+    Raises: ValueError where no task is left.
+    """
+    here = Path("the leaderboard")
+    runs = [(here, board), *mine]
+    kept, lines = [], []
+    for task in dict.fromkeys(trial.task for trial in board.trials):
+        parts = [(folder, study.of_task(task)) for folder, study in runs]
+        lacking = [f"{folder}" for folder, part in parts if not part.trials]
+        try:
+            for folder, part in parts[1:]:
+                if part.trials:
+                    check_recipe(here, parts[0][1], folder, part)
+        except ValueError as error:
+            lines.append(f"{task} is left out: {error}")
+            continue
+        if lacking:
+            lines.append(f"{task} is left out: {', '.join(lacking)} has no trial of it.")
+        else:
+            kept.append(task)
+    if not kept:
+        raise ValueError(" ".join(["--mine: nothing can be put beside the leaderboard.", *lines]))
+    merged, conflicts = merge(
+        [
+            (
+                folder,
+                replace(
+                    study,
+                    trials=tuple(t for t in study.trials if t.task in kept),
+                    results=tuple(r for r in study.results if r.config.task in kept),
+                ),
+            )
+            for folder, study in runs
+        ]
+    )
+    return replace(merged, corpus=board.corpus if TEXT in kept else None), lines + conflicts

@@ -1,0 +1,70 @@
+"""The masked objective: a window is read from both sides, and the bytes hidden in it are said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc import masks
+from posenc.compare.forward import autocast
+from posenc.compare.splits import VOCABULARY
+from posenc.compare.trial import TrialConfig
+from posenc.encoding.base import PositionEncoding
+from posenc.models import Decoder, DecoderConfig
+from posenc.models.stack import require_bidirectional
+
+MASK = VOCABULARY
+"""The symbol in place of a hidden byte."""
+SHARE = 0.15
+"""Of the bytes of a window, as in BERT; all are replaced by the mask, because nothing is tuned
+afterwards that would never see it."""
+_HELD_OUT = 1 << 62
+"""First half of the key of held-out draws; those of training are seeds, and smaller."""
+
+
+class MaskedModel(Decoder):
+    """The decoder of the other objectives without its causal mask: every token sees all.
+
+    Raises: ValueError for an encoding that needs causal attention.
+
+    Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, task 1.
+    """
+
+    def __init__(self, config: DecoderConfig, encoding: PositionEncoding) -> None:
+        require_bidirectional("--objective masked", encoding)
+        super().__init__(config, encoding)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
+        """Logits of each token itself."""
+        return super().forward(tokens, positions, **options, mask=masks.full)
+
+
+def hidden_in_training(rows: Tensor, seed: int, step: int) -> Tensor:
+    """Which bytes of a step's windows are hidden, drawn from the seed and the step."""
+    # jumped: the same key draws where the windows begin.
+    return _drawn(rows, np.random.Philox(key=[seed, step]).jumped())
+
+
+def hidden_in_tests(rows: Tensor) -> Tensor:
+    """Which bytes of held-out windows are hidden, the same for all seeds and encodings."""
+    return _drawn(rows, np.random.Philox(key=np.array([_HELD_OUT, rows.shape[1]], np.uint64)))
+
+
+def masked_losses(model: nn.Module, rows: Tensor, hidden: Tensor, config: TrialConfig) -> Tensor:
+    """Cross-entropy in nats of the hidden bytes, (hidden bytes,), row by row."""
+    rows, hidden = rows.to(config.device), hidden.to(config.device)
+    with autocast(config):
+        logits = model(rows.masked_fill(hidden, MASK), length=rows.shape[1])
+    return F.cross_entropy(logits[hidden].float(), rows[hidden], reduction="none")
+
+
+def _drawn(rows: Tensor, bits: np.random.BitGenerator) -> Tensor:
+    """SHARE of the bytes, and at least one of each window."""
+    random = np.random.Generator(bits)
+    hidden = random.random(tuple(rows.shape)) < SHARE
+    hidden[np.arange(len(hidden)), random.integers(hidden.shape[1], size=len(hidden))] = True
+    return torch.from_numpy(hidden)

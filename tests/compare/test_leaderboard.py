@@ -1,0 +1,185 @@
+"""The leaderboard: rows that stay as they were published, and your runs beside them."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posenc.compare import leaderboard, reports
+from posenc.compare.budget import ALL_TASKS
+from posenc.compare.leaderboard import add_rows, beside, read_rows, rows_of, study_of
+from posenc.compare.results import (
+    CorpusInfo,
+    LengthScore,
+    PositionScore,
+    TrainingPoint,
+    TrialResult,
+)
+from tests.compare.test_tasks import TEXT, result
+from tests.compare.test_tasks import study_of as study
+
+ROOT = Path(__file__).parents[2]
+SEEDS = (0, 1, 2)
+INFO = CorpusInfo("a book", "none", 1, 900, 50, 50, "by contiguous stretches")
+
+
+def of_text(encoding, seed, bits):
+    config = dataclasses.replace(TEXT, encoding=encoding, seed=seed)
+    points = tuple(TrainingPoint(step, 2.0, 2.0) for step in (6, 12))
+    lengths = tuple(LengthScore(n, b) for n, b in zip((16, 24), bits, strict=True))
+    places = tuple(PositionScore(start, start + 8, 2.0) for start in (0, 8, 16))
+    return TrialResult(
+        config, training=points, by_length=lengths, by_position=places, by_context=lengths,
+        parameters=9,
+    )  # fmt: skip
+
+
+def board():
+    results = [
+        r
+        for seed in SEEDS
+        for name, base in (("t5", 0.8), ("rope", 0.4))
+        for r in (
+            result(name, seed, (1.0, base + 0.01 * seed), "copy"),
+            result(name, seed, (1.0, base - 0.01 * seed), "reverse"),
+            of_text(name, seed, (2.0, 3.0 - base)),
+        )
+    ]
+    return dataclasses.replace(study(*results), corpus=INFO)
+
+
+def rows(made=None, commit="abc1234"):
+    return rows_of(board() if made is None else made, commit)
+
+
+def test_rows_come_back_as_the_study_they_were(tmp_path):
+    path = tmp_path / "board" / "trials.jsonl"
+    assert add_rows(path, rows()) == 18
+    assert add_rows(path, rows()) == 0
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 18
+    back = study_of(read_rows(path))
+    made = sorted(board().results, key=lambda result: result.config.folder)
+    assert list(back.results) == made and back.corpus == INFO
+    assert back.versions["commit"] == "abc1234"
+    fields = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+    assert {"hash", "commit", "versions", "hardware", "result"} <= set(fields)
+    assert fields["result"]["config"]["recipe"] == TEXT.recipe
+
+
+@pytest.mark.parametrize("change", ["0.41", "seed"])
+def test_a_changed_row_is_refused_with_its_line(tmp_path, change):
+    path = tmp_path / "trials.jsonl"
+    add_rows(path, rows())
+    lines = path.read_text(encoding="utf-8").splitlines()
+    index = next(i for i, line in enumerate(lines) if "0.41" in line)
+    lines[index] = lines[index].replace(change, "0.42" if change == "0.41" else "sead")
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(ValueError, match=f"trials.jsonl, line {index + 1}: "):
+        read_rows(path)
+
+
+def test_a_row_under_another_trials_hash_is_refused(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    add_rows(path, [dataclasses.replace(rows()[0], hash="0" * 12)])
+    with pytest.raises(ValueError, match=r"its config is .* and not 000000000000"):
+        read_rows(path)
+
+
+def test_published_numbers_do_not_change_under_one_recipe(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    add_rows(path, rows())
+    before = path.read_text(encoding="utf-8")
+    (first, *_) = board().results
+    other = dataclasses.replace(first, parameters=first.parameters + 1)
+    with pytest.raises(ValueError, match=r"other numbers there .*needs a new recipe number"):
+        add_rows(path, rows(study(other), "def5678"))
+    assert path.read_text(encoding="utf-8") == before
+
+
+def test_rows_of_other_recipes_and_texts_are_not_mixed():
+    later = dataclasses.replace(
+        board().results[0], config=dataclasses.replace(board().results[0].config, recipe=99)
+    )
+    with pytest.raises(ValueError, match=r"rows of different recipes: .*recipe 99"):
+        study_of([*rows(), *rows(study(later))])
+    other = dataclasses.replace(INFO, hash="other")
+    with pytest.raises(ValueError, match="rows of 2 texts"):
+        study_of([*rows(), dataclasses.replace(rows()[-1], corpus=other)])
+    with pytest.raises(ValueError, match="has no row"):
+        study_of([])
+
+
+def test_your_run_stands_beside_it_where_the_recipe_is_one(tmp_path):
+    mine = study(*(result("mine", seed, (1.0, 0.6), "copy") for seed in SEEDS))
+    both, lines = beside(study_of(rows()), [(tmp_path, mine)])
+    assert both.encodings == ("t5", "rope", "mine")
+    assert {trial.task for trial in both.trials} == {"copy"}
+    assert [line.split(" is left out")[0] for line in lines] == ["reverse", "text"]
+
+
+def test_a_task_of_another_recipe_is_told_apart_and_nothing_left_is_refused(tmp_path):
+    def longer(task):
+        found = result("mine", 0, (1.0, 0.6), task)
+        return dataclasses.replace(found, config=dataclasses.replace(found.config, steps=99))
+
+    mine = study(result("mine", 0, (1.0, 0.6), "copy"), longer("reverse"))
+    both, lines = beside(study_of(rows()), [(tmp_path, mine)])
+    assert {trial.task for trial in both.trials} == {"copy"}
+    assert any("reverse is left out" in line and "steps 12 and 99" in line for line in lines)
+    with pytest.raises(ValueError, match=r"--mine: nothing can be put beside .*steps 12 and 99"):
+        beside(study_of(rows()), [(tmp_path, study(longer("copy")))])
+
+
+def test_the_command_prints_tiers_ranks_and_agreement(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(leaderboard, "published", rows)
+    (tmp_path / "mine").mkdir()
+    mine = study(
+        *(result("mine", s, (1.0, 0.6), task) for s in SEEDS for task in ("copy", "reverse"))
+    )
+    (tmp_path / "mine" / "study.json").write_text(mine.to_json(), encoding="utf-8")
+    made = reports.show_leaderboard([tmp_path / "mine"], tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "For all tasks together take t5" in said and "mine" in said
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    for words in ("one task left out", "The score of every trial", "mine"):
+        assert words in page, words
+    assert len(made.results) == 18
+    reports.show_leaderboard((), tmp_path / "whole")
+    assert "Agreement with published orders" in capsys.readouterr().out
+    page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
+    assert "Agreement with published orders" in page
+
+
+def test_a_run_is_not_overwritten_by_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(leaderboard, "published", rows)
+    (tmp_path / "study.json").write_text(board().to_json(), encoding="utf-8")
+    with pytest.raises(ValueError, match="is a run of posenc compare"):
+        reports.show_leaderboard((), tmp_path)
+
+
+def test_the_published_rows_are_of_the_suite():
+    found = leaderboard.published()
+    board = study_of(found)
+    assert {trial.task for trial in board.trials} <= set(ALL_TASKS)
+    sizes = {(t.width, t.layers, t.heads, t.kv_heads, t.lr) for t in board.trials}
+    assert sizes == {(64, 3, 4, 4, 0.002)}
+    for row in found:
+        assert row.commit and row.versions["torch"] and row.hardware["processor"]
+
+
+def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
+    where = ["--out", str(tmp_path / "runs"), "--rows", str(tmp_path / "trials.jsonl")]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "experiments/leaderboard.py"), "--help"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "--seeds" in done.stdout
+    refused = subprocess.run(
+        [sys.executable, str(ROOT / "experiments/leaderboard.py"), "roqe", "--commit", "x", *where],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert refused.returncode != 0 and "roqe" in refused.stderr
+    assert not (tmp_path / "trials.jsonl").exists()
