@@ -141,7 +141,7 @@ def test_report_of_a_half_finished_study_says_what_is_missing(call, text, tmp_pa
 
 
 def test_failed_trial_gives_code_1_and_its_reason(call, text, tmp_path, monkeypatch):
-    def fail(folder, trials, workers, watcher, checkpoint_steps):
+    def fail(folder, trials, engine, watcher):
         for trial in trials:
             (folder / trial.folder).mkdir()
             result = TrialResult(trial, reason="out of [memory]")

@@ -45,9 +45,10 @@ class TrialConfig:
         task: what is learned: "text", or a name in posenc.tasks.known.
         objective: "causal", the next token after those before it; or "masked", hidden bytes of a
             text from both sides.
+        ranks: processes that share each batch; they sum gradients in another order than one does.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"code", "task", "objective"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"code", "task", "objective", "ranks"})
 
     encoding: str
     seed: int
@@ -68,6 +69,7 @@ class TrialConfig:
     code: str = ""
     task: str = TEXT
     objective: str = CAUSAL
+    ranks: int = 1
 
     @property
     def hash(self) -> str:
@@ -80,6 +82,8 @@ class TrialConfig:
             del fields["task"]
         if self.objective == CAUSAL:
             del fields["objective"]
+        if self.ranks == 1:
+            del fields["ranks"]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
