@@ -355,7 +355,7 @@ def test_damaged_study_is_refused_by_report_and_written_again_by_compare(call, p
 
 def test_what_killed_runs_left_is_taken_for_ours_and_removed(call, planned):
     out, command = planned
-    for name in ("study.json", "report.html", "results.csv", ".lock"):
+    for name in ("study.json", "report.html", "results.csv", "events.jsonl", ".lock"):
         (out / name).unlink()  # killed inside the very first write
     below = out / "rope-seed0-0123456789ab" / "huggingface"
     left = [out / ".study.json.17.partial", out / "corpus-0123.partial" / "train.u16"]

@@ -4,10 +4,10 @@ lengths of a task, in `posenc.tasks`."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from posenc.compare.options import Options
-from posenc.tasks.known import TEXT
+if TYPE_CHECKING:
+    from posenc.compare.options import Options
 
 
 class Budget(NamedTuple):
@@ -19,13 +19,18 @@ class Budget(NamedTuple):
     tasks: tuple[str, ...] = ()
     check_lr: bool = False
 
+    def __str__(self) -> str:
+        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}, {self.steps} steps"
+        tasks = f" on text, {', '.join(self.tasks[1:])}" if self.tasks else ""
+        return f"{seeds}{tasks}{', --check-lr' if self.check_lr else ''}"
+
 
 BUDGETS = {"quick": Budget(1, 300), "standard": Budget(2, 300), "thorough": Budget(3, 600)}
 """300 steps put in order, in each of three seeds, every pair of the six default encodings that 600
 steps separate in all seeds; only losses at the trained length were looked at
 (experiments/budget.py, results/compare/budget.csv)."""
 
-_FOUR = (TEXT, "copy", "recall", "offset")
+_FOUR = ("text", "copy", "recall", "offset")
 ALL_TASKS = (*_FOUR, "flip_flop", "reverse", "copy_512")
 """Text and the tasks of sequences, the quick ones first."""
 SUITES = {

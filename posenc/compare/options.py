@@ -8,11 +8,16 @@ from typing import Annotated
 
 import typer
 
+from posenc.compare.budget import BUDGETS, SUITES, Budget
 from posenc.report.options import Figures
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 DEFAULT_MASKED = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
 """NoPE has no order without a causal mask."""
+
+
+def _said(budgets: dict[str, Budget]) -> str:
+    return "; ".join(f"{name}: {budget}" for name, budget in budgets.items())
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,8 @@ class Options:
         bool,
         typer.Option(
             "--suite",
-            help="Which encoding for what: text and tasks together, in a decoder of 3 layers of "
-            "width 64. --budget quick: text, copy, recall and offset with one seed; standard: all "
-            "six tasks with two; thorough: with three, and --check-lr.",
+            help="Which encoding for what: text and tasks together, in a small decoder. --budget "
+            f"{_said(SUITES)}.",
         ),
     ] = False
     objective: Annotated[
@@ -81,8 +85,7 @@ class Options:
     budget: Annotated[
         str,
         typer.Option(
-            help="quick (1 seed, 300 steps), standard (2 seeds, 300 steps) or thorough (3 seeds, "
-            "600 steps); of --suite see there."
+            help=f"{_said(BUDGETS)}. Of --suite see there.",
         ),
     ] = "standard"
     seeds: Annotated[
