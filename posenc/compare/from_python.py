@@ -38,8 +38,9 @@ def run(
             runs/ that the options name.
         figures: folder for every figure as SVG, PDF, PNG and CSV.
         options: suite, objective, train_length, budget, seeds, steps, batch, width, layers, heads,
-            kv_heads, config, small, lr, check_lr, device, precision, workers, checkpoint_steps and
-            unchecked, as fields of `posenc.compare.Options`, which has their defaults.
+            kv_heads, projections, config, small, lr, check_lr, device, precision, workers,
+            checkpoint_steps and unchecked, as fields of `posenc.compare.Options`, which has their
+            defaults.
 
     Raises: ValueError for wrong input, before anything is written; TypeError for an option that
     there is not; RunFailed where a trial failed, after the others.

@@ -18,6 +18,7 @@ RECIPE = 3
 
 CAUSAL, MASKED = OBJECTIVES = ("causal", "masked")
 """What a model learns to say of a text."""
+SEPARATE = "separate"
 LONGEST_NAME = 60
 """Letters of an encoding in the name of a folder."""
 
@@ -45,9 +46,10 @@ class TrialConfig:
         task: what is learned: "text", or a name in posenc.tasks.known.
         objective: "causal", the next token after those before it; or "masked", hidden bytes of a
             text from both sides.
+        projections: which of queries, keys and values share a projection, see posenc.Attention.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"code", "task", "objective"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"code", "task", "objective", "projections"})
 
     encoding: str
     seed: int
@@ -68,6 +70,7 @@ class TrialConfig:
     code: str = ""
     task: str = TEXT
     objective: str = CAUSAL
+    projections: str = SEPARATE
 
     @property
     def hash(self) -> str:
@@ -80,6 +83,8 @@ class TrialConfig:
             del fields["task"]
         if self.objective == CAUSAL:
             del fields["objective"]
+        if self.projections == SEPARATE:
+            del fields["projections"]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
