@@ -124,6 +124,13 @@ class Options:
             show_default="as many as --heads",
         ),
     ] = None
+    projections: Annotated[
+        str,
+        typer.Option(
+            help="Which projections of attention are one: separate (none), k=v, q=k, or none (no "
+            "projection at all)."
+        ),
+    ] = "separate"
     config: Annotated[
         Path | None,
         typer.Option(

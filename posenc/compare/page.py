@@ -216,7 +216,7 @@ def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
         {
             **_text(study),
             "model": f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads "
-            f"on {config.kv_heads} key/value heads",
+            f"on {config.kv_heads} key/value heads, projections {config.projections}",
             **{
                 _training_of(trial): f"{trial.steps:,} steps of {trial.batch} × "
                 f"{trial.train_length:,} {_unit(trial)}, {_rate_of(trial, study)}, "

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from posenc.attend.multihead import Projections
 from posenc.compare.budget import chosen
 from posenc.compare.encodings import Compared
 from posenc.compare.material import content_hash
@@ -77,12 +78,23 @@ def _shared(options: Options, encoding: str) -> dict[str, Any]:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
     if device != "cpu" and options.ranks > 1:
         raise ValueError(f"--ranks {options.ranks}: ranks share a CPU's cores. Use --device cpu.")
+    sizes = sizes_of(options)
+    if options.projections not in get_args(Projections):
+        raise ValueError(
+            f"--projections must be one of {', '.join(get_args(Projections))}, got "
+            f"{options.projections!r}."
+        )
+    if options.projections in ("q=k", "none") and sizes["kv_heads"] != sizes["heads"]:
+        raise ValueError(
+            f"--projections {options.projections} needs as many key/value heads as query heads, "
+            f"got {sizes['kv_heads']} and {sizes['heads']}."
+        )
     names = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
     return {name: getattr(options, name) for name in names} | {
         "encoding": encoding,
         "seed": 0,
         "corpus": "",
-        **sizes_of(options),
+        **sizes,
         "device": device,
         "precision": precision,
         "torch": torch.__version__,

@@ -74,7 +74,12 @@ def build_decoder(config: TrialConfig) -> Decoder:
     torch.manual_seed(config.seed)
     encoding = create(config.encoding, shape_of(config))
     sizes = DecoderConfig(
-        vocabulary_of(config), config.width, config.layers, config.heads, config.kv_heads
+        vocabulary_of(config),
+        config.width,
+        config.layers,
+        config.heads,
+        config.kv_heads,
+        projections=config.projections,  # type: ignore[arg-type]
     )
     torch.manual_seed(config.seed)
     kind = Decoder if config.objective == CAUSAL else MaskedModel

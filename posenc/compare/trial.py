@@ -18,6 +18,7 @@ RECIPE = 3
 
 CAUSAL, MASKED = OBJECTIVES = ("causal", "masked")
 """What a model learns to say of a text."""
+SEPARATE = "separate"
 LONGEST_NAME = 60
 """Letters of an encoding in the name of a folder."""
 
@@ -46,9 +47,12 @@ class TrialConfig:
         objective: "causal", the next token after those before it; or "masked", hidden bytes of a
             text from both sides.
         ranks: processes that share each batch; they sum gradients in another order than one does.
+        projections: which of queries, keys and values share a projection, see posenc.Attention.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"code", "task", "objective", "ranks"})
+    ADDED: ClassVar[frozenset[str]] = frozenset(
+        {"code", "task", "objective", "ranks", "projections"}
+    )
 
     encoding: str
     seed: int
@@ -70,6 +74,7 @@ class TrialConfig:
     task: str = TEXT
     objective: str = CAUSAL
     ranks: int = 1
+    projections: str = SEPARATE
 
     @property
     def hash(self) -> str:
@@ -84,6 +89,8 @@ class TrialConfig:
             del fields["objective"]
         if self.ranks == 1:
             del fields["ranks"]
+        if self.projections == SEPARATE:
+            del fields["projections"]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -1,0 +1,91 @@
+"""One change at a time: each question of ablations.toml as runs of `posenc compare` and one table.
+
+python experiments/ablations.py                        # every question
+python experiments/ablations.py rope_base --seeds 3    # one of them, with more seeds
+python experiments/ablations.py --steps 20 --out /tmp/x --tables /tmp/x   # to see that all run
+
+Trials lie in runs/ablations/QUESTION and go on where they were stopped; the table of a question is
+results/ablations/QUESTION.csv, one row for each arm, seed and length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import tomllib
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from posenc.compare.budget import SUITE_SIZES, SUITES
+from posenc.compare.options import Options
+from posenc.compare.study import run_study
+
+ROOT = Path(__file__).parents[1]
+HEADER = ("encoding", "arm", "seed", "length", "bits_per_byte", "parameters", "recipe", "steps")
+
+
+def read_questions(path: Path) -> dict[str, dict[str, Any]]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def arms(question: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Every choice of the options that have several values, with a name of what is chosen."""
+    options = {k: v for k, v in question.items() if k not in ("question", "encodings")}
+    several = {key: values for key, values in options.items() if isinstance(values, list)}
+    found = []
+    for values in product(*several.values()):
+        chosen = dict(zip(several, values, strict=True))
+        found.append((" ".join(f"{k} {v}" for k, v in chosen.items()), {**options, **chosen}))
+    return found
+
+
+def ask(name: str, question: dict[str, Any], given: argparse.Namespace) -> Path:
+    """Run the arms of a question and write its table."""
+    rows = []
+    for arm, options in arms(question):
+        study = run_study(
+            Options(
+                question["encodings"], seeds=given.seeds, steps=given.steps, workers=given.workers,
+                text=given.text, out=given.out / name / (arm.replace(" ", "-") or "all"),
+                **SUITE_SIZES | options,
+            ),
+            show=False,
+        )  # fmt: skip
+        for result in study.finished:
+            config = result.config
+            for score in result.by_length:
+                bits = "cannot" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
+                shown = (config.encoding, arm, config.seed, score.length, bits)
+                rows.append((*shown, result.parameters, config.recipe, config.steps))
+    given.tables.mkdir(parents=True, exist_ok=True)
+    path = given.tables / f"{name}.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(HEADER)
+        writer.writerows(rows)
+    return path
+
+
+def main() -> None:
+    known = read_questions(Path(__file__).with_name("ablations.toml"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("questions", nargs="*", help=f"of {', '.join(known)}; default: all")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=SUITES["standard"].steps)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--text", action="append", help="as of posenc compare")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/ablations")
+    parser.add_argument("--tables", type=Path, default=ROOT / "results/ablations")
+    given = parser.parse_args()
+    unknown = [name for name in given.questions if name not in known]
+    if unknown:
+        parser.error(f"unknown question {unknown[0]!r}; known: {', '.join(known)}.")
+    for name in given.questions or known:
+        print(f"{known[name]['question']} {ask(name, known[name], given)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

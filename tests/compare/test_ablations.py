@@ -1,0 +1,102 @@
+"""Ablations: every arm can be planned, shared projections are what they say, and a table comes."""
+
+import csv
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from posenc.compare import train
+from posenc.compare.encodings import read_encodings
+from posenc.compare.options import Options
+from posenc.compare.plan import plan_trials
+from tests.compare.test_tasks import TEXT
+
+ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("ablations", ROOT / "experiments/ablations.py")
+assert SPEC is not None and SPEC.loader is not None
+ablations = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(ablations)
+QUESTIONS = ablations.read_questions(ROOT / "experiments/ablations.toml")
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_arm_builds_a_model_of_its_own(name):
+    seen = set()
+    for _, options in ablations.arms(QUESTIONS[name]):
+        encodings = read_encodings(QUESTIONS[name]["encodings"])
+        (trial,) = plan_trials(Options(width=16, layers=3, heads=2, **options), encodings)
+        for each in encodings:
+            made = dataclasses.replace(trial, encoding=each.text)
+            train.build_decoder(made)
+            seen.add(made.hash)
+    assert len(seen) == len(ablations.arms(QUESTIONS[name])) * len(QUESTIONS[name]["encodings"])
+
+
+def test_a_list_of_values_makes_an_arm_of_each():
+    made = ablations.arms(
+        {"question": "?", "encodings": [], "lr": 1.0, "heads": [1, 2], "width": [8, 16]}
+    )
+    assert [arm for arm, _ in made] == [
+        "heads 1 width 8", "heads 1 width 16", "heads 2 width 8", "heads 2 width 16",
+    ]  # fmt: skip
+    assert made[2][1] == {"lr": 1.0, "heads": 2, "width": 8}
+
+
+def test_shared_projections_are_shared_and_another_trial():
+    sizes = {}
+    for kind in ("separate", "k=v", "q=k", "none"):
+        config = dataclasses.replace(TEXT, projections=kind)
+        sizes[kind] = sum(p.numel() for p in train.build_decoder(config).parameters())
+        assert (config.hash == TEXT.hash) == (kind == "separate")
+    square = TEXT.width**2 * TEXT.layers
+    assert sizes["separate"] - sizes["k=v"] == sizes["separate"] - sizes["q=k"] == square
+    assert sizes["separate"] - sizes["none"] == 3 * square
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"projections": "kv"}, "--projections must be one of separate, k=v, q=k, none, got 'kv'"),
+        ({"projections": "q=k", "kv_heads": 1}, "--projections q=k needs as many key/value heads"),
+    ],
+)
+def test_projections_that_cannot_be_shared_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        plan_trials(Options(**options), read_encodings(["rope"]))
+
+
+def test_a_question_ends_in_its_table(tmp_path, monkeypatch, capsys):
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 4000)
+    asked = ["projections_masked", "--seeds", "1", "--steps", "1", "--workers", "1"]
+    where = [
+        "--text",
+        str(tmp_path / "text.txt"),
+        "--out",
+        str(tmp_path),
+        "--tables",
+        str(tmp_path),
+    ]
+    monkeypatch.setattr(sys, "argv", ["ablations.py", *asked, *where])
+    monkeypatch.setattr(
+        ablations, "SUITE_SIZES", {"width": 16, "layers": 1, "heads": 1, "batch": 2}
+    )
+    monkeypatch.setattr(ablations, "read_questions", lambda path: {
+        "projections_masked": {**QUESTIONS["projections_masked"], "encodings": ["t5"],
+                               "projections": ["k=v", "none"], "test_lengths": "128,256"}
+    })  # fmt: skip
+    ablations.main()
+    assert "Which projections may be one, in an encoder?" in capsys.readouterr().out
+    with (tmp_path / "projections_masked.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["arm"], r["length"]) for r in rows] == [
+        ("projections k=v", "128"), ("projections k=v", "256"),
+        ("projections none", "128"), ("projections none", "256"),
+    ]  # fmt: skip
+    assert all(0 < float(row["bits_per_byte"]) < 20 for row in rows)
+    monkeypatch.setattr(sys, "argv", ["ablations.py", "rope_bass"])
+    with pytest.raises(SystemExit):
+        ablations.main()
+    assert "unknown question 'rope_bass'" in capsys.readouterr().err
