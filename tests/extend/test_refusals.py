@@ -105,6 +105,15 @@ OPTIONS: dict[str, list[str]] = {
     "whole numbers between spaces": ["--ids", "--text", "{short}"],
     "leaves nothing to search": ["--method", "search", "--search-evaluations", "0"],
     "Invalid value for '--to'": ["--to", "far"],
+    "--batch, --lora, --no-distill, --gradient-checkpointing: nothing is tuned": [
+        "--batch",
+        "8",
+        "--lora",
+        "4",
+        "--no-distill",
+        "--gradient-checkpointing",
+    ],
+    "a text is one or the other": ["--ids", "--bytes"],
 }
 
 
