@@ -131,7 +131,7 @@ class Problem:
         if runs is None or not mask.exact:
             return 0, 0
         first, last = 0, self.kv_len
-        shift = runs[0] - runs[1]
+        shift = runs[0] - runs[1] - self.first_key
         if mask.causal:
             last = min(last, start + shift + 1)
         if mask.window is not None:
@@ -139,17 +139,20 @@ class Problem:
             last = min(last, start + shift + mask.window)
         return (first, last) if first < last else (0, 0)
 
-    def _all_clear(self, start: int, stop: int) -> bool:
-        """Whether queries start .. stop are known to see each of these keys."""
-        mask, runs = self.mask, self.mask_runs
-        if mask is None or runs is None or not mask.exact:
-            return mask is None
-        shift = runs[0] - runs[1]
-        first, last = self.first_key, self.first_key + self.kv_len
-        if mask.causal and last > start + shift + 1:
-            return False
-        reach = mask.window
-        return reach is None or (first >= stop + shift - reach and last <= start + shift + reach)
+    def hide(self, scores: Tensor, start: int, stop: int, value: float) -> Tensor | None:
+        """Write `value` where queries start .. stop do not see the key, in place. What they see,
+        where that was not known without looking."""
+        first, last = self.clear(start, stop)
+        if first == last:
+            visible = self.visible(start, stop)
+            if visible is not None:
+                scores.masked_fill_(~visible, value)
+            return visible
+        for begin, end in ((0, first), (last, self.kv_len)):
+            visible = self.among(begin, end).visible(start, stop) if begin < end else None
+            if visible is not None:
+                scores[..., begin:end].masked_fill_(~visible, value)
+        return None
 
     def ready(self, rows: int) -> Problem:
         """The same problem, with everything computed that its blocks of at most `rows` queries
@@ -183,6 +186,12 @@ class Problem:
         q, k = self.widen(self.q[:, :, start:stop]), self.widen(self.k)
         scores = grouped_matmul(q * self.scale, k.mT, out)
         scores = scores.to(at_least_float32(scores.dtype))
+        return self.with_term(scores, start, stop, visible)
+
+    def with_term(
+        self, scores: Tensor, start: int, stop: int, visible: Tensor | None = None
+    ) -> Tensor:
+        """These scores of queries start .. stop with the term applied; it may write into them."""
         if self.term is None:
             return scores
         with without_autocast(scores.device):
@@ -192,7 +201,7 @@ class Problem:
     def visible(self, start: int, stop: int) -> Tensor | None:
         """Booleans that broadcast to the scores of queries start .. stop; None where everything
         is visible, as far as is known without looking."""
-        if self.mask is None or self._all_clear(start, stop):
+        if self.mask is None or self.clear(start, stop) == (0, self.kv_len):
             return None
         batch, heads = self.q.shape[:2]
         return self.mask.rows(

@@ -1,4 +1,4 @@
-"""Linear layers that read the same input as one product: faster training under autocast."""
+"""Linear layers that read the same input as one product, under autocast: x is rounded once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def project(
 ) -> tuple[Float[Tensor, "*batch _"], ...]:
     """layer(x) for each of the layers.
 
-    In training under bfloat16 autocast on the CPU it is one product with all weights: x is rounded
+    Under bfloat16 autocast on the CPU it is one product with all weights: x is rounded
     once, not once per layer, and so is its gradient.
     """
     if not joins(x, *layers):
@@ -37,7 +37,6 @@ def joins(x: Tensor, *layers: nn.Module) -> bool:
     if not (
         torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == HALF
-        and torch.is_grad_enabled()
         and x.device.type == "cpu"
         and x.dtype in (torch.float32, HALF)
     ):

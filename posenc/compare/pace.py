@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from posenc.compare.train import Decoder
     from posenc.compare.trial import TrialConfig
 
-WARM_UP, STEPS = 2, 4
+WARM_UP, STEPS = 2, 2
 """Steps that are not timed, in which memory is taken from the system, and steps that are."""
 WORTH = 30
 """Seconds: of what is expected to be shorter nothing is measured."""
-VALIDATIONS = 20
 
 
 def expected_seconds(trials: Sequence[TrialConfig], folder: Path, workers: int) -> int:
@@ -132,7 +131,7 @@ def _seconds_per_step(model: Decoder, trial: TrialConfig, symbols: np.ndarray) -
 
 def _seconds_of_cases(model: Decoder, trial: TrialConfig) -> float:
     """Of a task's validations and tests: one piece of each case is timed, after one that is not."""
-    from posenc.compare import forward, score_cases
+    from posenc.compare import forward, score_cases, train
     from posenc.compare.material import task_of
 
     task, total = task_of(trial), 0.0
@@ -149,7 +148,7 @@ def _seconds_of_cases(model: Decoder, trial: TrialConfig) -> float:
         each = (time.perf_counter() - began) / rows
         total += each * score_cases.SEQUENCES
         if case.length == trial.train_length and not case.variant:
-            total += VALIDATIONS * each * score_cases.VALID_SEQUENCES
+            total += train.VALIDATIONS * each * score_cases.VALID_SEQUENCES
     return total
 
 
@@ -174,5 +173,5 @@ def _seconds_without_gradients(model: Decoder, trial: TrialConfig) -> float:
         total += per_token * evaluate.HELD_OUT_BYTES
         if length == trial.train_length:
             windows = min(train.VALID_WINDOWS, evaluate.HELD_OUT_BYTES // length)
-            total += VALIDATIONS * per_token * windows * length
+            total += train.VALIDATIONS * per_token * windows * length
     return total

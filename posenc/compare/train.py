@@ -40,6 +40,8 @@ CLIP = 1.0
 BETAS = (0.9, 0.98)
 """Short trainings want a shorter memory of squared gradients than 0.999."""
 VALID_WINDOWS = 64
+VALIDATIONS = 10
+"""How often a training is validated; each time takes about as long as a step."""
 
 Event = Callable[..., None]
 """Called as training goes on, for example event("step", step=3, loss=2.5)."""
@@ -143,7 +145,7 @@ def train_decoder(
         checkpoint.clear_checkpoint(folder)
         cursor = None
     cursor = cursor or Cursor(config.hash, 0)
-    every = max(1, config.steps // 20)
+    every = max(1, config.steps // VALIDATIONS)
     model.train()
     while cursor.step < config.steps:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""RMSNorm with a faster backward pass on the CPU, where torch reads the memory eight times."""
+"""RMSNorm in one pass each way on the CPU, where torch reads the memory eight times."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RMSNorm(nn.RMSNorm):
         # In half types the sum of squares overflows or is coarse, and torch computes in float32.
         lean = x.device.type == "cpu" and x.dtype == self.weight.dtype and x.dtype.itemsize >= 4
         traced = torch.compiler.is_compiling() or transformed() or has_tangent(x, self.weight)
-        if traced or not lean or not torch.is_grad_enabled():
+        if traced or not lean:
             return super().forward(x)
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
         return _RMSNorm.apply(x, self.weight, eps)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""silu(gate(x)) * up(x) as one product and one pass over its result, in training under autocast."""
+"""silu(gate(x)) * up(x) as one product and one pass over its result, under autocast."""
 
 from __future__ import annotations
 

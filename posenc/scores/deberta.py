@@ -202,10 +202,13 @@ class DeBERTa(PositionEncoding):
         table = self._rows(
             torch.arange(first, last + 1, device=rows.device) if shared else rows, dtype
         )
-        bias = None if projection.bias is None else projection.bias.to(dtype)
-        heads = F.linear(table, projection.weight.to(dtype), bias)
-        heads = heads.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
-        return for_every_head(heads[:, rows - first] if shared else heads, self.num_heads, dim=0)
+        heads = projection.weight.to(dtype) @ table.mT
+        if projection.bias is not None:
+            heads = heads + projection.bias.to(dtype)[:, None]
+        heads = heads.unflatten(0, (-1, self.head_dim))  # the rows side by side
+        if shared:
+            heads = heads[..., rows - first]
+        return for_every_head(heads, self.num_heads, dim=0).mT
 
     def _rows(
         self, rows: Int[Tensor, " rows"], dtype: torch.dtype

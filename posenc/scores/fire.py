@@ -19,6 +19,7 @@ from posenc.numbers.tracking import watched
 from posenc.positions import FlatKeys, FlatQueries, distances
 from posenc.scores import in_place
 from posenc.terms.dense import Dense
+from posenc.terms.skew import run_distances, shared_run
 from posenc.terms.term import Scores, Shown
 from posenc.terms.tokens import Tokens
 
@@ -106,11 +107,19 @@ class FIRE(PositionEncoding):
         float32, or in float64 where `like` or the parameters are."""
         double = torch.float64 in (like, q_positions.dtype, self.c.dtype)
         dtype = torch.float64 if double else torch.float32
-        distance, q = distances(q_positions, kv_positions).to(dtype), q_positions.to(dtype)
-        c = self.c.to(dtype)
+        q, c = q_positions.to(dtype), self.c.to(dtype)
         start = (self.multiplier.to(dtype) * self.init_L).abs()
         reach = (c * torch.maximum(q, start)).abs().log1p() + self.eps
-        return (c * distance).abs().log1p() / reach.unsqueeze(-1)
+        shift = shared_run(q_positions, kv_positions)
+        if shift is None:
+            logs = (c * distances(q_positions, kv_positions).to(dtype)).abs().log1p()
+        else:  # a row of them by falling distance, one number further for each earlier query
+            q_len, kv_len = q_positions.shape[-1], kv_positions.shape[-1]
+            distance = run_distances(shift, q_len, kv_len, q.device).to(dtype)
+            logs = (c * distance).abs().log1p().unfold(0, kv_len, 1)[:q_len].flip(0)
+            batch = torch.broadcast_shapes(q_positions.shape[:-1], kv_positions.shape[:-1])
+            logs = logs.expand(*batch, q_len, kv_len)
+        return logs / reach.unsqueeze(-1)
 
     def term(self, q: Tokens, k: Tokens) -> Network:
         assert q.x is not None

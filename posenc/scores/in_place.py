@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc.numbers import native
 from posenc.numbers.tracking import watched
 
+SOURCE = Path(__file__).with_name("pairs.c")
 FUNCTIONS = ("count_gates", "add_network")
 UNITS = 1024
 """The most hidden units whose values the stack holds."""
@@ -62,7 +63,7 @@ def add_network(
 
 
 def _library() -> Any:
-    return native.load(Path(__file__).with_name("pairs.c"), FUNCTIONS)
+    return native.load(SOURCE, FUNCTIONS)
 
 
 def _over(count: int, function: Any, *arguments: Any) -> None:

@@ -120,6 +120,7 @@ class Profiles(ByDistance):
     ) -> None:
         super().__init__(q, k, **vectors)
         self.log_scaling = log_scaling
+        self.additive = log_scaling is None
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         scores = super().add(scores, rows, keys, mask)

@@ -15,6 +15,7 @@ from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
+from posenc.numbers.tracking import free_ends
 from posenc.positions import distances, run_start
 from posenc.terms.by_distance import ByDistance
 from posenc.terms.term import ScoreMod
@@ -98,8 +99,14 @@ class TransformerXL(PositionEncoding):
         cosines."""
         if self.clamp_len is not None:
             distance = distance.clamp(-self.clamp_len, self.clamp_len)
-        cos, sin = self.angles.cos_sin(distance, dtype)
-        return torch.cat([sin, cos], dim=-1)
+        whole = distance.ndim == 1 and not distance.is_floating_point()
+        ends = free_ends(distance) if whole else None
+        if ends is None or ends[1] - ends[0] >= len(distance):
+            cos, sin = self.angles.cos_sin(distance, dtype)
+            return torch.cat([sin, cos], dim=-1)
+        first, count = int(ends[0]), int(ends[1] - ends[0]) + 1
+        cos, sin = self.angles.of_run(first, count, distance.device, dtype)
+        return torch.cat([sin, cos], dim=-1)[distance - first]
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         assert q.x is not None and k.x is not None
@@ -113,6 +120,13 @@ class TransformerXL(PositionEncoding):
         dtype = at_least_float32(q.x.dtype)
         queries = (q.x.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.x.shape[-1])
         return DistanceVectors(q, k, queries, self)
+
+    def projected(
+        self, distance: Real[Tensor, " distances"], dtype: torch.dtype
+    ) -> Float[Tensor, "num_heads distances head_dim"]:
+        """W R of each distance, the distances side by side in memory."""
+        projected = self.projection.weight.to(dtype) @ self.sinusoid(distance, dtype).mT
+        return projected.unflatten(0, self.u.shape).mT
 
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "num_heads head_dim embed_dim"]:
         """The projection by head."""
@@ -132,7 +146,7 @@ class DistanceVectors(ByDistance):
         dtype, clamp = queries.dtype, xl.clamp_len
         super().__init__(
             q, k, None if clamp is None else (-clamp, clamp), queries,
-            lambda distance: xl.sinusoid(distance, dtype) @ xl.weight(dtype).mT,
+            lambda distance: xl.projected(distance, dtype),
         )  # fmt: skip
         self.xl = xl
 

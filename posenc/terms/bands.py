@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.numbers.tracking import watched
 from posenc.positions import run_start
+from posenc.terms import products
 from posenc.terms.skew import Part, add_parts, shared_run, skew
 
 Table = Callable[[Tensor], Tensor]
@@ -43,6 +45,10 @@ class Band:
         start = (distance - self.first) * self.step
         values = self.values[0] if len(self.values) == 1 else self.values
         return values.narrow(-2, start, count)
+
+    def columns(self, distance: int, count: int) -> Tensor:
+        """The same entries as (num_heads or 1, width, count)."""
+        return self.values.mT.narrow(-1, (distance - self.first) * self.step, count)
 
     def near(self, shift: int, rows: int, keys: int) -> tuple[int, int]:
         """first, last: keys before `first` are at `high` or beyond for every query, those from
@@ -93,7 +99,10 @@ class Bands:
             if table is None:
                 return None
             distance = torch.arange(first, last + step, step, device=q_positions.device)
-            return Band(table(distance.clamp(low, high)), first, step, low, high)
+            values = table(distance.clamp(low, high))
+            if not watched():  # distances side by side for C, and no worse for torch
+                values = values.mT.contiguous().mT
+            return Band(values, first, step, low, high)
 
         q_band = band(for_q, high + rows, low - rows, -1)
         k_band = band(for_k, low - rows, high + rows, 1)
@@ -123,16 +132,19 @@ class Bands:
         rows, keys = scores.shape[-2:]
         if self.for_q is not None:
             assert q is not None
+            into = scores if products.applies(scores, q, self.for_q.values) else None
+            size = QUERIES if into is None else rows
             tiles = [
-                _of_queries(self.for_q, shift + i * QUERIES, keys, tile)
-                for i, tile in enumerate(q.split(QUERIES, 2))
+                _of_queries(self.for_q, shift + i * size, keys, tile, into)
+                for i, tile in enumerate(q.split(size, 2))
             ]
-            scores = add_parts(scores, *tiles, rows=QUERIES)
+            scores = add_parts(scores, *tiles, rows=size)
         if self.for_k is not None:
             assert k is not None
+            into = scores if products.applies(scores, k, self.for_k.values) else None
             first = run_start(kv_positions) - self.kv_start  # type: ignore[operator]
             k_ends = [None if end is None else end.narrow(-1, first, keys) for end in self.k_ends]
-            scores = add_parts(scores, _of_keys(self.for_k, shift, rows, keys, k, k_ends))
+            scores = add_parts(scores, _of_keys(self.for_k, shift, rows, keys, k, k_ends, into))
         return scores
 
     def weigh(self, weights: Tensor, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
@@ -166,26 +178,36 @@ def _shift(q_positions: Tensor, kv_positions: Tensor) -> int:
     return shift
 
 
-def _of_queries(table: Band, shift: int, keys: int, q: Tensor) -> Iterator[Part]:
+def _of_queries(
+    table: Band, shift: int, keys: int, q: Tensor, into: Tensor | None
+) -> Iterator[Part]:
+    """What is added; C adds what belongs to near distances to `into`, if there is one."""
     rows = q.shape[2]
     first, last = table.near(shift, rows, keys)
     if first:
         yield 0, first, q @ table[table.high, 1].mT
-    if first < last:
-        products = q @ table[shift + rows - 1 - first, rows + last - first].mT
-        yield first, last, skew(products, last - first)
+    start, count = shift + rows - 1 - first, rows + last - first
+    if into is not None and first < last:
+        products.add(into, first, last, q, table.columns(start, count), "queries")
+    elif first < last:
+        yield first, last, skew(q @ table[start, count].mT, last - first)
     if last < keys:
         yield last, keys, q @ table[table.low, 1].mT
 
 
 def _of_keys(
-    table: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: list[Tensor | None]
-) -> Iterator[Part]:
+    table: Band, shift: int, rows: int, keys: int, k: Tensor, k_ends: list[Tensor | None],
+    into: Tensor | None,
+) -> Iterator[Part]:  # fmt: skip
     first, last = table.near(shift, rows, keys)
     if first:
         assert k_ends[1] is not None
         yield 0, first, k_ends[1][..., :first]
-    if rows == 1 and first < last:  # each key meets one vector
+    if into is not None and first < last:
+        rising = table.columns(shift - last + 1, rows + last - first)
+        products.add(into, first, last, k[:, :, first:last], rising, "keys")
+        first = last
+    elif rows == 1 and first < last:  # each key meets one vector
         rising = table[shift - last + 1, last - first].flip(-2)
         yield first, last, (k[:, :, first:last] * rising).sum(-1).unsqueeze(-2)
         first = last

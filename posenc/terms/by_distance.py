@@ -31,6 +31,8 @@ class ByDistance(Term):
         k_vectors, for_k: the same for the keys.
     """
 
+    additive = True
+
     def __init__(
         self,
         q: Tokens,

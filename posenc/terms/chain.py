@@ -19,11 +19,13 @@ class Chain(Term):
     def __init__(self, q: Tokens, k: Tokens, terms: Sequence[Term]) -> None:
         super().__init__(q, k)
         self.terms = tuple(terms)
+        self.additive = all(t.additive for t in terms)
         self.reads_mask = any(t.reads_mask for t in terms)
         combining = [t.combine for t in terms if t.combine is not None]
         if len(combining) > 1:
             raise ValueError("Two encodings act on the values, and there is only one place 4.")
         self.combine = combining[0] if combining else None
+        self.gather = next((t.gather for t in terms if t.gather is not None), None)
         if all(t.by_distance is not None for t in terms):
             self.by_distance = self._by_distance
         if all(t.split is not None for t in terms):

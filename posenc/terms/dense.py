@@ -23,6 +23,8 @@ class Dense(Term):
         by_distance, split: as in Term.
     """
 
+    additive = True
+
     def __init__(
         self,
         q: Tokens,

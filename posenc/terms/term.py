@@ -29,6 +29,8 @@ class Term:
     A kernel calls `ready` once, and then `add` for one block of the scores after the other. Each
     other member is None if the term has no such form; kernels choose by them.
 
+    additive: `add` adds the same numbers to any scores, whatever the mask, so that a kernel may ask
+        for the numbers alone.
     reads_mask: `add` needs to know which keys are visible.
     by_distance: the term for any positions, if it depends only on the distance and the head.
     split: (row, key), each (num_heads, len) or (batch, num_heads, len): where the key is not later
@@ -37,6 +39,10 @@ class Term:
         the tables it reads are computed when `pair` is called.
     combine: place 4, from weights (batch, num_heads, rows, keys), v (batch, num_kv_heads, keys,
         v_dim), the rows and the keys to (batch, num_heads, rows, v_dim).
+    gather: what `combine` adds to weights @ v where queries see no later position, without the
+        weights: from q (batch, num_heads, rows, width), k (batch, num_kv_heads, keys, width), the
+        scale, what is added to scale * q . k (batch, num_heads, rows, keys), the log-sum-exp
+        (batch, num_heads, rows), all in float32, the rows and the keys; set by `ready`.
 
     >>> tokens = posenc.Tokens(torch.randn(1, 2, 3, 16), torch.arange(3))
     >>> term = posenc.ALiBi(num_heads=2).term(tokens, tokens).ready(3, causal=True)
@@ -46,11 +52,13 @@ class Term:
             [-0.1250, -0.0625,  0.0000]])
     """
 
+    additive: bool = False
     reads_mask: bool = False
     by_distance: ByDistance | None = None
     split: Callable[[], tuple[Tensor, Tensor]] | None = None
     pair: Callable[[], ScoreMod] | None = None
     combine: Callable[[Tensor, Tensor, slice, slice], Tensor] | None = None
+    gather: Callable[[Tensor, Tensor, float, Tensor, Tensor, slice, slice], Tensor] | None = None
 
     def __init__(self, q: Tokens, k: Tokens) -> None:
         self.q, self.k = q, k

@@ -131,7 +131,8 @@ def assert_places_as_claimed(make: Make) -> None:
 
 
 def assert_additive_as_claimed(make: Make) -> None:
-    """The term adds the same numbers to any scores, or claims that it does not."""
+    """The term adds the same numbers to any scores, or claims that it does not; one that says so
+    itself does."""
     encoding = build(make, dtype=torch.float64).for_layer(0)
     if 3 not in encoding.claims.places:
         return
@@ -139,11 +140,14 @@ def assert_additive_as_claimed(make: Make) -> None:
     positions, x, (q, k, _) = tokens(encoding, length), hidden(length), heads(length)
     state = encoding.state(x, positions)
     keys = k.repeat_interleave(2, 1) if encoding.claims.needs_raw_k else None
-    added = []
+    where, added = (q, keys, positions, positions, state, state), []
     for scores in (torch.zeros(1, 4, length, length).double(), q @ q.mT):
-        where = (q, keys, positions, positions, state, state)
         added.append(scored(encoding, scores, *where) - scores)
-    _hold("additive", encoding.claims.additive, not differs(*added))
+    holds = not differs(*added)
+    _hold("additive", encoding.claims.additive, holds)
+    term = encoding.term(*sides(*where))
+    if term is not None and term.additive:
+        _hold("the term's additive", True, holds)
 
 
 def assert_claims_have_their_types(make: Make) -> None:

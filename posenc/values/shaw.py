@@ -4,6 +4,7 @@ distance."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -17,7 +18,9 @@ from posenc.numbers.precision import at_least_float32
 from posenc.positions import distances
 from posenc.terms.bands import Bands
 from posenc.terms.by_distance import ByDistance, require_whole
+from posenc.terms.skew import shared_run
 from posenc.terms.tokens import Tokens
+from posenc.values import near
 
 
 class Shaw(PositionEncoding):
@@ -105,7 +108,19 @@ class ShawTerm(ByDistance):
                 self.q.positions, self.k.positions, rows, causal, self.ends,
                 for_q=lambda d: values.to(self.dtype)[None, self.shaw.row(d)],
             )  # fmt: skip
+            near_distances = torch.arange(self.shaw.max_distance + 1, device=values.device)
+            table = values[self.shaw.row(near_distances)].to(self.dtype)
+            if near.applies(table):
+                ready.gather = partial(ready._gather, table)
         return ready
+
+    def _gather(
+        self, table: Tensor, q: Tensor, k: Tensor, scale: float, added: Tensor, lse: Tensor,
+        rows: slice, keys: slice,
+    ) -> Tensor:  # fmt: skip
+        shift = shared_run(self.q[rows].positions, self.k[keys].positions)
+        assert shift is not None  # a part of a run is a run
+        return near.near_values(q, k, scale, added, lse, table, shift)
 
     def _combine(self, weights: Tensor, v: Tensor, rows: slice, keys: slice) -> Tensor:
         shaw = self.shaw

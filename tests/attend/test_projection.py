@@ -98,11 +98,18 @@ def test_elsewhere_the_layers_run_by_themselves():
     assert all(map(torch.equal, project(x, *modules), each(x, *modules)))
     with autocast(torch.float16):
         assert not joins(x, *modules)
-    with autocast(), torch.no_grad():
-        assert not joins(x, *modules)
     with autocast():
         assert not joins(x.double(), *modules)
         assert not joins(x, modules[0], nn.Linear(24, 8)), "one with a bias, one without"
+
+
+def test_testing_takes_the_way_of_training():
+    x, modules = torch.randn(3, 24), layers(16, 8, bias=False)
+    with autocast():
+        trained = [t.detach() for t in project(x, *modules)]
+        with torch.no_grad():
+            assert joins(x, *modules)
+            assert all(map(torch.equal, project(x, *modules), trained))
 
 
 @pytest.mark.parametrize("compiled", [pytest.param("1", marks=needs_c_compiler), "0"])

@@ -15,6 +15,7 @@ from posenc.compare.merge import merge
 from posenc.compare.reports import report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
 from posenc.compare.tables import agreement_table
+from posenc.compare.trial import RECIPE
 from tests.compare.test_summary import OFFSETS, result, study
 from tests.compare.test_tasks import result as of_task
 from tests.compare.test_tasks import study_of
@@ -111,7 +112,7 @@ def test_what_is_missing_in_one_run_may_be_in_the_other():
     [
         ({"steps": 400}, r"a and b are of different recipes \(steps 100 and 400\)"),
         ({"corpus": "d", "lr": 0.5}, r"\(corpus c and d, lr 0.001 and 0.5\)"),
-        ({"recipe": 1}, r"recipe 2 and 1"),
+        ({"recipe": 1}, rf"recipe {RECIPE} and 1"),
         ({"test_lengths": (128, 256, 1024)}, r"test_lengths \(128, 256, 512\) and \(128, 256, 10"),
         ({"torch": "3"}, "torch 2 and 3"),
         ({"task": "copy"}, r"\(task text and copy\)"),

@@ -52,8 +52,8 @@ def study_of(*results):
     )  # fmt: skip
 
 
-def test_a_trial_of_text_keeps_the_hash_it_had_before_tasks():
-    assert TEXT.hash == "f4fb5a023cae"
+def test_a_trial_of_text_keeps_its_hash_until_the_recipe_changes():
+    assert TEXT.hash == "e04f89a217d4"
     assert TEXT.folder == f"rope-seed0-{TEXT.hash}"
     assert COPY.folder == f"rope-copy-seed0-{COPY.hash}"
 

@@ -192,6 +192,22 @@ class NormalisedRows(Term):
         return scores.softmax(-1).log()
 
 
+class SumsByItsWord(PositionEncoding):
+    """A term that says it only adds, and doubles the scores."""
+
+    claims = replace(WRONG, additive=False)
+
+    def term(self, q, k):
+        return Doubles(q, k)
+
+
+class Doubles(Term):
+    additive = True
+
+    def add(self, scores, rows, keys, mask):
+        return scores * 2
+
+
 class PeeksAhead(PositionEncoding):
     """A score that depends on the last key of all."""
 

@@ -51,6 +51,7 @@ from tests.encoding.planted import (
     Rotary,
     RoundedBias,
     SilentlyWrapped,
+    SumsByItsWord,
     ThetaIgnored,
     ThetaMissingFromTheCache,
 )
@@ -94,6 +95,7 @@ CONTROLS = [
     (BlindToOrder, "order_is_seen_without_a_mask"),
     (ClaimsTooMuch, "places_as_claimed"),
     (PeeksAhead, "additive_as_claimed"),
+    (SumsByItsWord, "additive_as_claimed"),
     (NamesNoPaper, "claims_have_their_types"),
     (DrawnAndForgotten, "state_dict_round_trip"),
     (LastInstanceDecides, "instances_share_nothing"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.attend.kernels import reference
+from posenc.attend.kernels import fused_blocks, reference
 from posenc.attend.kernels.cost import Cost, dense_bytes
 from posenc.attend.problem import Problem
 from posenc.numbers.precision import at_least_float32
@@ -35,7 +35,7 @@ def block_rows(problem: Problem) -> int:
     batch, heads = problem.q.shape[:2]
     row_bytes = batch * heads * problem.kv_len * max(4, problem.q.element_size())
     fit, most = (size // max(row_bytes, 1) for size in (BLOCK_BYTES, MOST_BYTES))
-    rows = max(1, fit, min(ROWS, most))
+    rows = max(1, fit, min(max(ROWS, fused_blocks.block_rows(problem)), most))
     return min(512, max(16, 1 << (rows.bit_length() - 1)))
 
 
@@ -45,6 +45,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     problem = problem.ready(rows)
     if torch.compiler.is_compiling():
         return _join([reference.attend(problem.among(*problem.reach(*b)), *b) for b in blocks])
+    if fused_blocks.applies(problem):
+        return fused_blocks.run(problem, blocks)
     if not problem.needs_grad and not problem.autocast:
         return _in_place(problem, blocks)
     attend = _recomputed if problem.needs_grad else reference.attend
@@ -87,14 +89,7 @@ def _in_place(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, 
         scores = buffer[:size].view(batch, heads, stop - start, last - first)
         seen = part.visible(start, stop) if reads_mask else None
         scores = part.scores(start, stop, seen, out=scores)
-        lowest = torch.finfo(scores.dtype).min
-        seen_first, seen_last = (
-            min(max(x - first, 0), last - first) for x in problem.clear(start, stop)
-        )
-        for keys in ((0, seen_first), (seen_last, last - first)):
-            visible = part.among(*keys).visible(start, stop) if keys[0] < keys[1] else None
-            if visible is not None:
-                scores[..., slice(*keys)].masked_fill_(~visible, lowest)
+        part.hide(scores, start, stop, torch.finfo(scores.dtype).min)
         if lse is not None:
             lse[:, :, start:stop] = scores.logsumexp(-1)
         weights = torch.softmax(scores, -1, out=scores)

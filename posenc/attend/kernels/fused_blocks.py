@@ -1,0 +1,82 @@
+"""Query blocks whose term is written out and handed to torch's fused kernel as a mask."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.attend.kernels.toeplitz_gradients import rows_in_memory
+from posenc.attend.problem import Problem
+from posenc.numbers.precision import at_least_float32
+
+
+def applies(problem: Problem) -> bool:
+    """Whether the term, which is ready, is numbers that are added, nobody differentiates, and the
+    kernel is the one for the CPU; values by distance are added to its results."""
+    if not is_additive(problem):
+        return False
+    term = problem.term
+    assert term is not None
+    fits = problem.q.dtype != torch.float64 and problem.v.shape[-1] == problem.q.shape[-1]
+    by_distance = fits and term.gather is not None and problem.sees_no_later_position
+    return term.combine is None or by_distance
+
+
+def is_additive(problem: Problem) -> bool:
+    """The same of the scores alone."""
+    term = problem.term
+    if term is None or not term.additive or problem.dropout_p:
+        return False
+    followed = problem.needs_grad or problem.autocast or torch.compiler.is_compiling()
+    return problem.q.device.type == "cpu" and not followed
+
+
+def block_rows(problem: Problem) -> int:
+    """The least queries that the kernel takes at a time without being slower for it."""
+    return problem.kv_len // 8 if is_additive(problem) else 0
+
+
+def run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
+    """The blocks' results and, where the call needs it, their log-sum-exp; one buffer holds the
+    numbers of a block, for all blocks in turn."""
+    batch, heads, q_len, width = problem.q.shape
+    v_dim, dtype = problem.v.shape[-1], at_least_float32(problem.q.dtype)
+    q, k, v = (rows_in_memory(t) for t in (problem.q, problem.k, problem.v))
+    if v_dim != width:  # the kernel wants one width
+        v = F.pad(v, (0, max(0, width - v_dim)))
+        q, k = (F.pad(t, (0, max(0, v_dim - width))) for t in (q, k))
+    buffer = q.new_empty(batch * heads * blocks[0][1] * problem.kv_len, dtype=dtype)
+    # Heads inside tokens, as the kernel itself writes, so that joining heads costs no copy.
+    out = q.new_empty(batch, q_len, heads, v_dim).transpose(1, 2)
+    gather = None if problem.term is None else problem.term.gather
+    wide = None if gather is None else [t.to(dtype).contiguous() for t in (problem.q, problem.k)]
+    lse = q.new_empty(batch, heads, q_len, dtype=dtype) if problem.need_lse else None
+    for start, stop in blocks:
+        first, last = problem.reach(start, stop)
+        part = problem.among(first, last)
+        shape = (batch, heads, stop - start, last - first)
+        added = buffer[: math.prod(shape)].view(shape).zero_()
+        added = part.with_term(added, start, stop)
+        visible = part.hide(added, start, stop, -torch.inf)
+        keys, values = k[:, :, first:last], v[:, :, first:last]
+        if visible is not None:  # what nobody sees may hold anything, NaN too
+            unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]
+            keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
+        found, found_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q[:, :, start:stop], keys, values, attn_mask=added, scale=problem.scale
+        )
+        if visible is not None and not problem.every_row_sees_a_key:
+            blind = ~visible.any(-1)
+            found = found.masked_fill(blind[..., None], 0)
+            found_lse = found_lse.masked_fill(blind, -torch.inf)
+        if gather is not None and wide is not None:
+            near = wide[0][:, :, start:stop], wide[1][:, :, first:last]
+            where = slice(start, stop), part.span
+            found = found + gather(*near, problem.scale, added, found_lse, *where).to(found.dtype)
+        out[:, :, start:stop] = found[..., :v_dim]
+        if lse is not None:
+            lse[:, :, start:stop] = found_lse
+    return out, lse

@@ -1,0 +1,135 @@
+"""Terms that are written out as masks of torch's kernel: what the reference computes in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import posenc
+from posenc import masks
+from posenc.attend.kernels import blockwise, fused_blocks
+from posenc.numbers import native
+from posenc.terms.term import Term
+from tests.compilers import needs_c_compiler
+
+HEADS, WIDTH, LENGTH = 4, 8, 150
+NAMES = ("fire", "deberta", "transformer_xl", "inkling", "t5+fire", "shaw", "rope+shaw")
+POSITIONS = {"run": torch.arange(LENGTH), "gaps": torch.arange(LENGTH) * 3}
+PADDED = torch.ones(2, LENGTH, dtype=torch.bool)
+PADDED[1, :70] = False
+MASKS = {
+    "causal": masks.causal,
+    "all": None,
+    "window": masks.causal & masks.sliding_window(9),
+    "padding": masks.causal & masks.padding(PADDED),
+}
+CASES = [(name, mask) for name in NAMES for mask in MASKS if (name, mask) != ("inkling", "all")]
+"""Inkling is for causal masks only."""
+BOUND = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(params=["torch", pytest.param("c", marks=needs_c_compiler)])
+def implementation(request, monkeypatch):
+    monkeypatch.setenv("POSENC_NATIVE", "01"[request.param == "c"])
+    native.load.cache_clear()
+    yield request.param
+    native.load.cache_clear()
+
+
+def built(name: str) -> posenc.PositionEncoding:
+    torch.manual_seed(0)
+    shape = posenc.ModelShape(HEADS * WIDTH, HEADS, train_length=32)
+    encoding = posenc.create(name, shape).for_layer(0)
+    for parameter in encoding.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3
+    return encoding
+
+
+def attended(encoding, q, k, v, positions, mask, impl: str, **options):
+    x = torch.randn(2, LENGTH, HEADS * WIDTH, generator=torch.Generator().manual_seed(1))
+    state = encoding.state(x.to(next(encoding.parameters()).dtype), positions)
+    return posenc.attention(
+        q, k, v, encoding, q_positions=positions, kv_positions=positions, q_state=state,
+        kv_state=state, mask=mask, impl=impl, **options,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize(("name", "mask"), CASES)
+@pytest.mark.parametrize("where", POSITIONS)
+def test_it_is_the_reference(name, where, mask, dtype, implementation, monkeypatch):
+    ran = []
+    monkeypatch.setattr(blockwise, "block_rows", lambda call: 48)
+    plain = fused_blocks.run
+    monkeypatch.setattr(fused_blocks, "run", lambda *given: ran.append(1) or plain(*given))
+    encoding, positions = built(name), POSITIONS[where]
+    q = torch.randn(2, HEADS, LENGTH, WIDTH).to(dtype)
+    k, v = torch.randn(2, 2, 2, LENGTH, WIDTH).to(dtype)
+    k, v = (k, v) if name != "deberta" else (t.repeat_interleave(2, 1) for t in (k, v))
+    by_c = implementation == "c" and where == "run" and mask != "all" and dtype != torch.float64
+    fused = "shaw" not in name or by_c
+    if mask == "padding" and fused:  # what nobody sees may hold anything
+        k[1, :, :70], v[1, :, :70] = torch.nan, torch.inf
+    dtypes = encoding if dtype != torch.float64 else encoding.double()
+    got = attended(dtypes, q, k, v, positions, MASKS[mask], "blockwise", return_lse=True)
+    assert bool(ran) == fused
+    exact = (t.double().nan_to_num(0, 0, 0) for t in (q, k, v))
+    want = attended(
+        encoding.double(), *exact, positions=positions, mask=MASKS[mask], impl="reference",
+        return_lse=True,
+    )  # fmt: skip
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=BOUND[dtype], atol=BOUND[dtype])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("v_dim", [5, 12])
+def test_values_of_another_width(v_dim, monkeypatch):
+    monkeypatch.setattr(blockwise, "block_rows", lambda call: 48)
+    q, k = torch.randn(2, 2, HEADS, LENGTH, WIDTH)
+    v = torch.randn(2, HEADS, LENGTH, v_dim)
+    both = [
+        attended(built("fire"), q, k, v, POSITIONS["run"], masks.causal, impl)
+        for impl in ("blockwise", "reference")
+    ]
+    torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
+
+
+class Doubled(posenc.PositionEncoding):
+    """A term that is no sum: what an author may write without saying so."""
+
+    claims = posenc.Claims(places=(3,), source="a test, 2026")
+
+    def term(self, q, k):
+        class Twice(Term):
+            def add(self, scores, rows, keys, mask):
+                return scores.mul_(2)
+
+        return Twice(q, k)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        Doubled(),
+        posenc.RelativeLogits(HEADS * WIDTH, HEADS, log_scaling=(4, 0.5)),
+        posenc.Compose(posenc.FIRE(HEADS), Doubled()),
+    ],
+    ids=["not said", "growing scores", "one of two"],
+)
+def test_what_changes_scores_otherwise_is_not_taken(encoding, monkeypatch):
+    monkeypatch.setattr(blockwise, "block_rows", lambda call: 48)
+    monkeypatch.setattr(fused_blocks, "run", None)
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH)
+    x = torch.randn(2, LENGTH, HEADS * WIDTH)
+    state = encoding.state(x, POSITIONS["run"])
+    both = [
+        posenc.attention(
+            q, k, v, encoding, q_positions=POSITIONS["run"], kv_positions=POSITIONS["run"],
+            q_state=state, kv_state=state, mask=masks.causal, impl=impl,
+        )
+        for impl in ("blockwise", "reference")
+    ]  # fmt: skip
+    torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
