@@ -104,8 +104,9 @@ def changed_options(given: Any) -> list[str]:
         if getattr(given, name) != default:
             (option,) = (m for m in hint.__metadata__ if isinstance(m, OptionInfo))
             # Inside of Annotated a name that was given stands where else the default would.
-            named = isinstance(option.default, str)
-            said = option.default if named else "--" + name.replace("_", "-")
+            said = option.default
+            if not isinstance(said, str):
+                said = "--" + name.replace("_", "-")
             names.append(said.replace("--", "--no-") if default is True else said)
     return names
 

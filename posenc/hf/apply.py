@@ -37,10 +37,10 @@ def rebuild_rotary(model: Any) -> int:
     return len(found)
 
 
-def attention_scales(model: Any) -> dict[nn.Module, float]:
+def attention_scales(model: Any) -> dict[Any, float]:
     """What each attention multiplies its scores by when it is built from the model's config as it
     is now: DeepSeek's reads mscale_all_dim then, and never again."""
-    scales: dict[nn.Module, float] = {}
+    scales: dict[Any, float] = {}
     for module in model.modules():
         if isinstance(getattr(module, "scaling", None), float) and hasattr(module, "layer_idx"):
             with torch.device("meta"):
@@ -48,7 +48,7 @@ def attention_scales(model: Any) -> dict[nn.Module, float]:
     return scales
 
 
-def _rescale(scales: Mapping[nn.Module, float]) -> None:
+def _rescale(scales: Mapping[Any, float]) -> None:
     for module, scale in scales.items():
         module.scaling = scale
 
