@@ -34,7 +34,9 @@ TARGET, SECONDS = 3 * LENGTH, 240
 QUICK = Options(windows=2, search_evaluations=1, task_trials=1, allow_cache_unsafe=True)
 WORKS, REFUSED, CRASHED = "works", "refused", "crashed"
 UNREADABLE = "does not load in stock transformers"
-"""An export that nobody can read is a crash, whoever says it."""
+AS_IT_IS = "none cannot be measured on this model: "
+"""An export that nobody can read is a crash, whoever says it, and so is a model that does not run
+as it is."""
 
 
 class Row(NamedTuple):
@@ -94,7 +96,8 @@ def attempt(family: str, stage: str, method: str, job: Any) -> tuple[Row, Any]:
             return Row(family, stage, method, WORKS, ""), job()
     except (ValueError, RunFailed) as refused:
         why = " ".join(str(refused).split())
-        return Row(family, stage, method, CRASHED if UNREADABLE in why else REFUSED, why), None
+        broken = UNREADABLE in why or _kind(why.partition(AS_IT_IS)[2]) == CRASHED
+        return Row(family, stage, method, CRASHED if broken else REFUSED, why), None
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -67,6 +67,10 @@ SPECIAL: dict[str, dict[str, Any]] = {
                          "layers_block_type": ["linear_attention", "full_attention"],
                          "position_embedding_type": "rope"},
     "gemma3_text": {"num_hidden_layers": 6}, "gemma3n_text": {"num_hidden_layers": 4},
+    "longcat_flash": {"head_dim": HEAD_DIM // 2, "num_experts_per_tok": 2},
+    "mamba2": {"num_heads": 8},
+    "zamba2": {"attention_hidden_size": 2 * HIDDEN, "attention_head_dim": 2 * HEAD_DIM},
+    "luke": {"entity_vocab_size": VOCABULARY},
     "smollm3": {"num_hidden_layers": 4}, "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
 }  # fmt: skip
 """What a family needs besides."""

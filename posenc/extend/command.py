@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from posenc.extend.options import Options, record_of, with_options_of
+from posenc.extend.options import Options, changed_options, record_of, with_options_of
 from posenc.extend.tune.config import TuneConfig
 from posenc.report.options import Figures
 
@@ -71,6 +71,8 @@ def extend(
     from posenc.extend.terminal import extend_and_show
 
     tuning = record_of(TuneConfig, given)
+    if unread := [] if tuning.steps else changed_options(tuning):
+        raise ValueError(f"{', '.join(unread)}: nothing is tuned without --tune STEPS.")
     options = replace(record_of(Options, given), tune=tuning if tuning.steps else None)
     command = shlex.join(["posenc", *sys.argv[1:]])
     extend_and_show(

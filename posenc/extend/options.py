@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from posenc.extend.tune.config import TuneConfig
 
@@ -94,6 +95,20 @@ def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[.
 def record_of(record: type, given: dict[str, Any]) -> Any:
     """The dataclass with what the command received."""
     return record(**{name: given[name] for name, _, _ in _options(record)})
+
+
+def changed_options(given: Any) -> list[str]:
+    """The options, as the command spells them, in which a record is not the default."""
+    names = []
+    for name, hint, default in _options(type(given)):
+        if getattr(given, name) != default:
+            (option,) = (m for m in hint.__metadata__ if isinstance(m, OptionInfo))
+            # Inside of Annotated a name that was given stands where else the default would.
+            said = option.default
+            if not isinstance(said, str):
+                said = "--" + name.replace("_", "-")
+            names.append(said.replace("--", "--no-") if default is True else said)
+    return names
 
 
 def _options(record: type) -> list[tuple[str, Any, Any]]:

@@ -30,6 +30,8 @@ NEAR_ROTATE_ALONE = (
     *SLIDING_ROTATES_ALONE, "afmoe", "exaone4", "exaone_moe", "flint", "kolibri1",
 )  # fmt: skip
 """Families whose other layers have no rotation, by their code in transformers 5.23."""
+SCALED = ("default", "yarn")
+"""rope_types beside which the meaning of mscale_all_dim is known; the first reads nothing of it."""
 NO_EXTENSION = {
     "t5": "T5's bias saturates at a distance, so that any length has a bias; it needs no extension",
     "umt5": "T5's bias saturates, so that any length has a bias; it needs no extension",
@@ -138,7 +140,7 @@ def _no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
 
 def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
     """What stands in the way in this model's own config, or None."""
-    config, raw, rotary = checkpoint.config, checkpoint.raw_config, checkpoint.rotary
+    config, rotary = checkpoint.config, checkpoint.rotary
     if getattr(config, "alibi", False):
         return "it has ALiBi instead of a rotation, whose bias is defined at any distance"
     if rotary and not any(s.layer_type in (None, *EXTENDED_LAYERS) for s in rotary):
@@ -173,12 +175,15 @@ def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
             "each of its layers takes its base from layer_rope_theta, and from there no method "
             "stretches it"
         )
-    rotary_keys = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if rotary_keys.get("mscale_all_dim") and config.model_type not in ALPHA:
-        return (
-            "its attention takes the scale of its scores from mscale_all_dim when it is built, so "
-            "that a method measured in memory would not be the one that is read back"
-        )
+    rotary_keys = getattr(config, "rope_parameters", None) or {}
+    nested = [keys for keys in rotary_keys.values() if isinstance(keys, dict)]
+    for keys in nested or [rotary_keys]:
+        kind = keys.get("rope_type", "default")
+        if keys.get("mscale_all_dim") and kind not in SCALED and config.model_type not in ALPHA:
+            return (
+                f"its rotary keys have mscale_all_dim beside rope_type {kind}, and what that means "
+                "for the scale of its scores is known of yarn only"
+            )
     return None
 
 

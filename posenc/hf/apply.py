@@ -4,7 +4,7 @@ exported."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,22 @@ def rebuild_rotary(model: Any) -> int:
         device = next(child.buffers()).device
         setattr(parent, name, type(child)(child.config).to(device))
     return len(found)
+
+
+def attention_scales(model: Any) -> dict[Any, float]:
+    """What each attention multiplies its scores by when it is built from the model's config as it
+    is now: DeepSeek's reads mscale_all_dim then, and never again."""
+    scales: dict[Any, float] = {}
+    for module in model.modules():
+        if isinstance(getattr(module, "scaling", None), float) and hasattr(module, "layer_idx"):
+            with torch.device("meta"):
+                scales[module] = type(module)(module.config, layer_idx=module.layer_idx).scaling
+    return scales
+
+
+def _rescale(scales: Mapping[Any, float]) -> None:
+    for module, scale in scales.items():
+        module.scaling = scale
 
 
 def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
@@ -100,10 +116,14 @@ def applied(
     before = {
         name: copy.deepcopy(getattr(config, name)) for name in _FIELDS if hasattr(config, name)
     }
+    rescaled = any(s.mscale_all_dim for s in settings)
+    scales = attention_scales(model) if rescaled else {}
     try:
         write_settings(config, settings, max_positions)
         _validate(config)
         rebuild_rotary(model)
+        if rescaled:
+            _rescale(attention_scales(model))
         if other_frequencies(model, settings):
             raise ValueError(
                 f"the code of a {config.model_type} model does not take these frequencies from its "
@@ -114,3 +134,4 @@ def applied(
         for name, value in before.items():
             setattr(config, name, value)
         rebuild_rotary(model)
+        _rescale(scales)

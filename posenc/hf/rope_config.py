@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +22,10 @@ class RopeSetting:
     compression: what all frequencies are divided by on top of `scaling`. A linear scaling that
     names no shorter original length is one: the checkpoint was trained with it, and whatever
     stretches it further keeps it.
+
+    mscale, mscale_all_dim: what a YaRN's rotary keys say of temperatures, None where they say
+    nothing. All attention takes cos and sin from the pair; DeepSeek's takes the scale of its scores
+    from the second, too, when it is built.
     """
 
     layer_type: str | None
@@ -31,6 +35,16 @@ class RopeSetting:
     original_length: int
     """The length in tokens that the frequencies without `scaling` were trained at."""
     compression: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+    def yarn_temperature(self, factor: float) -> float:
+        """What multiplies cos and sin under YaRN by this factor, as transformers has it: from the
+        pair where both are given, else from the factor only."""
+        if self.mscale and self.mscale_all_dim:
+            all_dim = rs.yarn_temperature(factor, self.mscale_all_dim)
+            return rs.yarn_temperature(factor, self.mscale) / all_dim
+        return rs.yarn_temperature(factor)
 
     @property
     def compressed_length(self) -> int:
@@ -106,8 +120,12 @@ def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) ->
     if kind == "dynamic" and config.model_type in ALPHA and (alpha := parameters.get("alpha")):
         theta *= float(alpha) ** (rotary_dim / (rotary_dim - 2))
         return RopeSetting(layer_type, theta, rotary_dim, None, length)
-    scaling = _from_hf(parameters, length, maximum)
-    return RopeSetting(layer_type, theta, rotary_dim, scaling, length)
+    setting = RopeSetting(layer_type, theta, rotary_dim, None, length)
+    if kind == "yarn":
+        pair = {key: parameters.get(key) for key in ("mscale", "mscale_all_dim")}
+        setting = replace(setting, **pair)
+        return replace(setting, scaling=_yarn(parameters, setting))
+    return replace(setting, scaling=_from_hf(parameters, length, maximum))
 
 
 def _from_hf(p: dict[str, Any], original: int, maximum: int) -> rs.Scaling | None:
@@ -122,11 +140,6 @@ def _from_hf(p: dict[str, Any], original: int, maximum: int) -> rs.Scaling | Non
         return rs.Llama3(p["factor"], original, p["low_freq_factor"], p["high_freq_factor"])
     if kind == "proportional":
         return rs.Proportional(p.get("partial_rotary_factor", 1.0), p.get("factor", 1.0))
-    if kind == "yarn":
-        return rs.YaRN(
-            p["factor"], original, p.get("beta_fast") or 32.0, p.get("beta_slow") or 1.0,
-            truncate=p.get("truncate", True), attention_factor=_yarn_temperature(p),
-        )  # fmt: skip
     if kind == "longrope":
         factor = p.get("factor") or maximum / original
         return rs.LongRoPE(
@@ -141,12 +154,10 @@ def _from_hf(p: dict[str, Any], original: int, maximum: int) -> rs.Scaling | Non
     )
 
 
-def _yarn_temperature(p: dict[str, Any]) -> float:
-    """transformers' rule: attention_factor, else the mscale pair where both are given, else only
-    factor."""
-    if p.get("attention_factor") is not None:
-        return p["attention_factor"]
-    mscale, all_dim = p.get("mscale"), p.get("mscale_all_dim")
-    if mscale and all_dim:
-        return rs.yarn_temperature(p["factor"], mscale) / rs.yarn_temperature(p["factor"], all_dim)
-    return rs.yarn_temperature(p["factor"])
+def _yarn(p: dict[str, Any], setting: RopeSetting) -> rs.YaRN:
+    given = p.get("attention_factor")
+    return rs.YaRN(
+        p["factor"], setting.original_length, p.get("beta_fast") or 32.0,
+        p.get("beta_slow") or 1.0, truncate=p.get("truncate", True),
+        attention_factor=setting.yarn_temperature(p["factor"]) if given is None else given,
+    )  # fmt: skip

@@ -3,6 +3,7 @@ frequencies."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from posenc.hf.rope_config import RopeSetting, head_size
@@ -93,13 +94,23 @@ def rope_parameters(
             return {
                 "rope_type": "yarn", **common, **length, "factor": scaling.factor,
                 "beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow,
-                "truncate": scaling.truncate,
-                "attention_factor": setting.frequencies().attention_factor,
+                "truncate": scaling.truncate, **_temperatures(setting, scaling.factor),
             }  # fmt: skip
         case rs.Proportional(p=share, factor=factor) if cut:
             kept = {"partial_rotary_factor": share, "factor": factor}
             return {"rope_type": "proportional", **common, **kept}
     return {**common, **_carrier(setting), **length}
+
+
+def _temperatures(setting: RopeSetting, factor: float) -> dict[str, float]:
+    """attention_factor, and YaRN's pair where the model has one; only the pair where both say the
+    same: beside attention_factor 1 vLLM leaves the pair out of the scale of DeepSeek's scores."""
+    meant = setting.frequencies().attention_factor
+    pair = {"mscale": setting.mscale, "mscale_all_dim": setting.mscale_all_dim}
+    given = {key: value for key, value in pair.items() if value is not None}
+    if len(given) == len(pair) and math.isclose(meant, setting.yarn_temperature(factor)):
+        return given
+    return {"attention_factor": meant, **given}
 
 
 def _carrier(setting: RopeSetting) -> dict[str, Any]:

@@ -59,6 +59,8 @@ def text_kind(
     folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Literal["ids", "bytes", "tokenizer"]:
     """How text becomes tokens, see `text_encoder`. Raises: ValueError where there is no way."""
+    if as_ids and as_bytes:
+        raise ValueError("--bytes and --ids: a text is one or the other; leave one out.")
     if as_ids:
         return "ids"
     has_tokenizer = any(

@@ -111,6 +111,22 @@ def test_a_folder_of_sentence_transformers_keeps_its_pooling(tmp_path):
     assert not (out / "2_Dense/pytorch_model.bin").exists()
 
 
+@pytest.mark.parametrize("sentences", [False, True])
+def test_serve_md_loads_an_encoder_with_the_head_that_it_has(sentences, tmp_path, monkeypatch):
+    folder = save_encoder("electra", tmp_path / "electra")
+    if sentences:
+        (folder / "modules.json").write_text("[]")
+    hf.extend(folder, TARGET, DOCUMENTS, method="tile", out=tmp_path / "out", options=QUICK)
+    said = (tmp_path / "out/SERVE.md").read_text()
+    assert ('SentenceTransformer("out")' in said) is sentences
+    block = said.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    found: dict = {}
+    exec(block, found)
+    assert type(found["model"]).__name__ == "ElectraForMaskedLM"
+    assert found["model"].config.max_position_embeddings == TARGET
+
+
 @pytest.mark.parametrize("content", ['[{"path": "../outside"}]', '[{"path": ".."}]', "{", '["a"]'])
 def test_a_list_of_modules_that_leads_elsewhere_is_refused(content, tmp_path):
     folder, out = save_encoder("electra", tmp_path / "electra"), tmp_path / "out"

@@ -63,9 +63,8 @@ FOLDERS: dict[str, tuple[str, Change]] = {
     "neither rotary settings in its config nor a table": ("xglm", lambda folder: None),
     "it has ALiBi instead of a rotation": ("falcon", lambda folder: None),
     "all its layers look through a window of 16 tokens": ("mistral", lambda folder: None),
-    "takes the scale of its scores from mscale_all_dim": (
-        "llama", yarn(mscale=1.0, mscale_all_dim=1.0, **LENGTHS),
-    ),
+    "mscale_all_dim beside rope_type linear": ("llama", config(rope_parameters={
+        "rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "mscale_all_dim": 1.0})),
     "T5's bias saturates": ("llama", config(model_type="t5")),
     "BLOOM needs no extension": ("llama", config(model_type="bloom")),
     "which is never run": (
@@ -106,6 +105,15 @@ OPTIONS: dict[str, list[str]] = {
     "whole numbers between spaces": ["--ids", "--text", "{short}"],
     "leaves nothing to search": ["--method", "search", "--search-evaluations", "0"],
     "Invalid value for '--to'": ["--to", "far"],
+    "--batch, --lora, --no-distill, --gradient-checkpointing: nothing is tuned": [
+        "--batch",
+        "8",
+        "--lora",
+        "4",
+        "--no-distill",
+        "--gradient-checkpointing",
+    ],
+    "a text is one or the other": ["--ids", "--bytes"],
 }
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -106,6 +107,29 @@ def test_the_last_state_is_that_before_the_final_norm(folders, family, norm):
         state = read_sentence(model, ids).hidden[-1]
         assert torch.allclose(model.get_submodule(norm)(state), out.hidden_states[-1][0], atol=1e-5)
         assert (state - out.hidden_states[-1][0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(("last", "message"), [((2, 8), "hand on states of different shapes"),
+                                               ((8,), None)])  # fmt: skip
+def test_layers_that_hand_on_several_streams_are_refused(last, message):
+    """As hyper-connections do, whose last state is one stream again."""
+
+    class Streams(torch.nn.Module):
+        config = SimpleNamespace(is_encoder_decoder=False, model_type="streams")
+
+        def forward(self, input_ids, **kwargs):
+            length = input_ids.shape[1]
+            return SimpleNamespace(
+                attentions=(torch.zeros(1, 2, length, length),),
+                hidden_states=(torch.zeros(1, length, *last), torch.zeros(1, length, 8)),
+                logits=torch.zeros(1, length, 9),
+            )
+
+    if message is None:
+        assert read_sentence(Streams(), [5, 6, 7]).hidden.shape == (2, 3, 8)
+        return
+    with pytest.raises(ValueError, match=message):
+        read_sentence(Streams(), [5, 6, 7])
 
 
 def test_a_rotation_by_complex_numbers_is_taken_out(tmp_path):

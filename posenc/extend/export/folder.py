@@ -16,7 +16,7 @@ from posenc.dialects.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import exported
 from posenc.extend.export.described import Export
-from posenc.extend.export.pooling import copy_sentence_files
+from posenc.extend.export.pooling import MODULES, copy_sentence_files
 from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.serve import mapped_page, page, plain_page
 from posenc.hf.folder import INDEX, tokenizer_files, weight_files
@@ -102,7 +102,10 @@ def _described(
     saved |= {k: v for k, v in checkpoint.raw_config.items() if k in DTYPE_KEYS}
     recipe, meaning = exported(saved, plan.longest)
     if meaning is None:
-        return recipe.config, plain_page(name, plan.longest, recipe.name)
+        kind = "AutoModelForMaskedLM" if checkpoint.masked else "AutoModelForCausalLM"
+        sentences = (checkpoint.folder / MODULES).is_file()
+        said = plain_page(name, plan.longest, recipe.name, kind, sentences=sentences)
+        return recipe.config, said
     export = Export(
         folder, name, plan.method, checkpoint.trained_length, plan.longest, recipe, meaning, saved,
         None if plan.changed else checkpoint.folder,

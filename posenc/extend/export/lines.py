@@ -20,13 +20,14 @@ def serve(name: str, folder: str, longest: int) -> Iterator[str]:
     elif name == "mlx-lm":
         yield from fenced("sh", f"mlx_lm.server --model {quoted}")
     else:
-        yield from fenced("sh", f'pip install "{PACKAGES[name]}"')
-        yield from fenced(
-            "python",
-            "from transformers import AutoModelForCausalLM",
-            "",
-            f"model = AutoModelForCausalLM.from_pretrained({json.dumps(folder)})",
-        )
+        yield from load(name, folder)
+
+
+def load(name: str, folder: str, kind: str = "AutoModelForCausalLM") -> Iterator[str]:
+    """The lines for transformers. kind: the class that reads the folder."""
+    yield from fenced("sh", f'pip install "{PACKAGES[name]}"')
+    call = f"model = {kind}.from_pretrained({json.dumps(folder)})"
+    yield from fenced("python", f"from transformers import {kind}", "", call)
 
 
 def fenced(language: str, *lines: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from posenc.dialects.writers.fold import foldable
 from posenc.dialects.writers.recipes import best, changes_with_length
 from posenc.extend.export import gguf, original
 from posenc.extend.export.described import Export
-from posenc.extend.export.lines import PACKAGES, fenced, serve
+from posenc.extend.export.lines import fenced, load, serve
 
 NAMES = {
     "transformers-5": "transformers 5",
@@ -23,19 +23,25 @@ NAMES = {
     "llama.cpp": "llama.cpp and Ollama",
     "mlx-lm": "MLX",
 }
+SENTENCES = 'pip install "sentence-transformers" "transformers>=5"'
 CHUNKED = "VLLM_USE_V1=0 VLLM_ATTENTION_BACKEND=DUAL_CHUNK_FLASH_ATTN"
 
 
-def plain_page(name: str, longest: int, what: str) -> str:
-    """SERVE.md of a model that posenc's emulators have nothing to say about."""
+def plain_page(name: str, longest: int, what: str, kind: str, *, sentences: bool) -> str:
+    """SERVE.md of a model that posenc's emulators have nothing to say about. kind: transformers'
+    class that reads it; sentences: so does sentence-transformers."""
     lines = [
         f"# Serve {name}",
         "",
         f"It reads {longest} tokens. config.json holds {what}. It was proved in transformers 5; "
         "what other runtimes make of such a model posenc has not read.",
         "",
-        *fenced("sh", f'pip install "{PACKAGES["transformers-5"]}"'),
+        *load("transformers-5", name, kind),
     ]
+    if sentences:
+        call = f"model = SentenceTransformer({json.dumps(name)})"
+        lines += ["", "For embeddings of sentences:", *fenced("sh", SENTENCES)]
+        lines += fenced("python", "from sentence_transformers import SentenceTransformer", "", call)
     return "\n".join(lines) + "\n"
 
 

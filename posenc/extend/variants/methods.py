@@ -27,7 +27,8 @@ def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
     # are reached.
     beta_fast = min(32.0, max(2.0, setting.original_length / (4 * math.pi)))
     if isinstance(setting.scaling, rs.YaRN):
-        return replace(setting.scaling, factor=factor, attention_factor=None)
+        temperature = setting.yarn_temperature(factor)
+        return replace(setting.scaling, factor=factor, attention_factor=temperature)
     return rs.YaRN(factor, setting.original_length, beta_fast=beta_fast)
 
 

@@ -68,6 +68,10 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
         raise ValueError(
             f"The layers of a {model.config.model_type} model look at different numbers of keys."
         )
+    if len({state.shape for state in hidden}) > 1:
+        raise ValueError(
+            f"The layers of a {model.config.model_type} model hand on states of different shapes."
+        )
     return Reading(
         {name: torch.stack([w[0] for w in layers]) for name, layers in attention.items()},
         torch.stack([h[0] for h in [*hidden[:-1], _before_norm(hidden, handed_on)]]),
