@@ -141,7 +141,7 @@ def test_report_of_a_half_finished_study_says_what_is_missing(call, text, tmp_pa
 
 
 def test_failed_trial_gives_code_1_and_its_reason(call, text, tmp_path, monkeypatch):
-    def fail(folder, trials, workers, watcher, checkpoint_steps):
+    def fail(folder, trials, engine, watcher):
         for trial in trials:
             (folder / trial.folder).mkdir()
             result = TrialResult(trial, reason="out of [memory]")
@@ -355,7 +355,7 @@ def test_damaged_study_is_refused_by_report_and_written_again_by_compare(call, p
 
 def test_what_killed_runs_left_is_taken_for_ours_and_removed(call, planned):
     out, command = planned
-    for name in ("study.json", "report.html", "results.csv", ".lock"):
+    for name in ("study.json", "report.html", "results.csv", "events.jsonl", ".lock"):
         (out / name).unlink()  # killed inside the very first write
     below = out / "rope-seed0-0123456789ab" / "huggingface"
     left = [out / ".study.json.17.partial", out / "corpus-0123.partial" / "train.u16"]

@@ -11,7 +11,7 @@
 ...     )
 ...     written = sorted(path.name for path in out.glob("[!.]*.*"))
 >>> written
-['report.html', 'results.csv', 'study.json']
+['events.jsonl', 'report.html', 'results.csv', 'study.json']
 >>> (result,) = study.results
 >>> [score.length for score in result.by_length]
 [16, 32]

@@ -31,12 +31,19 @@ BYTES_PER_TRIAL = 2000
 
 
 def check_cost(
-    planned: Sequence[TrialConfig], encodings: Sequence[str], seeds: int, workers: int, yes: bool
+    planned: Sequence[TrialConfig],
+    encodings: Sequence[str],
+    seeds: int,
+    workers: int,
+    yes: bool,
+    here: int | None = None,
 ) -> None:
     """Refuse a study that needs more memory than there is, or that is expected to take more than a
     week, unless `yes`. Allocates nothing itself.
 
     planned: one trial for each task.
+    workers: trials at a time.
+    here: how many of them on this machine, None for all; its memory must do for them.
 
     Raises: ValueError, also if an encoding cannot be built for a model of these sizes.
     """
@@ -47,8 +54,10 @@ def check_cost(
     )
     for trial in planned:
         # The model first: its sizes may be beyond what a tensor can have.
-        _check_model(trial, workers, 0)
-        _check_model(trial, workers, max(_own_parameters(trial, name) for name in encodings))
+        _check_model(trial, here or workers, 0)
+        _check_model(
+            trial, here or workers, max(_own_parameters(trial, name) for name in encodings)
+        )
     check_time(
         f"{count:,} {'trial' if count == 1 else 'trials'} of {_steps(planned)} steps",
         sum(seconds_of(trial, each, workers) for trial in planned),
@@ -143,7 +152,7 @@ def _check_model(trial: TrialConfig, workers: int, own: int) -> None:
     logits = 2 * 4 * vocabulary_of(trial) * trial.batch * train_tokens(trial)
     each = BYTES_PER_PARAMETER * parameters + logits
     available = machine.memory_bytes()
-    if trial.device == "cuda":
+    if trial.device == "cuda" and torch.cuda.is_available():  # else it is elsewhere
         available = torch.cuda.mem_get_info()[1]
     check_memory(
         f"{workers} {'worker' if workers == 1 else 'workers'} at a model of {parameters:,} "

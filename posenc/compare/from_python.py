@@ -38,7 +38,8 @@ def run(
             runs/ that the options name.
         figures: folder for every figure as SVG, PDF, PNG and CSV.
         options: train_length, budget, seeds, steps, batch, width, layers, heads, kv_heads, config,
-            small, lr, device, precision, workers, checkpoint_steps and unchecked, as fields of
+            small, lr, device, precision, workers, ranks, checkpoint_steps, unchecked, engine,
+            address, storage, partition, max_parallel, tensorboard and dry_run, as fields of
             `posenc.compare.Options`, which has their defaults.
 
     Raises: ValueError for wrong input, before anything is written; TypeError for an option that

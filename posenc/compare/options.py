@@ -131,10 +131,46 @@ class Options:
         int | None,
         typer.Option(
             min=1,
-            help="Trials at a time, one process each.",
+            help="Trials at a time on this machine, one process each.",
             show_default="one per core; 1 on cuda",
         ),
     ] = None
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="Where trials run: local (processes of this machine), ray or slurm. See "
+            "docs/scale.md."
+        ),
+    ] = "local"
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the Ray cluster: ray://HOST:PORT, HOST:PORT, or auto.",
+            show_default="one begun on this machine",
+        ),
+    ] = None
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the machines of a Ray cluster meet, such as s3://bucket/run.",
+            show_default="the folder --out, which they must share",
+        ),
+    ] = None
+    partition: Annotated[
+        str | None, typer.Option(help="Of Slurm.", show_default="Slurm's own default")
+    ] = None
+    max_parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Trials at a time on ray or slurm.", show_default="what there is room for"
+        ),
+    ] = None
+    ranks: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Processes that share each trial's batches, begun by torchrun; on cpu."
+        ),
+    ] = 1
     checkpoint_steps: Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")] = (
         50
     )
@@ -146,6 +182,20 @@ class Options:
         ),
     ] = None
     figures: Figures = None
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard", help="Write the losses for TensorBoard too, into --out/tensorboard."
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Measure a few steps, say how many trials, tokens and minutes it would be, and "
+            "stop.",
+        ),
+    ] = False
     unchecked: Annotated[
         bool,
         typer.Option(

@@ -29,11 +29,13 @@ WORTH = 30
 """Seconds: of what is expected to be shorter nothing is measured."""
 
 
-def expected_seconds(trials: Sequence[TrialConfig], folder: Path, workers: int) -> int:
+def expected_seconds(
+    trials: Sequence[TrialConfig], folder: Path, workers: int, here: int | None = None
+) -> int:
     """Seconds that these trials, whose text lies in `folder`, take on as many workers.
 
     Each encoding is measured in a process like those of the trials, as many at a time as trials
-    will run: cores share what they read.
+    will run on this machine (`here`, None for all of them): cores share what they read.
     """
     from posenc.compare.cost import seconds_of
 
@@ -42,19 +44,31 @@ def expected_seconds(trials: Sequence[TrialConfig], folder: Path, workers: int) 
     rough = sum(seconds_of(trial, 1, 1) for trial in trials) // workers
     if trials[0].device != "cpu" or rough < WORTH:
         return rough
-    one_each = list({_kind(trial): trial for trial in trials}.values())
-    for trial in one_each:
+    each = seconds_by_kind(trials, folder, here or workers)
+    return round(sum(each[kind_of(trial)] for trial in trials) / workers)
+
+
+def seconds_by_kind(trials: Sequence[TrialConfig], folder: Path, at_once: int) -> dict[str, float]:
+    """Seconds of one trial of each kind, measured as many at a time; of one that cannot be
+    measured, roughly."""
+    from posenc.compare.cost import seconds_of
+
+    one_each = {kind_of(trial): trial for trial in trials}
+    for trial in one_each.values():
         (folder / trial.folder).mkdir(exist_ok=True)
         write_trial(folder / trial.folder, trial)
-    shares = [one_each[i::workers] for i in range(min(workers, len(one_each)))]
-    each: dict[str, float] = {}
+    at_once = min(at_once, len(one_each))
+    shares = [list(one_each.values())[i::at_once] for i in range(at_once)]
+    each: dict[str, float] = {kind: seconds_of(trial, 1, 1) for kind, trial in one_each.items()}
+    if trials[0].device != "cpu":
+        return each
     with ThreadPoolExecutor(len(shares)) as pool:
         for found in pool.map(lambda share: _measured(share, folder), shares):
             each |= found
-    return round(sum(each.get(_kind(t)) or seconds_of(t, 1, 1) for t in trials) / workers)
+    return each
 
 
-def _kind(trial: TrialConfig) -> str:
+def kind_of(trial: TrialConfig) -> str:
     """Trials of a kind take as long as each other."""
     return trial.encoding if trial.task == TEXT else f"{trial.encoding} on {trial.task}"
 
@@ -94,9 +108,9 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
     seconds = {}
     for trial in [read_trial(Path(each)) for each in trial_folders]:
         try:
-            seconds[_kind(trial)] = _seconds_of_one(trial, Path(study_folder))
+            seconds[kind_of(trial)] = _seconds_of_one(trial, Path(study_folder))
         except Exception:  # of torch, of an encoding
-            print(f"{_kind(trial)} could not be timed:", file=sys.stderr, flush=True)
+            print(f"{kind_of(trial)} could not be timed:", file=sys.stderr, flush=True)
             traceback.print_exc()
     answer.write(json.dumps(seconds))
     answer.flush()

@@ -55,7 +55,13 @@ def _shared(options: Options, encoding: str) -> dict[str, Any]:
     device = machine.default_device() if options.device == "auto" else options.device
     if device not in ("cpu", "cuda"):
         raise ValueError(f"--device must be auto, cpu or cuda, got {options.device!r}.")
-    if device == "cuda" and not torch.cuda.is_available():
+    elsewhere = options.engine != "local" and not torch.cuda.is_available()
+    if device == "cuda" and elsewhere and options.precision == "auto":
+        raise ValueError(
+            "--precision auto asks this machine, which has no CUDA device. Say float32 or bfloat16 "
+            "for the machines that the trials run on."
+        )
+    if device == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no CUDA device here. Use --device cpu.")
     precision = options.precision
     precision = machine.default_precision(device) if precision == "auto" else precision
@@ -63,6 +69,8 @@ def _shared(options: Options, encoding: str) -> dict[str, Any]:
         raise ValueError(f"--precision must be auto, float32 or bfloat16, got {precision!r}.")
     if not 0 < options.lr < math.inf:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
+    if device != "cpu" and options.ranks > 1:
+        raise ValueError(f"--ranks {options.ranks}: ranks share a CPU's cores. Use --device cpu.")
     names = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
     return {name: getattr(options, name) for name in names} | {
         "encoding": encoding,
@@ -82,6 +90,11 @@ def _of_task(name: str, options: Options, shared: dict[str, Any]) -> TrialConfig
         own = {key: getattr(task, key) for key in own}
     own = {key: value if shared[key] is None else shared[key] for key, value in own.items()}
     train_length = own["train_length"]
+    if options.ranks > own["batch"]:
+        raise ValueError(
+            f"--ranks {options.ranks}: a batch of {name} has {own['batch']} rows, too few for each "
+            "rank to have one. Take fewer --ranks or a larger --batch."
+        )
     if task is None:
         lengths = _lengths(options.test_lengths, train_length, [1, 2, 4, 8])
         return TrialConfig(**shared | own | {"task": TEXT, "test_lengths": lengths})

@@ -46,14 +46,16 @@ def environment(device: str) -> dict[str, str]:
     return environment
 
 
-def end_with_parent(parent: int) -> None:
+def end_with_parent(parent: int, stdin: bool = True) -> None:
     """End this process when `parent` ends. On Linux the kernel kills it at once, whatever it is
-    doing; elsewhere it ends when stdin closes and Python next runs."""
+    doing; elsewhere it ends when stdin closes and Python next runs. Without `stdin`, which may be
+    nobody's pipe, only the kernel is asked."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # gone before the kernel was asked
             os._exit(ORPHANED)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    if stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
 
 
 def _end_with_stdin() -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import save
 from posenc.compare import checkpoint, evaluate, splits, train
 from posenc.compare.as_built import effective_spec
 from posenc.compare.material import task_of, train_tokens
+from posenc.compare.ranks import Ranks
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.score_cases import score_cases
 from posenc.compare.trial import TrialConfig
@@ -26,11 +27,17 @@ from posenc.report.failure import disk_is_full
 
 
 def run_trial(
-    config: TrialConfig, study_folder: Path, folder: Path, event: Any, checkpoint_steps: int
+    config: TrialConfig,
+    study_folder: Path,
+    folder: Path,
+    event: Any,
+    checkpoint_steps: int,
+    ranks: Ranks | None = None,
 ) -> None:
     """Train the trial from its last checkpoint in `folder`, test it, and write what it gave.
 
     event: called as training goes on, for example event("step", step=3, loss=2.5).
+    ranks: the processes that train it together, of which the first tests and writes.
     """
     if config.device == "cpu":
         torch.set_num_threads(1)  # how a sum is shared between threads decides its last bits
@@ -41,8 +48,10 @@ def run_trial(
     if task is None:
         symbols = {s: splits.read_split(study_folder, s, config.corpus) for s in splits.SPLITS}
     model, cursor = train.train_decoder(
-        config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps
+        config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps, ranks
     )
+    if ranks is not None and not ranks.first:
+        return
     event("testing")
     began = time.perf_counter()
     by_length, by_position, by_context, by_case = (), (), (), ()

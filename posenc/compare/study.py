@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shlex
 import sys
@@ -15,17 +16,21 @@ from rich.console import Console
 from posenc.compare import splits, sweep, tables, task_tables
 from posenc.compare.budget import chosen
 from posenc.compare.cost import check_cost, opening
+from posenc.compare.dry_run import show_dry_run
 from posenc.compare.encodings import Compared, labelled, read_encodings
+from posenc.compare.engines.choose import check_engine, open_engine
+from posenc.compare.engines.engine import Engine
 from posenc.compare.options import DEFAULT_ENCODINGS, Options
 from posenc.compare.pace import expected_seconds
 from posenc.compare.plan import plan_trials
-from posenc.compare.progress import LiveBars, PlainLines
+from posenc.compare.result_files import CorruptResult, is_done, load_result
 from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.summary import summarise
 from posenc.compare.task_summary import say_learned, summarise_tasks
 from posenc.compare.trial import TrialConfig
 from posenc.compare.unchecked import find_void, warnings, without_unchecked
 from posenc.compare.verdict import recommend_encoding
+from posenc.compare.watchers import watching
 from posenc.report import machine
 from posenc.report.atomic import check_figures, is_partial, write_atomically
 from posenc.report.console import stdout
@@ -49,13 +54,27 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     """
     console = Console(stderr=True)
     check_figures(options.figures)
+    check_engine(options)
     compared = _read(options.encodings or DEFAULT_ENCODINGS)
-    seeds = chosen(options).seeds
     planned = plan_trials(options, compared)  # checks all but the text
+    count = chosen(options).seeds * len(compared) * len(planned)
+    with contextlib.closing(open_engine(options, planned[0].device, count)) as engine:
+        return _run_on(engine, options, compared, planned, console, show)
+
+
+def _run_on(
+    engine: Engine,
+    options: Options,
+    compared: tuple[Compared, ...],
+    planned: tuple[TrialConfig, ...],
+    console: Console,
+    show: bool,
+) -> Study:
+    seeds = chosen(options).seeds
     device, precision = planned[0].device, planned[0].precision
-    workers = options.workers or (1 if device == "cuda" else machine.num_cores())
-    workers = min(workers, seeds * len(compared) * len(planned))
-    check_cost(planned, [each.text for each in compared], seeds, workers, options.yes)
+    workers = min(engine.slots(), seeds * len(compared) * len(planned))
+    here = workers if options.engine == "local" else 1
+    check_cost(planned, [each.text for each in compared], seeds, workers, options.yes, here)
     unchecked = find_void(compared, options.unchecked)
     if options.out is not None:
         _check_ours(options.out)
@@ -66,37 +85,43 @@ def run_study(options: Options, *, show: bool = True) -> Study:
         for seed in range(seeds)
         for each in compared
     )
+    study = Study(
+        format=FORMAT,
+        command=shlex.join(["posenc", *sys.argv[1:]]),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=machine.versions(),
+        hardware=machine.describe(device, precision, workers) | engine.describe(),
+        corpus=None if cut is None else cut.info,
+        trials=trials,
+        labels={each.text: each.label for each in compared if each.label != each.text},
+        unchecked=unchecked,
+    )
+    if options.dry_run:
+        return show_dry_run(study, cut, workers, here, show)
     folder = options.out or RUNS / f"compare-{_name(trials)}"
     damaged = _check_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, "posenc compare"):
         sweep.remove_leftovers(folder)
-        study = Study(
-            format=FORMAT,
-            command=shlex.join(["posenc", *sys.argv[1:]]),
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions=machine.versions(),
-            hardware=machine.describe(device, precision, workers),
-            corpus=None if cut is None else cut.info,
-            trials=trials,
-            labels={each.text: each.label for each in compared if each.label != each.text},
-            unchecked=unchecked,
-        )
         _save(study, folder)
+        if "warning" in study.hardware:
+            say(console, f"Note: {study.hardware['warning']}.")
         for wrong in (damaged, None if cut is None else cut.write(folder)):
             if wrong:
                 say(console, f"{wrong}; writing it again")
-        left = [trial for trial in trials if not sweep.is_done(folder, trial)]
-        say(console, opening(study, workers, folder, expected_seconds(left, folder, workers)))
-        live = console.is_terminal
-        watcher = LiveBars(console, trials, workers) if live else PlainLines(console)
+        watcher = watching(console, study, folder, workers, options.tensorboard)
+        engine.settle(folder, trials, options.checkpoint_steps)
+        left = [trial for trial in trials if not is_done(folder, trial)]
+        seconds = expected_seconds(left, folder, workers, here)
+        say(console, opening(study, workers, folder, seconds))
         try:
             with watcher:
-                sweep.run_trials(folder, trials, workers, watcher, options.checkpoint_steps)
+                sweep.run_trials(folder, trials, engine, watcher)
         except KeyboardInterrupt:
             raise Stopped("the same command goes on from here") from None
         finally:
             # Stopped or not, what is done is in the report.
+            engine.close()
             study, _ = write_report(study, folder)
         for line in write_figures_of(study, options.figures):
             say(console, line)
@@ -117,8 +142,8 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
     damaged: list[str] = []
     for trial in study.trials:
         try:
-            result = sweep.load_result(folder, trial)
-        except sweep.CorruptResult as error:
+            result = load_result(folder, trial)
+        except CorruptResult as error:
             path = folder / trial.folder / "result.json"
             damaged.append(f"{path} is damaged ({error}); the same posenc compare makes it again")
             continue

@@ -17,12 +17,14 @@ from posenc.compare import checkpoint
 from posenc.compare.checkpoint import Cursor
 from posenc.compare.forward import autocast, target_loss
 from posenc.compare.material import shape_length, task_of, vocabulary_of
+from posenc.compare.ranks import Ranks
 from posenc.compare.results import TrainingPoint
 from posenc.compare.score_cases import validation_bits
 from posenc.compare.trial import TrialConfig
 from posenc.encoding.shape import ModelShape
 from posenc.models import Decoder, DecoderConfig
 from posenc.registry import create
+from posenc.tasks.task import IGNORED
 
 ENCODING_LR = 20.0
 """How many times faster than the model an encoding's tables and scalars learn. Its linear layers
@@ -130,11 +132,13 @@ def train_decoder(
     folder: Path,
     event: Event,
     checkpoint_steps: int,
+    ranks: Ranks | None = None,
 ) -> tuple[Decoder, Cursor]:
     """Train to the end, from the checkpoint in `folder` where there is one.
 
     A checkpoint is written every `checkpoint_steps` steps, which does not change the numbers.
-    The symbols are those of a text; a task makes its own.
+    The symbols are those of a text; a task makes its own. With `ranks`, this process takes its rows
+    of each batch.
     """
     model = build_decoder(config)
     optimizer = optimizer_for(model, config)
@@ -145,11 +149,13 @@ def train_decoder(
         checkpoint.clear_checkpoint(folder)
         cursor = None
     cursor = cursor or Cursor(config.hash, 0)
+    if ranks is not None:
+        ranks.check_same("the step to go on from", str(cursor.step))
     every = max(1, config.steps // VALIDATIONS)
     model.train()
     while cursor.step < config.steps:
         began = time.perf_counter()
-        loss = take_step(model, optimizer, config, train_symbols, cursor.step)
+        loss = take_step(model, optimizer, config, train_symbols, cursor.step, ranks)
         step = cursor.step + 1
         seconds = cursor.train_seconds + time.perf_counter() - began
         cursor = replace(
@@ -169,7 +175,8 @@ def train_decoder(
             train = cursor.loss_sum / cursor.loss_count / math.log(2)
             point = TrainingPoint(step, train, valid)
             cursor = replace(cursor, loss_sum=0.0, loss_count=0, training=(*cursor.training, point))
-        if step % checkpoint_steps == 0 or step == config.steps:
+        keep = step % checkpoint_steps == 0 or step == config.steps
+        if keep and (ranks is None or ranks.first):
             checkpoint.write_checkpoint(folder, cursor, model, optimizer)
     return model, cursor
 
@@ -180,29 +187,46 @@ def take_step(
     config: TrialConfig,
     symbols: np.ndarray,
     step: int,
+    ranks: Ranks | None = None,
 ) -> float:
     """One step of the optimizer; the loss before it, in nats."""
     rate = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate * group["factor"]
-    loss = loss_of_step(model, config, symbols, step)
-    value = loss.item()
+    loss = loss_of_step(model, config, symbols, step, ranks)
+    value = loss.item() if ranks is None else ranks.total(loss.item())
     if not math.isfinite(value):
         raise TrialFailed(f"the loss became {value} at step {step + 1}; try a lower --lr")
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
+    if ranks is not None:
+        ranks.sum_gradients(model)
     nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
     return value
 
 
-def loss_of_step(model: nn.Module, config: TrialConfig, symbols: np.ndarray, step: int) -> Tensor:
-    """The mean loss of a step's batch, in nats."""
+def loss_of_step(
+    model: nn.Module,
+    config: TrialConfig,
+    symbols: np.ndarray,
+    step: int,
+    ranks: Ranks | None = None,
+) -> Tensor:
+    """The mean loss of a step's batch, in nats; with `ranks`, this one's part of that sum."""
     task = task_of(config)
     if task is None:
-        return token_losses(model, batch_of(symbols, config, step), config).mean()
+        rows = batch_of(symbols, config, step)
+        if ranks is None:
+            return token_losses(model, rows, config).mean()
+        losses = token_losses(model, ranks.rows(rows), config)
+        return losses.sum() / (rows.shape[0] * losses.shape[1])
     batch = task.train_batch(config.seed, step, config.batch, config.train_length)
-    return target_loss(model, batch, config)
+    if ranks is None:
+        return target_loss(model, batch, config)
+    part = replace(batch, tokens=ranks.rows(batch.tokens), targets=ranks.rows(batch.targets))
+    share = (part.targets != IGNORED).sum() / (batch.targets != IGNORED).sum()
+    return target_loss(model, part, config) * float(share)
 
 
 @torch.no_grad()

@@ -41,9 +41,10 @@ class TrialConfig:
         recipe: version of the training and evaluation code.
         code: hash of the files that define the encoding; "" for posenc's own.
         task: what is learned: "text", or a name in posenc.tasks.known.
+        ranks: processes that share each batch; they sum gradients in another order than one does.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"code", "task"})
+    ADDED: ClassVar[frozenset[str]] = frozenset({"code", "task", "ranks"})
 
     encoding: str
     seed: int
@@ -63,6 +64,7 @@ class TrialConfig:
     recipe: int = RECIPE
     code: str = ""
     task: str = TEXT
+    ranks: int = 1
 
     @property
     def hash(self) -> str:
@@ -73,6 +75,8 @@ class TrialConfig:
             del fields["code"]
         if self.task == TEXT:
             del fields["task"]
+        if self.ranks == 1:
+            del fields["ranks"]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from posenc.report.processor import instructions, processor
+
 
 def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -52,19 +54,11 @@ def memory_bytes() -> int | None:
     return min(found)
 
 
-def processor() -> str:
-    """The processor's name, if the system says it."""
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
-
-
-def instructions() -> str:
-    """The names of the processor's extensions, as Linux lists them; empty elsewhere."""
-    return _cpuinfo("flags") or _cpuinfo("Features")
-
-
 def describe(device: str, precision: str, workers: int) -> dict[str, str]:
     """What a report says about the machine."""
-    gpu = f"{torch.cuda.get_device_name()}; " if device == "cuda" else ""
+    gpu = ""
+    if device == "cuda" and torch.cuda.is_available():  # else it is another machine's
+        gpu = f"{torch.cuda.get_device_name()}; "
     return {
         "processor": gpu + processor(),
         "cores": str(num_cores()),
@@ -87,12 +81,3 @@ def versions() -> dict[str, str]:
         "numpy": numpy.__version__,
         "python": platform.python_version(),
     }
-
-
-def _cpuinfo(field: str) -> str:
-    """The first line of Linux's /proc/cpuinfo with this name; empty elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((ln.partition(":")[2].strip() for ln in lines if ln.startswith(field)), "")

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from posenc import ALiBi, cli
-from posenc.compare import sweep
 from posenc.compare.encodings import code_of, labelled, read_encodings
 from posenc.compare.page import make_page
 from posenc.compare.results import Study
 from posenc.compare.unchecked import find_void, without_unchecked
 from posenc.registry import known
 from posenc.testing import VOIDING
-from tests.compare.test_sweep import Log, trial
+from tests.compare.test_sweep import Log, run_here_in, trial
 from tests.encoding import planted
 
 MINE = """\
@@ -170,7 +169,7 @@ def test_one_command_compares_a_file_and_trains_only_what_was_edited_again(folde
 def test_a_file_that_changes_under_the_comparison_fails_with_that_reason(folder):
     config = dataclasses.replace(trial(folder, "my.py:LogALiBi"), code="0" * 12)
     log = Log()
-    sweep.run_trials(folder, [config], 1, log)
+    run_here_in(folder, [config], 1, log)
     assert "the code of my.py:LogALiBi has changed" in log.results["my.py:LogALiBi"].reason
 
 

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import posenc
-from posenc.compare import splits, sweep
+from posenc.compare import result_files, splits, sweep
+from posenc.compare.engines import trial_process
+from posenc.compare.engines.local import Local
 from posenc.compare.process import ORPHANED
 from posenc.compare.results import Study, Timing, TrialResult
 from posenc.compare.run_trial import run_trial
@@ -62,6 +64,16 @@ def trial(folder: Path, encoding: str, **changes) -> TrialConfig:
         precision="float32", torch=torch.__version__,
     )  # fmt: skip
     return dataclasses.replace(config, **changes)
+
+
+def run_here_in(folder: Path, trials, workers: int, log) -> None:
+    """Run trials on this machine."""
+    engine = Local(workers)
+    engine.settle(folder, trials, 50)
+    try:
+        sweep.run_trials(folder, trials, engine, log)
+    finally:
+        engine.close()
 
 
 def start_compare(folder: Path, out: str) -> subprocess.Popen:
@@ -180,10 +192,10 @@ def state_and_parent(path: Path) -> tuple[str, str]:
 def test_failing_trial_is_reported_and_the_rest_goes_on(folder):
     bad, good = trial(folder, "rope", lr=1e30), trial(folder, "alibi")
     log = Log()
-    sweep.run_trials(folder, [bad, good], 1, log)
+    run_here_in(folder, [bad, good], 1, log)
     assert "nan at step" in log.results["rope"].reason
     assert log.results["alibi"].reason is None
-    assert "nan at step" in sweep.load_result(folder, bad).reason
+    assert "nan at step" in result_files.load_result(folder, bad).reason
 
 
 def test_finished_trials_are_skipped_and_corrupt_results_are_redone(folder):
@@ -194,7 +206,7 @@ def test_finished_trials_are_skipped_and_corrupt_results_are_redone(folder):
     before = results(folder)
     (folder / trials[0].folder / "result.json").write_text('{"half": ', encoding="utf-8")
     log = Log()
-    sweep.run_trials(folder, trials, 2, log)
+    run_here_in(folder, trials, 2, log)
     assert [name for name, text in log.notes if "corrupt" in text] == ["rope"]
     assert {name for name, _ in log.steps} <= {"rope"}
     assert results(folder) == before
@@ -214,9 +226,9 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
     def kill_at_first_step(trial, step, loss):
         os.kill(pids[0], signal.SIGKILL)
 
-    monkeypatch.setattr(sweep.subprocess, "Popen", popen)
+    monkeypatch.setattr(trial_process.subprocess, "Popen", popen)
     killer.step = kill_at_first_step
-    sweep.run_trials(folder, [config], 1, killer)
+    run_here_in(folder, [config], 1, killer)
     assert killer.results["rope"].reason == (
         "its process was ended by SIGKILL, perhaps because memory ran out"
     )
@@ -224,7 +236,7 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
 
 def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
     config = trial(folder, "rope", width=64)
-    real = sweep.process.environment
+    real = trial_process.process.environment
     # A limit on the size of files stands in for a disk without room for the weights.
     (folder / "sitecustomize.py").write_text(
         "import resource, signal\n"
@@ -233,10 +245,10 @@ def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
     )
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     monkeypatch.setattr(
-        sweep.process, "environment", lambda device: real(device) | {"PYTHONPATH": paths}
+        trial_process.process, "environment", lambda device: real(device) | {"PYTHONPATH": paths}
     )
     log = Log()
-    sweep.run_trials(folder, [config], 1, log)
+    run_here_in(folder, [config], 1, log)
     assert log.results["rope"].reason.startswith("the disk is full")
     assert not list((folder / config.folder).glob("*.partial"))
 
@@ -247,8 +259,8 @@ def test_result_of_another_trial_is_corrupt(folder):
     home.mkdir()
     (home / "result.json").write_text(TrialResult(b).to_json(), encoding="utf-8")
     (home / "timing.json").write_text(Timing(1.0, 1.0, 1.0).to_json(), encoding="utf-8")
-    with pytest.raises(sweep.CorruptResult, match="another trial"):
-        sweep.load_result(folder, a)
+    with pytest.raises(result_files.CorruptResult, match="another trial"):
+        result_files.load_result(folder, a)
 
 
 def test_changed_digit_in_a_result_or_its_timing_is_corrupt(folder):
@@ -262,18 +274,18 @@ def test_changed_digit_in_a_result_or_its_timing_is_corrupt(folder):
     for name, content in files.items():
         for path, text in files.items():
             (home / path).write_text(text, encoding="utf-8")
-        assert sweep.load_result(folder, config)
+        assert result_files.load_result(folder, config)
         (home / name).write_text(content.replace("1234", "1235"), encoding="utf-8")
-        with pytest.raises(sweep.CorruptResult, match="it is not what was written"):
-            sweep.load_result(folder, config)
+        with pytest.raises(result_files.CorruptResult, match="it is not what was written"):
+            result_files.load_result(folder, config)
 
 
 def test_pipe_in_place_of_a_result_is_corrupt_and_not_waited_for(folder):
     config = trial(folder, "rope")
     (folder / config.folder).mkdir()
     os.mkfifo(folder / config.folder / "result.json")
-    with pytest.raises(sweep.CorruptResult, match=r"result\.json is not an ordinary file"):
-        sweep.load_result(folder, config)
+    with pytest.raises(result_files.CorruptResult, match=r"result\.json is not an ordinary file"):
+        result_files.load_result(folder, config)
 
 
 def test_checkpoint_of_a_finished_trial_is_removed(folder):
@@ -283,7 +295,7 @@ def test_checkpoint_of_a_finished_trial_is_removed(folder):
     run_trial(config, folder, home, lambda kind, **values: None, 5)
     for name in ("checkpoint.json", "checkpoint-6.safetensors"):
         (home / name).write_bytes(b"a kill after the result left this")
-    sweep.run_trials(folder, [config], 1, Log())
+    run_here_in(folder, [config], 1, Log())
     assert not list(home.glob("checkpoint*"))
 
 

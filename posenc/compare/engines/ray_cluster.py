@@ -1,0 +1,159 @@
+"""Trials as tasks of a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from posenc.compare.engines import ray_connect
+from posenc.compare.engines.job import Job
+from posenc.compare.engines.node import other_processors
+from posenc.compare.engines.ray_nodes import check_folder, check_nodes, look_at
+from posenc.compare.engines.remote import Remote
+from posenc.compare.engines.storage import one_line
+from posenc.compare.engines.trial_process import WORKER
+from posenc.compare.results import TrialResult
+from posenc.compare.trial import TrialConfig
+from posenc.report.failure import RunFailed
+
+POLL = 0.5
+"""Seconds between two looks for what trials have told."""
+PATIENCE = 10.0
+"""Seconds for an answer from the cluster."""
+PAUSE = 1.0
+"""Seconds between two steps of a trial that are told."""
+
+
+class RayCluster(Remote):
+    """One Ray task for each trial, on one core or one GPU; the trial is a process of its own below
+    it, the same as on this machine.
+
+    Ray does not repeat a task: a trial whose worker or machine is lost is submitted again, and goes
+    on from its last checkpoint wherever there is room.
+
+    address: of a running cluster: ray://HOST:PORT, HOST:PORT or auto; None begins one on this
+        machine, with `cores` cores.
+    """
+
+    def __init__(
+        self,
+        address: str | None,
+        storage: str | None,
+        max_parallel: int | None,
+        device: str,
+        cores: int,
+        module: str = WORKER,
+    ) -> None:
+        super().__init__(storage, module)
+        self.address, self.max_parallel = address, max_parallel
+        self.ray = ray_connect.connect(address, max_parallel or cores)
+        self.resource = "GPU" if device == "cuda" else "CPU"
+        self.running: dict[Any, TrialConfig] = {}
+        self.keys: dict[str, TrialConfig] = {}
+        try:
+            self.nodes = look_at(self.ray, self.resource)
+            check_nodes(self.here, self.nodes)
+            self.mailbox = self.ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
+            gpus = 1 if self.resource == "GPU" else 0
+            self.run = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(run_job).options(
+                scheduling_strategy="SPREAD"
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def slots(self) -> int:
+        there = int(self.ray.cluster_resources().get(self.resource, 0))
+        return max(1, min(there, self.max_parallel or there))
+
+    def describe(self) -> dict[str, str]:
+        processors = ", ".join(sorted({node["processor"] for node in self.nodes.values()}))
+        told = {"engine": "ray", "machines": str(len(self.nodes)), "processor": processors}
+        warning = other_processors(list(self.nodes.values()))
+        return told if warning is None else told | {"warning": warning}
+
+    def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
+        check_folder(self.ray, self.nodes, folder.absolute(), self.storage)
+        super().settle(folder, trials, checkpoint_steps)
+
+    def submit(self, trial: TrialConfig, job: Job) -> None:
+        key = trial.folder
+        self.keys[key] = trial
+        self.running[self.run.remote(job, self.mailbox, key)] = trial
+
+    def collect(self) -> None:
+        try:
+            done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL)
+            self._take_mail()
+            for reference in done:
+                self._take(reference)
+        except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
+            raise RunFailed(
+                f"The Ray cluster is gone ({one_line(error)}). The same command goes on from here."
+            ) from error
+
+    def close(self) -> None:
+        if not self.ray.is_initialized():
+            return
+        with contextlib.suppress(Exception):  # the cluster may be gone, and so are the trials
+            for reference in self.running:
+                self.ray.cancel(reference, force=True)
+            self.ray.kill(self.mailbox)
+        with contextlib.suppress(Exception):
+            self.ray.shutdown()
+
+    def _take_mail(self) -> None:
+        try:
+            mail = self.ray.get(self.mailbox.take.remote(), timeout=PATIENCE)
+        except self.ray.exceptions.RayError:  # with its machine; Ray makes it anew elsewhere
+            return
+        for key, event in mail:
+            if key in self.keys:
+                self.told(self.keys[key], event)
+
+    def _take(self, reference: Any) -> None:
+        trial = self.running.pop(reference)
+        del self.keys[trial.folder]
+        try:
+            result = TrialResult.from_json(self.ray.get(reference, timeout=PATIENCE))
+        except self.ray.exceptions.RayTaskError as error:
+            self.lost(trial, one_line(error.cause))
+        except self.ray.exceptions.RayError as error:
+            self.lost(trial, f"its worker is gone ({type(error).__name__})")
+        else:
+            self.ended(trial, result)
+
+
+class Mailbox:
+    """What trials tell, until the command asks for it."""
+
+    MOST = 10_000
+
+    def __init__(self) -> None:
+        self.mail: list[tuple[str, dict[str, Any]]] = []
+
+    def put(self, key: str, event: dict[str, Any]) -> None:
+        if len(self.mail) < self.MOST:
+            self.mail.append((key, event))
+
+    def take(self) -> list[tuple[str, dict[str, Any]]]:
+        mail, self.mail = self.mail, []
+        return mail
+
+
+def run_job(job: Job, mailbox: Any, key: str) -> str:
+    """The task: what `TrialResult.to_json` makes of the result."""
+    last = 0.0
+
+    def tell(event: dict[str, Any]) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if event["kind"] == "step" and now - last < PAUSE:
+            return
+        last = now
+        mailbox.put.remote(key, event)
+
+    return job.run(tell).to_json()

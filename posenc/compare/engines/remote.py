@@ -1,0 +1,105 @@
+"""What engines of other machines have in common: jobs, losses, results that come from a storage."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from posenc.compare.engines.engine import Heard
+from posenc.compare.engines.job import Job
+from posenc.compare.engines.mirror import take_result
+from posenc.compare.engines.node import facts
+from posenc.compare.engines.retries import Progress
+from posenc.compare.engines.storage import Storage
+from posenc.compare.engines.trial_process import WORKER, write_failure
+from posenc.compare.result_files import is_done
+from posenc.compare.results import TrialResult
+from posenc.compare.splits import path_of
+from posenc.compare.trial import TrialConfig, write_trial
+from posenc.tasks.known import TEXT
+
+
+class Remote:
+    """The half of an engine that does not depend on who owns the machines.
+
+    A subclass has `submit`, which gives a job to them, and `collect`, which waits a moment and
+    calls `told`, `ended` and `lost`.
+    """
+
+    def __init__(self, storage: str | None, module: str = WORKER) -> None:
+        self.storage = None if storage is None else Storage(storage)
+        self.module, self.here = module, facts()
+        self.progress: dict[TrialConfig, Progress] = {}
+        self.heard: deque[tuple[TrialConfig, Heard]] = deque()
+
+    def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
+        self.folder, self.checkpoint_steps = folder.absolute(), checkpoint_steps
+        if self.storage is None:
+            return
+        for corpus in {trial.corpus for trial in trials if trial.task == TEXT}:
+            self.storage.give_text(path_of(folder, corpus))
+        finished = self.storage.with_results()
+        for trial in trials:
+            if trial.folder in finished and not is_done(folder, trial):
+                take_result(self.storage, folder / trial.folder)
+
+    def start(self, trial: TrialConfig) -> None:
+        home = self.folder / trial.folder
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "result.json").unlink(missing_ok=True)
+        write_trial(home, trial)
+        self.progress[trial] = Progress()
+        self.submit(trial, self._job(trial))
+
+    def hear(self) -> tuple[TrialConfig, Heard]:
+        while not self.heard:
+            self.collect()
+        return self.heard.popleft()
+
+    def submit(self, trial: TrialConfig, job: Job) -> None:
+        raise NotImplementedError
+
+    def collect(self) -> None:
+        raise NotImplementedError
+
+    def told(self, trial: TrialConfig, event: dict[str, Any]) -> None:
+        """A trial has said something."""
+        progress = self.progress.get(trial)
+        if progress is None:  # the end of the trial was faster than its last words
+            return
+        progress.step = max(progress.step, event.get("step", 0))
+        self.heard.append((trial, event))
+
+    def ended(self, trial: TrialConfig, result: TrialResult) -> None:
+        """A trial has a result, or has failed by itself."""
+        del self.progress[trial]
+        home = self.folder / trial.folder
+        if result.reason is not None:
+            write_failure(home, result)
+        elif self.storage is not None:
+            take_result(self.storage, home)
+        self.heard.append((trial, result))
+
+    def lost(self, trial: TrialConfig, why: str) -> None:
+        """A trial has ended through no fault of its own."""
+        progress = self.progress[trial]
+        if not progress.lost():
+            reason = f"lost {progress.losses} times at step {progress.step}: {why}"
+            self.ended(trial, TrialResult(trial, reason=reason))
+            return
+        self.told(trial, {"kind": "note", "text": f"{why}; it goes on from its last checkpoint"})
+        self.submit(trial, self._job(trial))
+
+    def _job(self, trial: TrialConfig) -> Job:
+        return Job(
+            replace(trial, torch=str(trial.torch)),  # torch's own kind of string would load torch
+            str(self.folder),
+            "" if self.storage is None else self.storage.url,
+            self.checkpoint_steps,
+            self.here,
+            str(Path.cwd()),
+            self.module,
+        )

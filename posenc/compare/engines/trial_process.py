@@ -1,0 +1,92 @@
+"""The process of one trial on this machine, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from posenc.compare import process
+from posenc.compare.result_files import CorruptResult, load_result
+from posenc.compare.results import TrialResult
+from posenc.compare.trial import TrialConfig, write_trial
+from posenc.report.atomic import write_atomically
+
+WORKER = "posenc.compare.worker"
+RANKS = "posenc.compare.ranks"
+"""What runs in place of the worker where a trial has several ranks."""
+
+
+class TrialProcess:
+    """A trial that has been started below `folder`, where its text lies too."""
+
+    def __init__(
+        self, folder: Path, trial: TrialConfig, checkpoint_steps: int, module: str = WORKER
+    ) -> None:
+        self.folder, self.trial = folder, trial
+        self.home = folder / trial.folder
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "result.json").unlink(missing_ok=True)
+        write_trial(self.home, trial)
+        if trial.ranks > 1 and module == WORKER:
+            module = RANKS
+        with (self.home / "log.txt").open("a", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                process.command(module, folder, self.home, checkpoint_steps),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                encoding="utf-8",
+                env=process.environment(trial.device),
+                start_new_session=True,  # Ctrl-C is for the sweep, which then ends its workers
+            )
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What the trial tells, until its process has ended."""
+        with self.process as process:  # closes the pipes and waits
+            assert process.stdout is not None
+            for line in process.stdout:
+                with contextlib.suppress(ValueError):  # half a line of a process that was killed
+                    yield json.loads(line)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def killed_by(self) -> str | None:
+        """The signal that ended the process, after `events`; None where it ended by itself."""
+        code = self.process.returncode
+        return signal.Signals(-code).name if code < 0 else None
+
+    def result(self) -> TrialResult:
+        """The result that the process wrote; if it died before that, a failure that says how."""
+        try:
+            result = load_result(self.folder, self.trial)
+        except CorruptResult as error:
+            result = TrialResult(self.trial, reason=f"the result is corrupt ({error})")
+        if result is None:
+            result = TrialResult(self.trial, reason=self._cause_of_death())
+            write_failure(self.home, result)
+        return result
+
+    def _cause_of_death(self) -> str:
+        name = self.killed_by()
+        if name is not None:
+            hint = ", perhaps because memory ran out" if name == signal.SIGKILL.name else ""
+            return f"its process was ended by {name}{hint}"
+        log = self.home / "log.txt"
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        lines = text.strip().splitlines()
+        said = f": {lines[-1][:300]}" if lines else ""
+        return f"its process ended with code {self.process.returncode}{said}"
+
+
+def write_failure(home: Path, result: TrialResult) -> None:
+    """Keep why a trial failed, if there is room for it."""
+    with contextlib.suppress(OSError):  # the disk may be full
+        home.mkdir(parents=True, exist_ok=True)
+        write_atomically(home / "result.json", result.to_json())

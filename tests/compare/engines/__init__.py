@@ -1,0 +1,1 @@
+"""The engines give what a local run gives."""

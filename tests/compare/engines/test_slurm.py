@@ -1,0 +1,92 @@
+"""Jobs of Slurm, played by processes of submitit's local executor."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+
+import pytest
+
+from posenc.compare import sweep
+from posenc.compare.engines.job import Lost
+from posenc.compare.engines.slurm import RUN, Slurm
+from posenc.compare.engines.slurm_task import SlurmTask
+from tests.compare.engines.processes import supervisor_of
+from tests.compare.test_sweep import Log, results, run_here, trial
+
+pytest.importorskip("submitit", reason="submitit is not installed (extra slurm)")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
+    return tmp_path
+
+
+class Disturber(Log):
+    """Preempts the job of one trial and kills that of another."""
+
+    def __init__(self, engine, study):
+        super().__init__()
+        self.engine, self.study, self.did = engine, study, {}
+
+    def step(self, trial, step, loss):
+        super().step(trial, step, loss)
+        home = self.study / trial.folder
+        if trial.encoding in self.did or not (home / "checkpoint.json").exists():
+            return
+        if trial.encoding == "rope":
+            os.kill(supervisor_of(home), signal.SIGUSR2)  # what Slurm sends before it takes a job
+            self.did["rope"] = "preempted"
+        elif trial.encoding == "t5":
+            os.kill(supervisor_of(home), signal.SIGKILL)
+            self.did["t5"] = "killed"
+
+
+@pytest.mark.slow
+def test_preempted_and_killed_jobs_change_no_number(folder):
+    study = folder / "study"
+    study.mkdir()
+    shutil.copy(folder / "text.txt", study)
+    trials = [dataclasses.replace(trial(study, name), steps=400) for name in ("rope", "t5")]
+    engine = Slurm(None, 2, "cpu", cluster="local")
+    log = Disturber(engine, study)
+    try:
+        engine.settle(study, trials, 5)
+        sweep.run_trials(study, trials, engine, log)
+    finally:
+        engine.close()
+    assert log.did == {"rope": "preempted", "t5": "killed"}
+    assert {name: found.reason for name, found in log.results.items()} == {"rope": None, "t5": None}
+    assert [name for name, text in log.notes if "goes on from its last checkpoint" in text] == [
+        "t5"
+    ]
+    assert results(study) == {each.folder: run_here(study, each) for each in trials}
+
+
+def test_a_job_ends_when_the_command_has_been_started_again(tmp_path):
+    run_file = tmp_path / RUN
+    run_file.write_text("a", encoding="utf-8")
+
+    class Talks:
+        def run(self, tell):
+            tell({"kind": "step", "step": 1, "loss": 2.0})
+            run_file.write_text("b", encoding="utf-8")
+            tell({"kind": "testing"})
+            raise AssertionError("it went on")
+
+    words = tmp_path / "said.json"
+    task = SlurmTask(Talks(), str(words), str(run_file), "a")  # type: ignore[arg-type]
+    with pytest.raises(Lost, match="a newer run"):
+        task()
+    assert '"step": 1' in words.read_text(encoding="utf-8")
+    with pytest.raises(Lost, match="a newer run"):
+        task()
+
+
+def test_without_sbatch_slurm_is_refused(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="no sbatch and srun on this machine"):
+        Slurm(None, 2, "cpu")

@@ -1,0 +1,238 @@
+"""Trials meet in a storage: a folder, and S3 as a real server on this machine speaks it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from posenc.compare.engines import job
+from posenc.compare.engines.job import Job, Lost
+from posenc.compare.engines.mirror import Mirror, take_checkpoint, take_result
+from posenc.compare.engines.node import difference, facts
+from posenc.compare.engines.remote import Remote
+from posenc.compare.engines.storage import Storage, StorageError
+from posenc.compare.splits import path_of
+from tests.compare.engines.processes import children_of
+from tests.compare.test_sweep import results, run_here, trial
+
+
+@pytest.fixture(autouse=True)
+def own_texts(tmp_path, monkeypatch):
+    monkeypatch.setattr(job.tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The address of a server of S3 that keeps all in its memory."""
+    pytest.importorskip("s3fs", reason="s3fs is not installed (extra storage)")
+    pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command, stdout=-3, stderr=-3) as process:
+        try:
+            for _ in range(600):
+                try:
+                    urllib.request.urlopen(f"{url}/moto-api/", timeout=5).close()
+                    break
+                except OSError:
+                    time.sleep(0.2)
+            yield url
+        finally:
+            process.kill()
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
+def url(request, tmp_path, monkeypatch):
+    """A storage that is empty."""
+    if request.param == "file":
+        return f"file://{tmp_path}/kept"
+    address = request.getfixturevalue("server")
+    words = {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    for name, value in (words | {"AWS_DEFAULT_REGION": "us-east-1"}).items():
+        monkeypatch.setenv(name, value)
+    import s3fs
+
+    bucket = f"bucket{time.time_ns()}"
+    s3fs.S3FileSystem().mkdir(bucket)
+    return f"s3://{bucket}/run"
+
+
+@pytest.fixture
+def study(tmp_path):
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
+    return folder
+
+
+class Direct(Remote):
+    """An engine that runs each job at once in this process, in place of another machine's."""
+
+    def __init__(self, storage: str, disturb=lambda event: None):
+        super().__init__(storage)
+        self.disturb, self.jobs, self.steps = disturb, [], []
+
+    def submit(self, trial, job):
+        self.jobs.append((trial, job))
+
+    def collect(self):
+        trial, job = self.jobs.pop(0)
+
+        def tell(event):
+            if event["kind"] == "step":
+                self.steps.append(event["step"])
+            self.disturb(event)
+            self.told(trial, event)
+
+        try:
+            self.ended(trial, job.run(tell))
+        except Lost as error:
+            self.lost(trial, str(error))
+
+
+def run(engine: Direct, study: Path, config):
+    engine.settle(study, [config], 5)
+    engine.start(config)
+    while True:
+        _, heard = engine.hear()
+        if not isinstance(heard, dict):
+            return heard
+
+
+def test_a_trial_goes_on_from_the_storage_and_gives_the_same_numbers(study, url):
+    config = dataclasses.replace(trial(study, "t5"), steps=300)
+    storage = Storage(url)
+    killed = []
+
+    def kill(event):
+        """Kill the trial's process when its checkpoint has reached the storage."""
+        kept = any("checkpoint" in name for name in storage.names(config.folder))
+        if not killed and kept:
+            (process,) = children_of(os.getpid(), "posenc.compare.worker")
+            os.kill(process, signal.SIGKILL)
+            killed.append(event["step"])
+
+    engine = Direct(url, kill)
+    assert run(engine, study, config).reason is None
+    (at,) = killed
+    again = engine.steps.index(at) + 1
+    after = [step for step in engine.steps[again:] if step <= at]
+    assert len(after) < at, "it began at the first step"
+    assert min(engine.steps[again:]) > 5, "it did not go on from a checkpoint"
+    assert results(study) == {config.folder: run_here(study, config)}
+    names = storage.names(config.folder)
+    assert {"result.json", "timing.json", "model.safetensors"} <= set(names)
+    assert not [name for name in names if name.startswith("checkpoint")]
+
+
+def test_what_another_machine_has_finished_is_taken_from_the_storage(study, url, tmp_path):
+    config = trial(study, "rope")
+    first = run(Direct(url), study, config)
+    other = tmp_path / "other"
+    shutil.copytree(path_of(study, config.corpus), path_of(other, config.corpus))
+    engine = Direct(url)
+    engine.settle(other, [config], 5)
+    assert results(other) == results(study) and first.reason is None
+    assert (other / config.folder / "huggingface" / "config.json").is_file()
+
+
+def test_text_that_is_damaged_on_the_way_is_not_used(study, url, tmp_path):
+    config = trial(study, "rope")
+    text, storage = path_of(study, config.corpus), Storage(url)
+    storage.give_text(text)
+    copy = tmp_path / text.name
+    storage.take_text(copy)
+    assert (copy / "train.u16").read_bytes() == (text / "train.u16").read_bytes()
+    (copy / "train.u16").write_bytes(b"damaged here")
+    storage.take_text(copy)
+    assert (copy / "train.u16").read_bytes() == (text / "train.u16").read_bytes()
+    storage.write(f"{text.name}/train.u16", b"damaged there")
+    shutil.rmtree(copy)
+    with pytest.raises(OSError, match="is damaged"):
+        storage.take_text(copy)
+    assert not copy.exists()
+    storage.give_text(text)  # told whole by its contents, which the server still has
+    storage.remove([f"{text.name}/contents.json"])
+    with pytest.raises(OSError, match="does not hold"):
+        storage.take_text(copy)
+
+
+def test_a_storage_that_is_not_shared_is_seen(url, tmp_path):
+    storage = Storage(url)
+    with storage.token() as (name, word):
+        assert storage.answer(name, word) is None
+        other = Storage(f"file://{tmp_path}/elsewhere")
+        assert "not shared" in (other.answer(name, word) or "")
+    assert storage.names("") == []
+
+
+def test_a_storage_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
+    with pytest.raises(StorageError, match="this machine cannot write there"):
+        with Storage(f"file://{tmp_path}/file/run").token():
+            pass
+    with pytest.raises(StorageError, match=r"nowhere://a: ValueError: Protocol not known"):
+        Storage("nowhere://a")
+
+
+def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
+    from posenc.compare.checkpoint_state import STATE, Cursor
+
+    storage, home = Storage(f"file://{tmp_path}/kept"), tmp_path / "rope-seed0"
+    home.mkdir()
+    mirror = Mirror(storage, home)
+    mirror.copy_checkpoint()  # there is none
+    for step in (5, 10):
+        (home / f"checkpoint-{step}.safetensors").write_bytes(b"%d" % step)
+        cursor = Cursor("t", step, tensors=f"checkpoint-{step}.safetensors")
+        (home / STATE).write_text(cursor.to_json(), encoding="utf-8")
+        mirror.copy_checkpoint()
+    kept = ["checkpoint-10.safetensors", STATE]
+    assert sorted(storage.names(home.name)) == kept
+    cursor = Cursor("t", 15, tensors="checkpoint-15.safetensors")
+    (home / STATE).write_text(cursor.to_json(), encoding="utf-8")
+    mirror.copy_checkpoint()
+    assert sorted(storage.names(home.name)) == kept
+    take_checkpoint(storage, home)
+    assert sorted(path.name for path in home.iterdir()) == kept
+    assert Cursor.from_json((home / STATE).read_text(encoding="utf-8")).step == 10
+    take_result(storage, tmp_path / "other" / home.name)
+    assert not (tmp_path / "other" / home.name / STATE).exists()
+
+
+def test_a_machine_with_another_version_does_not_run_the_trial(study):
+    config, here = trial(study, "rope"), facts()
+    assert difference(here, facts()) is None
+    for name in ("python", "posenc", "code", "torch", "numpy"):
+        other = here | {name: "0.0"}
+        with pytest.raises(Lost, match=r"and here is 0\.0"):
+            Job(config, str(study), "", 5, other, str(study)).run(print)
+    assert not (study / config.folder).exists()
+
+
+def test_a_trial_that_ends_its_machines_is_given_up(study, url):
+    config = trial(study, "rope")
+
+    class Broken(Direct):
+        def collect(self):
+            trial, _ = self.jobs.pop(0)
+            self.told(trial, {"kind": "step", "step": 3, "loss": 2.0})
+            self.lost(trial, "its worker is gone")
+
+    engine = Broken(url)
+    result = run(engine, study, config)
+    assert result.reason == "lost 4 times at step 3: its worker is gone"
+    assert "lost 4 times" in (study / config.folder / "result.json").read_text(encoding="utf-8")
