@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare test test-all test-long lint bench readme oracles clean
+.PHONY: compare test test-all test-engines test-long lint bench readme oracles clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -38,6 +38,20 @@ test-all: .venv/.installed-all
 test-long: .venv-tensorflow/.installed
 	OMP_NUM_THREADS=1 .venv-tensorflow/bin/python -m pytest -q -rs tests/keras -k tensorflow
 
+# The engines of posenc compare: Ray, submitit, a server of S3, TensorBoard, in an environment that
+# borrows the rest.
+.venv-engines/.installed: .venv/.installed
+	test -x .venv-engines/bin/python || $(PYTHON) -m venv .venv-engines
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+		"$$(.venv-engines/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/borrowed.pth"
+	.venv-engines/bin/python -m pip install -q -c constraints.txt ray submitit s3fs "moto[server]" \
+		tensorboard
+	touch $@
+
+test-engines: .venv-engines/.installed
+	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest -q -rs \
+		tests/compare/engines tests/compare/test_watchers.py
+
 # With Keras installed: without it, pyright takes `import keras` for posenc/keras.
 lint: .venv/.installed-all
 	$(BIN)/ruff check .
@@ -59,4 +73,4 @@ readme: .venv/.installed
 	$(BIN)/python docs/update_doctor_figure.py
 
 clean:
-	rm -rf .venv .venv-oracles .venv-tensorflow .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .venv-engines .venv-oracles .venv-tensorflow .pytest_cache .ruff_cache .hypothesis dist
