@@ -15,6 +15,7 @@ from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
+from posenc.numbers.tracking import free_ends
 from posenc.positions import distances, run_start
 from posenc.terms.by_distance import ByDistance
 from posenc.terms.term import ScoreMod
@@ -98,8 +99,14 @@ class TransformerXL(PositionEncoding):
         cosines."""
         if self.clamp_len is not None:
             distance = distance.clamp(-self.clamp_len, self.clamp_len)
-        cos, sin = self.angles.cos_sin(distance, dtype)
-        return torch.cat([sin, cos], dim=-1)
+        whole = distance.ndim == 1 and not distance.is_floating_point()
+        ends = free_ends(distance) if whole else None
+        if ends is None or ends[1] - ends[0] >= len(distance):
+            cos, sin = self.angles.cos_sin(distance, dtype)
+            return torch.cat([sin, cos], dim=-1)
+        first, count = int(ends[0]), int(ends[1] - ends[0]) + 1
+        cos, sin = self.angles.of_run(first, count, distance.device, dtype)
+        return torch.cat([sin, cos], dim=-1)[distance - first]
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         assert q.x is not None and k.x is not None

@@ -179,3 +179,14 @@ def test_turns_are_the_nearest_fixed_point_numbers():
     turn = Fraction(TWO_PI)
     for f, units in zip(angles.inv_freq, angles.turns.values, strict=True):
         assert abs(Fraction(f) / turn * 2**64 - units) <= Fraction(1, 2) + Fraction(1, 2**20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (-100, 64), (-3, 300), (2**40, 200)])
+def test_a_run_has_the_angles_of_its_positions(first, count, dtype):
+    angles = Angles(inverse_frequencies(32))
+    wanted = angles.cos_sin(torch.arange(first, first + count), dtype)
+    for got, want in zip(
+        angles.of_run(first, count, torch.device("cpu"), dtype), wanted, strict=True
+    ):
+        torch.testing.assert_close(got, want, rtol=0, atol=torch.finfo(dtype).eps * 16)
