@@ -4,7 +4,7 @@ A thousand trials that sleep for ten seconds run twenty at a time, each in a pro
 tells its steps and writes its result, as real ones do. Written to benchmarks/results/engines.csv:
 what the sweep takes over a thousand times ten seconds in twenty slots, per trial, and the memory of
 this process as it goes. Sleeping takes no core, so one machine can play twenty; starting Python
-does, so a busy machine looks worse than it is.
+does, so a busy machine looks worse by the clock than it is.
 """
 
 from __future__ import annotations

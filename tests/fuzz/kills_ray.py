@@ -1,10 +1,10 @@
 """A Ray sweep killed at random moments: python -m tests.fuzz.kills_ray [HOW_MANY SEED KIND...]
 
-A head and two machines of one core run posenc compare. Each kill is a SIGKILL to a process drawn
-at random: of a trial, of the Ray worker that started one, of a machine (which a new one replaces),
-of the mailbox, or of the command, which is then started again. After each kill, finished results
-must be as they were. When the kills are spent the command runs to its end, and its results and
-models must equal those of a local run that nothing disturbed, bit by bit.
+A head and two machines of one core run posenc compare. Each kill is a SIGKILL while trials run, to
+a process drawn at random: of a trial, of the Ray worker that started one, of a machine (which a new
+one replaces), of the mailbox, or of the command, which is then started again. After each kill,
+finished results must be as they were. When the kills are spent the command runs to its end, and its
+results and models must equal those of a local run that nothing disturbed, bit by bit.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def kill_rounds(count: int, seed: int, root: Path, kinds: Sequence[str] = KINDS)
             while sum(hits.values()) < count and sweep.running():
                 time.sleep(rng.uniform(1, 20))
                 kind = rng.choice(kinds)
-                if sweep.running() and sweep.kill(kind, rng):
+                if sweep.running() and sweep.processes("trial") and sweep.kill(kind, rng):
                     hits[kind] += 1
                     print(
                         f"{sum(hits.values())} kills: {hits}; {len(sweep.finished)} done",
