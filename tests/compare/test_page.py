@@ -12,7 +12,7 @@ from posenc import ModelShape, PositionEncoding
 from posenc.compare import run, seen
 from posenc.compare.as_built import effective_spec
 from posenc.compare.figures import _merged
-from posenc.compare.page import _specs, make_page
+from posenc.compare.page import make_page
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,
@@ -25,6 +25,7 @@ from posenc.compare.results import (
     TrainingPoint,
     TrialResult,
 )
+from posenc.compare.specs import specs_table
 from posenc.compare.trial import TrialConfig
 from posenc.report.figure_files import write_figures
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
@@ -247,7 +248,7 @@ def test_settings_that_follow_the_length_of_a_task_are_shown_for_each():
     config = dataclasses.replace(trial("learned", 0), task="copy")
     other = dataclasses.replace(result(config), encoding_parameters=77)
     same = result(dataclasses.replace(trial("rope", 0), task="copy"))
-    rows = _specs(dataclasses.replace(given, results=(*given.results, other, same))).rows
+    rows = specs_table(dataclasses.replace(given, results=(*given.results, other, same))).rows
     assert [(row[0], row[1]) for row in rows if row[1]] == [("learned on copy", 77)]
     assert [row[0] for row in rows].count("rope") == 1 and "learned on text" in str(rows)
 
