@@ -99,7 +99,8 @@ def extend(
         documents: texts to measure on; the first half serves search and tuning,
             the second the measurement. A few long ones are cut.
         method: one of METHODS, "search" or None: try all and recommend.
-        out: a new folder for the extended checkpoint; None writes nothing.
+        out: a new folder for the extended checkpoint; None writes nothing, and neither does a
+            recommendation to leave the model as it is: `proof` is None then.
         as_bytes, as_ids: documents are bytes, or token ids in words, and no tokenizer is asked.
 
     Raises: ValueError for anything that cannot be extended, with the reason; RunFailed where
@@ -132,7 +133,7 @@ def extend(
         recommended, reason = recommend(measured, checkpoint.trained_length, options)
         short = short_pieces(windows, checkpoint.trained_length).documents.numpy()
         outcome = Outcome(checkpoint, to, measured, recommended, reason, failed, short)
-        if out is not None:
+        if out is not None and (method or recommended) != "none":
             chosen = measured[method or recommended][0]
             words = None if as_ids else encode
             export_variant(outcome, chosen, out, prover, fitting, windows, options, progress, words)

@@ -63,7 +63,8 @@ def run(
         folder, to, texts, method=method, out=out, options=options, as_bytes=as_bytes,
         as_ids=as_ids, progress=progress,
     )  # fmt: skip
-    path = report or (Path(out) / "extend.html" if out is not None else None)
+    written = None if out is None or outcome.proof is None else Path(out)
+    path = report or (written / "extend.html" if written is not None else None)
     if path is None and figures is None:
         return outcome
     from posenc.extend.page import make_page

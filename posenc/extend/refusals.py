@@ -104,6 +104,10 @@ def check_request(
     known: tuple[str, ...] = rotating if rotary else ("none", *tables.METHODS)
     if method is not None and method not in known:
         raise ValueError(f"Unknown method {method!r}; known: {', '.join(known)}.")
+    if method == "none" and writes:
+        raise ValueError(
+            "none stretches nothing, so that there is nothing to write; leave out --out."
+        )
     if method == "search" and not options.search_evaluations:
         raise ValueError("--search-evaluations 0 leaves nothing to search; give more.")
     if method == DUAL_CHUNK and writes and (reason := _no_dual_chunk(checkpoint, options)):

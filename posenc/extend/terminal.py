@@ -18,6 +18,7 @@ from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_p
 from posenc.extend.task_table import task_rows
 from posenc.hf.text import split_documents
 from posenc.report.atomic import check_figures, check_writable, write_atomically
+from posenc.report.failure import RunFailed
 from posenc.report.progress import Narrator
 
 OUT_OF_DOMAIN = (
@@ -60,7 +61,8 @@ def extend_and_show(
     console.print(outcome.reason, markup=False)
     for line in outcome.config_diff:
         console.print(line, markup=False, highlight=False)
-    page = report or (out / "extend.html" if out is not None else None)
+    written = None if outcome.proof is None else out
+    page = report or (written / "extend.html" if written is not None else None)
     if page is not None:
         make_page(outcome, command, caution).write(page)
         console.print(f"Page: {page}", markup=False)
@@ -73,12 +75,16 @@ def extend_and_show(
             console.print(line, markup=False, highlight=False)
     if as_json:
         print(json.dumps(to_json(outcome), indent=1, ensure_ascii=False, allow_nan=False))
-    if out is not None:
-        console.print(f"Written and proved: {out}", markup=False)
+    if out is not None and written is None:
+        raise RunFailed(
+            f"{out} is not written: the model as it is reads best; name a --method to write one."
+        )
+    if written is not None:
+        console.print(f"Written and proved: {written}", markup=False)
         if lm_eval is not None:
             model = outcome.checkpoint.model
             dtype = str(model.dtype).removeprefix("torch.")
-            found = run_lm_eval(out, lm_eval, dtype, str(model.device))
+            found = run_lm_eval(written, lm_eval, dtype, str(model.device))
             console.print(f"lm-eval: {found}", markup=False)
     elif method is None:
         console.print(

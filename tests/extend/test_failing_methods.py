@@ -15,6 +15,7 @@ from posenc.cli import main
 from posenc.extend.measure import losses
 from posenc.extend.options import Options
 from posenc.extend.variants import methods
+from posenc.extend.variants import position_maps as maps
 from posenc.extend.variants.methods import METHODS, Method
 from posenc.extend.variants.position_maps import position_maps
 from posenc.hf.apply import applied, rotary_frequencies
@@ -42,15 +43,29 @@ def test_a_map_with_another_rotation_than_the_models_is_not_measured(family, tmp
     tokens = torch.arange(3, 3 + LENGTH)[None]
     with torch.no_grad():
         before = checkpoint.model(tokens).logits
-        maps = position_maps(checkpoint, TARGET)
-        assert [variant.name for variant in maps] == MAPS
-        for variant in maps:
+        found = position_maps(checkpoint, TARGET)
+        assert [variant.name for variant in found] == MAPS
+        for variant in found:
             with (
                 pytest.raises(ValueError, match=r"within its window .* changes logits by"),
                 variant.active(),
             ):
                 pass
         assert torch.equal(checkpoint.model(tokens).logits, before)
+
+
+def test_a_model_whose_code_stops_at_another_attention_has_no_map(tmp_path, monkeypatch):
+    """Already where that attention is put in its place and tried (DeepSeek V3.2)."""
+
+    def stops(*args: Any, **options: Any) -> Any:
+        raise TypeError("'LazyMask' object is not subscriptable")
+
+    checkpoint = load_checkpoint(save("llama", tmp_path))
+    monkeypatch.setattr(maps, "attached", stops)
+    said = r"the attention of LlamaForCausalLM cannot run with a map \(TypeError: 'LazyMask'"
+    for variant in position_maps(checkpoint, TARGET):
+        with pytest.raises(ValueError, match=said), variant.active():
+            pass
 
 
 def test_a_map_beside_layers_that_keep_a_state_is_exact_inside_its_window(tmp_path):

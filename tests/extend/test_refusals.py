@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from posenc.cli import main
+from posenc.extend import extension
 from tests.hf_models import LENGTH, save
 
 TARGET = 3 * LENGTH
@@ -103,6 +104,7 @@ OPTIONS: dict[str, list[str]] = {
     "exists already": ["--out", "{there}"],
     "Token ids must lie in 0 .. 256": ["--ids", "--text", "{ids}"],
     "whole numbers between spaces": ["--ids", "--text", "{short}"],
+    "none stretches nothing": ["--method", "none"],
     "leaves nothing to search": ["--method", "search", "--search-evaluations", "0"],
     "Invalid value for '--to'": ["--to", "far"],
     "--batch, --lora, --no-distill, --gradient-checkpointing: nothing is tuned": [
@@ -171,3 +173,20 @@ def test_tuning_needs_a_folder_to_write_to(models, texts, capsys):
               texts["long"]])  # fmt: skip
     assert stopped.value.code == 2
     assert "say with --out" in capsys.readouterr().err
+
+
+def test_a_model_that_reads_best_as_it_is_is_not_written(
+    models, texts, tmp_path, capsys, monkeypatch
+):
+    """A copy would promise a length that nothing was done for."""
+    monkeypatch.setattr(extension, "recommend", lambda *rest: ("none", "It reads best as it is."))
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as stopped:
+        main(["extend", str(models / "llama"), "--to", str(TARGET), "--text", texts["long"],
+              "--search-evaluations", "0", "--windows", "1", "--tasks", "none", "--bytes",
+              "--out", str(out)])  # fmt: skip
+    said = capsys.readouterr().err
+    assert stopped.value.code == 1
+    assert "It reads best as it is." in said
+    assert f"{out} is not written" in said.splitlines()[-1]
+    assert not out.exists()

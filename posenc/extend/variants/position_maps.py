@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -89,13 +89,16 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
     tokens = torch.randint(vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     expected, dtype = _logits(checkpoint.model, tokens), checkpoint.model.dtype
     half = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
-    with attached(checkpoint.model, encoding, alone=False) as model:
+    with ExitStack() as held:
         try:
+            model = held.enter_context(attached(checkpoint.model, encoding, alone=False))
             got = _logits(model, tokens)
+        except ValueError:
+            raise
         except Exception as error:  # whatever a family's code makes of another attention
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ValueError(
-                f"the attention of {type(model).__name__} cannot run with a map ({said})"
+                f"the attention of {type(checkpoint.model).__name__} cannot run with a map ({said})"
             ) from error
         error = float((got - expected).abs().max() / expected.abs().max())
         if not error <= max(TOLERANCE, LAST_BITS * half):
