@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -38,7 +39,12 @@ class MaskedModel(Decoder):
         require_bidirectional("--objective masked", encoding)
         super().__init__(config, encoding)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch len"],
+        positions: Real[Tensor, "..."] | None = None,
+        **options: Any,
+    ) -> Float[Tensor, "batch len vocab_size"]:
         """Logits of each token itself."""
         return super().forward(tokens, positions, **options, mask=masks.full)
 
