@@ -39,13 +39,14 @@ test-long: .venv-tensorflow/.installed
 	OMP_NUM_THREADS=1 .venv-tensorflow/bin/python -m pytest -q -rs tests/keras -k tensorflow
 
 # The engines of posenc compare: Ray, submitit, a server of S3, TensorBoard, in an environment that
-# borrows the rest.
+# borrows the rest. Amazon's client wants an older python-dateutil than matplotlib has.
 .venv-engines/.installed: .venv/.installed
 	test -x .venv-engines/bin/python || $(PYTHON) -m venv .venv-engines
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
 		"$$(.venv-engines/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/borrowed.pth"
-	.venv-engines/bin/python -m pip install -q -c constraints.txt ray submitit s3fs "moto[server]" \
-		tensorboard
+	grep -v python-dateutil constraints.txt > .venv-engines/constraints.txt
+	.venv-engines/bin/python -m pip install -q -c .venv-engines/constraints.txt ray submitit s3fs \
+		"moto[server]" tensorboard
 	touch $@
 
 test-engines: .venv-engines/.installed
