@@ -35,7 +35,7 @@ test-all: .venv/.installed-all
 		tensorflow-cpu pytest beartype hypothesis mpmath
 	touch $@
 
-test-long: .venv-tensorflow/.installed
+test-long: .venv-tensorflow/.installed test-engines
 	OMP_NUM_THREADS=1 .venv-tensorflow/bin/python -m pytest -q -rs tests/keras -k tensorflow
 
 # The engines of posenc compare: Ray, submitit, a server of S3, TensorBoard, in an environment that
