@@ -130,6 +130,7 @@ class FIRE(PositionEncoding):
 class Network(Dense):
     """FIRE's bias, which a kernel without gradients adds a few rows at a time."""
 
+    additive = True
     HIDDEN_BYTES = 2**20
     """Memory for the hidden layer, small enough to stay in the processor's cache."""
 

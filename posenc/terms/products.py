@@ -45,7 +45,9 @@ def add(scores: Tensor, first: int, last: int, vectors: Tensor, table: Tensor, o
     function = getattr(_library(), f"add_of_{of}")
     start = ctypes.c_void_p(scores.data_ptr() + first * scores.element_size())
     sizes = [_int(x) for x in (rows, count, keys)]
-    steps = [_int(x) for x in (table.stride(1), len(table))]
+    # The stride of an axis of one says nothing.
+    apart = table.stride(1) if table.shape[1] > 1 else table.stride(0)
+    steps = [_int(x) for x in (apart, len(table))]
     native.in_parts(
         batch * heads,
         lambda begin, end: function(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -30,7 +30,7 @@ class Term:
     other member is None if the term has no such form; kernels choose by them.
 
     additive: `add` adds the same numbers to any scores, whatever the mask, so that a kernel may ask
-        for the numbers alone.
+        for the numbers alone; a subclass with an `add` of its own says it anew.
     reads_mask: `add` needs to know which keys are visible.
     by_distance: the term for any positions, if it depends only on the distance and the head.
     split: (row, key), each (num_heads, len) or (batch, num_heads, len): where the key is not later
@@ -59,6 +59,11 @@ class Term:
     pair: Callable[[], ScoreMod] | None = None
     combine: Callable[[Tensor, Tensor, slice, slice], Tensor] | None = None
     gather: Callable[[Tensor, Tensor, float, Tensor, Tensor, slice, slice], Tensor] | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "add" in vars(cls) and "additive" not in vars(cls):
+            cls.additive = False
 
     def __init__(self, q: Tokens, k: Tokens) -> None:
         self.q, self.k = q, k

@@ -9,6 +9,7 @@ import posenc
 from posenc import masks
 from posenc.attend.kernels import blockwise, fused_blocks
 from posenc.numbers import native
+from posenc.terms.dense import Dense
 from posenc.terms.term import Term
 from tests.compilers import needs_c_compiler
 
@@ -94,6 +95,44 @@ def test_values_of_another_width(v_dim, monkeypatch):
         for impl in ("blockwise", "reference")
     ]
     torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, LENGTH])
+def test_parts_of_one_projection_are_taken_whatever_their_strides(rows):
+    """torch calls a tensor contiguous whatever the stride of an axis of one: a query whose heads
+    lie inside its token, a batch of one out of a joint projection."""
+    keys = POSITIONS["run"]
+    for batch in (1, 2):
+        _, k, v = torch.randn(batch, 3, HEADS, LENGTH, WIDTH).unbind(1)
+        q = torch.randn(batch, rows, HEADS, WIDTH).transpose(1, 2)
+        both = [
+            posenc.attention(
+                q, k, v, built("shaw"), q_positions=keys[-rows:], kv_positions=keys,
+                mask=masks.causal, impl=impl,
+            )
+            for impl in ("blockwise", "reference")
+        ]  # fmt: skip
+        torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
+
+
+class DoubledValues(Dense):
+    """What an author may make of a term that only adds."""
+
+    def add(self, scores, rows, keys, mask):
+        return scores.mul_(2)
+
+
+def test_a_term_of_ones_own_adds_only_where_it_says_so():
+    assert Dense.additive and not DoubledValues.additive
+
+    class Says(DoubledValues):
+        additive = True
+
+    class Inherits(Says):
+        pass
+
+    assert Says.additive and Inherits.additive
 
 
 class Doubled(posenc.PositionEncoding):
