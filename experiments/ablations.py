@@ -2,7 +2,7 @@
 
 python experiments/ablations.py                        # every question
 python experiments/ablations.py rope_base --seeds 3    # one of them, with more seeds
-python experiments/ablations.py --steps 20 --out /tmp/x --tables /tmp/x   # to see that all run
+python experiments/ablations.py --steps 20 --out tried --tables tried   # to see that all run
 
 Trials lie in runs/ablations/QUESTION and go on where they were stopped; the table of a question is
 results/ablations/QUESTION.csv, one row for each arm, seed and length.
