@@ -52,8 +52,11 @@ def test_result_that_is_made_again_is_seen(studies):
 @linux
 def test_orphan_is_seen(studies, monkeypatch):
     monkeypatch.setenv("KILL_MARK", "a-mark-of-this-test")
-    process = kills.subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1)
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    process = kills.subprocess.Popen(command, stdin=-1, stdout=-1)
     try:
+        # One that is just beginning has no environment yet.
+        assert process.stdout and process.stdout.readline()
         with pytest.raises(kills.Wrong, match="still running a second later"):
             studies[0]._check_orphans("a-mark-of-this-test")
     finally:

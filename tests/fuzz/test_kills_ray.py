@@ -50,8 +50,11 @@ def test_a_finished_result_that_changes_or_goes_is_seen(studies):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_processes_are_found_by_all_their_words():
-    command = [sys.executable, "-c", "input()", "a-word-of-this-test", "another"]
-    with subprocess.Popen(command, stdin=-1) as process:
+    program = "print(flush=True); input()"
+    command = [sys.executable, "-c", program, "a-word-of-this-test", "another"]
+    with subprocess.Popen(command, stdin=-1, stdout=-1) as process:
+        # A process that is just beginning has no words yet.
+        assert process.stdout and process.stdout.readline()
         assert kills_ray.processes("a-word-of-this-test", "another") == [process.pid]
         assert kills_ray.processes("a-word-of-this-test", "no word of it") == []
         process.communicate()
