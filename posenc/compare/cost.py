@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 
-from posenc.compare.evaluate import HELD_OUT_BYTES
 from posenc.compare.material import task_of, train_tokens, vocabulary_of
+from posenc.compare.objectives import objective_of
 from posenc.compare.results import Study
 from posenc.compare.score_cases import SEQUENCES
 from posenc.compare.train import shape_of
 from posenc.compare.trial import TrialConfig
+from posenc.compare.windows import HELD_OUT_BYTES
 from posenc.models import DecoderConfig
 from posenc.registry import create, parse
 from posenc.report import machine
@@ -122,8 +123,10 @@ def _parameters(trial: TrialConfig) -> int:
     """Numbers in the model's matrices, without what the encoding learns."""
     vocabulary = vocabulary_of(trial)
     sizes = DecoderConfig(vocabulary, trial.width, trial.layers, trial.heads, trial.kv_heads)
-    layer = trial.width * (4 * trial.width + 3 * (sizes.ffn_dim or 0))
-    return trial.layers * layer + vocabulary * trial.width
+    attention = 4 * trial.width**2
+    layer = attention + trial.width * 3 * (sizes.ffn_dim or 0)
+    stacks = len(objective_of(trial).stacks)  # of which the later ones attend to the first too
+    return trial.layers * (stacks * (layer + attention) - attention) + vocabulary * trial.width
 
 
 def _windows(trial: TrialConfig) -> str:

@@ -8,24 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from posenc.compare.forward import token_losses
 from posenc.compare.results import LengthScore, PositionScore
-from posenc.compare.train import token_losses, windows
 from posenc.compare.trial import TrialConfig
+from posenc.compare.windows import held_out_windows
 from posenc.encoding.base import PositionEncoding
 
-HELD_OUT_BYTES = 1 << 16
-"""How much of the test text is read; gives a standard error of about 0.01 bits per byte."""
 TOKENS_AT_ONCE = 1 << 12
 """Keeps a dense forward at 1024 below 0.5 GB."""
 BUCKETS = 64
-
-
-def held_out_windows(symbols: np.ndarray, config: TrialConfig) -> Tensor:
-    """(windows, longest + 1) symbols, evenly spread over the test text, without overlap."""
-    longest = max(config.test_lengths)
-    count = max(1, min(HELD_OUT_BYTES // longest, (len(symbols) - 1) // longest))
-    starts = np.linspace(0, len(symbols) - longest - 1, count).astype(int)
-    return windows(symbols, starts, longest)
 
 
 def cannot(encoding: PositionEncoding, length: int) -> str | None:

@@ -1,4 +1,5 @@
-"""A model on the sequences of a task: the loss at its targets, and what it says there."""
+"""A causal model on windows of a text, and on the sequences of a task: the loss at its targets, and
+what it says there."""
 
 from __future__ import annotations
 
@@ -19,6 +20,15 @@ def autocast(config: TrialConfig) -> contextlib.AbstractContextManager:
     if config.precision == "float32":
         return contextlib.nullcontext()
     return torch.autocast(config.device, dtype=torch.bfloat16)
+
+
+def token_losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
+    """Cross-entropy in nats, (batch, length), of rows with length + 1 symbols."""
+    rows = rows.to(config.device)
+    with autocast(config):
+        logits = model(rows[:, :-1], length=rows.shape[1] - 1)
+    losses = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+    return losses.view(rows.shape[0], -1)
 
 
 def target_loss(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+from posenc.compare.objectives import objective_of
 from posenc.compare.splits import VOCABULARY
-from posenc.compare.trial import MASKED, TrialConfig
+from posenc.compare.trial import TrialConfig
 from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.task import Case, Task
 
@@ -20,7 +21,7 @@ def vocabulary_of(config: TrialConfig) -> int:
     task = task_of(config)
     if task is not None:
         return task.vocabulary
-    return VOCABULARY + (config.objective == MASKED)  # and the mask
+    return VOCABULARY + objective_of(config).marks
 
 
 def train_tokens(config: TrialConfig) -> int:
@@ -32,7 +33,9 @@ def train_tokens(config: TrialConfig) -> int:
 def shape_length(config: TrialConfig) -> int:
     """How long an encoding is told that sequences are in training."""
     task = task_of(config)
-    return config.train_length if task is None else task.shape_length(config.train_length)
+    if task is None:
+        return objective_of(config).longest_part(config.train_length)
+    return task.shape_length(config.train_length)
 
 
 def content_hash(task: Task, train_length: int, test_lengths: tuple[int, ...]) -> str:

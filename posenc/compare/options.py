@@ -12,7 +12,7 @@ from posenc.compare.budget import BUDGETS, SUITES, Budget
 from posenc.report.options import Figures
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
-DEFAULT_MASKED = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
+DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
 """NoPE has no order without a causal mask."""
 
 
@@ -62,8 +62,9 @@ class Options:
         str,
         typer.Option(
             help="causal: the next byte or token, in a decoder. masked: 15 % of the bytes, hidden, "
-            "in an encoder that reads from both sides; of text, and of encodings that are defined "
-            "there."
+            "in an encoder that reads from both sides. seq2seq: the second half of a window, in a "
+            "decoder that attends to an encoder of the first. The last two are for text, and for "
+            "encodings that are defined in both directions."
         ),
     ] = "causal"
     train_length: Annotated[

@@ -19,8 +19,8 @@ from posenc.tasks.known import TEXT
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import nn
 
-    from posenc.compare.train import Decoder
     from posenc.compare.trial import TrialConfig
 
 WARM_UP, STEPS = 2, 2
@@ -123,7 +123,7 @@ def _seconds_of_one(trial: TrialConfig, folder: Path) -> float:
     from posenc.compare import splits, train
     from posenc.compare.cost import START_SECONDS
 
-    model = train.build_decoder(trial)
+    model = train.build_model(trial)
     text = trial.task == TEXT
     symbols = splits.read_split(folder, "train", trial.corpus) if text else np.empty(0, np.uint16)
     step = _seconds_per_step(model, trial, symbols)
@@ -131,7 +131,7 @@ def _seconds_of_one(trial: TrialConfig, folder: Path) -> float:
     return START_SECONDS + trial.steps * step + testing(model, trial)
 
 
-def _seconds_per_step(model: Decoder, trial: TrialConfig, symbols: np.ndarray) -> float:
+def _seconds_per_step(model: nn.Module, trial: TrialConfig, symbols: np.ndarray) -> float:
     from posenc.compare import train
 
     optimizer = train.optimizer_for(model, trial)
@@ -143,7 +143,7 @@ def _seconds_per_step(model: Decoder, trial: TrialConfig, symbols: np.ndarray) -
     return (time.perf_counter() - began) / STEPS
 
 
-def _seconds_of_cases(model: Decoder, trial: TrialConfig) -> float:
+def _seconds_of_cases(model: nn.Module, trial: TrialConfig) -> float:
     """Of a task's validations and tests: one piece of each case is timed, after one that is not."""
     from posenc.compare import forward, score_cases, train
     from posenc.compare.material import task_of
@@ -166,26 +166,28 @@ def _seconds_of_cases(model: Decoder, trial: TrialConfig) -> float:
     return total
 
 
-def _seconds_without_gradients(model: Decoder, trial: TrialConfig) -> float:
+def _seconds_without_gradients(model: nn.Module, trial: TrialConfig) -> float:
     """Of the validations and of the test: one piece at each length is timed, after one that is
     not."""
     import torch
 
-    from posenc.compare import evaluate, train
+    from posenc.compare import evaluate, train, windows
+    from posenc.compare.objectives import objective_of
 
     model.eval()
-    total = 0.0
+    objective, total = objective_of(trial), 0.0
     for length in trial.test_lengths:
-        if evaluate.cannot(model.encoding, length):  # type: ignore[arg-type]
+        if evaluate.cannot(model.encoding, objective.longest_part(length)):  # type: ignore[arg-type]
             continue
         rows = torch.zeros(max(1, evaluate.TOKENS_AT_ONCE // length), length + 1, dtype=torch.long)
+        asked = objective.ask_held_out(rows)
         with torch.no_grad():
-            train.token_losses(model, rows, trial)
+            objective.losses(model, asked, trial)
             began = time.perf_counter()
-            train.token_losses(model, rows, trial)
+            objective.losses(model, asked, trial)
         per_token = (time.perf_counter() - began) / (rows.shape[0] * length)
-        total += per_token * evaluate.HELD_OUT_BYTES
+        total += per_token * windows.HELD_OUT_BYTES
         if length == trial.train_length:
-            windows = min(train.VALID_WINDOWS, evaluate.HELD_OUT_BYTES // length)
-            total += train.VALIDATIONS * per_token * windows * length
+            count = min(windows.VALID_WINDOWS, windows.HELD_OUT_BYTES // length)
+            total += train.VALIDATIONS * per_token * count * length
     return total

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from posenc.compare import figures, rates, seen, task_page, tiers
 from posenc.compare import published as publications
-from posenc.compare.masked import SHARE
+from posenc.compare.objectives import objective_of
 from posenc.compare.progress import name_of
 from posenc.compare.results import EncodingSummary, Study
 from posenc.compare.specs import specs_table
-from posenc.compare.trial import MASKED, TrialConfig
+from posenc.compare.trial import TrialConfig
 from posenc.compare.verdict import context_gains, describe_gains
 from posenc.report.drawing import line_styles
 from posenc.report.page import Caution, Code, Facts, Headline, Items, Page, Plot
@@ -55,12 +55,11 @@ def _what_was_tried(study: Study) -> str:
     said = []
     if study.corpus is not None:
         config = study.of_task(TEXT).trials[0]
-        masked = config.objective == MASKED
-        hidden = f" {SHARE:.0%} of the bytes are hidden, and only those are scored." * masked
         said.append(
             f"Trained on {config.train_length:,} bytes at a time, tested up to "
-            f"{max(config.test_lengths):,}. Text: {study.corpus.name}.{hidden}"
+            f"{max(config.test_lengths):,}. Text: {study.corpus.name}."
         )
+        said += filter(None, [objective_of(config).said])
     tasks = dict.fromkeys(t.task for t in study.trials if t.task != TEXT)
     if tasks:
         said.append(f"Trained on short sequences, tested on longer ones: {', '.join(tasks)}.")

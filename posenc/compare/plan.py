@@ -14,9 +14,10 @@ from posenc.attend.multihead import Projections
 from posenc.compare.budget import chosen
 from posenc.compare.encodings import Compared
 from posenc.compare.material import content_hash
+from posenc.compare.objectives import OBJECTIVES, Objective
 from posenc.compare.options import Options
 from posenc.compare.sizes import sizes_of
-from posenc.compare.trial import MASKED, OBJECTIVES, TrialConfig
+from posenc.compare.trial import TrialConfig
 from posenc.encoding.shape import ModelShape
 from posenc.registry import create
 from posenc.report import machine
@@ -43,12 +44,13 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
         )
     if TEXT not in names and options.text:
         raise ValueError("--text: no task here reads a text. Add --task text, or leave it out.")
-    if options.objective not in OBJECTIVES:
+    objective = OBJECTIVES.get(options.objective)
+    if objective is None:
         raise ValueError(
-            f"--objective must be {' or '.join(OBJECTIVES)}, got {options.objective!r}."
+            f"--objective must be one of {', '.join(OBJECTIVES)}, got {options.objective!r}."
         )
-    if options.objective == MASKED:
-        _check_masked(names, compared)
+    if not all(objective.stacks):
+        _check_both_directions(objective, names, compared)
     shared = _shared(options, compared[0].text)
     planned = tuple(_of_task(name, options, shared) for name in names)
     for name in names:
@@ -141,18 +143,23 @@ def _lengths(given: str | None, train_length: int, factors: Sequence[int]) -> tu
     return tuple(sorted(lengths | {train_length}))
 
 
-def _check_masked(names: Sequence[str], compared: Sequence[Compared]) -> None:
+def _check_both_directions(
+    objective: Objective, names: Sequence[str], compared: Sequence[Compared]
+) -> None:
+    """A text alone has what such an objective asks, and a stack that is not causal takes only
+    encodings that are defined there."""
     if names != [TEXT]:
         drawn = next(name for name in names if name != TEXT)
         raise ValueError(
-            f"--objective masked: the task {drawn} is answered token after token. Compare on text."
+            f"--objective {objective.name}: the task {drawn} is asked of a causal decoder. Compare "
+            "on text."
         )
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16, causal=False)
     for each in compared:
         if create(each.text, shape).claims.causal_only:
             raise ValueError(
-                f"--objective masked: {each.label} works in causal attention only; where a byte "
-                "sees the future too, it is undefined or blind to order. Leave it out."
+                f"--objective {objective.name}: {each.label} works in causal attention only; where "
+                "a byte sees the future too, it is undefined or blind to order. Leave it out."
             )
 
 

@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from posenc.compare import checkpoint, evaluate, splits, train
+from posenc.compare import checkpoint, splits, train
 from posenc.compare.as_built import effective_spec
-from posenc.compare.evaluate_masked import evaluate_masked
 from posenc.compare.material import task_of, train_tokens
+from posenc.compare.objectives import objective_of
 from posenc.compare.ranks import Ranks
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.score_cases import score_cases
-from posenc.compare.trial import CAUSAL, TrialConfig
+from posenc.compare.trial import TrialConfig
 from posenc.hf.llama import export_llama, expressible
+from posenc.models import Decoder
 from posenc.registry import create
 from posenc.report.atomic import write_atomically
 from posenc.report.failure import disk_is_full
@@ -48,7 +49,7 @@ def run_trial(
     symbols = dict.fromkeys(splits.SPLITS, np.empty(0, np.uint16))
     if task is None:
         symbols = {s: splits.read_split(study_folder, s, config.corpus) for s in splits.SPLITS}
-    model, cursor = train.train_decoder(
+    model, cursor = train.train_model(
         config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps, ranks
     )
     if ranks is not None and not ranks.first:
@@ -57,9 +58,7 @@ def run_trial(
     began = time.perf_counter()
     by_length, by_position, by_context, by_case = (), (), (), ()
     if task is None:
-        causal = config.objective == CAUSAL
-        test = evaluate.evaluate_lengths if causal else evaluate_masked
-        tested = test(model, symbols["test"], config)
+        tested = objective_of(config).test(model, symbols["test"], config)
         by_length, by_position, by_context = tested
     else:
         by_case = score_cases(model, task, config)
@@ -68,7 +67,7 @@ def run_trial(
     result = TrialResult(
         config=config,
         parameters=sum(p.numel() for p in model.parameters()),
-        encoding_parameters=sum(p.numel() for p in model.encoding.parameters()),
+        encoding_parameters=sum(p.numel() for p in train.learned_by_encodings(model)),
         spec=effective_spec(config.encoding, encoding, shape),
         training=cursor.training,
         by_length=by_length,
@@ -84,7 +83,7 @@ def run_trial(
     # Copies: layers may share a parameter, and safetensors writes no memory twice.
     weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
     write_atomically(folder / "model.safetensors", save(weights))
-    if task is None and config.objective == CAUSAL and expressible(model):
+    if task is None and type(model) is Decoder and expressible(model):
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
     write_atomically(folder / "timing.json", timing.to_json())
     write_atomically(folder / "result.json", result.to_json())

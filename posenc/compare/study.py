@@ -20,7 +20,7 @@ from posenc.compare.dry_run import show_dry_run
 from posenc.compare.encodings import Compared, labelled, read_encodings
 from posenc.compare.engines.choose import check_engine, open_engine
 from posenc.compare.engines.engine import Engine
-from posenc.compare.options import DEFAULT_ENCODINGS, DEFAULT_MASKED, Options
+from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options
 from posenc.compare.pace import expected_seconds
 from posenc.compare.plan import plan_trials
 from posenc.compare.rates import FACTORS, at_chosen_rates, rate_trials
@@ -29,7 +29,7 @@ from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
 from posenc.compare.summary import summarise
 from posenc.compare.task_summary import summarise_tasks
 from posenc.compare.task_verdict import say_for_what
-from posenc.compare.trial import MASKED, TrialConfig
+from posenc.compare.trial import CAUSAL, TrialConfig
 from posenc.compare.unchecked import find_void, warnings, without_unchecked
 from posenc.compare.verdict import recommend_encoding
 from posenc.compare.watchers import watching
@@ -245,7 +245,7 @@ def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
 
 
 def _usual(options: Options) -> tuple[str, ...]:
-    return DEFAULT_MASKED if options.objective == MASKED else DEFAULT_ENCODINGS
+    return DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL
 
 
 def _cut(options: Options, planned: Sequence[TrialConfig]) -> splits.Cut | None:

@@ -11,24 +11,20 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from posenc.compare import checkpoint
 from posenc.compare.checkpoint import Cursor
-from posenc.compare.forward import autocast, target_loss
-from posenc.compare.masked import (
-    MaskedModel,
-    hidden_in_tests,
-    hidden_in_training,
-    masked_losses,
-)
+from posenc.compare.forward import target_loss
 from posenc.compare.material import shape_length, task_of, vocabulary_of
+from posenc.compare.objectives import objective_of
 from posenc.compare.ranks import Ranks
 from posenc.compare.results import TrainingPoint
 from posenc.compare.score_cases import validation_bits
-from posenc.compare.trial import CAUSAL, TrialConfig
+from posenc.compare.trial import TrialConfig
+from posenc.compare.windows import batch_of, valid_windows
+from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
-from posenc.models import Decoder, DecoderConfig
+from posenc.models import DecoderConfig
 from posenc.registry import create
 from posenc.tasks.task import IGNORED
 
@@ -47,7 +43,8 @@ WEIGHT_DECAY = 0.1
 CLIP = 1.0
 BETAS = (0.9, 0.98)
 """Short trainings want a shorter memory of squared gradients than 0.999."""
-VALID_WINDOWS = 64
+VALID_ROWS = 32
+"""Windows of validation in one pass."""
 VALIDATIONS = 10
 """How often a training is validated; each time takes about as long as a step."""
 
@@ -59,20 +56,23 @@ class TrialFailed(Exception):
     """The trial has no result; the message says why."""
 
 
-def shape_of(config: TrialConfig) -> ModelShape:
+def shape_of(config: TrialConfig, stack: int = -1) -> ModelShape:
+    """What the encoding of one of the model's stacks is built for."""
     return ModelShape(
         config.width,
         config.heads,
         config.kv_heads,
         train_length=shape_length(config),
-        causal=config.objective == CAUSAL,
+        causal=objective_of(config).stacks[stack],
     )
 
 
-def build_decoder(config: TrialConfig) -> Decoder:
+def build_model(config: TrialConfig) -> nn.Module:
     """The model with its initial weights, which are the same for all encodings of a seed."""
+    objective = objective_of(config)
     torch.manual_seed(config.seed)
-    encoding = create(config.encoding, shape_of(config))
+    shapes = [shape_of(config, stack) for stack in range(len(objective.stacks))]
+    encodings = [create(config.encoding, shape) for shape in shapes]
     sizes = DecoderConfig(
         vocabulary_of(config),
         config.width,
@@ -82,17 +82,23 @@ def build_decoder(config: TrialConfig) -> Decoder:
         projections=config.projections,  # type: ignore[arg-type]
     )
     torch.manual_seed(config.seed)
-    kind = Decoder if config.objective == CAUSAL else MaskedModel
-    return kind(sizes, encoding).to(config.device)
+    return objective.model(sizes, *encodings).to(config.device)
+
+
+def learned_by_encodings(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters of the model's encodings, each once."""
+    encodings = [m for m in model.modules() if isinstance(m, PositionEncoding)]
+    return list({id(p): p for each in encodings for p in each.parameters()}.values())
 
 
 def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
     """AdamW with weight decay only on the model's matrices, and with `ENCODING_LR` for what an
     encoding learns."""
     in_linear = {id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
+    in_encoding = {id(p) for p in learned_by_encodings(model)}
     encoding, matrices, vectors = [], [], []
-    for name, p in model.named_parameters():
-        if not name.startswith("encoding."):
+    for p in model.parameters():
+        if id(p) not in in_encoding:
             (matrices if p.ndim > 1 else vectors).append(p)
         else:
             (vectors if id(p) in in_linear else encoding).append(p)
@@ -115,29 +121,7 @@ def learning_rate(config: TrialConfig, step: int) -> float:
     return config.lr * (0.55 + 0.45 * math.cos(math.pi * progress))
 
 
-def batch_of(symbols: np.ndarray, config: TrialConfig, step: int) -> Tensor:
-    """(batch, train_length + 1) symbols, drawn from the seed and the step and nothing else."""
-    random = np.random.Generator(np.random.Philox(key=[config.seed, step]))
-    starts = random.integers(0, len(symbols) - config.train_length, size=config.batch)
-    return windows(symbols, starts, config.train_length)
-
-
-def windows(symbols: np.ndarray, starts: np.ndarray, length: int) -> Tensor:
-    """(len(starts), length + 1): each window and the symbol after it."""
-    rows = np.stack([symbols[start : start + length + 1] for start in starts])
-    return torch.from_numpy(rows.astype(np.int64))
-
-
-def token_losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
-    """Cross-entropy in nats, (batch, length), of rows with length + 1 symbols."""
-    rows = rows.to(config.device)
-    with autocast(config):
-        logits = model(rows[:, :-1], length=rows.shape[1] - 1)
-    losses = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
-    return losses.view(rows.shape[0], -1)
-
-
-def train_decoder(
+def train_model(
     config: TrialConfig,
     train_symbols: np.ndarray,
     valid_symbols: np.ndarray,
@@ -145,14 +129,14 @@ def train_decoder(
     event: Event,
     checkpoint_steps: int,
     ranks: Ranks | None = None,
-) -> tuple[Decoder, Cursor]:
+) -> tuple[nn.Module, Cursor]:
     """Train to the end, from the checkpoint in `folder` where there is one.
 
     A checkpoint is written every `checkpoint_steps` steps, which does not change the numbers.
     The symbols are those of a text; a task makes its own. With `ranks`, this process takes its rows
     of each batch.
     """
-    model = build_decoder(config)
+    model = build_model(config)
     optimizer = optimizer_for(model, config)
     try:
         cursor = checkpoint.restore_checkpoint(folder, config.hash, model, optimizer)
@@ -228,13 +212,12 @@ def loss_of_step(
     """The mean loss of a step's batch, in nats; with `ranks`, this one's part of that sum."""
     task = task_of(config)
     if task is None:
-        rows = batch_of(symbols, config, step)
-        if config.objective != CAUSAL:
-            return _masked_loss(model, rows[:, :-1], config, step, ranks)
+        objective = objective_of(config)
+        asked = objective.ask(batch_of(symbols, config, step), config.seed, step)
         if ranks is None:
-            return token_losses(model, rows, config).mean()
-        losses = token_losses(model, ranks.rows(rows), config)
-        return losses.sum() / (rows.shape[0] * losses.shape[1])
+            return objective.losses(model, asked, config).mean()
+        part = tuple(ranks.rows(each) for each in asked)
+        return objective.losses(model, part, config).sum() / objective.count(asked)
     batch = task.train_batch(config.seed, step, config.batch, config.train_length)
     if ranks is None:
         return target_loss(model, batch, config)
@@ -243,30 +226,17 @@ def loss_of_step(
     return target_loss(model, part, config) * float(share)
 
 
-def _masked_loss(
-    model: nn.Module, rows: Tensor, config: TrialConfig, step: int, ranks: Ranks | None
-) -> Tensor:
-    hidden = hidden_in_training(rows, config.seed, step)
-    count = int(hidden.sum())
-    if ranks is not None:
-        rows, hidden = ranks.rows(rows), ranks.rows(hidden)
-    return masked_losses(model, rows, hidden, config).sum() / count
-
-
 @torch.no_grad()
 def _validate(model: nn.Module, config: TrialConfig, symbols: np.ndarray) -> float:
     task = task_of(config)
     if task is not None:
         return validation_bits(model, task, config)
-    last = len(symbols) - config.train_length - 1
-    count = min(VALID_WINDOWS, last // config.train_length + 1)
-    rows = windows(symbols, np.linspace(0, last, count).astype(int), config.train_length)
+    objective = objective_of(config)
+    asked = objective.ask_held_out(valid_windows(symbols, config))
     model.eval()
-    if config.objective != CAUSAL:
-        rows = rows[:, :-1]
-        losses = masked_losses(model, rows, hidden_in_tests(rows), config)
-        model.train()
-        return losses.double().mean().item() / math.log(2)
-    sums = [token_losses(model, part, config).double().sum().item() for part in rows.split(32)]
+    sums = [
+        objective.losses(model, part, config).double().sum().item()
+        for part in zip(*(each.split(VALID_ROWS) for each in asked), strict=True)
+    ]
     model.train()
-    return sum(sums) / (rows.shape[0] * config.train_length) / math.log(2)
+    return sum(sums) / objective.count(asked) / math.log(2)

@@ -16,8 +16,8 @@ from posenc.tasks.known import TEXT
 RECIPE = 3
 """Increase it when the same config would give other numbers, so that old results are not reused."""
 
-CAUSAL, MASKED = OBJECTIVES = ("causal", "masked")
-"""What a model learns to say of a text."""
+CAUSAL = "causal"
+"""The objective of a decoder: the next byte."""
 SEPARATE = "separate"
 LONGEST_NAME = 60
 """Letters of an encoding in the name of a folder."""
@@ -44,8 +44,8 @@ class TrialConfig:
         recipe: version of the training and evaluation code.
         code: hash of the files that define the encoding; "" for posenc's own.
         task: what is learned: "text", or a name in posenc.tasks.known.
-        objective: "causal", the next token after those before it; or "masked", hidden bytes of a
-            text from both sides.
+        objective: what is asked of a text, a name in posenc.compare.objectives; of a task
+            "causal".
         ranks: processes that share each batch; they sum gradients in another order than one does.
         projections: which of queries, keys and values share a projection, see posenc.Attention.
     """

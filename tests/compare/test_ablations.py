@@ -30,7 +30,7 @@ def test_every_arm_builds_a_model_of_its_own(name):
         (trial,) = plan_trials(Options(width=16, layers=3, heads=2, **options), encodings)
         for each in encodings:
             made = dataclasses.replace(trial, encoding=each.text)
-            train.build_decoder(made)
+            train.build_model(made)
             seen.add(made.hash)
     assert len(seen) == len(ablations.arms(QUESTIONS[name])) * len(QUESTIONS[name]["encodings"])
 
@@ -49,7 +49,7 @@ def test_shared_projections_are_shared_and_another_trial():
     sizes = {}
     for kind in ("separate", "k=v", "q=k", "none"):
         config = dataclasses.replace(TEXT, projections=kind)
-        sizes[kind] = sum(p.numel() for p in train.build_decoder(config).parameters())
+        sizes[kind] = sum(p.numel() for p in train.build_model(config).parameters())
         assert (config.hash == TEXT.hash) == (kind == "separate")
     square = TEXT.width**2 * TEXT.layers
     assert sizes["separate"] - sizes["k=v"] == sizes["separate"] - sizes["q=k"] == square

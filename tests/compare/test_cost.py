@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from posenc.compare import cost
-from posenc.compare.train import build_decoder
+from posenc.compare.objectives import OBJECTIVES
+from posenc.compare.train import build_model
 from tests.compare.test_summary import TRIAL
 
 GIB = 2**30
@@ -22,12 +23,14 @@ def check(trial=TRIAL, encodings=("rope",), seeds=1, workers=1, yes=False):
     cost.check_cost([trial], encodings, seeds, workers, yes)
 
 
-def test_parameters_are_counted_as_they_are_built():
-    model = build_decoder(TRIAL)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_parameters_are_counted_as_they_are_built(objective):
+    trial = dataclasses.replace(TRIAL, objective=objective)
+    model = build_model(trial)
     matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1)
     tied = model.head.weight is model.tokens.weight
     built = matrices if tied else matrices - model.head.weight.numel()
-    assert cost._parameters(TRIAL) == built
+    assert cost._parameters(trial) == built
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,19 @@ import torch
 
 from posenc.compare import train
 from posenc.compare.encodings import read_encodings
-from posenc.compare.evaluate_masked import evaluate_masked
-from posenc.compare.masked import (
+from posenc.compare.objectives import OBJECTIVES
+from posenc.compare.objectives.masked import (
     MASK,
     MaskedModel,
     hidden_in_tests,
     hidden_in_training,
-    masked_losses,
 )
-from posenc.compare.options import DEFAULT_MASKED, Options
+from posenc.compare.options import DEFAULT_BIDIRECTIONAL, Options
 from posenc.compare.page import make_page
 from posenc.compare.plan import plan_trials
 from posenc.compare.published import agreements
 from posenc.compare.study import run_study
+from posenc.compare.windows import windows
 from posenc.models import Decoder
 from tests.compare.test_tasks import TEXT
 
@@ -31,7 +31,7 @@ WORDS = np.frombuffer(b"the cat sat on the mat. " * 60, np.uint8).astype(np.uint
 
 
 def rows_of(count=3, length=16):
-    return train.windows(WORDS, np.arange(count) * 5, length)[:, :-1]
+    return windows(WORDS, np.arange(count) * 5, length)[:, :-1]
 
 
 def test_a_trial_of_another_objective_is_another_trial():
@@ -45,9 +45,9 @@ def test_a_trial_of_another_objective_is_another_trial():
         (["rope", "nope"], {}, "--objective masked: nope works in causal attention only"),
         (["fire"], {}, "--objective masked: fire works in causal attention only"),
         (["mine=rope+fire"], {}, "--objective masked: mine works in causal"),
-        (["rope"], {"task": ["copy"]}, "--objective masked: the task copy is answered token after"),
-        (["rope"], {"task": ["text", "copy"]}, "the task copy is answered"),
-        (["rope"], {"objective": "mask"}, "--objective must be causal or masked, got 'mask'"),
+        (["rope"], {"task": ["copy"]}, "--objective masked: the task copy is asked of a causal"),
+        (["rope"], {"task": ["text", "copy"]}, "the task copy is asked"),
+        (["rope"], {"objective": "mask"}, "--objective must be one of causal, .*, got 'mask'"),
     ],
 )
 def test_what_the_objective_cannot_use_is_refused_in_one_line(encodings, options, words):
@@ -57,10 +57,10 @@ def test_what_the_objective_cannot_use_is_refused_in_one_line(encodings, options
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("encoding", DEFAULT_MASKED)
+@pytest.mark.parametrize("encoding", DEFAULT_BIDIRECTIONAL)
 def test_hidden_bytes_are_not_seen_and_both_sides_are(encoding):
     torch.manual_seed(0)
-    model = train.build_decoder(dataclasses.replace(MASKED, encoding=encoding)).eval()
+    model = train.build_model(dataclasses.replace(MASKED, encoding=encoding)).eval()
     assert isinstance(model, MaskedModel)
     rows = rows_of(1)
     hidden = torch.zeros_like(rows, dtype=torch.bool)
@@ -78,7 +78,7 @@ def test_hidden_bytes_are_not_seen_and_both_sides_are(encoding):
 
 
 def test_a_decoder_in_its_place_would_not_see_what_follows():
-    model, rows = train.build_decoder(TEXT).eval(), rows_of(1)
+    model, rows = train.build_model(TEXT).eval(), rows_of(1)
     later = rows.clone()
     later[0, 15] = 90
     assert isinstance(model, Decoder) and not isinstance(model, MaskedModel)
@@ -100,7 +100,7 @@ class Uniform(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.encoding = train.build_decoder(MASKED).encoding
+        self.encoding = train.build_model(MASKED).encoding
 
     def forward(self, tokens, length):
         assert tokens.shape[1] == length and (tokens == MASK).any()
@@ -109,7 +109,7 @@ class Uniform(torch.nn.Module):
 
 def test_every_length_position_and_context_is_scored_in_bits_of_hidden_bytes():
     config = dataclasses.replace(MASKED, test_lengths=(16, 24, 64))  # 24 leaves a rest of 64
-    by_length, by_position, by_context = evaluate_masked(Uniform(), WORDS, config)
+    by_length, by_position, by_context = OBJECTIVES["masked"].test(Uniform(), WORDS, config)
     for score in (*by_length, *by_context):
         assert score.bits_per_byte == pytest.approx(math.log2(MASK + 1))
     assert [s.length for s in by_length] == [16, 24, 64]
@@ -124,7 +124,7 @@ def test_a_loss_that_is_not_finite_fails_the_trial():
             return super().forward(tokens, length) + math.nan
 
     with pytest.raises(FloatingPointError, match="not finite at test length 16"):
-        evaluate_masked(Broken(), WORDS, MASKED)
+        OBJECTIVES["masked"].test(Broken(), WORDS, MASKED)
 
 
 def test_it_learns_and_resumes_to_the_same_bits(tmp_path):
@@ -132,7 +132,7 @@ def test_it_learns_and_resumes_to_the_same_bits(tmp_path):
 
     def run(folder, event):
         folder.mkdir(exist_ok=True)
-        return train.train_decoder(config, WORDS, WORDS, folder, event, 7)
+        return train.train_model(config, WORDS, WORDS, folder, event, 7)
 
     def stop(kind, **values):
         if kind == "step" and values["step"] == 17:
@@ -145,7 +145,7 @@ def test_it_learns_and_resumes_to_the_same_bits(tmp_path):
     assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
     assert cursor.training[-1].valid < 0.7 * cursor.training[0].valid
     rows = rows_of(8)
-    losses = masked_losses(whole, rows, hidden_in_tests(rows), config)
+    losses = OBJECTIVES["masked"].losses(whole, (rows, hidden_in_tests(rows)), config)
     assert losses.shape == (int(hidden_in_tests(rows).sum()),)
 
 

@@ -110,7 +110,7 @@ def test_encodings_of_rows_and_columns_learn_the_grid(encoding, tmp_path):
         config, width=64, layers=1, heads=2, kv_heads=2, steps=2, batch=2, device="cpu",
         precision="float32", test_lengths=(8, 9),
     )  # fmt: skip
-    model, cursor = train.train_decoder(config, NOTHING, NOTHING, tmp_path, lambda *a, **k: None, 9)
+    model, cursor = train.train_model(config, NOTHING, NOTHING, tmp_path, lambda *a, **k: None, 9)
     assert cursor.step == 2
     near, far = score_cases(model, TASKS["grid"], config)
     assert near.token_accuracy is not None
@@ -130,7 +130,7 @@ def test_positions_of_the_grid_as_each_encoding_takes_them():
 
 
 def test_padding_changes_nothing():
-    model = train.build_decoder(COPY)
+    model = train.build_model(COPY)
     batch = TASKS["copy"].test_batch(Case(3), 4, 4)
     longer = Batch(
         np.pad(batch.tokens, ((0, 0), (0, 5))),
@@ -143,7 +143,7 @@ def test_padding_changes_nothing():
 def test_interrupted_training_on_a_task_gives_the_same_bits(tmp_path):
     def run(folder, event):
         folder.mkdir(exist_ok=True)
-        return train.train_decoder(COPY, NOTHING, NOTHING, folder, event, 5)
+        return train.train_model(COPY, NOTHING, NOTHING, folder, event, 5)
 
     def stop(kind, **values):
         if kind == "step" and values["step"] == 7:
@@ -159,7 +159,7 @@ def test_interrupted_training_on_a_task_gives_the_same_bits(tmp_path):
 
 def test_exact_match_is_that_of_greedy_decoding():
     config = dataclasses.replace(COPY, train_length=2, batch=64, lr=1e-2, width=64, steps=40)
-    model = train.build_decoder(config)
+    model = train.build_model(config)
     optimizer, task = train.optimizer_for(model, config), TASKS["copy"]
     batch = task.test_batch(Case(1), 60, 2)
     step, exact = 0, np.zeros(60, bool)

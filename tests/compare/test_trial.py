@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from posenc.compare import checkpoint, evaluate, train
+from posenc.compare import checkpoint, evaluate, forward, train, windows
 from posenc.compare.results import TrialResult
 from posenc.compare.trial import TrialConfig, read_trial, write_trial
 from posenc.models import Decoder, DecoderConfig
@@ -39,7 +39,7 @@ def stop_at(step):
 
 def run(config, folder, event=quiet, every=5):
     folder.mkdir(exist_ok=True)
-    return train.train_decoder(config, TEXT, TEXT, folder, event, every)
+    return train.train_model(config, TEXT, TEXT, folder, event, every)
 
 
 def other(value):
@@ -135,9 +135,9 @@ def test_corrupt_checkpoint_starts_again_and_says_so(tmp_path, damage):
         tensors.unlink()
     else:
         bigger = dataclasses.replace(TINY, width=64)
-        model = train.build_decoder(bigger)
+        model = train.build_model(bigger)
         optimizer = train.optimizer_for(model, bigger)
-        train.token_losses(model, train.batch_of(TEXT, bigger, 0), bigger).mean().backward()
+        forward.token_losses(model, windows.batch_of(TEXT, bigger, 0), bigger).mean().backward()
         optimizer.step()
         checkpoint.write_checkpoint(home, checkpoint.Cursor(TINY.hash, 5), model, optimizer)
     said = []
@@ -154,8 +154,7 @@ def test_no_pickle_is_written(tmp_path):
 
 def test_batches_and_model_weights_are_the_same_for_all_encodings():
     models = [
-        train.build_decoder(dataclasses.replace(TINY, encoding=e))
-        for e in ("nope", "learned", "t5")
+        train.build_model(dataclasses.replace(TINY, encoding=e)) for e in ("nope", "learned", "t5")
     ]
     weights = [
         {k: v for k, v in m.state_dict().items() if not k.startswith("encoding.")} for m in models
@@ -164,21 +163,21 @@ def test_batches_and_model_weights_are_the_same_for_all_encodings():
         assert weights[0].keys() == other_weights.keys()
         assert all(torch.equal(weights[0][k], other_weights[k]) for k in weights[0])
     batches = [
-        train.batch_of(TEXT, dataclasses.replace(TINY, encoding=e), 3) for e in ("nope", "t5")
+        windows.batch_of(TEXT, dataclasses.replace(TINY, encoding=e), 3) for e in ("nope", "t5")
     ]
     assert torch.equal(*batches)
 
 
 def test_seeds_and_steps_give_other_batches():
-    first = train.batch_of(TEXT, TINY, 0)
-    assert not torch.equal(first, train.batch_of(TEXT, TINY, 1))
-    assert not torch.equal(first, train.batch_of(TEXT, dataclasses.replace(TINY, seed=1), 0))
+    first = windows.batch_of(TEXT, TINY, 0)
+    assert not torch.equal(first, windows.batch_of(TEXT, TINY, 1))
+    assert not torch.equal(first, windows.batch_of(TEXT, dataclasses.replace(TINY, seed=1), 0))
 
 
 def test_tables_of_all_encodings_have_the_same_faster_rate_and_no_decay():
     for name in ("learned", "t5"):
         config = dataclasses.replace(TINY, encoding=name)
-        model = train.build_decoder(config)
+        model = train.build_model(config)
         own = {id(p) for p in model.encoding.parameters()}
         assert own
         for group in train.optimizer_for(model, config).param_groups:
@@ -225,7 +224,7 @@ def test_evaluation_gives_the_bits_of_a_known_model():
 def test_learned_table_cannot_run_beyond_itself_and_says_why():
     config = dataclasses.replace(TINY, encoding="learned")
     by_length, by_position, by_context = evaluate.evaluate_lengths(
-        train.build_decoder(config), TEXT, config
+        train.build_model(config), TEXT, config
     )
     assert [s.cannot for s in by_length] == [None, "it has 16 positions", "it has 16 positions"]
     assert [s.bits_per_byte is None for s in by_length] == [False, True, True]
@@ -235,7 +234,7 @@ def test_learned_table_cannot_run_beyond_itself_and_says_why():
 
 def test_linear_layers_of_an_encoding_keep_the_model_rate_without_decay():
     config = dataclasses.replace(TINY, encoding="fox")
-    model = train.build_decoder(config)
+    model = train.build_model(config)
     own = {id(p) for p in model.encoding.parameters()}
     groups = train.optimizer_for(model, config).param_groups
     found = [g for g in groups for p in g["params"] if id(p) in own]

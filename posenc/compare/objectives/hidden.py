@@ -1,73 +1,66 @@
-"""Test a model of the masked objective at every length, on the same hidden bytes."""
+"""Test a model that is asked some of a window's bytes at every length, on the same bytes."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from posenc.compare.evaluate import BUCKETS, TOKENS_AT_ONCE, bits, cannot, held_out_windows
-from posenc.compare.masked import hidden_in_tests, masked_losses
+from posenc.compare.evaluate import BUCKETS, TOKENS_AT_ONCE, bits, cannot
+from posenc.compare.objectives.objective import Objective, Scores
 from posenc.compare.results import LengthScore, PositionScore
 from posenc.compare.trial import TrialConfig
+from posenc.compare.windows import held_out_windows
 from posenc.encoding.base import PositionEncoding
 
 
 @torch.no_grad()
-def evaluate_masked(
-    model: nn.Module, symbols: np.ndarray, config: TrialConfig
-) -> tuple[tuple[LengthScore, ...], tuple[PositionScore, ...], tuple[LengthScore, ...]]:
-    """Bits per hidden byte by window length, by position inside the longest window, and by the
-    length of text before the end of the same targets: what `evaluate_lengths` gives of the next
+def evaluate_asked(
+    objective: Objective, model: nn.Module, symbols: np.ndarray, config: TrialConfig
+) -> Scores:
+    """Bits per byte that is asked, by window length, by position inside the longest window, and by
+    the length of text up to the end of the same targets: what `evaluate_lengths` gives of the next
     byte."""
     model.eval()
-    whole = held_out_windows(symbols, config)[:, :-1]
-    hidden = hidden_in_tests(whole)
+    whole, hidden = held_out = objective.ask_held_out(held_out_windows(symbols, config))
     encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
     targets = max(1, config.train_length // 2)
     by_length, by_position, by_context = [], (), []
     for length in config.test_lengths:
-        reason = cannot(encoding, length)
+        reason = cannot(encoding, objective.longest_part(length))
         if reason:
             by_length.append(LengthScore(length, None, reason))
             continue
-        parts = [(_losses(model, rows, asked, config), asked) for rows, asked in _cut(
-            whole, hidden, length
-        )]  # fmt: skip
+        parts = [
+            (_losses(objective, model, rows, asked, config), asked)
+            for rows, asked in objective.cut(held_out, length)
+            if asked.any()
+        ]
         total = sum(losses.sum().item() for losses, _ in parts)
         by_length.append(LengthScore(length, bits(total / sum(int(a.sum()) for _, a in parts))))
         by_position = _by_position(*parts[0])
-    for length in sorted({targets, *config.test_lengths}):
-        reason = cannot(encoding, length)
+    alone = {targets} if len(objective.stacks) == 1 else set()  # of two, one would read nothing
+    for length in sorted({*alone, *config.test_lengths}):
+        reason = cannot(encoding, objective.longest_part(length, targets))
         if reason:
             by_context.append(LengthScore(length, None, reason))
             continue
         # Hidden bytes before the targets would take context away: only the targets' are.
         asked = hidden[:, -length:].clone()
         asked[:, :-targets] = False
-        losses = _losses(model, whole[:, -length:], asked, config)
+        losses = _losses(objective, model, whole[:, -length:], asked, config)
         by_context.append(LengthScore(length, bits((losses.sum() / asked.sum()).item())))
     return tuple(by_length), by_position, tuple(by_context)
 
 
-def _cut(whole: Tensor, hidden: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Windows of `length` that do not overlap and what is hidden in them, then what remains."""
-    longest = whole.shape[1]
-    stop = longest // length * length
-    starts = range(0, stop, length)
-    yield tuple(torch.cat([t[:, s : s + length] for s in starts]) for t in (whole, hidden))  # type: ignore[misc]
-    if stop < longest and hidden[:, stop:].any():
-        yield whole[:, stop:], hidden[:, stop:]
-
-
-def _losses(model: nn.Module, rows: Tensor, asked: Tensor, config: TrialConfig) -> Tensor:
+def _losses(
+    objective: Objective, model: nn.Module, rows: Tensor, asked: Tensor, config: TrialConfig
+) -> Tensor:
     """(rows, length) nats in float64 on the CPU, 0 where nothing is asked."""
     at_once = max(1, TOKENS_AT_ONCE // rows.shape[1])
     found = torch.zeros(rows.shape, dtype=torch.float64)
     pieces = zip(rows.split(at_once), asked.split(at_once), strict=True)
-    parts = [masked_losses(model, *piece, config).double().cpu() for piece in pieces]
+    parts = [objective.losses(model, piece, config).double().cpu() for piece in pieces]
     found[asked] = torch.cat(parts)
     if not found.isfinite().all():
         raise FloatingPointError(f"the loss is not finite at test length {rows.shape[1]}")

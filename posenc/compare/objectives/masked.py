@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from posenc import masks
 from posenc.compare.forward import autocast
+from posenc.compare.objectives.hidden import evaluate_asked
+from posenc.compare.objectives.objective import Asked, Objective, Scores
 from posenc.compare.splits import VOCABULARY
 from posenc.compare.trial import TrialConfig
 from posenc.encoding.base import PositionEncoding
@@ -60,12 +62,34 @@ def hidden_in_tests(rows: Tensor) -> Tensor:
     return _drawn(rows, np.random.Philox(key=np.array([_HELD_OUT, rows.shape[1]], np.uint64)))
 
 
-def masked_losses(model: nn.Module, rows: Tensor, hidden: Tensor, config: TrialConfig) -> Tensor:
-    """Cross-entropy in nats of the hidden bytes, (hidden bytes,), row by row."""
-    rows, hidden = rows.to(config.device), hidden.to(config.device)
-    with autocast(config):
-        logits = model(rows.masked_fill(hidden, MASK), length=rows.shape[1])
-    return F.cross_entropy(logits[hidden].float(), rows[hidden], reduction="none")
+class Masked(Objective):
+    name = "masked"
+    stacks = (False,)
+    marks = 1
+    said = f"{SHARE:.0%} of the bytes are hidden, and only those are scored."
+
+    def model(self, sizes: DecoderConfig, *encodings: PositionEncoding) -> nn.Module:
+        return MaskedModel(sizes, *encodings)
+
+    def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
+        rows = rows[:, :-1]
+        return rows, hidden_in_training(rows, seed, step)
+
+    def ask_held_out(self, rows: Tensor) -> Asked:
+        rows = rows[:, :-1]
+        return rows, hidden_in_tests(rows)
+
+    def count(self, asked: Asked) -> int:
+        return int(asked[1].sum())
+
+    def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
+        rows, hidden = (each.to(config.device) for each in asked)
+        with autocast(config):
+            logits = model(rows.masked_fill(hidden, MASK), length=rows.shape[1])
+        return F.cross_entropy(logits[hidden].float(), rows[hidden], reduction="none")
+
+    def test(self, model: nn.Module, symbols: np.ndarray, config: TrialConfig) -> Scores:
+        return evaluate_asked(self, model, symbols, config)
 
 
 def _drawn(rows: Tensor, bits: np.random.BitGenerator) -> Tensor:
