@@ -21,7 +21,7 @@ are extended, {refused} are refused with a reason before anything is measured, {
 {unbuilt} more are not here, because no tiny model of them could be built: {names}.
 
 `python experiments/families.py ALL.csv` and `python experiments/families_docs.py ALL.csv
-results/extend/families.csv docs/families.md` write this page; it takes an hour on two cores.
+results/extend/families.csv docs/families.md` write this page; it takes a quarter of an hour.
 
 | family | inspect | extend: methods measured | exported and proved | left out, and why |
 | --- | --- | --- | --- | --- |
