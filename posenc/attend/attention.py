@@ -13,7 +13,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from posenc.attend.cache import KVCache
-from posenc.attend.kernels import blockwise, flex, reference, sdpa, short_rows
+from posenc.attend.kernels import blockwise, flex, fused_blocks, reference, sdpa, short_rows
 from posenc.attend.kernels.cost import scores_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.request import Request
@@ -219,6 +219,8 @@ def _best(problem: Problem) -> tuple[str, str]:
         return "sdpa", how
     if not on_cpu and not dense and runs("flex"):
         return "flex", "one fused kernel with the encoding's score_mod"
+    if fused_blocks.is_additive(problem) and runs("blockwise"):
+        return "blockwise", "torch's kernel takes what the encoding adds as a mask"
     if dense or not runs("blockwise"):
         return "reference", "the scores are small" if dense else "nothing else can run here"
     return "blockwise", "the scores are too large to hold at once"

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from posenc.encoding.base import PositionEncoding, check_head_dim, check_heads
 from posenc.encoding.claims import Claims
 from posenc.numbers.heads import for_every_head
+from posenc.numbers.kept import Kept
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import free_ends
 from posenc.terms.by_distance import ByDistance, require_whole
@@ -109,6 +110,7 @@ class DeBERTa(PositionEncoding):
         self.share_att_key = share_att_key
         self._attention_projections: tuple[nn.Linear, nn.Linear] | None = None
         self.pos_key = self.pos_query = None
+        self._kept = Kept()
         if c2p and not share_att_key:
             self.pos_key = nn.Linear(embed_dim, num_heads * self.head_dim)
         if p2c and not share_att_key:
@@ -163,13 +165,23 @@ class DeBERTa(PositionEncoding):
         check_head_dim(self, self.head_dim, q.x)
         dtype, scale = at_least_float32(q.x.dtype), self.scale(self.head_dim)
 
+        def vectors(projection: nn.Linear | None, rows: Tensor) -> Tensor:
+            assert projection is not None
+            given = projection.weight, projection.bias, self.table, rows
+            norm = () if self.norm is None else (self.norm.weight, self.norm.bias)
+            return self._kept(
+                (projection, dtype),
+                lambda: scale * self._projected(projection, rows, dtype),
+                *given, *norm,
+            )  # fmt: skip
+
         def for_q(distance: Tensor) -> Tensor:
             if few:
                 return F.pad(self._rows(self.row(distance), dtype), (0, 1), value=1.0)[None]
-            return scale * self._projected(self._projections()[1], self.row(distance), dtype)
+            return vectors(self._projections()[1], self.row(distance))
 
         def for_k(distance: Tensor) -> Tensor:
-            return scale * self._projected(self._projections()[0], self._k_row(distance), dtype)
+            return vectors(self._projections()[0], self._k_row(distance))
 
         few = not torch.compiler.is_compiling() and len(q) <= FEW
         queries = q.x.to(dtype) if self.c2p else None
@@ -191,11 +203,10 @@ class DeBERTa(PositionEncoding):
         return self._attention_projections
 
     def _projected(
-        self, projection: nn.Linear | None, rows: Int[Tensor, " rows"], dtype: torch.dtype
+        self, projection: nn.Linear, rows: Int[Tensor, " rows"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads rows head_dim"]:
         """These rows of the table by head; a projection of fewer heads serves its groups. A row
         that several distances share is projected once."""
-        assert projection is not None
         ends = free_ends(rows)
         first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)
         shared = 2 * (last + 1 - first) < len(rows)

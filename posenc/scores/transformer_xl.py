@@ -14,6 +14,7 @@ from posenc.encoding.base import PositionEncoding, QueriesKeys, check_head_dim, 
 from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
+from posenc.numbers.kept import Kept
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import free_ends
 from posenc.positions import distances, run_start
@@ -85,6 +86,7 @@ class TransformerXL(PositionEncoding):
         self.u = nn.Parameter(torch.empty(num_heads, head_dim))
         self.v = nn.Parameter(torch.empty(num_heads, head_dim))
         self.projection = nn.Linear(embed_dim, num_heads * head_dim, bias=False)
+        self._kept = Kept()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -125,8 +127,13 @@ class TransformerXL(PositionEncoding):
         self, distance: Real[Tensor, " distances"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads distances head_dim"]:
         """W R of each distance, the distances side by side in memory."""
-        projected = self.projection.weight.to(dtype) @ self.sinusoid(distance, dtype).mT
-        return projected.unflatten(0, self.u.shape).mT
+        weight = self.projection.weight
+
+        def project() -> Tensor:
+            projected = weight.to(dtype) @ self.sinusoid(distance, dtype).mT
+            return projected.unflatten(0, self.u.shape).mT
+
+        return self._kept(dtype, project, weight, distance)
 
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "num_heads head_dim embed_dim"]:
         """The projection by head."""
