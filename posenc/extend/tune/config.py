@@ -73,7 +73,7 @@ class TuneConfig:
     ] = False
     warmup: int = 20
     seed: int = 0
-    short_share: float = 0.4
+    short_share: float = 0.75
 
     def __post_init__(self) -> None:
         if self.lr is not None and not 0 < self.lr < math.inf:
