@@ -167,22 +167,26 @@ class DeBERTa(PositionEncoding):
 
         def vectors(projection: nn.Linear | None, rows: Tensor) -> Tensor:
             assert projection is not None
-            given = projection.weight, projection.bias, self.table, rows
-            norm = () if self.norm is None else (self.norm.weight, self.norm.bias)
+            given = projection.weight, projection.bias, rows, self.table
             return self._kept(
                 (projection, dtype),
-                lambda: scale * self._projected(projection, rows, dtype),
+                lambda: _side_by_side(scale * self._projected(projection, rows, dtype)),
                 *given, *norm,
             )  # fmt: skip
 
+        def with_ones(rows: Tensor) -> Tensor:
+            return _side_by_side(F.pad(self._rows(rows, dtype), (0, 1), value=1.0)[None])
+
         def for_q(distance: Tensor) -> Tensor:
             if few:
-                return F.pad(self._rows(self.row(distance), dtype), (0, 1), value=1.0)[None]
+                rows = self.row(distance)
+                return self._kept(dtype, lambda: with_ones(rows), rows, self.table, *norm)
             return vectors(self._projections()[1], self.row(distance))
 
         def for_k(distance: Tensor) -> Tensor:
             return vectors(self._projections()[0], self._k_row(distance))
 
+        norm = () if self.norm is None else (self.norm.weight, self.norm.bias)
         few = not torch.compiler.is_compiling() and len(q) <= FEW
         queries = q.x.to(dtype) if self.c2p else None
         if few and queries is not None:
@@ -234,11 +238,19 @@ class DeBERTa(PositionEncoding):
         """(batch, num_heads, len, embed_dim + 1): queries whose products with `_rows` are those of
         `queries` with `_projected`."""
         assert projection is not None
-        weight = projection.weight.to(queries.dtype)
-        bias = weight.new_zeros(len(weight)) if projection.bias is None else projection.bias
-        both = torch.cat([weight, bias.to(weight.dtype)[:, None]], 1)
-        heads = both.unflatten(0, (-1, self.head_dim))
-        return queries @ for_every_head(heads, self.num_heads, dim=0)
+        weight, bias = projection.weight, projection.bias
+
+        def by_head() -> Tensor:
+            ends = weight.new_zeros(len(weight)) if bias is None else bias
+            both = torch.cat([weight, ends[:, None]], 1).to(queries.dtype)
+            return for_every_head(both.unflatten(0, (-1, self.head_dim)), self.num_heads, dim=0)
+
+        return queries @ self._kept(("through", queries.dtype), by_head, weight, bias)
+
+
+def _side_by_side(vectors: Tensor) -> Tensor:
+    """The same (..., rows, width), with the rows side by side in memory."""
+    return vectors.mT.contiguous().mT
 
 
 @lru_cache(maxsize=16)
