@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from posenc.attend.problem import Problem
 
@@ -29,6 +30,13 @@ def dense_bytes(problem: Problem, rows: int) -> int:
     if problem.needs_grad:  # weights are kept as they were before rows without a key were emptied
         arrays += 1 if problem.every_row_sees_a_key else 2
     return int(arrays * scores_bytes(problem, rows))
+
+
+def largest_norms(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """(batch, heads): the largest norm of the vectors in t, or a little more: for half types torch
+    adds up in float32 and rounds once, and asking it for float32 would copy t."""
+    room = 1 if t.dtype == dtype else 1 + 2 * torch.finfo(t.dtype).eps
+    return torch.linalg.vector_norm(t, dim=-1).amax(-1).to(dtype) * room
 
 
 def negligible(dtype: torch.dtype) -> float:

@@ -82,7 +82,21 @@ def _visible_time(problem: Problem) -> str:
 def takes_blocks(problem: Problem) -> bool:
     """Whether the call goes through query blocks, and not to the kernel in one piece."""
     needed = problem.term is not None or problem.need_lse or _is_window(problem)
-    return needed and toeplitz.refuse(problem) is None and not takes_rows(problem)
+    otherwise = takes_rows(problem) or takes_one_row(problem)
+    return needed and toeplitz.refuse(problem) is None and not otherwise
+
+
+def takes_one_row(problem: Problem) -> bool:
+    """Whether a bias that is a term per key goes to the kernel as one row for all queries, which in
+    half types costs it less than a table of distances."""
+    short = problem.q.dtype.itemsize == 2 and problem.q_len <= split_rows.HALF_ROWS
+    forward = short and not problem.needs_grad and not problem.need_lse
+    return (
+        forward
+        and split.refuse(problem) is None
+        and is_plain_causal(problem)
+        and split_rows.refuse(problem) is None
+    )
 
 
 def takes_rows(problem: Problem) -> bool:

@@ -12,11 +12,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.attend.kernels import split
-from posenc.attend.kernels.cost import negligible
+from posenc.attend.kernels.cost import largest_norms, negligible
 from posenc.attend.kernels.toeplitz_gradients import dense_gradients, rows_in_memory
 from posenc.attend.problem import Problem
 from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import at_least_float32
+
+HALF_ROWS = 1024
+"""Up to this many queries of half types are one block: what would be rounded in large numbers, or
+left out as negligible, is less than a second call and joining its results cost."""
 
 
 def refuse(problem: Problem) -> str | None:
@@ -56,10 +60,14 @@ class _Rows:
     @classmethod
     def of(cls, q: Tensor, k: Tensor, row: Tensor, key: Tensor, scale: float) -> _Rows:
         dtype = at_least_float32(q.dtype)
-        q_size, k_size = (torch.linalg.vector_norm(t, dim=-1, dtype=dtype).amax(-1) for t in (q, k))
+        one = q.shape[2] <= HALF_ROWS and q.dtype != dtype
+        size = HALF_ROWS if one else split.block_rows(key)
+        if q.shape[2] <= size:  # one block has no earlier keys
+            return cls(row, key, key.new_full(q.shape[:2], -torch.inf), size)
+        q_size, k_size = (largest_norms(t, dtype) for t in (q, k))
         spread = 2 * abs(scale) * q_size * for_every_head(k_size, q.shape[1])
         least = (row - key).amin(-1) - spread + negligible(dtype)
-        return cls(row, key, least, split.block_rows(key))
+        return cls(row, key, least, size)
 
     def blocks(self, dtype: torch.dtype) -> Iterator[tuple[int, int, int, Tensor, Tensor]]:
         """start, stop, first, the bias of the keys before `stop` (batch, num_heads, stop), -inf
@@ -96,6 +104,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, rows: _Rows, scale: float) -> tupl
 
     for start, stop, first, bias, all_lost in rows.blocks(dtype):
         own, own_lse = flash(start, stop, start, stop, bias)
+        if stop - start == q_len:
+            return own, own_lse
         if first < start:
             past, past_lse = flash(start, stop, first, start, bias)
             past_lse = past_lse.masked_fill(all_lost, -torch.inf)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.attend.kernels.cost import negligible
+from posenc.attend.kernels.cost import largest_norms, negligible
 from posenc.attend.kernels.toeplitz_forward import forward
 from posenc.attend.kernels.toeplitz_gradients import (
     Block,
@@ -22,9 +22,8 @@ from posenc.encoding.base import check_heads
 from posenc.numbers.precision import at_least_float32
 from posenc.terms.term import Term
 
-ROWS, HALF_ROWS = 256, 512
-"""Queries per block, and in half types, where products cost less and calls as much: what a causal
-mask hides of a block is computed all the same."""
+ROWS = 256
+"""Queries per block: what a causal mask hides of a block is computed all the same."""
 
 
 KEYS = 128
@@ -72,9 +71,8 @@ def distance_run(problem: Problem) -> int | None:
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     table = _table(problem)
     blocks = []
-    rows = HALF_ROWS if problem.q.dtype.itemsize == 2 else ROWS
-    for start in range(0, problem.q_len, rows):
-        stop = min(start + rows, problem.q_len)
+    for start in range(0, problem.q_len, ROWS):
+        stop = min(start + ROWS, problem.q_len)
         blocks.append((start, stop, *problem.reach(start, stop)))
     if not (problem.need_lse or problem.needs_grad):
         return forward(problem.q, problem.k, problem.v, table, problem.scale, blocks)[0], None
@@ -146,8 +144,8 @@ def _without_negligible(problem: Problem, table: Tensor, farthest: int) -> Tenso
     with torch.no_grad():
         lowest = table.amin(-1)
         for step in (SAMPLED, 1):
-            norms = [_largest_norm(t[:, :, ::step], table.dtype) for t in (problem.q, problem.k)]
-            spread = 2 * abs(problem.scale) * norms[0] * norms[1]
+            norms = [largest_norms(t[:, :, ::step], table.dtype) for t in (problem.q, problem.k)]
+            spread = 2 * abs(problem.scale) * norms[0].amax() * norms[1].amax()
             least = table[:, farthest] - spread + negligible(table.dtype)
             if bool((lowest >= least).all()):
                 return table
@@ -155,13 +153,6 @@ def _without_negligible(problem: Problem, table: Tensor, farthest: int) -> Tenso
         if WORTH * hidden.sum(-1).amax() < table.shape[1]:
             return table
     return table.masked_fill(hidden, -torch.inf)
-
-
-def _largest_norm(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """The largest norm of the vectors in t, or a little more: for half types torch adds up in
-    float32 and rounds once, and asking it for float32 would copy t."""
-    room = 1 if t.dtype == dtype else 1 + 2 * torch.finfo(t.dtype).eps
-    return torch.linalg.vector_norm(t, dim=-1).amax().to(dtype) * room
 
 
 class _Attention(torch.autograd.Function):
