@@ -5,7 +5,8 @@ python experiments/ablations.py rope_base --seeds 3    # one of them, with more 
 python experiments/ablations.py --steps 20 --out tried --tables tried   # to see that all run
 
 Trials lie in runs/ablations/QUESTION and go on where they were stopped; the table of a question is
-results/ablations/QUESTION.csv, one row for each arm, seed and length.
+results/ablations/QUESTION.csv, one row for each arm, seed and length. scalings.py beside this file
+asks what RoPE's scalings give after N steps of tuning.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from next_byte import score_next_byte
+
 from posenc.compare.budget import SUITE_SIZES, SUITES
 from posenc.compare.options import Options
+from posenc.compare.results import TrialResult
 from posenc.compare.study import run_study
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +35,7 @@ def read_questions(path: Path) -> dict[str, dict[str, Any]]:
 
 def arms(question: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Every choice of the options that have several values, with a name of what is chosen."""
-    options = {k: v for k, v in question.items() if k not in ("question", "encodings")}
+    options = {k: v for k, v in question.items() if k not in ("question", "encodings", "next_byte")}
     several = {key: values for key, values in options.items() if isinstance(values, list)}
     found = []
     for values in product(*several.values()):
@@ -40,23 +44,35 @@ def arms(question: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def scores_of(
+    result: TrialResult, arm: str, study: Path, next_byte: bool
+) -> list[tuple[str, int, float | None]]:
+    """The arm, the length and the bits per byte of a trial, None where its encoding cannot."""
+    if not next_byte:
+        return [(arm, score.length, score.bits_per_byte) for score in result.by_length]
+    return [
+        (", ".join(filter(None, (arm, score.way))), score.length, score.bits_per_byte)
+        for score in score_next_byte(study, result.config)
+    ]
+
+
 def ask(name: str, question: dict[str, Any], given: argparse.Namespace) -> Path:
     """Run the arms of a question and write its table."""
     rows = []
     for arm, options in arms(question):
+        out = given.out / name / (arm.replace(" ", "-") or "all")
         study = run_study(
             Options(
                 question["encodings"], seeds=given.seeds, steps=given.steps, workers=given.workers,
-                text=given.text, out=given.out / name / (arm.replace(" ", "-") or "all"),
-                **SUITE_SIZES | options,
+                text=given.text, out=out, **SUITE_SIZES | options,
             ),
             show=False,
         )  # fmt: skip
         for result in study.finished:
             config = result.config
-            for score in result.by_length:
-                bits = "cannot" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
-                shown = (config.encoding, arm, config.seed, score.length, bits)
+            for way, length, score in scores_of(result, arm, out, question.get("next_byte", False)):
+                bits = "cannot" if score is None else f"{score:.4f}"
+                shown = (config.encoding, way, config.seed, length, bits)
                 rows.append((*shown, result.parameters, config.recipe, config.steps))
     given.tables.mkdir(parents=True, exist_ok=True)
     path = given.tables / f"{name}.csv"

@@ -2,9 +2,7 @@
 
 import csv
 import dataclasses
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +11,10 @@ from posenc.compare.encodings import read_encodings
 from posenc.compare.options import Options
 from posenc.compare.plan import plan_trials
 from tests.compare.test_tasks import TEXT
+from tests.experiment import FOLDER, experiment
 
-ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("ablations", ROOT / "experiments/ablations.py")
-assert SPEC is not None and SPEC.loader is not None
-ablations = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(ablations)
-QUESTIONS = ablations.read_questions(ROOT / "experiments/ablations.toml")
+ablations = experiment("ablations")
+QUESTIONS = ablations.read_questions(FOLDER / "ablations.toml")
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -68,33 +63,34 @@ def test_projections_that_cannot_be_shared_are_refused(options, words):
         plan_trials(Options(**options), read_encodings(["rope"]))
 
 
-def test_a_question_ends_in_its_table(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "name, changed, arms",
+    [
+        (
+            "projections_masked", {"projections": ["k=v", "none"]},
+            ["projections k=v", "projections none"],
+        ),
+        (
+            "bidirectional", {},
+            ["objective causal", "objective masked", "objective masked, under a causal mask"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_question_ends_in_its_table(name, changed, arms, tmp_path, monkeypatch, capsys):
     (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 4000)
-    asked = ["projections_masked", "--seeds", "1", "--steps", "1", "--workers", "1"]
-    where = [
-        "--text",
-        str(tmp_path / "text.txt"),
-        "--out",
-        str(tmp_path),
-        "--tables",
-        str(tmp_path),
-    ]
-    monkeypatch.setattr(sys, "argv", ["ablations.py", *asked, *where])
+    asked = [name, "--seeds", "1", "--steps", "1", "--workers", "1"]
+    asked += ["--text", tmp_path / "text.txt", "--out", tmp_path, "--tables", tmp_path]
+    monkeypatch.setattr(sys, "argv", ["ablations.py", *map(str, asked)])
     monkeypatch.setattr(
         ablations, "SUITE_SIZES", {"width": 16, "layers": 1, "heads": 1, "batch": 2}
     )
-    monkeypatch.setattr(ablations, "read_questions", lambda path: {
-        "projections_masked": {**QUESTIONS["projections_masked"], "encodings": ["t5"],
-                               "projections": ["k=v", "none"], "test_lengths": "128,256"}
-    })  # fmt: skip
+    question = {**QUESTIONS[name], "encodings": ["t5"], "test_lengths": "128,256", **changed}
+    monkeypatch.setattr(ablations, "read_questions", lambda path: {name: question})
     ablations.main()
-    assert "Which projections may be one, in an encoder?" in capsys.readouterr().out
-    with (tmp_path / "projections_masked.csv").open(encoding="utf-8", newline="") as file:
+    assert question["question"] in capsys.readouterr().out
+    with (tmp_path / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(r["arm"], r["length"]) for r in rows] == [
-        ("projections k=v", "128"), ("projections k=v", "256"),
-        ("projections none", "128"), ("projections none", "256"),
-    ]  # fmt: skip
+    assert [(r["arm"], r["length"]) for r in rows] == [(a, n) for a in arms for n in ("128", "256")]
     assert all(0 < float(row["bits_per_byte"]) < 20 for row in rows)
     monkeypatch.setattr(sys, "argv", ["ablations.py", "rope_bass"])
     with pytest.raises(SystemExit):

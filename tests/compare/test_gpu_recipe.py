@@ -1,0 +1,96 @@
+"""The recipe for a device: planned and counted whole without memory, run in small on a CPU."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc.compare.cost import check_cost
+from posenc.compare.options import Options
+from posenc.compare.results import Study
+from tests.experiment import experiment
+
+recipe = experiment("gpu_recipe")
+WHOLE = Options(**recipe.RECIPE)
+
+
+def asked(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["gpu_recipe.py", *map(str, words)])
+    recipe.main()
+
+
+def test_the_whole_recipe_is_planned_without_memory():
+    trials = recipe.planned(WHOLE)
+    assert [trial.encoding for trial in trials] == list(recipe.ENCODINGS)
+    for trial in trials:
+        assert (trial.device, trial.precision) == ("cuda", "bfloat16")
+        assert (trial.train_length, max(trial.test_lengths)) == (1024, 16384)
+        parameters = list(recipe.unallocated(trial).parameters())
+        assert all(p.is_meta for p in parameters)
+        assert 30e6 < sum(p.numel() for p in parameters) < 100e6
+    # One of these would not fit into the memory of any machine.
+    beyond = dataclasses.replace(trials[0], width=1 << 20)
+    assert sum(p.numel() for p in recipe.unallocated(beyond).parameters()) > 1e14
+
+
+def test_what_it_takes_is_counted(monkeypatch, capsys):
+    asked(monkeypatch, "--count", "rope", "--seeds", "2", "--teraflops", "100")
+    said = capsys.readouterr().out
+    # Embeddings and head; of each layer four projections, a gated feed-forward, two norms; a norm.
+    own = 2 * 257 * 512 + 12 * (4 * 512**2 + 3 * 512 * 1376 + 2 * 512) + 512
+    tokens = 24_000 * 32 * 1024
+    assert said.startswith("Counted, not measured:\n")
+    assert f"  rope: {own:,} parameters, 0 of them" in said
+    assert f"2 trials of 24,000 steps in bfloat16: {tokens:,} bytes each, {2 * tokens:,}" in said
+    kept = 12 * 1024 * 32 * (34 * 512 + 5 * 8 * 1024)
+    assert f"about {(16 * own + kept) / 2**30:.0f}." in said  # logits are the rest
+    # Six operations for each weight and byte, and twelve for each pair of each layer and channel.
+    operations = 2 * tokens * (6 * own + 12 * 12 * 512 * 1024)
+    hours = operations / 40e12 / 3600
+    (line,) = [line for line in said.splitlines() if "hours" in line]
+    assert float(line.split("; ")[1].split()[0]) == pytest.approx(hours, rel=0.02)
+    assert line.endswith(f"{4 * hours:.1f} hours at 40% to 10% of 100 teraFLOP/s") or (
+        float(line.split(" to ")[1].split()[0]) == pytest.approx(4 * hours, rel=0.02)
+    )
+
+
+def test_the_command_would_start_it_where_there_is_a_device():
+    trials = recipe.planned(WHOLE)
+    check_cost(trials[:1], list(recipe.ENCODINGS), 3, 1, WHOLE.yes)
+    with pytest.raises(ValueError, match="18 trials of 24,000 steps would take about"):
+        check_cost(trials[:1], list(recipe.ENCODINGS), 3, 1, False)
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        ([], "--text: name a gigabyte"),
+        pytest.param(
+            ["--text", __file__], "torch sees no CUDA device here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_here_is_said_in_a_line(words, reason, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        asked(monkeypatch, *words)
+    assert stopped.value.code == 2
+    assert reason in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_same_recipe_runs_in_small_on_a_cpu(tmp_path, monkeypatch, capsys):
+    sizes = {"train_length", "test_lengths", "steps", "batch", "width", "layers", "heads"}
+    other = {key for key, value in recipe.RECIPE.items() if recipe.TINY[key] != value}
+    assert other == sizes | {"seeds", "device", "checkpoint_steps"}
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 4000, encoding="utf-8")
+    out = tmp_path / "out"
+    asked(monkeypatch, "alibi", "rope", "--tiny", "--text", text, "--out", out)
+    study = Study.from_json(Path(out, "study.json").read_text(encoding="utf-8"))
+    assert [row.encoding for row in study.summary] == ["alibi", "rope"]
+    for row in study.summary:
+        assert [score.length for score in row.by_length] == [32, 64, 128, 256, 512]
+        assert all(0 < score.mean < 20 for score in row.by_length)
+    assert {trial.precision for trial in study.trials} == {"bfloat16"}
