@@ -28,8 +28,12 @@ def applies(scores: Tensor, vectors: Tensor, table: Tensor) -> bool:
     return plain and fits and not watched() and _library() is not None
 
 
-def add(scores: Tensor, first: int, last: int, vectors: Tensor, table: Tensor, of: str) -> None:
-    """Add to columns first .. last of scores (batch, num_heads, rows, keys), in place.
+def add(
+    scores: Tensor, first: int, last: int, vectors: Tensor, table: Tensor, of: str,
+    fresh: bool = False,
+) -> None:  # fmt: skip
+    """Add to columns first .. last of scores (batch, num_heads, rows, keys), in place; of queries
+    where they are `fresh`, write them there.
 
     of "queries": scores[i, first + j] += vectors[i] . table[:, rows - 1 - i + j]
     of "keys": scores[i, first + j] += vectors[j] . table[:, last - first - 1 - j + i]
@@ -48,11 +52,12 @@ def add(scores: Tensor, first: int, last: int, vectors: Tensor, table: Tensor, o
     # The stride of an axis of one says nothing.
     apart = table.stride(1) if table.shape[1] > 1 else table.stride(0)
     steps = [_int(x) for x in (apart, len(table))]
+    flags = [_int(fresh)] if of == "queries" else []
     native.in_parts(
         batch * heads,
         lambda begin, end: function(
             start, *sizes, native.pointer(vectors), _int(vectors.shape[-1]),
-            native.pointer(table), *steps, _int(begin), _int(end),
+            native.pointer(table), *steps, *flags, _int(begin), _int(end),
         ),
     )  # fmt: skip
 
