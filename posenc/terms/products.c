@@ -63,18 +63,18 @@ static void add_skewed(float *out, int64_t stride, const float *a, int64_t rows,
 }
 
 /* scores[n, i, j] += q[n, i] . table[n % heads, :, rows - 1 - i + j], or = where they are fresh, n
-   from first to last. */
+   from first to last; q[n] begin `apart` numbers from each other. */
 void add_of_queries(float *scores, int64_t rows, int64_t keys, int64_t stride, const float *q,
-                    int64_t width, const float *table, int64_t distances, int64_t heads,
+                    int64_t apart, int64_t width, const float *table, int64_t distances, int64_t heads,
                     int64_t fresh, int64_t first, int64_t last) {
   for (int64_t n = first; n < last; n++)
-    add_skewed(scores + n * rows * stride, stride, q + n * rows * width, rows, width,
+    add_skewed(scores + n * rows * stride, stride, q + n * apart, rows, width,
                table + n % heads * width * distances, distances, keys, fresh);
 }
 
 /* scores[n, i, j] += k[n, j] . table[n % heads, :, keys - 1 - j + i] */
 void add_of_keys(float *scores, int64_t rows, int64_t keys, int64_t stride, const float *k,
-                 int64_t width, const float *table, int64_t distances, int64_t heads, int64_t first,
+                 int64_t apart, int64_t width, const float *table, int64_t distances, int64_t heads, int64_t first,
                  int64_t last) {
   float turned[KEYS][KEYS];
   for (int64_t n = first; n < last; n++)
@@ -82,7 +82,7 @@ void add_of_keys(float *scores, int64_t rows, int64_t keys, int64_t stride, cons
       for (int64_t row = 0; row < rows; row += KEYS) {
         int64_t wide = keys - key < KEYS ? keys - key : KEYS;
         int64_t high = rows - row < KEYS ? rows - row : KEYS;
-        add_skewed(turned[0], KEYS, k + (n * keys + key) * width, wide, width,
+        add_skewed(turned[0], KEYS, k + n * apart + key * width, wide, width,
                    table + n % heads * width * distances + (keys - key - wide) + row, distances,
                    high, 1);
         for (int64_t i = 0; i < high; i++) {

@@ -42,7 +42,7 @@ def add(
     distances), its distances side by side, is a part of a wider one.
     """
     batch, heads, rows, keys = scores.shape
-    vectors, count = vectors.contiguous(), last - first
+    (vectors, between), count = _by_head(vectors), last - first
     needed = rows + count - 1
     if table.shape[-1] < needed or table.stride(-1) != 1:
         raise ValueError(f"the table needs {needed} distances side by side: {table.shape}")
@@ -56,10 +56,21 @@ def add(
     native.in_parts(
         batch * heads,
         lambda begin, end: function(
-            start, *sizes, native.pointer(vectors), _int(vectors.shape[-1]),
+            start, *sizes, native.pointer(vectors), _int(between), _int(vectors.shape[-1]),
             native.pointer(table), *steps, *flags, _int(begin), _int(end),
         ),
     )  # fmt: skip
+
+
+def _by_head(vectors: Tensor) -> tuple[Tensor, int]:
+    """The vectors, copied where those of a head do not follow each other, or heads lie at several
+    distances from each other; and that distance."""
+    batch, heads, count, width = vectors.shape
+    steps = vectors.stride()
+    follow = steps[-1] == 1 and steps[-2] == width
+    if follow and (batch == 1 or heads == 1 or steps[0] == heads * steps[1]):
+        return vectors, steps[1] if heads > 1 else steps[0]
+    return vectors.reshape(-1).view(vectors.shape), count * width
 
 
 def _library() -> Any:

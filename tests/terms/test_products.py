@@ -46,6 +46,32 @@ def test_sums_are_those_of_pairs(of, rows, keys, width, shared):
         torch.testing.assert_close(fresh, scores, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda t: t[:, :, 2:9],
+        lambda t: t.transpose(1, 2)[:, :, :7],
+        lambda t: t[::2, :, 2:9],
+        lambda t: t[:, :1, 2:9],
+        lambda t: t[:1, :, 2:9],
+        lambda t: t[:, :, 2:9, 1:],
+        lambda t: t.mT[:, :, :7],
+    ],
+)
+@pytest.mark.parametrize("of", ["queries", "keys"])
+def test_vectors_may_lie_anywhere(cut, of):
+    vectors = cut(torch.randn(4, 9, 9, 9))
+    batch, heads, count, width = vectors.shape
+    table = torch.randn(heads, width, 20)
+    shape = (batch, heads, *((count, 5) if of == "queries" else (5, count)))
+    found, want = torch.zeros(shape), torch.zeros(shape)
+    products.add(found, 0, shape[-1], vectors, table, of)
+    products.add(
+        want, 0, shape[-1], vectors.clone(memory_format=torch.contiguous_format), table, of
+    )
+    assert torch.equal(found, want) and want.std() > 0
+
+
 def test_what_is_not_a_number_stays_so():
     scores, q = torch.zeros(1, 1, 20, 50), torch.ones(1, 1, 20, 4)
     q[0, 0, 7, 2] = torch.nan
