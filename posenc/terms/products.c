@@ -24,10 +24,10 @@ static inline void multiply(float tile[ROWS][TILE], const float *const rows[ROWS
   memcpy(tile, sum, sizeof sum);
 }
 
-/* out[r][c] += a[r] . table[:, rows - 1 - r + c] for `rows` rows and `columns` columns; table
-   holds, for each of `width`, a number for every distance, `distances` apart. */
+/* out[r][c] += a[r] . table[:, rows - 1 - r + c] for `rows` rows and `columns` columns, or = where
+   out is fresh; table holds, for each of `width`, a number for every distance, `distances` apart. */
 static void add_skewed(float *out, int64_t stride, const float *a, int64_t rows, int64_t width,
-                       const float *table, int64_t distances, int64_t columns) {
+                       const float *table, int64_t distances, int64_t columns, int64_t fresh) {
   float panel[width * TILE], tile[ROWS][TILE];
   for (int64_t begin = 0; begin < rows - 1 + columns; begin += TILE) {
     int64_t left = rows - 1 + columns - begin, filled = left < TILE ? left : TILE;
@@ -46,7 +46,9 @@ static void add_skewed(float *out, int64_t stride, const float *a, int64_t rows,
       multiply(tile, mine, panel, width);
       for (int r = 0; r < count; r++, at++) {
         float *to = out + (row + r) * stride + at;
-        if (at >= 0 && at + TILE <= columns) {
+        if (at >= 0 && at + TILE <= columns && fresh)
+          memcpy(to, tile[r], sizeof tile[r]);
+        else if (at >= 0 && at + TILE <= columns) {
           Lanes there[3], sum[3];
           memcpy(there, to, sizeof there);
           memcpy(sum, tile[r], sizeof sum);
@@ -54,24 +56,25 @@ static void add_skewed(float *out, int64_t stride, const float *a, int64_t rows,
           memcpy(to, there, sizeof there);
         } else
           for (int t = 0; t < TILE; t++)
-            if (at + t >= 0 && at + t < columns) to[t] += tile[r][t];
+            if (at + t >= 0 && at + t < columns) to[t] = (fresh ? 0 : to[t]) + tile[r][t];
       }
     }
   }
 }
 
-/* scores[n, i, j] += q[n, i] . table[n % heads, :, rows - 1 - i + j], n from first to last. */
+/* scores[n, i, j] += q[n, i] . table[n % heads, :, rows - 1 - i + j], or = where they are fresh, n
+   from first to last; q[n] begin `apart` numbers from each other. */
 void add_of_queries(float *scores, int64_t rows, int64_t keys, int64_t stride, const float *q,
-                    int64_t width, const float *table, int64_t distances, int64_t heads,
-                    int64_t first, int64_t last) {
+                    int64_t apart, int64_t width, const float *table, int64_t distances, int64_t heads,
+                    int64_t fresh, int64_t first, int64_t last) {
   for (int64_t n = first; n < last; n++)
-    add_skewed(scores + n * rows * stride, stride, q + n * rows * width, rows, width,
-               table + n % heads * width * distances, distances, keys);
+    add_skewed(scores + n * rows * stride, stride, q + n * apart, rows, width,
+               table + n % heads * width * distances, distances, keys, fresh);
 }
 
 /* scores[n, i, j] += k[n, j] . table[n % heads, :, keys - 1 - j + i] */
 void add_of_keys(float *scores, int64_t rows, int64_t keys, int64_t stride, const float *k,
-                 int64_t width, const float *table, int64_t distances, int64_t heads, int64_t first,
+                 int64_t apart, int64_t width, const float *table, int64_t distances, int64_t heads, int64_t first,
                  int64_t last) {
   float turned[KEYS][KEYS];
   for (int64_t n = first; n < last; n++)
@@ -79,10 +82,9 @@ void add_of_keys(float *scores, int64_t rows, int64_t keys, int64_t stride, cons
       for (int64_t row = 0; row < rows; row += KEYS) {
         int64_t wide = keys - key < KEYS ? keys - key : KEYS;
         int64_t high = rows - row < KEYS ? rows - row : KEYS;
-        memset(turned, 0, sizeof turned);
-        add_skewed(turned[0], KEYS, k + (n * keys + key) * width, wide, width,
+        add_skewed(turned[0], KEYS, k + n * apart + key * width, wide, width,
                    table + n % heads * width * distances + (keys - key - wide) + row, distances,
-                   high);
+                   high, 1);
         for (int64_t i = 0; i < high; i++) {
           float *s = scores + (n * rows + row + i) * stride + key;
           for (int64_t j = 0; j < wide; j++) s[j] += turned[j][i];

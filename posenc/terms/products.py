@@ -28,8 +28,12 @@ def applies(scores: Tensor, vectors: Tensor, table: Tensor) -> bool:
     return plain and fits and not watched() and _library() is not None
 
 
-def add(scores: Tensor, first: int, last: int, vectors: Tensor, table: Tensor, of: str) -> None:
-    """Add to columns first .. last of scores (batch, num_heads, rows, keys), in place.
+def add(
+    scores: Tensor, first: int, last: int, vectors: Tensor, table: Tensor, of: str,
+    fresh: bool = False,
+) -> None:  # fmt: skip
+    """Add to columns first .. last of scores (batch, num_heads, rows, keys), in place; of queries
+    where they are `fresh`, write them there.
 
     of "queries": scores[i, first + j] += vectors[i] . table[:, rows - 1 - i + j]
     of "keys": scores[i, first + j] += vectors[j] . table[:, last - first - 1 - j + i]
@@ -38,7 +42,7 @@ def add(scores: Tensor, first: int, last: int, vectors: Tensor, table: Tensor, o
     distances), its distances side by side, is a part of a wider one.
     """
     batch, heads, rows, keys = scores.shape
-    vectors, count = vectors.contiguous(), last - first
+    (vectors, between), count = _by_head(vectors), last - first
     needed = rows + count - 1
     if table.shape[-1] < needed or table.stride(-1) != 1:
         raise ValueError(f"the table needs {needed} distances side by side: {table.shape}")
@@ -48,13 +52,25 @@ def add(scores: Tensor, first: int, last: int, vectors: Tensor, table: Tensor, o
     # The stride of an axis of one says nothing.
     apart = table.stride(1) if table.shape[1] > 1 else table.stride(0)
     steps = [_int(x) for x in (apart, len(table))]
+    flags = [_int(fresh)] if of == "queries" else []
     native.in_parts(
         batch * heads,
         lambda begin, end: function(
-            start, *sizes, native.pointer(vectors), _int(vectors.shape[-1]),
-            native.pointer(table), *steps, _int(begin), _int(end),
+            start, *sizes, native.pointer(vectors), _int(between), _int(vectors.shape[-1]),
+            native.pointer(table), *steps, *flags, _int(begin), _int(end),
         ),
     )  # fmt: skip
+
+
+def _by_head(vectors: Tensor) -> tuple[Tensor, int]:
+    """The vectors, copied where those of a head do not follow each other, or heads lie at several
+    distances from each other; and that distance."""
+    batch, heads, count, width = vectors.shape
+    steps = vectors.stride()
+    follow = steps[-1] == 1 and steps[-2] == width
+    if follow and (batch == 1 or heads == 1 or steps[0] == heads * steps[1]):
+        return vectors, steps[1] if heads > 1 else steps[0]
+    return vectors.reshape(-1).view(vectors.shape), count * width
 
 
 def _library() -> Any:

@@ -35,8 +35,41 @@ def test_sums_are_those_of_pairs(of, rows, keys, width, shared):
     form = "bhid,hdij->bhij" if of == "queries" else "bhjd,hdij->bhij"
     want = scores.double()
     want[..., first : first + keys] += torch.einsum(form, vectors.double(), each)
+    fresh = torch.full_like(scores, torch.nan)
     products.add(scores, first, first + keys, vectors, table, of)
     torch.testing.assert_close(scores.double(), want, rtol=1e-6, atol=1e-5)
+    if of == "queries":
+        products.add(fresh, first, first + keys, vectors, table, of, fresh=True)
+        scores = torch.zeros_like(fresh)
+        products.add(scores, first, first + keys, vectors, table, of)
+        scores[..., :first] = scores[..., first + keys :] = torch.nan
+        torch.testing.assert_close(fresh, scores, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda t: t[:, :, 2:9],
+        lambda t: t.transpose(1, 2)[:, :, :7],
+        lambda t: t[::2, :, 2:9],
+        lambda t: t[:, :1, 2:9],
+        lambda t: t[:1, :, 2:9],
+        lambda t: t[:, :, 2:9, 1:],
+        lambda t: t.mT[:, :, :7],
+    ],
+)
+@pytest.mark.parametrize("of", ["queries", "keys"])
+def test_vectors_may_lie_anywhere(cut, of):
+    vectors = cut(torch.randn(4, 9, 9, 9))
+    batch, heads, count, width = vectors.shape
+    table = torch.randn(heads, width, 20)
+    shape = (batch, heads, *((count, 5) if of == "queries" else (5, count)))
+    found, want = torch.zeros(shape), torch.zeros(shape)
+    products.add(found, 0, shape[-1], vectors, table, of)
+    products.add(
+        want, 0, shape[-1], vectors.clone(memory_format=torch.contiguous_format), table, of
+    )
+    assert torch.equal(found, want) and want.std() > 0
 
 
 def test_what_is_not_a_number_stays_so():

@@ -58,8 +58,7 @@ def run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor
         first, last = problem.reach(start, stop)
         part = problem.among(first, last)
         shape = (batch, heads, stop - start, last - first)
-        added = buffer[: math.prod(shape)].view(shape).zero_()
-        added = part.with_term(added, start, stop)
+        added = part.written(buffer[: math.prod(shape)].view(shape), start, stop)
         visible = part.hide(added, start, stop, -torch.inf)
         keys, values = k[:, :, first:last], v[:, :, first:last]
         if visible is not None:  # what nobody sees may hold anything, NaN too
