@@ -172,6 +172,12 @@ def pointer(t: torch.Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if t is None else t.data_ptr())
 
 
+def in_one_piece(t: torch.Tensor) -> torch.Tensor:
+    """t with the strides of its shape, copied if it must be: torch calls a tensor contiguous
+    whatever the stride of an axis of one."""
+    return t.contiguous().view(-1).view(t.shape)
+
+
 def rows_like(t: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
     """t in the shape of `like`, its keys side by side; what it repeats lies there once."""
     if t is None:

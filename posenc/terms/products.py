@@ -70,7 +70,7 @@ def _by_head(vectors: Tensor) -> tuple[Tensor, int]:
     follow = steps[-1] == 1 and steps[-2] == width
     if follow and (batch == 1 or heads == 1 or steps[0] == heads * steps[1]):
         return vectors, steps[1] if heads > 1 else steps[0]
-    return vectors.reshape(-1).view(vectors.shape), count * width
+    return native.in_one_piece(vectors), count * width
 
 
 def _library() -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -103,9 +105,10 @@ def test_parts_of_one_projection_are_taken_whatever_their_strides(rows):
     """torch calls a tensor contiguous whatever the stride of an axis of one: a query whose heads
     lie inside its token, a batch of one out of a joint projection."""
     keys = POSITIONS["run"]
-    for batch in (1, 2):
-        _, k, v = torch.randn(batch, 3, HEADS, LENGTH, WIDTH).unbind(1)
-        q = torch.randn(batch, rows, HEADS, WIDTH).transpose(1, 2)
+    for batch, apart in itertools.product((1, 2), (1, 2)):
+        # Every second number of a whole one: one step from number to number, and not of one.
+        _, k, v = torch.randn(batch, 3, HEADS, LENGTH, WIDTH * apart)[..., ::apart].unbind(1)
+        q = torch.randn(batch, rows, HEADS, WIDTH * apart)[..., ::apart].transpose(1, 2)
         both = [
             posenc.attention(
                 q, k, v, built("shaw"), q_positions=keys[-rows:], kv_positions=keys,

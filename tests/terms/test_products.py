@@ -56,6 +56,8 @@ def test_sums_are_those_of_pairs(of, rows, keys, width, shared):
         lambda t: t[:1, :, 2:9],
         lambda t: t[:, :, 2:9, 1:],
         lambda t: t.mT[:, :, :7],
+        lambda t: t.repeat_interleave(2, -1)[..., ::2],  # one step of two from number to number
+        lambda t: t.mT.contiguous().mT[:, :1, :1],
     ],
 )
 @pytest.mark.parametrize("of", ["queries", "keys"])

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from posenc.attend.kernels.toeplitz_gradients import rows_in_memory
 from posenc.attend.problem import Problem
+from posenc.numbers import native
 from posenc.numbers.precision import at_least_float32
 
 
@@ -52,7 +53,11 @@ def run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor
     # Heads inside tokens, as the kernel itself writes, so that joining heads costs no copy.
     out = q.new_empty(batch, q_len, heads, v_dim).transpose(1, 2)
     gather = None if problem.term is None else problem.term.gather
-    wide = None if gather is None else [_in_one_piece(t.to(dtype)) for t in (problem.q, problem.k)]
+    wide = (
+        None
+        if gather is None
+        else [native.in_one_piece(t.to(dtype)) for t in (problem.q, problem.k)]
+    )
     lse = q.new_empty(batch, heads, q_len, dtype=dtype) if problem.need_lse else None
     for start, stop in blocks:
         first, last = problem.reach(start, stop)
@@ -79,9 +84,3 @@ def run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor
         if lse is not None:
             lse[:, :, start:stop] = found_lse
     return out, lse
-
-
-def _in_one_piece(t: Tensor) -> Tensor:
-    """t with the strides of its shape: torch calls a tensor contiguous whatever the stride of an
-    axis of one."""
-    return t.reshape(-1).view(t.shape)
