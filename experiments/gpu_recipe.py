@@ -131,8 +131,10 @@ def main() -> None:
     options = Options(
         given.encodings, text=given.text, engine=given.engine, address=given.address,
         storage=given.storage, partition=given.partition, out=given.out,
-        **recipe | ({"seeds": given.seeds} if given.seeds else {}),
+        **recipe | ({} if given.seeds is None else {"seeds": given.seeds}),
     )  # fmt: skip
+    if options.seeds is not None and options.seeds < 1:
+        parser.error(f"--seeds must be at least 1, got {options.seeds}.")
     try:
         if given.count:
             print("\n".join(count(options, given.teraflops)))

@@ -219,7 +219,7 @@ def _best(problem: Problem) -> tuple[str, str]:
         return "sdpa", how
     if not on_cpu and not dense and runs("flex"):
         return "flex", "one fused kernel with the encoding's score_mod"
-    if fused_blocks.is_additive(problem) and runs("blockwise"):
+    if fused_blocks.suits(problem) and runs("blockwise"):
         return "blockwise", "torch's kernel takes what the encoding adds as a mask"
     if dense or not runs("blockwise"):
         return "reference", "the scores are small" if dense else "nothing else can run here"

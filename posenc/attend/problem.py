@@ -200,8 +200,7 @@ class Problem:
 
     def written(self, scores: Tensor, start: int, stop: int) -> Tensor:
         """What the term adds to scores of queries start .. stop, in place of what these hold."""
-        if self.term is None:
-            return scores.zero_()
+        assert self.term is not None
         return self.term.write(scores, slice(start, stop), self.span).to(scores.dtype)
 
     def visible(self, start: int, stop: int) -> Tensor | None:

@@ -25,7 +25,8 @@ static inline void multiply(float tile[ROWS][TILE], const float *const rows[ROWS
 }
 
 /* out[r][c] += a[r] . table[:, rows - 1 - r + c] for `rows` rows and `columns` columns, or = where
-   out is fresh; table holds, for each of `width`, a number for every distance, `distances` apart. */
+   out is fresh; table holds, for each of `width`, a number for every distance, `distances` apart.
+ */
 static void add_skewed(float *out, int64_t stride, const float *a, int64_t rows, int64_t width,
                        const float *table, int64_t distances, int64_t columns, int64_t fresh) {
   float panel[width * TILE], tile[ROWS][TILE];
@@ -65,8 +66,8 @@ static void add_skewed(float *out, int64_t stride, const float *a, int64_t rows,
 /* scores[n, i, j] += q[n, i] . table[n % heads, :, rows - 1 - i + j], or = where they are fresh, n
    from first to last; q[n] begin `apart` numbers from each other. */
 void add_of_queries(float *scores, int64_t rows, int64_t keys, int64_t stride, const float *q,
-                    int64_t apart, int64_t width, const float *table, int64_t distances, int64_t heads,
-                    int64_t fresh, int64_t first, int64_t last) {
+                    int64_t apart, int64_t width, const float *table, int64_t distances,
+                    int64_t heads, int64_t fresh, int64_t first, int64_t last) {
   for (int64_t n = first; n < last; n++)
     add_skewed(scores + n * rows * stride, stride, q + n * apart, rows, width,
                table + n % heads * width * distances, distances, keys, fresh);
@@ -74,8 +75,8 @@ void add_of_queries(float *scores, int64_t rows, int64_t keys, int64_t stride, c
 
 /* scores[n, i, j] += k[n, j] . table[n % heads, :, keys - 1 - j + i] */
 void add_of_keys(float *scores, int64_t rows, int64_t keys, int64_t stride, const float *k,
-                 int64_t apart, int64_t width, const float *table, int64_t distances, int64_t heads, int64_t first,
-                 int64_t last) {
+                 int64_t apart, int64_t width, const float *table, int64_t distances,
+                 int64_t heads, int64_t first, int64_t last) {
   float turned[KEYS][KEYS];
   for (int64_t n = first; n < last; n++)
     for (int64_t key = 0; key < keys; key += KEYS)

@@ -77,7 +77,7 @@ def test_what_it_is_not_for_goes_elsewhere():
 
 
 @torch.no_grad()
-def test_groups_and_a_key_that_is_infinite_beyond_the_query_keep_their_places():
+def test_groups_share_keys_and_a_later_key_is_not_seen():
     q, k, v, encoding, options = given("alibi", 60, torch.bfloat16, kv_heads=2)
     out = posenc.attention(q, k, v, encoding, **options)
     k[:, :, -1], v[:, :, -1] = 1000.0, 1000.0

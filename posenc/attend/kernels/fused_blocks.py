@@ -17,13 +17,17 @@ from posenc.numbers.precision import at_least_float32
 def applies(problem: Problem) -> bool:
     """Whether the term, which is ready, is numbers that are added, nobody differentiates, and the
     kernel is the one for the CPU; values by distance are added to its results."""
+    term = problem.term
+    return suits(problem) and term is not None and (term.combine is None or term.gather is not None)
+
+
+def suits(problem: Problem) -> bool:
+    """The same, as far as it can be told before the term is ready."""
     if not is_additive(problem):
         return False
-    term = problem.term
-    assert term is not None
+    assert problem.term is not None
     fits = problem.q.dtype != torch.float64 and problem.v.shape[-1] == problem.q.shape[-1]
-    by_distance = fits and term.gather is not None and problem.sees_no_later_position
-    return term.combine is None or by_distance
+    return problem.term.combine is None or (fits and problem.sees_no_later_position)
 
 
 def is_additive(problem: Problem) -> bool:
