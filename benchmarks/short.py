@@ -56,8 +56,8 @@ def attended(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> me
     q_state = None if state is None else state[:, :, kv_len - q_len :]
     q_positions, mask = positions[kv_len - q_len :], masks.causal
     if q_len == kv_len:
-        encoding, q_positions = encoding.prepare(positions), positions
-        mask = mask.bind(positions, positions)
+        q_positions, mask = positions, mask.bind(positions, positions)
+    encoding = encoding.prepare(q_positions)
     return lambda: attention(
         q, k, v, encoding, q_positions=q_positions, kv_positions=positions, q_state=q_state,
         kv_state=state, mask=mask,

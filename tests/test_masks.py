@@ -8,6 +8,7 @@ from torch import Tensor
 
 from posenc import Mask, attention, masks
 from posenc.attend.attention import IMPLEMENTATIONS
+from posenc.masks import mask as mask_module
 from posenc.positions import (
     documents_from_positions,
     positions_from_documents,
@@ -199,3 +200,17 @@ def test_flex_attention_takes_a_bound_mask():
 def test_wrong_arguments_are_named(call, message: str):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_last_rows_are_kept_until_they_are_many(monkeypatch):
+    bound, device = masks.causal.bind(torch.arange(20), torch.arange(20)), torch.device("cpu")
+
+    def rows(start: int) -> Tensor:
+        return bound.rows(1, 1, start, start + 10, 20, device)
+
+    assert rows(0) is rows(0) and rows(10) is rows(10) and rows(0) is rows(0)
+    first = rows(0)
+    monkeypatch.setattr(mask_module, "MOST_KEPT", 399)  # one result is 200
+    assert rows(10) is rows(10)
+    rows(5)
+    assert rows(0) is not first and len(bound._last) == 1

@@ -106,7 +106,9 @@ def attention(
         problems = request.problems()
         results = [_run(p, impl) for p in problems]
         out, lse = results[0] if len(results) == 1 else _merge(results)
-        out = out.to(q.dtype)  # torch's kernels return the dtype of autocast
+        out = (
+            out if out.dtype == q.dtype else out.to(q.dtype)
+        )  # torch's kernels return the dtype of autocast
     return (out, lse) if return_lse else out
 
 
@@ -206,17 +208,15 @@ def _best(problem: Problem) -> tuple[str, str]:
         return IMPLEMENTATIONS[name].refuse(problem) is None
 
     on_cpu = problem.q.device.type == "cpu"
-    lean = on_cpu and not problem.needs_grad
-    dense = 2 * scores_bytes(problem, problem.q_len) <= (LEAN_BYTES if lean else DENSE_BYTES)
-    half = problem.q.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cpu")
-    slow_flash = half or problem.term is not None
-    if on_cpu and problem.needs_grad and problem.kv_len <= SHORT_ROW and dense and slow_flash:
+    trains = on_cpu and problem.needs_grad
+    if trains and problem.kv_len <= SHORT_ROW and _is_dense(problem) and _slows_flash(problem):
         name = "short_rows" if runs("short_rows") else "reference"
         return name, "short rows that need gradients"
     if runs("sdpa"):
         few = sdpa.takes_rows(problem)
         how = "a row of bias for each of a few queries" if few else "torch's kernel computes it"
         return "sdpa", how
+    dense = _is_dense(problem)
     if not on_cpu and not dense and runs("flex"):
         return "flex", "one fused kernel with the encoding's score_mod"
     if fused_blocks.suits(problem) and runs("blockwise"):
@@ -224,6 +224,17 @@ def _best(problem: Problem) -> tuple[str, str]:
     if dense or not runs("blockwise"):
         return "reference", "the scores are small" if dense else "nothing else can run here"
     return "blockwise", "the scores are too large to hold at once"
+
+
+def _is_dense(problem: Problem) -> bool:
+    """Whether scores and weights are small enough to be computed whole."""
+    lean = problem.q.device.type == "cpu" and not problem.needs_grad
+    return 2 * scores_bytes(problem, problem.q_len) <= (LEAN_BYTES if lean else DENSE_BYTES)
+
+
+def _slows_flash(problem: Problem) -> bool:
+    half = problem.q.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cpu")
+    return half or problem.term is not None
 
 
 def _merge(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

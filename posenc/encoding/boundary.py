@@ -56,7 +56,8 @@ def check_vectors(owner: str, **tensors: Any) -> None:
                 f"{owner}: {name} must have shape (batch, heads, len, head_dim), "
                 f"got {tuple(t.shape)}."
             )
-        _check_floating(owner, name, t)
+        if t is first or t.dtype != first.dtype:
+            _check_floating(owner, name, t)
         if t.dtype != first.dtype or t.device != first.device:
             raise TypeError(
                 f"{owner}: {first_name} and {name} must have one dtype and one device, got "

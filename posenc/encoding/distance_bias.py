@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor
@@ -9,11 +11,15 @@ from torch import Tensor
 from posenc.encoding.base import PositionEncoding, check_heads
 from posenc.encoding.claims import Claims
 from posenc.encoding.placed import check_distances
-from posenc.positions import FlatKeys, FlatQueries, distances, in_double
+from posenc.numbers.kept import Kept
+from posenc.numbers.precision import at_least_float32
+from posenc.positions import FlatKeys, FlatQueries, Positions, distances, in_double
 from posenc.terms.dense import Dense
 from posenc.terms.tokens import Tokens
 
 BiasMatrix = Float[Tensor, "*batch num_heads q_len kv_len"]
+KEYS = 128
+"""Keys whose distances to every 128th query are all distances there are."""
 
 
 class DistanceBias(PositionEncoding):
@@ -32,6 +38,14 @@ class DistanceBias(PositionEncoding):
     """
 
     claims = Claims(places=(3,), source="see the subclass")
+    _kept: tuple[Kept, tuple[Tensor, ...]] | None = None
+    """Of a prepared one: the last table, and all that it is computed from."""
+
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        """The same bias, whose table the first layer that asks computes for all of them."""
+        prepared = self.shallow_copy()
+        prepared._kept = Kept(most=1), (*self.parameters(), *self.buffers())
+        return prepared
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         """(num_heads, *distance.shape), in logits, for distances in tokens, positive for the past.
@@ -51,6 +65,26 @@ class DistanceBias(PositionEncoding):
         values = self.bias(distances(q_positions, kv_positions))
         return values if values.ndim == 3 else values.movedim(0, 1)
 
+    def falling(
+        self, farthest: int, count: int, like: Tensor
+    ) -> Float[Tensor, "num_heads {count}"]:
+        """The bias of the distances farthest, farthest - 1, ..., on the device of `like` and in at
+        least float32, in float64 where that is."""
+        # A few queries over a few keys have all these distances, which some methods compute faster
+        # than one by one. Positions carry the precision that the bias is asked for.
+        precise = torch.float64 if like.dtype == torch.float64 else torch.int64
+
+        def compute() -> Tensor:
+            steps = torch.arange(-(-count // KEYS), dtype=precise, device=like.device)
+            keys = torch.arange(KEYS, dtype=precise, device=like.device)
+            table = self.dense(farthest - KEYS * steps, keys).flatten(1)[:, :count]
+            return table.to(at_least_float32(like.dtype))
+
+        if self._kept is None:
+            return compute()
+        kept, weights = self._kept
+        return kept((farthest, count, like.dtype, like.device), compute, *weights)
+
     def term(self, q: Tokens, k: Tokens) -> Dense:
         assert q.x is not None
         heads, double = q.x, q.x.dtype == torch.float64
@@ -62,4 +96,4 @@ class DistanceBias(PositionEncoding):
             check_heads(self, values.shape[-3], heads)
             return values
 
-        return Dense(q, k, values, by_distance=self.dense)
+        return Dense(q, k, values, by_distance=self.falling)

@@ -14,6 +14,8 @@ from torch import Tensor
 from posenc.positions import FlatKeys, FlatQueries, same, version
 
 Predicate = Callable[["Sight"], Tensor]
+MOST_KEPT = 2**20
+"""Booleans of the last results that a mask keeps together; a larger one is kept alone."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,10 @@ class Mask:
 
     def bind(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> Mask:
         """The same mask over these positions, (len) or (batch, len)."""
-        return replace(self, q_positions=q_positions, kv_positions=kv_positions)
+        return Mask(
+            self.predicate, self.causal, self.window, self.exact, q_positions, kv_positions,
+            self.reads,
+        )  # fmt: skip
 
     def _bound_like(self, a: Mask, b: Mask) -> Mask:
         if not (a.bound or b.bound):
@@ -134,7 +139,7 @@ class Mask:
         """Booleans for queries start .. stop and the kv_len keys from first_key on, that broadcast
         to (batch, num_heads, stop - start, kv_len).
 
-        The last result is kept, because all layers of a model ask a bound mask for the same rows.
+        The last results are kept, because all layers of a model ask a bound mask for the same rows.
         """
         versions = tuple(version(t) for t in self._tensors)
         key = (batch, num_heads, start, stop, kv_len, device, first_key, versions)
@@ -150,7 +155,8 @@ class Mask:
         )
         seen = seen.view((1,) * (4 - seen.ndim) + seen.shape)
         if keep:
-            self._last.clear()
+            if sum(t.numel() for t in self._last.values()) + seen.numel() > MOST_KEPT:
+                self._last.clear()
             self._last[key] = seen
         return seen
 

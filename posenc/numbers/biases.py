@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 
 def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
     """The authors' slopes for any number of heads: 2^(-8h/P), steepest first, for the largest power
@@ -52,6 +54,24 @@ def t5_edges(
             f"got num_buckets={num_buckets}, max_distance={max_distance}."
         )
     return bucket_edges(per_side, max_distance)
+
+
+@lru_cache(maxsize=16)
+def deberta_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
+    """The last distance of DeBERTa's bucket m, m + 1, ..., 2m - 2, m = num_buckets / 2.
+
+    Distance x > m is in bucket m + ceil(ln(x/m) / ln((max_distance-1)/m) * (m-1)), and further ones
+    in the last; compared in whole numbers, so that a distance on a boundary falls where the formula
+    says.
+    """
+    middle, furthest = num_buckets // 2, max_distance - 1
+    steps = middle - 1
+    ends, x = [middle], middle
+    for step in range(1, steps):
+        while (x + 1) ** steps * middle**step <= middle**steps * furthest**step:
+            x += 1
+        ends.append(x)
+    return tuple(ends)
 
 
 KERPLE_LOW = 0.01

@@ -27,8 +27,10 @@ class Kept:
     True
     """
 
-    def __init__(self) -> None:
-        self._last: dict[Hashable, tuple[list[Tensor], Tensor]] = {}
+    def __init__(self, most: int | None = None) -> None:
+        """`most`: keys whose results are kept, the latest ones; None for all."""
+        self.most = most
+        self._last: dict[Hashable, tuple[list[_Held], Tensor]] = {}
 
     def __call__(
         self, key: Hashable, compute: Callable[[], Tensor], *given: Tensor | None
@@ -40,25 +42,43 @@ class Kept:
         if watched() or not plain or torch.is_autocast_enabled("cpu"):
             return compute()
         last = self._last.get(key)
-        if last is None or not _same(last[0], known):
-            self._last[key] = last = [t.detach().clone() for t in known], compute()
+        if last is None or not _same(known, last[0]):
+            self._last.pop(key, None)
+            if len(self._last) == self.most:
+                del self._last[next(iter(self._last))]
+            self._last[key] = last = [_held(t) for t in known], compute()
         return last[1]
 
     def __deepcopy__(self, memo: dict) -> Self:
-        return type(self)()
+        return type(self)(self.most)
 
     def __reduce__(self) -> tuple:
-        return type(self), ()
+        return type(self), (self.most,)
 
 
-def _same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(
-        a.dtype == b.dtype and a.shape == b.shape and bool((_bits(a) == _bits(b)).all())
-        for a, b in zip(one, other, strict=True)
+_Held = tuple[torch.dtype, torch.Size, np.ndarray]
+_INTS = {
+    1: (torch.int8, np.int8),
+    2: (torch.int16, np.int16),
+    4: (None, np.int32),
+    8: (None, np.int64),
+}
+"""By the size of a number: what torch shows it as where numpy may not know it, and numpy then."""
+
+
+def _held(t: Tensor) -> _Held:
+    return t.dtype, t.shape, _bits(t).copy()
+
+
+def _same(given: list[Tensor], held: list[_Held]) -> bool:
+    return len(given) == len(held) and all(
+        t.dtype == dtype and t.shape == shape and not np.count_nonzero(_bits(t) != bits)
+        for t, (dtype, shape, bits) in zip(given, held, strict=True)
     )
 
 
 def _bits(t: Tensor) -> np.ndarray:
-    """The memory of a tensor as whole numbers, as few as can be; they are equal where NaN is."""
-    flat = t.detach().reshape(-1).view(torch.uint8).numpy()
-    return flat.view(np.int64) if len(flat) % 8 == 0 else flat
+    """The memory of a tensor as whole numbers; they are equal where NaN is."""
+    shown, whole = _INTS[t.dtype.itemsize]
+    t = t.detach() if shown is None else t.detach().view(shown)
+    return t.numpy().view(whole)

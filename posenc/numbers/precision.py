@@ -22,9 +22,9 @@ def per_head(values: Tensor, like: Tensor) -> Tensor:
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
     """A context in which autocast does not round what is computed in float32 for a reason."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+    kind = device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -4,7 +4,6 @@ keys."""
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -13,15 +12,15 @@ from torch.nn import functional as F
 
 from posenc.encoding.base import PositionEncoding, check_head_dim, check_heads
 from posenc.encoding.claims import Claims
+from posenc.numbers.biases import deberta_ends
 from posenc.numbers.heads import for_every_head
 from posenc.numbers.kept import Kept
 from posenc.numbers.precision import at_least_float32
-from posenc.numbers.tracking import free_ends
+from posenc.numbers.tracking import free_ends, watched
 from posenc.terms.by_distance import ByDistance, require_whole
+from posenc.terms.dense import Dense
+from posenc.terms.term import Term
 from posenc.terms.tokens import Tokens
-
-FEW = 16
-"""Queries that are projected themselves, not a row of the table for each distance."""
 
 
 class DeBERTa(PositionEncoding):
@@ -145,7 +144,7 @@ class DeBERTa(PositionEncoding):
             return distance
         middle = self.num_buckets // 2
         edges = torch.tensor(
-            bucket_ends(self.num_buckets, self.max_distance), device=distance.device
+            deberta_ends(self.num_buckets, self.max_distance), device=distance.device
         )
         size = distance.abs()
         far = middle + torch.bucketize(size.contiguous(), edges)
@@ -158,12 +157,15 @@ class DeBERTa(PositionEncoding):
     def _k_row(self, distance: Tensor) -> Tensor:
         return self.row(-distance) if self.paper_p2c else self.row(distance)
 
-    def term(self, q: Tokens, k: Tokens) -> ByDistance:
+    def term(self, q: Tokens, k: Tokens) -> Term:
         require_whole("DeBERTa", q.positions, k.positions)
         assert q.x is not None
         check_heads(self, self.num_heads, q.x)
         check_head_dim(self, self.head_dim, q.x)
         dtype, scale = at_least_float32(q.x.dtype), self.scale(self.head_dim)
+        in_a_row = q.positions.ndim == k.positions.ndim == 1
+        if len(q) == 1 and in_a_row and q.x.device.type == "cpu" and not watched():
+            return Dense(q, k, lambda q, k: self._of_one(q, k, dtype))
 
         def vectors(projection: nn.Linear | None, rows: Tensor) -> Tensor:
             assert projection is not None
@@ -174,25 +176,16 @@ class DeBERTa(PositionEncoding):
                 *given, *norm,
             )  # fmt: skip
 
-        def with_ones(rows: Tensor) -> Tensor:
-            return _side_by_side(F.pad(self._rows(rows, dtype), (0, 1), value=1.0)[None])
-
         def for_q(distance: Tensor) -> Tensor:
-            if few:
-                rows = self.row(distance)
-                return self._kept(dtype, lambda: with_ones(rows), rows, self.table, *norm)
             return vectors(self._projections()[1], self.row(distance))
 
         def for_k(distance: Tensor) -> Tensor:
             return vectors(self._projections()[0], self._k_row(distance))
 
         norm = () if self.norm is None else (self.norm.weight, self.norm.bias)
-        few = not torch.compiler.is_compiling() and len(q) <= FEW
-        queries = q.x.to(dtype) if self.c2p else None
-        if few and queries is not None:
-            queries = scale * self._through(self._projections()[1], queries)
         return ByDistance(
-            q, k, (-self.max_distance, self.max_distance), queries, for_q if self.c2p else None,
+            q, k, (-self.max_distance, self.max_distance),
+            q.x.to(dtype) if self.c2p else None, for_q if self.c2p else None,
             k.x.to(dtype) if self.p2c and k.x is not None else None, for_k if self.p2c else None,
         )  # fmt: skip
 
@@ -226,7 +219,7 @@ class DeBERTa(PositionEncoding):
         return for_every_head(heads, self.num_heads, dim=0).mT
 
     def _rows(
-        self, rows: Int[Tensor, " rows"], dtype: torch.dtype
+        self, rows: Int[Tensor, " rows"] | slice, dtype: torch.dtype
     ) -> Float[Tensor, "rows embed_dim"]:
         table = self.table[rows].to(dtype)
         if self.norm is None:
@@ -234,38 +227,64 @@ class DeBERTa(PositionEncoding):
         weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
         return F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
 
-    def _through(self, projection: nn.Linear | None, queries: Tensor) -> Tensor:
-        """(batch, num_heads, len, embed_dim + 1): queries whose products with `_rows` are those of
-        `queries` with `_projected`."""
+    def _of_one(
+        self, q: Tokens, k: Tokens, dtype: torch.dtype
+    ) -> Float[Tensor, "batch num_heads 1 {len(k)}"]:
+        """What is added to the scores of one query."""
+        assert q.x is not None
+        distance, values = q.positions - k.positions, q.x.new_zeros(1, dtype=dtype)
+        if self.c2p:
+            values = self._of_query(self.scale(self.head_dim) * q.x.to(dtype), self.row(distance))
+        if self.p2c:
+            assert k.x is not None
+            values = values + self._of_keys(k.x.to(dtype), self._k_row(distance))
+        return values
+
+    def _of_query(self, query: Tensor, row: Tensor) -> Tensor:
+        """The query's products with what these rows become, read from those of the rows itself."""
+        projection = self._projections()[1]
         assert projection is not None
-        weight, bias = projection.weight, projection.bias
+        low, high = (int(end) for end in row.aminmax())
+        scores = query @ self._by_head(projection.weight, query.dtype)
+        scores = scores @ self._rows(slice(low, high + 1), query.dtype).mT
+        if projection.bias is not None:
+            scores = scores + query @ self._by_head(projection.bias[:, None], query.dtype)
+        first = _as_the_first(row)
+        shared = scores[..., int(row[0]) - low, None].expand(*scores.shape[:-1], first)
+        return torch.cat([shared, scores.index_select(-1, row[first:] - low)], -1)
 
-        def by_head() -> Tensor:
-            ends = weight.new_zeros(len(weight)) if bias is None else bias
-            both = torch.cat([weight, ends[:, None]], 1).to(queries.dtype)
-            return for_every_head(both.unflatten(0, (-1, self.head_dim)), self.num_heads, dim=0)
+    def _of_keys(self, keys: Tensor, row: Tensor) -> Tensor:
+        """Each key's product with its row: the first that share one, most of a long past, are one
+        product."""
+        projection = self._projections()[0]
+        assert projection is not None
+        low = self.span if bool((row >= self.span).all()) else 0  # the past needs half of the table
+        table, norm = self.table[low:], self.norm
+        given = () if norm is None else (norm.weight, norm.bias)
+        vectors = self._kept(
+            (projection, low, keys.dtype),
+            lambda: self._projected(
+                projection, torch.arange(low, 2 * self.span), keys.dtype
+            ).contiguous(),
+            projection.weight, projection.bias, table, *given,
+        )  # fmt: skip
+        first = _as_the_first(row)
+        shared = vectors[:, int(row[0]) - low, None] @ keys[:, :, :first].mT
+        each = (keys[:, :, first:] * vectors.index_select(1, row[first:] - low)).sum(-1)
+        return self.scale(self.head_dim) * torch.cat([shared, each[:, :, None]], -1)
 
-        return queries @ self._kept(("through", queries.dtype), by_head, weight, bias)
+    def _by_head(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """(num_heads, head_dim, ...): a projection of fewer heads serves its groups."""
+        heads = weight.to(dtype).unflatten(0, (-1, self.head_dim))
+        return for_every_head(heads, self.num_heads, dim=0)
+
+
+def _as_the_first(row: Int[Tensor, " keys"]) -> int:
+    """How many keys from the first on have its row."""
+    other = (row != row[0]).numpy()
+    return int(other.argmax()) if other.any() else len(row)
 
 
 def _side_by_side(vectors: Tensor) -> Tensor:
     """The same (..., rows, width), with the rows side by side in memory."""
     return vectors.mT.contiguous().mT
-
-
-@lru_cache(maxsize=16)
-def bucket_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
-    """The last distance of bucket m, m + 1, ..., 2m - 2, where m = num_buckets / 2.
-
-    Distance x > m is in bucket m + ceil(ln(x/m) / ln((max_distance-1)/m) * (m-1)), and further ones
-    in the last; compared in whole numbers, so that a distance on a boundary falls where the formula
-    says.
-    """
-    middle, furthest = num_buckets // 2, max_distance - 1
-    steps = middle - 1
-    ends, x = [middle], middle
-    for step in range(1, steps):
-        while (x + 1) ** steps * middle**step <= middle**steps * furthest**step:
-            x += 1
-        ends.append(x)
-    return tuple(ends)

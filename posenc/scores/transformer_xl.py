@@ -22,7 +22,7 @@ from posenc.terms.by_distance import ByDistance
 from posenc.terms.term import ScoreMod
 from posenc.terms.tokens import Tokens
 
-FEW, TILE = 16, 64
+FEW, TILE = 16, 256
 """Queries that are projected themselves, not a vector for each distance; keys that share sines."""
 
 
@@ -135,6 +135,15 @@ class TransformerXL(PositionEncoding):
 
         return self._kept(dtype, project, weight, distance)
 
+    def tile(self, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "embed_dim tile"]:
+        """cos and sin of the first positions."""
+
+        def first() -> Tensor:
+            both = self.angles.cos_sin(torch.arange(TILE, device=device), dtype)
+            return torch.cat(both, dim=-1).mT.contiguous()
+
+        return self._kept(("tile", dtype, device), first)
+
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "num_heads head_dim embed_dim"]:
         """The projection by head."""
         return self.projection.weight.to(dtype).unflatten(0, self.u.shape)
@@ -179,14 +188,12 @@ class DistanceVectors(ByDistance):
         start = run_start(kv_positions) if self._few else None
         if start is None:
             values = self._by_difference(coefficients, q_positions, kv_positions)
-        else:  # key 64 a + b is b behind a query that is 64 a nearer
-            device = q_positions.device
-            tiles = torch.arange(-(-scores.shape[-1] // TILE), device=device)
+        else:  # key TILE a + b is b behind a query that is TILE a nearer
+            tiles = torch.arange(-(-scores.shape[-1] // TILE), device=q_positions.device)
             coarse = q_positions[..., None] - start - TILE * tiles
-            fine = torch.arange(TILE, device=device)
-            values = self._by_difference(
-                coefficients.repeat_interleave(coarse.shape[-1], 2), coarse.flatten(-2), fine
-            ).view(*q.shape[:3], -1)[..., : scores.shape[-1]]
+            left = self._turned(coefficients.repeat_interleave(len(tiles), 2), coarse.flatten(-2))
+            values = left.flatten(0, 2) @ self.xl.tile(q.dtype, q.device)
+            values = values.view(*q.shape[:3], -1)[..., : scores.shape[-1]]
         if clamp is None:
             return scores + values
         distance = distances(q_positions, kv_positions)
@@ -200,14 +207,16 @@ class DistanceVectors(ByDistance):
         self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor
     ) -> Tensor:
         """sin and cos of a difference as products of the query's and the key's own."""
+        both = self.xl.angles.cos_sin(kv_positions, coefficients.dtype)
+        return self._turned(coefficients, q_positions) @ torch.cat(both, dim=-1).unsqueeze(-3).mT
+
+    def _turned(self, coefficients: Tensor, q_positions: Tensor) -> Tensor:
+        """What cos and sin of a key's position are multiplied with."""
         on_sin, on_cos = coefficients.chunk(2, dim=-1)
-        q_cos, q_sin, kv_cos, kv_sin = (
-            t.unsqueeze(-3)
-            for positions in (q_positions, kv_positions)
-            for t in self.xl.angles.cos_sin(positions, coefficients.dtype)
+        cos, sin = (
+            t.unsqueeze(-3) for t in self.xl.angles.cos_sin(q_positions, coefficients.dtype)
         )
-        left = torch.cat([on_sin * q_sin + on_cos * q_cos, on_cos * q_sin - on_sin * q_cos], dim=-1)
-        return left @ torch.cat([kv_cos, kv_sin], dim=-1).mT
+        return torch.cat([on_sin * sin + on_cos * cos, on_cos * sin - on_sin * cos], dim=-1)
 
     def pair(self) -> ScoreMod:
         assert self.q_vectors is not None

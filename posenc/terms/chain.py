@@ -44,8 +44,8 @@ class Chain(Term):
             scores = term.add(scores, rows, keys, mask)
         return scores
 
-    def _by_distance(self, q_positions: Tensor, kv_positions: Tensor) -> Tensor:
-        parts = [t.by_distance(q_positions, kv_positions) for t in self.terms]  # type: ignore[misc]
+    def _by_distance(self, farthest: int, count: int, like: Tensor) -> Tensor:
+        parts = [t.by_distance(farthest, count, like) for t in self.terms]  # type: ignore[misc]
         return sum(parts[1:], parts[0])
 
     def _split(self) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,9 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's signature: (score, batch, head, q_idx, kv_idx) -> score, from operations that
 broadcast."""
 
-ByDistance = Callable[[Tensor, Tensor], Tensor]
-"""From positions of queries and of keys to (num_heads, q_len, kv_len)."""
+ByDistance = Callable[[int, int, Tensor], Tensor]
+"""(farthest, count, like) -> (num_heads, count), of the distances farthest, farthest - 1, ..., on
+the device of `like` and in at least float32, in float64 where that is."""
 
 
 Scores = Float[Tensor, "batch num_heads rows keys"]
@@ -32,7 +33,7 @@ class Term:
     additive: `add` adds the same numbers to any scores, whatever the mask, so that a kernel may ask
         for the numbers alone; a subclass with an `add` of its own says it anew.
     reads_mask: `add` needs to know which keys are visible.
-    by_distance: the term for any positions, if it depends only on the distance and the head.
+    by_distance: the term by falling distance, if it depends only on the distance and the head.
     split: (row, key), each (num_heads, len) or (batch, num_heads, len): where the key is not later
         than the query, row[i] - key[j] is added to the score and nothing else.
     pair: makes a FlexAttention score_mod that only looks up single numbers and computes with them;

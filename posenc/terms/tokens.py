@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -38,12 +38,12 @@ class Tokens:
 
     def __getitem__(self, span: slice) -> Tokens:
         true = self.true_positions
-        return replace(
-            self,
-            x=None if self.x is None else self.x[:, :, span],
-            positions=self._part(self.positions, span),
-            state=None if self.state is None else self.state[:, :, span],
-            true_positions=None if true is None else self._part(true, span),
+        return Tokens(
+            None if self.x is None else self.x[:, :, span],
+            self._part(self.positions, span),
+            None if self.state is None else self.state[:, :, span],
+            self.num_axes,
+            None if true is None else self._part(true, span),
         )
 
     def __len__(self) -> int:
@@ -56,4 +56,4 @@ class Tokens:
 
     def given(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> Tokens:
         """The same tokens with other vectors."""
-        return replace(self, x=x)
+        return Tokens(x, self.positions, self.state, self.num_axes, self.true_positions)

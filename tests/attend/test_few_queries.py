@@ -28,6 +28,9 @@ POSITIONS = torch.arange(LENGTH)
 CASES = [
     ("nope", {}), ("rope", {}), ("alibi", {}), ("t5", {}), ("fire", {}), ("fox", {}), ("cope", {}),
     ("shaw", {}), ("transformer_xl", {}), ("transformer_xl", {"clamp_len": 40}), ("deberta", {}),
+    ("deberta", {"max_distance": 40}), ("deberta", {"max_distance": 40, "paper_p2c": True}),
+    ("deberta", {"max_distance": 90, "num_buckets": 16, "layer_norm": True}),
+    ("deberta", {"max_distance": 40, "p2c": False}), ("deberta", {"c2p": False}),
 ]  # fmt: skip
 
 
@@ -44,7 +47,25 @@ def test_the_last_rows_are_those_of_the_whole(name, options, count, window):
             q_state=None if state is None else state[:, :, -last:], kv_state=state, mask=mask,
         )  # fmt: skip
 
-    torch.testing.assert_close(rows(count), rows(LENGTH)[:, :, -count:], rtol=1e-9, atol=1e-9)
+    want = rows(LENGTH)[:, :, -count:]
+    torch.testing.assert_close(rows(count), want, rtol=1e-9, atol=1e-9)
+    with torch.no_grad():  # what is kept from call to call, too
+        for _ in range(2):
+            torch.testing.assert_close(rows(count), want, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kv_positions", [POSITIONS.flip(0), POSITIONS * 3 % 101, POSITIONS - 150])
+@pytest.mark.parametrize("name", ["deberta", "transformer_xl", "t5"])
+def test_one_query_stands_anywhere_among_its_keys(name, kv_positions):
+    encoding, q, k, v, _ = whole(name, **({"max_distance": 40} if name == "deberta" else {}))
+    for position in (0, 60, 500):
+        at = {"q_positions": torch.tensor([position]), "kv_positions": kv_positions}
+        with torch.enable_grad():
+            want = posenc.attention(q[:, :, :1], k, v, encoding, **at, impl="reference")
+        torch.testing.assert_close(
+            posenc.attention(q[:, :, :1], k, v, encoding, **at), want, rtol=1e-9, atol=1e-9
+        )
 
 
 def problem(q_positions, mask, first_key: int = 0) -> Problem:

@@ -6,10 +6,12 @@ import itertools
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import posenc
 from posenc import masks
 from posenc.attend.kernels import blockwise, fused_blocks
+from posenc.attend.problem import _fill as problem_fill
 from posenc.numbers import native
 from posenc.terms.dense import Dense
 from posenc.terms.term import Term
@@ -175,3 +177,27 @@ def test_what_changes_scores_otherwise_is_not_taken(encoding, monkeypatch):
         for impl in ("blockwise", "reference")
     ]  # fmt: skip
     torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [-torch.inf, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_is_hidden_is_filled_as_torch_fills_it(dtype, value, rows):
+    scores = torch.randn(rows, 4, 6, 10, dtype=dtype)
+    scores[..., 2, 9] = torch.nan
+    visible = torch.ones(rows, 1, 6, 10, dtype=torch.bool).tril(3)  # two rows of their own
+    want = scores.masked_fill(~visible, value)
+    assert not want.isnan().any()
+    problem_fill(scores, visible, value)
+    assert torch.equal(scores, want)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_tangent_is_filled_too():
+    x, tangent = torch.randn(1, 4, 6, 10), torch.ones(1, 4, 6, 10)
+    visible = torch.ones(6, 10, dtype=torch.bool).tril(3)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, tangent)
+        problem_fill(dual, visible, -1.0)
+        got = forward_ad.unpack_dual(dual).tangent
+    assert got is not None and torch.equal(got[0, 0] != 0, visible)

@@ -22,6 +22,7 @@ from posenc.attend.kernels import (
     toeplitz_forward,
     toeplitz_gradients,
 )
+from posenc.encoding import distance_bias
 
 HEADS, KV_HEADS, HEAD_DIM, EMBED = 4, 2, 16, 64
 IMPLS = [n for n in IMPLEMENTATIONS if n not in ("reference", "flex", "short_rows")]
@@ -167,7 +168,7 @@ def small_blocks(monkeypatch):
     """Blocks so small that odd lengths leave a remainder."""
     monkeypatch.setattr(blockwise, "block_rows", lambda call: 16)
     monkeypatch.setattr(toeplitz, "ROWS", 16)
-    monkeypatch.setattr(toeplitz, "KEYS", 16)
+    monkeypatch.setattr(distance_bias, "KEYS", 16)
     monkeypatch.setattr(toeplitz_forward, "GROUP", 32)
     monkeypatch.setattr(toeplitz_forward, "HEADS", 3)
     monkeypatch.setattr(toeplitz_forward, "SHORT", 0)

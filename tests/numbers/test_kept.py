@@ -68,6 +68,18 @@ def test_what_else_it_was_computed_from_counts(counted):
     assert counted.count == 3
 
 
+def test_no_more_are_kept_than_asked_for(counted):
+    counted.kept = Kept(most=2)
+    for key in ("x", "y", "x", "y"):
+        counted(key)
+    assert counted.count == 2
+    counted("z")
+    counted("y")
+    assert counted.count == 3
+    counted("x")  # the oldest had gone
+    assert counted.count == 4 and len(counted.kept._last) == 2
+
+
 def test_where_something_watches_it_is_computed_each_time(counted):
     counted()
     with torch.enable_grad():

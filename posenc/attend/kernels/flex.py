@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.attend.kernels import toeplitz
 from posenc.attend.kernels.cost import Cost
 from posenc.attend.problem import Problem
-from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.numbers.precision import without_autocast
 from posenc.terms.term import ScoreMod
 
 BLOCK = 128
@@ -82,9 +82,7 @@ def _score_mod(problem: Problem) -> ScoreMod | None:
             return term.pair()
     farthest = toeplitz.distance_run(problem)
     assert farthest is not None and term.by_distance is not None
-    steps = torch.arange(problem.q_len + problem.kv_len - 1, device=problem.q.device)
-    table = term.by_distance(torch.full_like(steps[:1], farthest), steps)[:, 0]
-    table = table.to(at_least_float32(problem.q.dtype))
+    table = term.by_distance(farthest, problem.q_len + problem.kv_len - 1, problem.q)
     last_query = problem.q_len - 1
 
     def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

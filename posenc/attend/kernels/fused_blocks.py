@@ -83,8 +83,10 @@ def run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor
         if gather is not None and wide is not None:
             near = wide[0][:, :, start:stop], wide[1][:, :, first:last]
             where = slice(start, stop), part.span
-            found = found + gather(*near, problem.scale, added, found_lse, *where).to(found.dtype)
-        out[:, :, start:stop] = found[..., :v_dim]
+            more = gather(*near, problem.scale, added, found_lse, *where).to(found.dtype)
+            torch.add(found, more, out=out[:, :, start:stop])
+        else:
+            out[:, :, start:stop] = found[..., :v_dim]
         if lse is not None:
             lse[:, :, start:stop] = found_lse
     return out, lse

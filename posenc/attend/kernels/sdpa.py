@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from posenc.attend.kernels import split, split_rows, toeplitz, toeplitz_forward, toeplitz_gradients
 from posenc.attend.kernels.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
+from posenc.encoding.base import check_heads
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import transformed
 from posenc.terms.dense import Dense
@@ -25,7 +26,7 @@ def refuse(problem: Problem) -> str | None:
         return "torch.func's transforms do not reach into its kernels"
     if problem.dropout_p:
         return "only reference and blockwise apply dropout"
-    if takes_rows(problem):
+    if takes_rows(problem) or (problem.term is None and not problem.need_lse):
         return None
     why_not = toeplitz.refuse(problem)
     if why_not is None:
@@ -113,11 +114,7 @@ def _is_window(problem: Problem) -> bool:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     if takes_rows(problem):
-        assert isinstance(problem.term, Dense)
-        rows = problem.term.values(slice(0, problem.q_len), problem.span)
-        return _kernel(
-            problem, 0, problem.q_len, bias=rows.to(at_least_float32(problem.q.dtype))
-        ), None
+        return _kernel(problem, 0, problem.q_len, bias=_rows(problem)), None
     if takes_blocks(problem):
         return toeplitz.run(problem)
     if problem.term is not None:
@@ -134,6 +131,21 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2), None
 
 
+def _rows(problem: Problem) -> Tensor:
+    """The bias of each query, (batch or 1, num_heads, q_len, kv_len)."""
+    term, dtype = problem.term, at_least_float32(problem.q.dtype)
+    assert isinstance(term, Dense)
+    farthest = None if term.by_distance is None else toeplitz.distance_run(problem)
+    if term.by_distance is None or farthest is None:
+        return term.values(slice(0, problem.q_len), problem.span).to(dtype)
+    rows, keys = problem.q_len, problem.kv_len
+    table = term.by_distance(farthest, rows + keys - 1, problem.q)
+    check_heads(problem.encoding, table.shape[0], problem.q)
+    if rows == 1:
+        return table[None, :, None]
+    return torch.stack([table[:, i : i + keys] for i in range(rows - 1, -1, -1)], 1)[None]
+
+
 def _mask_in_one(problem: Problem) -> bool:
     """Whether the mask is written out for all queries: the backward pass keeps it anyhow, and
     a compiled graph is for any length."""
@@ -148,7 +160,8 @@ def _kernel(
     if visible is not None:
         # Every axis in full, else torch falls back to its dense path.
         visible = visible.expand(*visible.shape[:-2], stop - start, problem.kv_len)
-    q, k, v = problem.q[:, :, start:stop], problem.k, problem.v
+    q, k, v = problem.q, problem.k, problem.v
+    q = q if stop - start == q.shape[2] else q[:, :, start:stop]
     if visible is not None:  # what nobody sees may hold anything, NaN too
         unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]
         k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
@@ -164,7 +177,7 @@ def _kernel(
     )  # fmt: skip
     if visible is not None and not problem.every_row_sees_a_key:
         out = out.masked_fill(~visible.any(-1, keepdim=True), 0)
-    return out[..., :v_dim]
+    return out if v_dim >= width else out[..., :v_dim]
 
 
 def is_plain_causal(problem: Problem) -> bool:

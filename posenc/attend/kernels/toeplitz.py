@@ -26,10 +26,6 @@ ROWS = 256
 """Queries per block: what a causal mask hides of a block is computed all the same."""
 
 
-KEYS = 128
-"""Keys whose distances to every 128th query are all distances there are."""
-
-
 FEW = 256
 """Up to this many queries nothing is cut: looking for it costs more than what it saves."""
 
@@ -100,14 +96,9 @@ def _table(problem: Problem) -> Tensor:
         assert problem.term is not None and problem.term.by_distance is not None
         farthest = distance_run(problem)
         assert farthest is not None
-        # A few queries over a few keys have all these distances, which some methods compute faster
-        # than one by one. Positions carry the precision that the bias is asked for.
-        precise = torch.float64 if dtype == torch.float64 else torch.int64
-        queries = farthest - KEYS * torch.arange(-(-computed // KEYS), dtype=precise)
-        keys = torch.arange(KEYS, dtype=precise)
-        table = problem.term.by_distance(queries, keys).to(dtype)
+        table = problem.term.by_distance(farthest, computed, problem.q)
         check_heads(problem.encoding, table.shape[0], problem.q)
-        table = _without_negligible(problem, table.flatten(1)[:, :computed], farthest)
+        table = _without_negligible(problem, table, farthest)
     else:
         table = torch.zeros(problem.q.shape[1], computed, dtype=dtype)
     table = torch.nn.functional.pad(table, (0, size - computed), value=-torch.inf)
@@ -141,15 +132,17 @@ def _without_negligible(problem: Problem, table: Tensor, farthest: int) -> Tenso
     certain = problem.q_len > FEW and (problem.mask is None or problem.mask.exact)
     if not (certain and own_first >= 0 and farthest < min(problem.kv_len, table.shape[1])):
         return table
+    numbers = table.detach().numpy()  # small: torch's own overhead is most of what this costs
+    lowest, own = numbers.min(-1), numbers[:, farthest] + negligible(table.dtype)
+    if (lowest >= own).all():  # whatever the scores are
+        return table
     with torch.no_grad():
-        lowest = table.amin(-1)
         for step in (SAMPLED, 1):
             norms = [largest_norms(t[:, :, ::step], table.dtype) for t in (problem.q, problem.k)]
-            spread = 2 * abs(problem.scale) * norms[0].amax() * norms[1].amax()
-            least = table[:, farthest] - spread + negligible(table.dtype)
-            if bool((lowest >= least).all()):
+            least = own - float(2 * abs(problem.scale) * norms[0].amax() * norms[1].amax())
+            if (lowest >= least).all():
                 return table
-        hidden = table < least[:, None]
+        hidden = table < torch.from_numpy(least)[:, None]
         if WORTH * hidden.sum(-1).amax() < table.shape[1]:
             return table
     return table.masked_fill(hidden, -torch.inf)

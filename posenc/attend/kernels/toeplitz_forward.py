@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,10 +73,10 @@ def forward(
         if lse is not None:
             lse[:, mine, start:stop] = part_lse.flip(2)
 
-    finite = torch.isfinite(table)
+    finite = table.detach().numpy() > -np.inf
     common = _common(finite) if q.dtype == table.dtype else None
     if common is None:
-        hidden = [0] * heads if grouped else finite.int().argmax(-1).tolist()
+        hidden = [0] * heads if grouped else finite.argmax(-1).tolist()
         for start, stop, first, last in blocks:
             for head, above, near in _heads_of_one_reach(hidden, q_len, (start, stop, first, last)):
                 mine = slice(head, above)
@@ -106,11 +107,11 @@ def forward(
     return out, q, k, v
 
 
-def _common(finite: Tensor) -> int | None:
+def _common(finite: np.ndarray) -> int | None:
     """How many entries from the first on are finite in all heads, where no other is in any."""
     counts = finite.sum(-1)
     count = int(counts[0])
-    return count if bool((counts == count).all() and finite[:, :count].all()) else None
+    return count if (counts == count).all() and finite[:, :count].all() else None
 
 
 def _merge(parts: list) -> tuple[Tensor, Tensor]:
@@ -127,6 +128,8 @@ def _heads_of_one_reach(hidden: list[int], q_len: int, block: Block) -> list[tup
     where the first `hidden` entries of a head's row in the table are -inf."""
     start, _, first, last = block
     offset = q_len - start - 1 + first  # the entry of the block's first query and first key
+    if not any(hidden):
+        return [(0, len(hidden), first)]
     firsts = [
         first + min(max(0, (m - offset) // 128 * 128), (last - first - 1) // 128 * 128)
         for m in hidden

@@ -1,0 +1,86 @@
+"""A bias by distance whose table all layers of one forward share."""
+
+import pytest
+import torch
+
+import posenc
+from posenc import masks
+
+HEADS, LENGTH = 4, 300
+POSITIONS = torch.arange(LENGTH)
+
+
+class Counted(posenc.Kerple):
+    """How often the bias was computed."""
+
+    calls = 0
+
+    def bias(self, distance):
+        self.calls += 1
+        return super().bias(distance)
+
+
+def attended(encoding, q, length: int = LENGTH, dtype=torch.float32):
+    x = q.to(dtype)
+    return posenc.attention(
+        x[:, :, :length], x[:, :, :length], x[:, :, :length], encoding, mask=masks.causal,
+        q_positions=POSITIONS[:length], kv_positions=POSITIONS[:length],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def q():
+    torch.manual_seed(0)
+    return torch.randn(2, HEADS, LENGTH, 16)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["alibi", "t5", "kerple", "sandwich", "alibi+t5"])
+def test_it_gives_what_it_gives_unprepared(name, q):
+    encoding = posenc.create(name, posenc.ModelShape(HEADS * 16, HEADS))
+    ready = encoding.prepare(POSITIONS)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for length in (LENGTH, 40, LENGTH):
+            want = attended(encoding, q, length, dtype)
+            assert torch.equal(attended(ready, q, length, dtype), want)
+
+
+@torch.no_grad()
+def test_the_table_is_computed_once_for_all_layers(q):
+    ready = Counted(HEADS).prepare(POSITIONS)
+    for _ in range(3):
+        attended(ready, q)
+    last = {"q_positions": POSITIONS[-1:], "kv_positions": POSITIONS}
+    posenc.attention(q[:, :, -1:], q, q, ready, mask=masks.causal, **last)
+    assert ready.calls == 1  # the last query has the same distances
+    for _ in range(3):
+        attended(ready, q, 40)
+    assert ready.calls == 2
+
+
+@torch.no_grad()
+def test_other_weights_make_another_table(q):
+    encoding = posenc.T5Bias(HEADS)
+    ready = encoding.prepare(POSITIONS)
+    before = attended(ready, q)
+    encoding.weight.data += torch.randn(32, HEADS)
+    assert torch.equal(attended(ready, q), attended(encoding, q))
+    assert not torch.equal(attended(ready, q), before)
+
+
+def test_a_gradient_reaches_the_weights_of_a_prepared_one(q):
+    encoding = posenc.T5Bias(HEADS)
+    ready = encoding.prepare(POSITIONS)
+    with torch.no_grad():
+        attended(ready, q)
+    attended(ready, q).sum().backward()
+    assert encoding.weight.grad is not None and encoding.weight.grad.abs().sum() > 0
+
+
+@torch.no_grad()
+def test_another_number_of_heads_is_refused_for_one_query_too(q):
+    with pytest.raises(ValueError, match="heads"):
+        posenc.attention(
+            q[:, :, -1:], q, q, posenc.T5Bias(HEADS + 1), q_positions=POSITIONS[-1:],
+            kv_positions=POSITIONS,
+        )  # fmt: skip
