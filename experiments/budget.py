@@ -17,8 +17,8 @@ from itertools import combinations
 from pathlib import Path
 
 DEFAULT_LR = 0.002
-Budget = tuple[int, float]
-"""steps, learning rate."""
+Budget = tuple[int, float, int]
+"""steps, learning rate, recipe: one is compared with another of the same recipe only."""
 Losses = dict[str, list[float]]
 """Bits per byte at the trained length of each encoding, by seed."""
 
@@ -29,7 +29,7 @@ def read(folder: Path) -> tuple[Budget, Losses]:
     with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["measure"] == "by_length" and row["at"] == row["train_length"]:
-                budgets.add((int(row["steps"]), float(row["lr"])))
+                budgets.add((int(row["steps"]), float(row["lr"]), int(row["recipe"])))
                 by_seed.setdefault(row["encoding"], {})[int(row["seed"])] = float(
                     row["bits_per_byte"]
                 )
@@ -56,8 +56,8 @@ def kept(losses: Losses, twice: Losses) -> tuple[int, list[str]]:
 def main(folders: list[str]) -> None:
     found = dict(read(Path(folder)) for folder in folders)
     rows = []
-    for (steps, lr), losses in sorted(found.items()):
-        twice = found.get((2 * steps, DEFAULT_LR))
+    for (steps, lr, recipe), losses in sorted(found.items()):
+        twice = found.get((2 * steps, DEFAULT_LR, recipe))
         pairs, lost = kept(losses, twice) if twice else (None, [])
         means = {name: sum(each) / len(each) for name, each in losses.items()}
         print(f"{steps} steps, lr {lr}:", ", ".join(f"{n} {m:.3f}" for n, m in means.items()))
@@ -67,13 +67,31 @@ def main(folders: list[str]) -> None:
         print("   ", verdict)
         for name, each in losses.items():
             rows += [
-                (steps, lr, name, seed, f"{x:.4f}", pairs, None if pairs is None else len(lost))
+                (
+                    steps,
+                    lr,
+                    recipe,
+                    name,
+                    seed,
+                    f"{x:.4f}",
+                    pairs,
+                    None if pairs is None else len(lost),
+                )
                 for seed, x in enumerate(each)
             ]
     with Path("results/compare/budget.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(
-            ("steps", "lr", "encoding", "seed", "bits_per_byte", "pairs_at_twice", "pairs_lost")
+            (
+                "steps",
+                "lr",
+                "recipe",
+                "encoding",
+                "seed",
+                "bits_per_byte",
+                "pairs_at_twice",
+                "pairs_lost",
+            )
         )
         writer.writerows(rows)
 

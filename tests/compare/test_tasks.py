@@ -73,7 +73,7 @@ def test_a_config_of_before_tasks_is_one_of_text(tmp_path):
 def test_each_task_brings_its_own_lengths_steps_and_batch():
     text, copy = planned(task=["text", "copy"])
     assert (text.train_length, text.test_lengths, text.steps, text.batch) == (
-        128, (128, 256, 512, 1024), 300, 32,
+        128, (128, 256, 512, 1024), 200, 32,
     )  # fmt: skip
     assert (copy.train_length, copy.test_lengths, copy.steps, copy.batch) == (
         20, (20, 24, 30, 40, 80), 2500, 64,
