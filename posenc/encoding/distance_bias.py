@@ -66,7 +66,7 @@ class DistanceBias(PositionEncoding):
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def falling(
-        self, farthest: int, count: int, like: Tensor
+        self, farthest: int, count: int, like: Float[Tensor, "..."]
     ) -> Float[Tensor, "num_heads {count}"]:
         """The bias of the distances farthest, farthest - 1, ..., on the device of `like` and in at
         least float32, in float64 where that is."""
