@@ -44,6 +44,8 @@ class Case:
     kv_len: int
     strided: bool
     gradients: bool
+    prepared: bool
+    """As a model prepares it, and called before: elsewhere, then where what is kept serves."""
 
 
 def draw(seed: int) -> Case:
@@ -54,8 +56,8 @@ def draw(seed: int) -> Case:
     return Case(
         seed, dice.choice(NAMES), dice.choice(DTYPES), dice.choice(LAYOUTS), dice.choice(MASKS),
         dice.choice(IMPLS), dice.choice((1, 2, 3)), kv_heads * dice.choice((1, 2)), kv_heads,
-        kv_len if whole else dice.randint(1, kv_len), kv_len, dice.random() < 0.3,
-        dice.random() < 0.4,
+        kv_len if whole else dice.choice((1, dice.randint(1, kv_len))), kv_len, dice.random() < 0.3,
+        dice.random() < 0.4, dice.random() < 0.4,
     )  # fmt: skip
 
 
@@ -115,12 +117,14 @@ def outcome(case: Case) -> str | None:
     own = posenc.create(case.name, shape).for_layer(0).to(case.dtype)
     own.load_state_dict(encoding.state_dict())
 
-    def run(kind: posenc.PositionEncoding, tensors: list[Tensor], impl: str) -> list[Tensor]:
+    def run(
+        kind: posenc.PositionEncoding, tensors: list[Tensor], impl: str, ahead: int = 0
+    ) -> list[Tensor]:
         leaves = [t.clone().requires_grad_(case.gradients) for t in tensors]
         leaves = [_laid_out(t, case.strided) for t in leaves]
         with torch.set_grad_enabled(case.gradients):
             out = posenc.attention(
-                *leaves, kind, q_positions=q_positions, kv_positions=kv_positions,
+                *leaves, kind, q_positions=q_positions + ahead, kv_positions=kv_positions,
                 q_state=None if state is None else state[:, :, start:].detach(),
                 kv_state=None if state is None else state.detach(),
                 mask=mask_of(case), impl=impl,
@@ -135,6 +139,10 @@ def outcome(case: Case) -> str | None:
     wide = [t.double() for t in inputs]
     try:
         want = run(encoding, wide, "reference")
+        if case.prepared:
+            own = own.prepare(q_positions)
+            run(own, inputs, case.impl, ahead=2)
+            run(own, inputs, case.impl)
         got = run(own, inputs, case.impl)
     except (ValueError, TypeError) as error:
         return f"refused: {error}"
