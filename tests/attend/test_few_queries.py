@@ -6,6 +6,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.attend.attention import explain
+from posenc.attend.kernels import sdpa
 from posenc.attend.problem import Problem
 from posenc.attend.request import Request
 from posenc.terms.tokens import Tokens
@@ -66,6 +67,27 @@ def test_one_query_stands_anywhere_among_its_keys(name, kv_positions):
         torch.testing.assert_close(
             posenc.attention(q[:, :, :1], k, v, encoding, **at), want, rtol=1e-9, atol=1e-9
         )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["deberta", "fire", "fox", "t5"])
+def test_autocast_rounds_no_row_of_bias(name):
+    encoding, q, k, v, state = (None if t is None else t.float() for t in whole(name))
+    last = {"q_positions": POSITIONS[-1:], "kv_positions": POSITIONS, "kv_state": state}
+    last["q_state"] = None if state is None else state[:, :, -1:]
+
+    def rows() -> torch.Tensor:
+        request = Request.of(
+            q[:, :, -1:], k, v, encoding, **last, mask=masks.causal, cache=None, dropout_p=0.0,
+            return_lse=False,
+        )  # fmt: skip
+        (found,) = request.problems()
+        assert sdpa.takes_rows(found)
+        return sdpa._rows(found)
+
+    want = rows()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(rows(), want)
 
 
 def problem(q_positions, mask, first_key: int = 0) -> Problem:

@@ -11,7 +11,7 @@ from posenc.attend.kernels import split, split_rows, toeplitz, toeplitz_forward,
 from posenc.attend.kernels.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
 from posenc.encoding.base import check_heads
-from posenc.numbers.precision import at_least_float32
+from posenc.numbers.precision import at_least_float32, without_autocast
 from posenc.numbers.tracking import transformed
 from posenc.terms.dense import Dense
 
@@ -137,7 +137,8 @@ def _rows(problem: Problem) -> Tensor:
     assert isinstance(term, Dense)
     farthest = None if term.by_distance is None else toeplitz.distance_run(problem)
     if term.by_distance is None or farthest is None:
-        return term.values(slice(0, problem.q_len), problem.span).to(dtype)
+        with without_autocast(problem.q.device):
+            return term.values(slice(0, problem.q_len), problem.span).to(dtype)
     rows, keys = problem.q_len, problem.kv_len
     table = term.by_distance(farthest, rows + keys - 1, problem.q)
     check_heads(problem.encoding, table.shape[0], problem.q)
