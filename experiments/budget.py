@@ -19,6 +19,9 @@ from pathlib import Path
 DEFAULT_LR = 0.002
 Budget = tuple[int, float, int]
 """steps, learning rate, recipe: one is compared with another of the same recipe only."""
+COLUMNS = (
+    "steps", "lr", "recipe", "encoding", "seed", "bits_per_byte", "pairs_at_twice", "pairs_lost",
+)  # fmt: skip
 Losses = dict[str, list[float]]
 """Bits per byte at the trained length of each encoding, by seed."""
 
@@ -66,33 +69,14 @@ def main(folders: list[str]) -> None:
             verdict = f"{pairs - len(lost)} of {pairs} pairs kept {' '.join(lost)}"
         print("   ", verdict)
         for name, each in losses.items():
+            lost_here = None if pairs is None else len(lost)
             rows += [
-                (
-                    steps,
-                    lr,
-                    recipe,
-                    name,
-                    seed,
-                    f"{x:.4f}",
-                    pairs,
-                    None if pairs is None else len(lost),
-                )
+                (steps, lr, recipe, name, seed, f"{x:.4f}", pairs, lost_here)
                 for seed, x in enumerate(each)
             ]
     with Path("results/compare/budget.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            (
-                "steps",
-                "lr",
-                "recipe",
-                "encoding",
-                "seed",
-                "bits_per_byte",
-                "pairs_at_twice",
-                "pairs_lost",
-            )
-        )
+        writer.writerow(COLUMNS)
         writer.writerows(rows)
 
 
