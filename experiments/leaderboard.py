@@ -4,8 +4,9 @@ python experiments/leaderboard.py                     # one representative of ev
 python experiments/leaderboard.py --all               # every encoding that counts tokens in a row
 python experiments/leaderboard.py --seeds 5 rope t5   # more seeds where tiers touch
 
-A piece is a seed and a task: after each, its rows are added to results/leaderboard/trials.jsonl,
-and the same command goes on from the last checkpoint of what was stopped. Trials lie in
+A piece is a seed and a task: after each, or where Ctrl-C ends it, the rows of its trials are added
+to results/leaderboard/trials.jsonl. The same command goes on: here from the last checkpoint of what
+was stopped, and on another machine from the rows, whose trials are not run again. Trials lie in
 runs/leaderboard. Recipe and sizes are those of `posenc compare --suite`.
 """
 
@@ -17,12 +18,13 @@ from pathlib import Path
 
 import posenc
 from posenc.compare.budget import ALL_TASKS, SUITE_SIZES, SUITES
-from posenc.compare.leaderboard import PUBLISHED, ROWS, add_rows, rows_of
+from posenc.compare.leaderboard import PUBLISHED, ROWS, Row, add_rows, read_rows, rows_of
 from posenc.compare.options import Options
+from posenc.compare.result_files import is_done, save_result
 from posenc.compare.results import Study
 from posenc.compare.study import run_study
 from posenc.encoding.shape import ModelShape
-from posenc.report.failure import RunFailed
+from posenc.report.failure import RunFailed, Stopped
 from posenc.tasks.known import TEXT
 
 ROOT = Path(__file__).parents[1]
@@ -47,17 +49,31 @@ def commit() -> str:
     return subprocess.run(said, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def run_piece(names: list[str], task: str, seeds: int, given: argparse.Namespace) -> Study | None:
+def lay_out(rows: list[Row], folder: Path) -> int:
+    """Write the results of published trials where a study looks for them; how many it lacked."""
+    missing = [row.result for row in rows if not is_done(folder, row.result.config)]
+    for result in missing:
+        home = folder / result.config.folder
+        home.mkdir(parents=True, exist_ok=True)
+        save_result(home, result)
+    return len(missing)
+
+
+def run_piece(
+    names: list[str], task: str, seeds: int, given: argparse.Namespace
+) -> tuple[Study, bool]:
+    """The trials of a task with the seeds before `seeds`, and whether Ctrl-C ended them."""
     steps = SUITES["standard"].steps if task == TEXT else None
     options = Options(
         names, task=[task], seeds=seeds, steps=steps, precision=given.precision,
         workers=given.workers, out=given.out, **SUITE_SIZES,
     )  # fmt: skip
     try:
-        return run_study(options, show=False)
-    except RunFailed as error:  # the others' rows count, and the next call tries it again
+        return run_study(options, show=False), False
+    except (RunFailed, Stopped) as error:  # what is done counts, and the next call goes on
         print(f"{task}, seed {seeds - 1}: {error}", flush=True)
-        return Study.from_json((given.out / "study.json").read_text(encoding="utf-8"))
+        study = Study.from_json((given.out / "study.json").read_text(encoding="utf-8"))
+        return study, isinstance(error, Stopped)
 
 
 def main() -> None:
@@ -75,11 +91,15 @@ def main() -> None:
     parser.add_argument("--commit", help="of the code, where this is no clone")
     given = parser.parse_args()
     names, code = in_a_row() if given.all else given.encodings, given.commit or commit()
+    if given.rows.is_file():
+        print(f"{lay_out(read_rows(given.rows), given.out)} trials are taken from {given.rows}")
     for seeds in range(1, given.seeds + 1):
         for task in given.tasks:
-            study = run_piece(names, task, seeds, given)
-            added = add_rows(given.rows, rows_of(study, code)) if study else 0
+            study, stopped = run_piece(names, task, seeds, given)
+            added = add_rows(given.rows, rows_of(study, code))
             print(f"{task}, seed {seeds - 1}: {added} new rows in {given.rows}", flush=True)
+            if stopped:
+                raise SystemExit(130)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,25 @@
-"""The result of a trial on disk: read, and found whole or not."""
+"""The result of a trial on disk: written, read, and found whole or not."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.trial import TrialConfig
+from posenc.report.atomic import write_atomically
 
 
 class CorruptResult(Exception):
     """The result on disk cannot be read."""
+
+
+def save_result(home: Path, result: TrialResult) -> None:
+    """Write a finished trial into its folder: result.json, which depends only on the config, after
+    timing.json."""
+    assert result.timing is not None
+    write_atomically(home / "timing.json", result.timing.to_json())
+    write_atomically(home / "result.json", replace(result, timing=None).to_json())
 
 
 def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:

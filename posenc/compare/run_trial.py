@@ -18,6 +18,7 @@ from posenc.compare.as_built import effective_spec
 from posenc.compare.material import task_of, train_tokens
 from posenc.compare.objectives import objective_of
 from posenc.compare.ranks import Ranks
+from posenc.compare.result_files import save_result
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.score_cases import score_cases
 from posenc.compare.trial import TrialConfig
@@ -74,19 +75,18 @@ def run_trial(
         by_position=by_position,
         by_context=by_context,
         by_case=by_case,
-    )
-    timing = Timing(
-        tokens_per_second=config.steps * config.batch * train_tokens(config) / cursor.train_seconds,
-        train_seconds=cursor.train_seconds,
-        test_seconds=time.perf_counter() - began,
+        timing=Timing(
+            config.steps * config.batch * train_tokens(config) / cursor.train_seconds,
+            cursor.train_seconds,
+            time.perf_counter() - began,
+        ),
     )
     # Copies: layers may share a parameter, and safetensors writes no memory twice.
     weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
     write_atomically(folder / "model.safetensors", save(weights))
     if task is None and type(model) is Decoder and expressible(model):
         export_llama(model, folder / "huggingface", max_positions=config.train_length)
-    write_atomically(folder / "timing.json", timing.to_json())
-    write_atomically(folder / "result.json", result.to_json())
+    save_result(folder, result)
     checkpoint.clear_checkpoint(folder)
 
 

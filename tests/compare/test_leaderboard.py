@@ -11,15 +11,19 @@ import pytest
 from posenc.compare import leaderboard, reports
 from posenc.compare.budget import ALL_TASKS
 from posenc.compare.leaderboard import add_rows, beside, read_rows, rows_of, study_of
+from posenc.compare.result_files import is_done, load_result
 from posenc.compare.results import (
     CorpusInfo,
     LengthScore,
     PositionScore,
+    Timing,
     TrainingPoint,
     TrialResult,
 )
+from posenc.report.failure import Stopped
 from tests.compare.test_tasks import TEXT, result
 from tests.compare.test_tasks import study_of as study
+from tests.experiment import experiment
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (0, 1, 2)
@@ -183,3 +187,33 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
     )  # fmt: skip
     assert refused.returncode != 0 and "roqe" in refused.stderr
     assert not (tmp_path / "trials.jsonl").exists()
+
+
+def test_published_trials_are_not_run_again_and_others_are(tmp_path):
+    script = experiment("leaderboard")
+    timed = dataclasses.replace(result("t5", 0, (1.0, 0.8), "copy"), timing=Timing(9.0, 2.0, 0.1))
+    assert script.lay_out(rows(study(timed)), tmp_path) == 1
+    assert load_result(tmp_path, timed.config) == timed
+    assert script.lay_out(rows(study(timed)), tmp_path) == 0
+    for change in ({"seed": 1}, {"recipe": TEXT.recipe + 1}):
+        assert not is_done(tmp_path, dataclasses.replace(timed.config, **change))
+
+
+def test_a_piece_that_is_stopped_keeps_the_rows_of_what_is_done(tmp_path, monkeypatch):
+    script = experiment("leaderboard")
+    made, out, path = board(), tmp_path / "runs", tmp_path / "trials.jsonl"
+
+    def stopped(options, show):
+        out.mkdir()
+        (out / "study.json").write_text(made.to_json(), encoding="utf-8")
+        raise Stopped("the same command goes on from here")
+
+    monkeypatch.setattr(script, "run_study", stopped)
+    given = f"leaderboard.py t5 rope --out {out} --rows {path} --commit x".split()
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(SystemExit) as end:
+        script.main()
+    assert end.value.code == 130
+    assert [row.result for row in read_rows(path)] == sorted(
+        made.results, key=lambda result: result.config.folder
+    )
