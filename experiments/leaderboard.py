@@ -18,12 +18,14 @@ from pathlib import Path
 
 import posenc
 from posenc.compare.budget import ALL_TASKS, SUITE_SIZES, SUITES
-from posenc.compare.leaderboard import PUBLISHED, ROWS, Row, add_rows, read_rows, rows_of
+from posenc.compare.leaderboard import PUBLISHED, ROWS, Row, add_rows, read_rows, rows_of, study_of
 from posenc.compare.options import Options
 from posenc.compare.result_files import is_done, save_result
 from posenc.compare.results import Study
-from posenc.compare.study import run_study
+from posenc.compare.study import STUDY, run_study
+from posenc.compare.trial import RECIPE
 from posenc.encoding.shape import ModelShape
+from posenc.report.atomic import write_atomically
 from posenc.report.failure import RunFailed, Stopped
 from posenc.tasks.known import TEXT
 
@@ -50,11 +52,16 @@ def commit() -> str:
 
 
 def lay_out(rows: list[Row], folder: Path) -> int:
-    """Write the results of published trials where a study looks for them; how many it lacked."""
+    """Write the results of published trials of today's recipe where a study looks for them; how
+    many it lacked."""
+    rows = [row for row in rows if row.result.config.recipe == RECIPE]
     missing = [row.result for row in rows if not is_done(folder, row.result.config)]
+    if missing and not (folder / STUDY).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / STUDY, study_of(rows).to_json())
     for result in missing:
         home = folder / result.config.folder
-        home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(exist_ok=True)
         save_result(home, result)
     return len(missing)
 
@@ -72,7 +79,7 @@ def run_piece(
         return run_study(options, show=False), False
     except (RunFailed, Stopped) as error:  # what is done counts, and the next call goes on
         print(f"{task}, seed {seeds - 1}: {error}", flush=True)
-        study = Study.from_json((given.out / "study.json").read_text(encoding="utf-8"))
+        study = Study.from_json((given.out / STUDY).read_text(encoding="utf-8"))
         return study, isinstance(error, Stopped)
 
 

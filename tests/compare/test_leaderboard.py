@@ -20,6 +20,7 @@ from posenc.compare.results import (
     TrainingPoint,
     TrialResult,
 )
+from posenc.compare.study import _check_ours
 from posenc.report.failure import Stopped
 from tests.compare.test_tasks import TEXT, result
 from tests.compare.test_tasks import study_of as study
@@ -195,6 +196,10 @@ def test_published_trials_are_not_run_again_and_others_are(tmp_path):
     assert script.lay_out(rows(study(timed)), tmp_path) == 1
     assert load_result(tmp_path, timed.config) == timed
     assert script.lay_out(rows(study(timed)), tmp_path) == 0
+    other = dataclasses.replace(timed.config, recipe=TEXT.recipe + 1)
+    older = rows(study(dataclasses.replace(timed, config=other)))
+    assert script.lay_out(older, tmp_path / "older") == 0
+    _check_ours(tmp_path)  # what a study asks of its folder
     for change in ({"seed": 1}, {"recipe": TEXT.recipe + 1}):
         assert not is_done(tmp_path, dataclasses.replace(timed.config, **change))
 
