@@ -46,6 +46,12 @@ class Case:
     gradients: bool
     prepared: bool
     """As a model prepares it, and called before: elsewhere, then where what is kept serves."""
+    autocast: bool
+    """To bfloat16, which rounds products of float32 as those of a half type."""
+
+    @property
+    def rounded(self) -> torch.dtype:
+        return torch.bfloat16 if self.autocast and self.dtype == torch.float32 else self.dtype
 
 
 def draw(seed: int) -> Case:
@@ -57,7 +63,7 @@ def draw(seed: int) -> Case:
         seed, dice.choice(NAMES), dice.choice(DTYPES), dice.choice(LAYOUTS), dice.choice(MASKS),
         dice.choice(IMPLS), dice.choice((1, 2, 3)), kv_heads * dice.choice((1, 2)), kv_heads,
         kv_len if whole else dice.choice((1, dice.randint(1, kv_len))), kv_len, dice.random() < 0.3,
-        dice.random() < 0.4, dice.random() < 0.4,
+        dice.random() < 0.4, dice.random() < 0.4, dice.random() < 0.2,
     )  # fmt: skip
 
 
@@ -139,16 +145,17 @@ def outcome(case: Case) -> str | None:
     wide = [t.double() for t in inputs]
     try:
         want = run(encoding, wide, "reference")
-        if case.prepared:
-            own = own.prepare(q_positions)
-            run(own, inputs, case.impl, ahead=2)
-            run(own, inputs, case.impl)
-        got = run(own, inputs, case.impl)
+        with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
+            if case.prepared:
+                own = own.prepare(q_positions)
+                run(own, inputs, case.impl, ahead=2)
+                run(own, inputs, case.impl)
+            got = run(own, inputs, case.impl)
     except (ValueError, TypeError) as error:
         return f"refused: {error}"
     for what, a, b in zip(("output", "q", "k", "v"), got, want, strict=False):
         size = max(1.0, b.abs().max().item())
-        bound = ROUNDINGS[case.dtype] * torch.finfo(case.dtype).eps * size
+        bound = ROUNDINGS[case.rounded] * torch.finfo(case.rounded).eps * size
         error = (a.double() - b).abs().max().item()
         if not error <= bound:
             return f"{what} off by {error:.2g} of {size:.2g}, allowed {bound:.2g}"
