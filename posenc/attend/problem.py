@@ -65,6 +65,13 @@ class Problem:
         return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
     @property
+    def product_dtype(self) -> torch.dtype:
+        """The dtype in which torch's kernels multiply q, k and v: under autocast its own."""
+        if not self.autocast or self.q.dtype == torch.float64:
+            return self.q.dtype
+        return torch.get_autocast_dtype(self.q.device.type)
+
+    @property
     def runs(self) -> tuple[int, int] | None:
         """The first query's and the first key's position where both are runs of consecutive
         positions, known without synchronising."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,7 +47,8 @@ class Case:
     prepared: bool
     """As a model prepares it, and called before: elsewhere, then where what is kept serves."""
     autocast: bool
-    """To bfloat16, which rounds products of float32 as those of a half type."""
+    """To bfloat16, which rounds products of float32 as those of a half type. Torch itself cannot
+    join two tensors of float16 under it."""
 
     @property
     def rounded(self) -> torch.dtype:
@@ -59,12 +60,13 @@ def draw(seed: int) -> Case:
     kv_heads = dice.choice((1, 2))
     kv_len = dice.choice((1, 2, 7, 33, 130))
     whole = dice.random() < 0.6
-    return Case(
+    drawn = Case(
         seed, dice.choice(NAMES), dice.choice(DTYPES), dice.choice(LAYOUTS), dice.choice(MASKS),
         dice.choice(IMPLS), dice.choice((1, 2, 3)), kv_heads * dice.choice((1, 2)), kv_heads,
         kv_len if whole else dice.choice((1, dice.randint(1, kv_len))), kv_len, dice.random() < 0.3,
         dice.random() < 0.4, dice.random() < 0.4, dice.random() < 0.2,
     )  # fmt: skip
+    return replace(drawn, autocast=drawn.autocast and drawn.dtype != torch.float16)
 
 
 def positions_of(case: Case, axes: int) -> Tensor:

@@ -3,6 +3,8 @@ without writing it out."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -172,10 +174,12 @@ def _kernel(
     if bias is not None:
         mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
         mask = mask.expand(*problem.q.shape[:2], stop - start, problem.kv_len)
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, scale=problem.scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )  # fmt: skip
+        q, k, v = (t.to(problem.product_dtype) for t in (q, k, v))
+    with nullcontext() if bias is None else without_autocast(q.device):  # it would round the bias
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=problem.scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
     if visible is not None and not problem.every_row_sees_a_key:
         out = out.masked_fill(~visible.any(-1, keepdim=True), 0)
     return out if v_dim >= width else out[..., :v_dim]

@@ -82,7 +82,7 @@ def _attend(
     kernel: Callable[[Problem, int, int], Tensor],
 ) -> Tensor:
     batch, heads, q_len, width = block.q.shape
-    dtype = block.q.dtype
+    dtype = block.product_dtype
     # What is far enough to overflow has no weight, or is hidden.
     most = torch.finfo(dtype).max / 4
     column = column.clamp(-most, most)
