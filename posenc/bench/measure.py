@@ -67,7 +67,7 @@ def ratio_interval(values: Sequence[float], floor: Sequence[float]) -> tuple[flo
     """Where the median of the ratios within a round lies with at least 95 % confidence, whatever
     their distribution: two of the ratios themselves, by their ranks. Below six rounds no ranks do,
     and all ratios lie between the two."""
-    ratios = sorted(a / b for a, b in zip(values, floor, strict=True))
+    ratios = sorted(_ratios(values, floor))
     count = len(ratios)
     chances = itertools.accumulate(math.comb(count, k) / 2**count for k in range(count))
     outside = sum(1 for chance in chances if chance <= 0.025)
@@ -131,6 +131,11 @@ def machine_columns() -> dict[str, str]:
     }
 
 
+def _ratios(values: Sequence[float], floor: Sequence[float]) -> list[float]:
+    """Round by round: what disturbs a round disturbs both."""
+    return [a / b for a, b in zip(values, floor, strict=True)]
+
+
 def measured_rows(
     question: str, columns: Mapping[str, Any], cases: Mapping[str, Case], floor: str, repeats: int
 ) -> list[dict[str, Any]]:
@@ -148,16 +153,16 @@ def timing_rows(
     floor: str,
     peaks: Mapping[str, int | None],
 ) -> list[dict[str, Any]]:
-    """One row per case; `ratio` is its median over the median of `floor`, `ratio_low` and
-    `ratio_high` are its `ratio_interval`."""
-    base = quantile(seconds[floor], 0.5)
-    # A clock that ticks rarely shows 0 for the smallest sizes.
-    ticks = min(seconds[floor]) > 0
+    """One row per case; `ratio` is the median of its ratios to `floor` within a round, `ratio_low`
+    and `ratio_high` are its `ratio_interval`."""
+    base = seconds[floor]
 
-    def interval(values: Sequence[float]) -> dict[str, str]:
-        ends = ratio_interval(values, seconds[floor]) if ticks else ("", "")
-        names = ("ratio_low", "ratio_high")
-        return {n: f"{e:.3f}" if ticks else "" for n, e in zip(names, ends, strict=True)}
+    def compared(values: Sequence[float]) -> dict[str, str]:
+        names = ("ratio", "ratio_low", "ratio_high")
+        if not min(base) > 0:  # a clock that ticks rarely shows 0 for the smallest sizes
+            return dict.fromkeys(names, "")
+        found = quantile(_ratios(values, base), 0.5), *ratio_interval(values, base)
+        return {name: f"{ratio:.3f}" for name, ratio in zip(names, found, strict=True)}
 
     return [
         {
@@ -167,8 +172,7 @@ def timing_rows(
             "p20_ms": f"{1e3 * quantile(values, 0.2):.3f}",
             "p50_ms": f"{1e3 * quantile(values, 0.5):.3f}",
             "p80_ms": f"{1e3 * quantile(values, 0.8):.3f}",
-            "ratio": f"{quantile(values, 0.5) / base:.3f}" if base else "",
-            **interval(values),
+            **compared(values),
             "floor": floor,
             "extra_mib": "" if peaks.get(name) is None else f"{peaks[name] / 2**20:.1f}",  # type: ignore[operator]
             "repeats": len(values),

@@ -128,6 +128,13 @@ def test_the_interval_holds_the_median_of_ratios_within_rounds():
     assert measure.ratio_interval(ratios, [1.0] * 21) == (6.0, 16.0)
 
 
+def test_a_ratio_is_of_rounds_as_its_interval_is():
+    floor = [1.0] * 10 + [10.0] * 11  # a machine that changed its speed; medians are 10 and 1
+    seconds = {"floor": floor, "same but for two rounds": [*floor[:-2], 0.5, 0.5]}
+    _, row = measure.timing_rows("q", {}, seconds, "floor", {})
+    assert (row["ratio"], row["ratio_low"], row["ratio_high"]) == ("1.000", "1.000", "1.000")
+
+
 def test_tables_are_made_in_each_timed_call(monkeypatch):
     made = []
     tables = posenc.RoPE._tables
