@@ -187,6 +187,11 @@ def _fitting(layers: int, cells: int) -> list[int]:
     return sorted({round(i * (layers - 1) / (room - 1)) for i in range(room)})
 
 
+def _moved(change: float) -> str:
+    """One digit of a change, where it is not rounding, which differs between machines."""
+    return "rounding" if 0 < change < ROUNDING else f"{change:.1g}"
+
+
 def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
     """What the exchange changes, by token and by layer."""
     settings = {"with positions": swap.with_positions, "without positions": swap.without}
@@ -208,7 +213,7 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
     yield Plot(
         figures.changed_layers(by_layer, ROUNDING),
         f"By layer: how far {which} moves.",
-        "; ".join(f"{n}: {', '.join(f'{v:.1g}' for v in vs)}" for n, vs in by_layer.items()),
+        "; ".join(f"{n}: {', '.join(map(_moved, vs))}" for n, vs in by_layer.items()),
         seen.in_changed_layers(by_layer, ROUNDING),
         "changed-layers",
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from posenc.inspect.claims.claim import OPEN, SOURCE, Claim, Group, Measured
+from posenc.inspect.claims.claim import OPEN, SOURCE, Claim, Group, Measured, amount
 
 CLAIMS = Group()
 
@@ -36,16 +36,19 @@ def _shared() -> Measured:
     return text, round((total - values) / 1e6) == 91
 
 
+def _asymmetry(form: torch.Tensor) -> float:
+    return (form - form.T).abs().max().item()
+
+
 @CLAIMS.add("Three projections triple the capacity")
 def _capacity() -> Measured:
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 64, 8, generator=generator, dtype=torch.float64)
     form, rank = a @ b.T, int(torch.linalg.matrix_rank(a @ b.T))
-    shared = a @ a.T
     text = (
         "capacity has no agreed measure. Scores of a head depend on W_q W_k^T "
         f"alone, of rank {rank} for heads of 8; with one projection for both it is symmetric "
-        f"(asymmetry {(shared - shared.T).abs().max():.0g}, not {(form - form.T).abs().max():.2g})"
+        f"(asymmetry: {amount(_asymmetry(a @ a.T))}, with two {amount(_asymmetry(form))})"
     )
     return text, OPEN
 
