@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -30,12 +31,22 @@ def cluster():
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    port, agent = free_port(), free_port()
+    # The agent's port by name, which the server of clients is told before the agent chooses one.
+    ports = {"ray_client_server_port": port, "runtime_env_agent_port": agent}
+    head = {"num_cpus": 0, "include_dashboard": False, **ports}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    made.client_address = f"ray://127.0.0.1:{port}"
     made.add_node(num_cpus=1)
     made.add_node(num_cpus=1)
     made.wait_for_nodes()
     yield made
     made.shutdown()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 @pytest.fixture
@@ -150,7 +161,8 @@ def test_a_storage_that_machines_do_not_share_is_refused(cluster, tmp_path):
         engine.close()
 
 
-def test_the_command_on_ray_gives_the_local_table(folder):
+def test_the_command_on_ray_gives_the_local_table(cluster, folder):
+    """On a Ray of its own, and on a cluster that it reaches as a client."""
     sizes = (
         "--train-length 16 --test-lengths 32 --seeds 1 --steps 4 --batch 2 --width 32 --layers 1"
     )
@@ -158,6 +170,7 @@ def test_the_command_on_ray_gives_the_local_table(folder):
     engines = {
         "local": ["--workers", "1"],
         "ray": ["--engine", "ray", "--max-parallel", "1", "--storage", f"file://{folder}/kept"],
+        "client": ["--engine", "ray", "--address", cluster.client_address],
     }
     for name, options in engines.items():
         done = subprocess.run(
@@ -166,6 +179,7 @@ def test_the_command_on_ray_gives_the_local_table(folder):
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
     assert results(folder / "ray") == results(folder / "local") != {}
+    assert results(folder / "client") == results(folder / "local")
     study = json.loads((folder / "ray" / "study.json").read_text(encoding="utf-8"))
     assert study["hardware"]["engine"] == "ray" and study["hardware"]["machines"] == "1"
     lines = (folder / "ray" / "events.jsonl").read_text(encoding="utf-8").splitlines()
