@@ -16,7 +16,7 @@ from posenc.attend.kernels.cost import largest_norms, negligible
 from posenc.attend.kernels.toeplitz_gradients import dense_gradients, rows_in_memory
 from posenc.attend.problem import Problem
 from posenc.numbers.heads import for_every_head
-from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.numbers.precision import at_least_float32
 
 HALF_ROWS = 1024
 """Up to this many queries of half types are one block: what would be rounded in large numbers, or
@@ -140,8 +140,7 @@ class _Attention(torch.autograd.Function):
             return *dense_gradients((q, k, v, row, key), bias, hidden, ctx.scale, grads), None
         rows = _Rows(row, key, least, ctx.size)
         counted = ctx.needs_input_grad[4]
-        with without_autocast(q.device):  # of whoever goes back within it
-            return *_gradients(q, k, v, out, lse, rows, ctx.scale, grads[0], counted), None
+        return *_gradients(q, k, v, out, lse, rows, ctx.scale, grads[0], counted), None
 
 
 def _gradients(

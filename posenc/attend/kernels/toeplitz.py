@@ -170,8 +170,8 @@ class _Attention(torch.autograd.Function):
             grad_out = torch.zeros_like(out)
         q, k, v, table = (rows_in_memory(t) for t in (q, k, v, table))
         plain = not ctx.needs_input_grad[3] and grad_lse is None and q.shape[-1] == v.shape[-1]
+        if plain and q.shape[1] == k.shape[1]:
+            return *kernel_gradients(q, k, v, table, out, lse, grad_out, ctx), None, None, None
         with without_autocast(q.device):  # of whoever goes back within it
-            if plain and q.shape[1] == k.shape[1]:
-                return *kernel_gradients(q, k, v, table, out, lse, grad_out, ctx), None, None, None
             d_q, d_k, d_v, d_table = table_gradients(q, k, v, table, grad_out, grad_lse, ctx)
         return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_table, None, None
