@@ -12,6 +12,7 @@ import pytest
 
 from posenc import ModelShape, PositionEncoding, create
 from posenc.inspect.checkpoint import answer as of_checkpoint
+from posenc.inspect.checkpoint import page
 from posenc.inspect.checkpoint import seen as checkpoint_seen
 from posenc.inspect.checkpoint.positions import Bias, Rotation, Table
 from posenc.inspect.checkpoint.structure import Structure
@@ -253,6 +254,8 @@ def test_what_is_seen_in_a_checkpoint():
     layers = {"with": [0, 0.1], "without": [0.0, 1e-9]}
     said = checkpoint_seen.in_changed_layers(layers, 1e-5)
     assert said == "With it moves from layer 1 on, up to 0.1; without nothing moves."
+    changes = (0.0, 6e-8, 0.002, float("nan"))  # digits of rounding differ between processors
+    assert [page._moved(change) for change in changes] == ["0", "rounding", "0.002", "nan"]
     values = np.array([[1.0, 2.0], [0.5, 3.0]])
     assert "Head 1 of layer 1 looks farthest" in seen.in_attention_distance(values)
 
