@@ -14,12 +14,13 @@ from torch.autograd.function import once_differentiable
 from posenc.numbers import native
 from posenc.numbers.tracking import has_tangent, transformed
 
+SOURCE = Path(__file__).with_name("layers.c")
 FUNCTIONS = ("rms", "rms_backward", "swiglu", "swiglu_backward")
 
 
 def library() -> Any:
     """layers.c, or None where there is no compiler."""
-    return native.load(Path(__file__).with_name("layers.c"), FUNCTIONS)
+    return native.load(SOURCE, FUNCTIONS)
 
 
 class RMSNorm(nn.RMSNorm):

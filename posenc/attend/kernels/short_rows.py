@@ -21,6 +21,7 @@ from posenc.terms.dense import Dense
 MOST_KEYS = 512
 """Up to this many keys, weights kept for the backward pass cost less than computing them again; it
 is also the length of a row in short_rows.c."""
+SOURCE = Path(__file__).with_suffix(".c")
 FUNCTIONS = ("softmax", "softmax_backward")
 
 
@@ -106,7 +107,7 @@ class _Shape(ctypes.Structure):
 
 def _softmax(scores: Tensor, bias: Tensor | None, visible: Tensor | None, scale, shift) -> None:
     """Scaled products become weights, in place."""
-    library: Any = native.load(Path(__file__).with_suffix(".c"), FUNCTIONS)
+    library: Any = native.load(SOURCE, FUNCTIONS)
     if library is not None:
         bias, visible = native.rows_like(bias, scores), native.rows_like(visible, scores)
         shape = _Shape.of(scores, bias, visible, scale, shift)
@@ -144,7 +145,7 @@ def _softmax_backward(
 ) -> None:
     """The gradient of the weights becomes that of the products q . k, in place; that of the bias is
     added to `grad_bias`, (1 or batch, num_heads, rows, keys) in float32."""
-    library: Any = native.load(Path(__file__).with_suffix(".c"), FUNCTIONS)
+    library: Any = native.load(SOURCE, FUNCTIONS)
     if library is not None:
         rows = None if grad_bias is None else grad_bias.expand(weights.shape)
         shape = _Shape.of(weights, rows, None, scale, shift)

@@ -20,11 +20,12 @@ TILE = 128
 """Tokens of one head that are rotated before the next head, which then reads the same cosines from
 a cache."""
 
+_SOURCE = Path(__file__).with_name("rope.c")
 _FUNCTIONS = {torch.float32: "rotate_f32", torch.bfloat16: "rotate_bf16"}
 
 
 def _library() -> Any:
-    return native.load(Path(__file__).with_name("rope.c"), tuple(_FUNCTIONS.values()))
+    return native.load(_SOURCE, tuple(_FUNCTIONS.values()))
 
 
 class _Shape(ctypes.Structure):
