@@ -69,6 +69,7 @@ oracles: .venv/.installed
 
 readme: .venv/.installed
 	$(BIN)/python docs/update_readme.py
+	$(BIN)/python docs/update_leaderboard.py
 	$(BIN)/python docs/update_figures.py
 	$(BIN)/python docs/update_doctor.py
 	$(BIN)/python docs/update_doctor_figure.py

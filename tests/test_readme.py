@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from posenc import registry
+from tests.compare.test_tasks import result, study_of
 
 ROOT = Path(__file__).parents[1]
 LLAMA2XS = ROOT.parent / "shared/checkpoints/llama2xs"
@@ -26,7 +28,7 @@ def load_update_readme():
 def load_script(name: str):
     spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -41,6 +43,28 @@ def test_table_of_encodings_is_current(document, table):
     text = (ROOT / document).read_text(encoding="utf-8")
     current = load_update_readme().with_table(text, table)
     assert text == current, "run `make readme`"
+
+
+@pytest.mark.parametrize("document", READMES)
+def test_the_answer_and_the_figure_are_those_of_the_published_trials(document, tmp_path):
+    script, text = load_script("update_leaderboard"), (ROOT / document).read_text(encoding="utf-8")
+    study = script.leaderboard.study_of(script.leaderboard.published())
+    assert text == script.with_table(text, script.table(study, document)), "run `make readme`"
+    script.draw(study, tmp_path)
+    assert_same_picture(tmp_path / "leaderboard.svg")
+    assert "docs/figures/leaderboard.svg" in text
+
+
+def test_the_answer_keeps_apart_what_ties_what_is_behind_and_what_was_not_learned():
+    script = load_script("update_leaderboard")
+    beyond = {"t5": (0.98, 0.97, 0.99), "alibi": (0.97, 0.98, 0.985), "rope": (0.12, 0.1, 0.11)}
+    found = [result(n, s, (1.0, y)) for n, each in beyond.items() for s, y in enumerate(each)]
+    found += [result("nope", s, (0.2, 0.1)) for s in range(3)]
+    (line,) = script.table(study_of(*found), "README.md").splitlines()[2:]
+    assert line == "| copying 32 symbols | `t5` 0.98, `alibi` 0.98 | `rope` 0.11 | `nope` |"
+    # One seed of one encoding is missing, then all but one: no interval, and so no answer.
+    alone = [r for r in found if r.config.seed == 0 or r.config.encoding != "rope"]
+    assert script.table(study_of(*alone), "README.md").count("\n") == 2
 
 
 def test_table_names_every_encoding(table):

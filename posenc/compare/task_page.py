@@ -73,6 +73,8 @@ def every_trial(study: Study) -> Figure:
                 x, y = zip(*points, strict=True) if points else ((), ())
                 label = task if learned_it else None
                 axes.scatter(x, y, s=22, marker=marker, color=place.color, label=label, alpha=0.8)
+        if np.any(scores.not_learned):
+            axes.scatter((), (), s=22, marker="x", color="gray", label="not learned")
         axes.set_yticks(range(len(names)), names)
         axes.set_xlim(-0.03, 1.03)
         legend_above(drawn)

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from posenc.compare import pooled, tables
 from posenc.compare.page import make_page
+from posenc.compare.task_page import every_trial
 from posenc.compare.task_summary import summarise_tasks
 from tests.compare.test_tasks import result, study_of
 
@@ -97,6 +98,15 @@ def test_one_seed_has_no_interval():
     study = study_of(*(r for r in trials("copy", "reverse") if r.config.seed == 0))
     found = {row[0]: row[1:] for row in pooled.pooled_rows(study)[1:]}
     assert found["fire"] == ["1", "1–3", "1/2", "0.400", "3", "-0.100, one seed"]
+
+
+def test_a_cross_is_explained_where_there_is_one():
+    def legend(study):
+        return [text.get_text() for text in every_trial(study).legends[0].get_texts()]
+
+    assert legend(whole()) == ["copy", "reverse", "not learned"]
+    all_learned = {key: values for key, values in FAR.items() if key not in NOT_LEARNED}
+    assert legend(study_of(*trials("copy", "reverse", far=all_learned))) == ["copy", "reverse"]
 
 
 def test_terminal_and_page_show_it(tmp_path):
