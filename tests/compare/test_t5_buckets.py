@@ -1,0 +1,50 @@
+"""T5's buckets that training shows and copying never needs: which they are, and that both tables
+come."""
+
+import csv
+import sys
+
+import torch
+
+from tests.experiment import experiment
+
+script = experiment("t5_buckets")
+
+
+def read(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_buckets_lie_between_the_way_back_and_the_longest_sequence():
+    (config,) = script.trials(1)
+    assert (config.encoding, config.task, config.seed, config.train_length) == ("t5", "copy", 0, 20)
+    encoding = script.T5Bias(4)
+    unused = script.not_needed(encoding, config)
+    shown = [script.ends(encoding)[bucket] for bucket in unused]
+    # A sequence of 20 symbols has 42 tokens; the bucket of 40 to 45 is shown in part.
+    assert shown == [(21, 23), (24, 26), (27, 30), (31, 34), (35, 39)]
+
+
+def test_both_tables_come_and_the_zeros_reach_the_model(tmp_path, monkeypatch):
+    seen = []
+    real = script.score_cases
+    monkeypatch.setattr(
+        script, "score_cases", lambda model, *rest: (
+            seen.append(model.encoding.weight.detach().clone()), real(model, *rest)
+        )[1],
+    )  # fmt: skip
+    asked = ["--seeds", "1", "--steps", "2", "--out", str(tmp_path), "--tables", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["t5_buckets.py", *asked])
+    script.main()
+    before, after = seen
+    changed = (before != after).any(1).nonzero().flatten().tolist()
+    assert changed == [18, 19, 20, 21, 22] and not after[18:23].any()
+    biases = read(tmp_path / "t5_biases.csv")
+    assert len(biases) == 32 and biases[0]["head 0"] == f"{before[0, 0]:.3f}"
+    copied = read(tmp_path / "t5_copies.csv")
+    assert {row["weights"] for row in copied} == {"as trained", "zeros at distances 21 to 39"}
+    assert [row["symbols"] for row in copied[:5]] == ["20", "24", "30", "40", "80"]
+    monkeypatch.setattr(script, "run_trial", None)  # the trained model lies there
+    script.main()
+    torch.testing.assert_close(seen[2], before)
