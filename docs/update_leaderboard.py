@@ -16,7 +16,7 @@ from posenc.compare.tiers import standings
 from posenc.report.drawing import write_svg
 from posenc.report.page import Plot
 from posenc.statistics.ranks import Ranking, rank
-from posenc.tasks.known import TASKS
+from posenc.tasks.known import TASKS, TEXT
 
 DOCS = Path(__file__).parent
 FIGURE = "every-trial"
@@ -38,6 +38,7 @@ NAMES = {
         "recall": "recall across fillers",
         "flip_flop": "flip-flop: the last bit written",
         "offset": "lookup at an offset",
+        "all": "all tasks together",
     },
     "README.zh-CN.md": {
         "text": "文本，{:,} 字节",
@@ -47,6 +48,7 @@ NAMES = {
         "recall": "隔着填充符回忆",
         "flip_flop": "flip-flop：最后写入的位",
         "offset": "按偏移查找",
+        "all": "所有任务合计",
     },
 }
 
@@ -55,9 +57,10 @@ NAMES = {
 class Answer:
     """What the trials say of one use.
 
-    task, length: `text` at a window length, or a task beyond its training length.
+    task, length: `text` at a window length, a task beyond its training length, or `all` tasks.
     scores: the mean over seeds: bits per byte of text, where lower is better, else the task's
-        metric over all tests but that of the training length.
+        metric over all tests but that of the training length; none for all tasks, where encodings
+        stand on different trials.
     never: who learned the task in no seed; nobody for text.
     """
 
@@ -71,10 +74,11 @@ class Answer:
 def answers(study: Study) -> Iterator[Answer]:
     """Text at the training length and at the longest, then every task that has two seeds or more of
     each encoding."""
-    for standing in standings(study):
+    text = study.of_task(TEXT)
+    for standing in standings(text) if text.trials else ():
         if min(map(len, standing.losses.values())) > 1:
             means = {name: standing.mean(name) for name in standing.losses}
-            yield Answer("text", standing.length, standing.ranking, means, ())
+            yield Answer(TEXT, standing.length, standing.ranking, means, ())
     for task in (name for name in TASKS if name in {t.task for t in study.trials}):
         results = [result for result in study.finished if result.config.task == task]
         seeds = Counter(result.config.encoding for result in results)
@@ -84,6 +88,9 @@ def answers(study: Study) -> Iterator[Answer]:
         did = {result.config.encoding for result in results if learned(result)}
         never = [name for name in study.encodings if name not in did]
         yield Answer(task, results[0].config.train_length, rank(means, gaps), means, never)
+    means, gaps = pooled.pooled_scores(pooled.scores_of(study))
+    if means:
+        yield Answer("all", 0, rank(means, gaps), {}, ())
 
 
 def table(study: Study, readme: str) -> str:
@@ -93,13 +100,16 @@ def table(study: Study, readme: str) -> str:
         ranks = answer.ranking.ranks
         first = [name for name in answer.ranking.order if ranks[name][0] == 1]
         behind = [name for name in answer.ranking.order if ranks[name][0] > 1]
-        shown = [
-            [f"`{name}` {answer.scores[name]:.2f}" for name in each] for each in (first, behind)
-        ]
+        shown = [[_named(answer, name) for name in each] for each in (first, behind)]
         shown.append([f"`{name}`" for name in answer.never])
         use = NAMES[readme][answer.task].format(answer.length)
         lines.append((use, *(", ".join(cell) or "–" for cell in shown)))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _named(answer: Answer, encoding: str) -> str:
+    score = f" {answer.scores[encoding]:.2f}" if answer.scores else ""
+    return f"`{encoding}`{score}"
 
 
 def with_table(text: str, made: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from posenc import registry
+from tests.compare.test_leaderboard import of_text
 from tests.compare.test_tasks import result, study_of
 
 ROOT = Path(__file__).parents[1]
@@ -57,14 +58,24 @@ def test_the_answer_and_the_figure_are_those_of_the_published_trials(document, t
 
 def test_the_answer_keeps_apart_what_ties_what_is_behind_and_what_was_not_learned():
     script = load_script("update_leaderboard")
-    beyond = {"t5": (0.98, 0.97, 0.99), "alibi": (0.97, 0.98, 0.985), "rope": (0.12, 0.1, 0.11)}
+    beyond = {
+        "t5": (0.98, 0.97, 0.99, 0.98, 0.98),
+        "alibi": (0.97, 0.98, 0.985, 0.97, 0.99),
+        "rope": (0.12, 0.1, 0.11, 0.12, 0.1),
+    }
     found = [result(n, s, (1.0, y)) for n, each in beyond.items() for s, y in enumerate(each)]
-    found += [result("nope", s, (0.2, 0.1)) for s in range(3)]
-    (line,) = script.table(study_of(*found), "README.md").splitlines()[2:]
+    found += [result("nope", seed, (0.2, 0.1)) for seed in range(5)]
+    line, together = script.table(study_of(*found), "README.md").splitlines()[2:]
+    assert together == "| all tasks together | `t5`, `alibi` | `rope` | – |"
     assert line == "| copying 32 symbols | `t5` 0.98, `alibi` 0.98 | `rope` 0.11 | `nope` |"
+    bits = {"t5": 2.0, "rope": 2.5}
+    read = [of_text(n, s, (b, b + 1 + s * b / 100)) for n, b in bits.items() for s in range(3)]
+    near, far, *_ = script.table(study_of(*found, *read), "README.md").splitlines()[2:]
+    assert near == "| text, 16 bytes | `t5` 2.00, `rope` 2.50 | – | – |"  # no spread
+    assert far == "| text, 24 bytes | `t5` 3.02 | `rope` 3.52 | – |"
     # One seed of one encoding is missing, then all but one: no interval, and so no answer.
     alone = [r for r in found if r.config.seed == 0 or r.config.encoding != "rope"]
-    assert script.table(study_of(*alone), "README.md").count("\n") == 2
+    assert "copying" not in script.table(study_of(*alone), "README.md")
 
 
 def test_table_names_every_encoding(table):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from posenc.compare.merge import check_recipe, joined, merge
+from posenc.compare.merge import check_recipe, joined, merge_checked
 from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
 from posenc.report.atomic import write_atomically
 from posenc.report.record import Record
@@ -131,8 +131,8 @@ def study_of(rows: Sequence[Row]) -> Study:
 
 
 def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
-    """The leaderboard with your runs in it, of the tasks that all have with one recipe; and a line
-    about each task that is left out.
+    """The leaderboard with your runs in it, of the tasks that one of yours has at least, all with
+    one recipe; and a line about each task that is left out.
 
     Raises: ValueError where no task is left.
     """
@@ -140,22 +140,21 @@ def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, lis
     runs = [(here, board), *mine]
     kept, lines = [], []
     for task in dict.fromkeys(trial.task for trial in board.trials):
-        parts = [(folder, study.of_task(task)) for folder, study in runs]
-        lacking = [f"{folder}" for folder, part in parts if not part.trials]
+        parts = [(folder, study.of_task(task)) for folder, study in mine]
+        parts = [(folder, part) for folder, part in parts if part.trials]
         try:
-            for folder, part in parts[1:]:
-                if part.trials:
-                    check_recipe(here, parts[0][1], folder, part)
+            for folder, part in parts:
+                check_recipe(here, board.of_task(task), folder, part)
         except ValueError as error:
             lines.append(f"{task} is left out: {error}")
             continue
-        if lacking:
-            lines.append(f"{task} is left out: {', '.join(lacking)} has no trial of it.")
-        else:
+        if parts:
             kept.append(task)
+        else:
+            lines.append(f"{task} is left out: you have no trial of it.")
     if not kept:
         raise ValueError(" ".join(["--mine: nothing can be put beside the leaderboard.", *lines]))
-    merged, conflicts = merge(
+    merged, conflicts = merge_checked(
         [
             (
                 folder,
@@ -166,6 +165,7 @@ def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, lis
                 ),
             )
             for folder, study in runs
+            if any(trial.task in kept for trial in study.trials)
         ]
     )
     return replace(merged, corpus=board.corpus if TEXT in kept else None), lines + conflicts

@@ -25,11 +25,18 @@ def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
     Raises: ValueError where recipes differ, an encoding's code changed between runs, or a label
     names two encodings.
     """
-    first_folder, first = runs[0]
+    for folder, study in runs:
+        check_recipe(*runs[0], folder, study)
+    return merge_checked(runs)
+
+
+def merge_checked(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
+    """The same of runs that may have different tasks, where those that two have were found to be
+    of one recipe."""
+    first = runs[0][1]
     labels: dict[str, str] = {}
     unchecked: dict[str, str] = {}
-    for folder, study in runs:
-        check_recipe(first_folder, first, folder, study)
+    for _, study in runs:
         labels = study.labels | labels
         unchecked |= study.unchecked
     _check_codes(runs)

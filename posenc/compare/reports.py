@@ -124,12 +124,9 @@ def _together(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
 
 
 def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tuple[Path, Study]:
-    """A run with the results that lie in its folder; what is damaged is added to `lines`. Where no
-    trial lies there, as in a repository, its results are those of study.json."""
-    study = _read(folder) if study is None else study
-    if any((folder / trial.folder).exists() for trial in study.trials):
-        study, damaged = collect(study, folder)
-        lines += damaged
+    """A run with the results that lie in its folder; what is damaged is added to `lines`."""
+    study, damaged = collect(_read(folder) if study is None else study, folder)
+    lines += damaged
     return folder, study
 
 

@@ -25,7 +25,7 @@ from posenc.compare.pace import expected_seconds
 from posenc.compare.plan import plan_trials
 from posenc.compare.rates import FACTORS, at_chosen_rates, rate_trials
 from posenc.compare.result_files import CorruptResult, is_done, load_result
-from posenc.compare.results import FORMAT, OtherFormat, Study, TrialResult
+from posenc.compare.results import FORMAT, OtherFormat, Study
 from posenc.compare.summary import summarise
 from posenc.compare.task_summary import summarise_tasks
 from posenc.compare.task_verdict import say_for_what
@@ -155,18 +155,17 @@ def _run(
 
 def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
     """The study with the results that are on disk now, and a line about every damaged result, which
-    counts as missing."""
-    results: list[TrialResult] = []
-    damaged: list[str] = []
+    counts as missing. A trial that has no folder, as in a repository, keeps the study's result."""
+    kept = {r.config: r for r in study.results if not (folder / r.config.folder).exists()}
+    results, damaged = [], []
     for trial in study.trials:
         try:
-            result = load_result(folder, trial)
+            found = kept.get(trial) or load_result(folder, trial)
         except CorruptResult as error:
-            path = folder / trial.folder / "result.json"
-            damaged.append(f"{path} is damaged ({error}); the same posenc compare makes it again")
-            continue
-        if result is not None:
-            results.append(result)
+            at = folder / trial.folder / "result.json"
+            damaged.append(f"{at} is damaged ({error}); the same posenc compare makes it again")
+        else:
+            results += [found] if found else []
     return conclude(replace(study, results=tuple(results))), damaged
 
 

@@ -75,6 +75,6 @@ def from_anchor(
     if not found.count:
         return "no seed of both"
     if found.half == math.inf:
-        return f"{gap:+.3f}, {'no spread' if found.freedom else 'one seed'}"
+        return f"{gap:+.3f}, {'few seeds, or all alike' if found.freedom else 'one seed'}"
     shown = "p < 0.001" if p < 0.001 else f"p {p:.2g}"
     return f"{gap:+.3f} ± {found.half:.3f}, {shown}"

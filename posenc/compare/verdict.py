@@ -6,6 +6,7 @@ loss (reach), and whether it gets better from more context (use).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -69,11 +70,11 @@ def _why_nothing(study: Study, near: EncodingSummary) -> str | None:
         f"{mean_at(near.by_length, study.trials[0].train_length):.3f} bits per byte, is that of "
         f"{near.encoding}, which says nothing yet."
     )
-    seeds = min(len(_of(study, name)) for name in {r.config.encoding for r in study.finished})
-    if seeds < 2:
+    seeds = sorted(Counter(result.config.encoding for result in study.finished).values())
+    if min(seeds[-2:]) < 2:  # two encodings need two, if there are two
         return (
-            "Nothing can be told apart here: with one seed no number has an interval; give "
-            f"--seeds 3 or more. {measured}"
+            "Nothing can be told apart here: with one seed no number has an interval; take three "
+            f"seeds or more (posenc compare --seeds 3). {measured}"
         )
     falling = still_falling(study.finished)
     if falling is None or not falling <= STILL_FALLING:
@@ -118,7 +119,8 @@ def _quality(
     ]
     few = min(len(_of(study, row.encoding)) for row in rows) == 2
     advice = "; with two seeds only wide differences count, give --seeds 3 or more"
-    return f"{'; '.join(parts)}{advice if few and not (told_near and told_far) else ''}."
+    said = f"{'; '.join(parts)}{advice if few and not (told_near and told_far) else ''}."
+    return said if said.startswith(near.encoding) else said[0].upper() + said[1:]
 
 
 def _compared(standing: Standing | None, length: int) -> tuple[str, bool]:

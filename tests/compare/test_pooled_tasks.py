@@ -4,6 +4,7 @@ import dataclasses
 import html
 import io
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -11,6 +12,8 @@ from posenc.compare import pooled, tables
 from posenc.compare.page import make_page
 from posenc.compare.task_page import every_trial
 from posenc.compare.task_summary import summarise_tasks
+from posenc.statistics.ranks import rank
+from posenc.statistics.scores import Scores
 from tests.compare.test_tasks import result, study_of
 
 FAR = {  # the score beyond the training length in each of three seeds
@@ -98,6 +101,18 @@ def test_one_seed_has_no_interval():
     study = study_of(*(r for r in trials("copy", "reverse") if r.config.seed == 0))
     found = {row[0]: row[1:] for row in pooled.pooled_rows(study)[1:]}
     assert found["fire"] == ["1", "1–3", "1/2", "0.400", "3", "-0.100, one seed"]
+
+
+@pytest.mark.parametrize("seeds, at_most", [(3, 0.0), (5, 0.1)])
+def test_equal_encodings_whose_seeds_come_in_two_kinds_are_seldom_told_apart(seeds, at_most):
+    random, told, studies = np.random.default_rng(0), 0, 200
+    for _ in range(studies):
+        kinds = random.random((6, 1, seeds)) < 0.5
+        values = np.where(kinds, 0.97, 0.03) + random.uniform(-0.03, 0.03, kinds.shape)
+        scores = Scores([f"e{i}" for i in range(6)], ["copy"], list(range(seeds)), values)
+        ranks = rank(*pooled.task_scores(scores, "copy")).ranks
+        told += len(set(ranks.values())) > 1
+    assert told <= at_most * studies
 
 
 def test_a_cross_is_explained_where_there_is_one():

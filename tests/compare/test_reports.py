@@ -200,6 +200,19 @@ def scored(means: dict[str, tuple[float, float, float]]) -> Study:
     return study(*(result(name, 0, each) for name, each in means.items()))
 
 
+def test_a_run_of_study_json_alone_keeps_its_results(tmp_path, capsys):
+    given = study(*(whole(name, seed) for name in ("rope", "t5") for seed in (0, 1, 2)))
+    home = tmp_path / "published"
+    home.mkdir()
+    (home / "study.json").write_text(given.to_json(), encoding="utf-8")
+    assert len(report_runs([home]).results) == 6
+    back = Study.from_json((home / "study.json").read_text(encoding="utf-8"))
+    assert back.results == given.results
+    # A trial whose folder is there is what lies in it, here nothing yet.
+    (home / given.trials[0].folder).mkdir()
+    assert report_runs([home]).results == given.results[1:]
+
+
 def test_agreement_is_counted_over_what_a_publication_separates():
     """At x1 KERPLE's text separates only the sinusoidal; at x2 rope too, at x4 all."""
     given = scored(

@@ -121,6 +121,18 @@ def test_no_verdict_beyond_the_intervals(apart):
     assert "Take" not in text and "cannot separate rope and t5 at 128 bytes" in text
 
 
+def test_one_encoding_with_one_seed_does_not_silence_the_others():
+    given = study(*seeds("t5", (2.0, 2.0, 2.0)), *seeds("nope", (3.0, 3.0, 3.0)))
+    alone = result("alibi", 0, (2.5, 2.5, 2.5))
+    text = advice(
+        dataclasses.replace(
+            given, trials=(*given.trials, alone.config), results=(*given.results, alone)
+        )
+    )
+    assert "Nothing can be told apart" not in text
+    assert text.startswith("The seeds cannot separate t5 and alibi at 128 bytes")
+
+
 def test_one_seed_tells_nothing():
     text = advice(study(result("nope", 0, (6.870, 7, 7)), result("rope", 0, (6.872, 7, 7))))
     assert text.startswith("Nothing can be told apart here: with one seed")
