@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from next_byte import score_next_byte
+from refused import check_file, check_runs, refusing
 
 from posenc.compare.budget import SUITE_SIZES, SUITES
 from posenc.compare.options import Options
@@ -56,31 +57,44 @@ def scores_of(
     ]
 
 
+def runs(name: str, question: dict[str, Any], given: argparse.Namespace) -> dict[str, Options]:
+    """What each arm of a question is a comparison of."""
+    return {
+        arm: Options(
+            question["encodings"], seeds=given.seeds, steps=given.steps, workers=given.workers,
+            text=given.text, out=given.out / name / (arm.replace(" ", "-") or "all"),
+            **SUITE_SIZES | options,
+        )
+        for arm, options in arms(question)
+    }  # fmt: skip
+
+
 def ask(name: str, question: dict[str, Any], given: argparse.Namespace) -> Path:
     """Run the arms of a question and write its table."""
     rows = []
-    for arm, options in arms(question):
-        out = given.out / name / (arm.replace(" ", "-") or "all")
-        study = run_study(
-            Options(
-                question["encodings"], seeds=given.seeds, steps=given.steps, workers=given.workers,
-                text=given.text, out=out, **SUITE_SIZES | options,
-            ),
-            show=False,
-        )  # fmt: skip
+    for arm, options in runs(name, question, given).items():
+        study = run_study(options, show=False)
+        assert options.out is not None
         for result in study.finished:
             config = result.config
-            for way, length, score in scores_of(result, arm, out, question.get("next_byte", False)):
+            for way, length, score in scores_of(
+                result, arm, options.out, question.get("next_byte", False)
+            ):
                 bits = "cannot" if score is None else f"{score:.4f}"
                 shown = (config.encoding, way, config.seed, length, bits)
                 rows.append((*shown, result.parameters, config.recipe, config.steps))
     given.tables.mkdir(parents=True, exist_ok=True)
-    path = given.tables / f"{name}.csv"
+    path = table(name, given)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(HEADER)
         writer.writerows(rows)
     return path
+
+
+def table(name: str, given: argparse.Namespace) -> Path:
+    """Where the rows of a question go."""
+    return given.tables / f"{name}.csv"
 
 
 def main() -> None:
@@ -99,8 +113,13 @@ def main() -> None:
     unknown = [name for name in given.questions if name not in known]
     if unknown:
         parser.error(f"unknown question {unknown[0]!r}; known: {', '.join(known)}.")
-    for name in given.questions or known:
-        print(f"{known[name]['question']} {ask(name, known[name], given)}", flush=True)
+    asked = given.questions or list(known)
+    with refusing(parser):
+        check_runs([run for name in asked for run in runs(name, known[name], given).values()])
+        for name in asked:
+            check_file("--tables", table(name, given))
+        for name in asked:
+            print(f"{known[name]['question']} {ask(name, known[name], given)}", flush=True)
 
 
 if __name__ == "__main__":

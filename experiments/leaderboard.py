@@ -16,6 +16,8 @@ import argparse
 import subprocess
 from pathlib import Path
 
+from refused import check_file, check_runs, refusing
+
 import posenc
 from posenc.compare.budget import ALL_TASKS, SUITE_SIZES, SUITES
 from posenc.compare.leaderboard import PUBLISHED, ROWS, Row, add_rows, read_rows, rows_of, study_of
@@ -46,9 +48,12 @@ def in_a_row() -> list[str]:
 
 
 def commit() -> str:
-    """The commit of this code, with + where files differ from it."""
+    """The commit of this code, with + where files differ from it. Raises: ValueError."""
     said = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
-    return subprocess.run(said, capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        return subprocess.run(said, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        raise ValueError(f"--commit: git knows none of {ROOT}; say which it is.") from None
 
 
 def lay_out(rows: list[Row], folder: Path) -> int:
@@ -66,21 +71,45 @@ def lay_out(rows: list[Row], folder: Path) -> int:
     return len(missing)
 
 
-def run_piece(
-    names: list[str], task: str, seeds: int, given: argparse.Namespace
-) -> tuple[Study, bool]:
-    """The trials of a task with the seeds before `seeds`, and whether Ctrl-C ended them."""
+def piece(names: list[str], task: str, seeds: int, given: argparse.Namespace) -> Options:
+    """The trials of a task with the seeds before `seeds`."""
     steps = SUITES["standard"].steps if task == TEXT else None
-    options = Options(
+    return Options(
         names, task=[task], seeds=seeds, steps=steps, precision=given.precision,
         workers=given.workers, out=given.out, **SUITE_SIZES,
     )  # fmt: skip
+
+
+def run_piece(
+    names: list[str], task: str, seeds: int, given: argparse.Namespace
+) -> tuple[Study, bool]:
+    """What a piece gave, and whether Ctrl-C ended it."""
     try:
-        return run_study(options, show=False), False
+        return run_study(piece(names, task, seeds, given), show=False), False
     except (RunFailed, Stopped) as error:  # what is done counts, and the next call goes on
         print(f"{task}, seed {seeds - 1}: {error}", flush=True)
         study = Study.from_json((given.out / STUDY).read_text(encoding="utf-8"))
         return study, isinstance(error, Stopped)
+
+
+def run_pieces(given: argparse.Namespace) -> None:
+    """Refuse what cannot be run, then run the pieces and keep their rows.
+
+    Raises: ValueError, OSError; SystemExit after Ctrl-C.
+    """
+    names, code = in_a_row() if given.all else given.encodings, given.commit or commit()
+    check_file("--rows", given.rows)
+    known = read_rows(given.rows) if given.rows.is_file() else []
+    check_runs([piece(names, task, given.seeds, given) for task in given.tasks])
+    if known:
+        print(f"{lay_out(known, given.out)} trials are taken from {given.rows}")
+    for seeds in range(1, given.seeds + 1):
+        for task in given.tasks:
+            study, stopped = run_piece(names, task, seeds, given)
+            added = add_rows(given.rows, rows_of(study, code))
+            print(f"{task}, seed {seeds - 1}: {added} new rows in {given.rows}", flush=True)
+            if stopped:
+                raise SystemExit(130)
 
 
 def main() -> None:
@@ -90,23 +119,15 @@ def main() -> None:
     parser.add_argument("encodings", nargs="*", default=list(REPRESENTATIVES))
     parser.add_argument("--all", action="store_true", help="every encoding of a row of tokens")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--tasks", nargs="*", default=list(ALL_TASKS), choices=ALL_TASKS)
+    parser.add_argument("--tasks", nargs="+", default=list(ALL_TASKS), choices=ALL_TASKS)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/leaderboard")
     parser.add_argument("--rows", type=Path, default=ROOT / PUBLISHED / ROWS)
     parser.add_argument("--commit", help="of the code, where this is no clone")
     given = parser.parse_args()
-    names, code = in_a_row() if given.all else given.encodings, given.commit or commit()
-    if given.rows.is_file():
-        print(f"{lay_out(read_rows(given.rows), given.out)} trials are taken from {given.rows}")
-    for seeds in range(1, given.seeds + 1):
-        for task in given.tasks:
-            study, stopped = run_piece(names, task, seeds, given)
-            added = add_rows(given.rows, rows_of(study, code))
-            print(f"{task}, seed {seeds - 1}: {added} new rows in {given.rows}", flush=True)
-            if stopped:
-                raise SystemExit(130)
+    with refusing(parser):
+        run_pieces(given)
 
 
 if __name__ == "__main__":

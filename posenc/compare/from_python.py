@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.options import Options
+from posenc.compare.options import Options, check_options
 from posenc.compare.results import Study
 
 
@@ -64,14 +65,26 @@ def run(
 
     texts = [text] if isinstance(text, str | Path) else text
     tasks = [task] if isinstance(task, str) else task
-    lengths = None if test_lengths is None else ",".join(map(str, test_lengths))
+    lengths = _several("test_lengths", test_lengths, Integral, "whole numbers")
     asked = Options(
-        None if encodings is None else list(encodings),
-        None if texts is None else [str(each) for each in texts],
-        task=None if tasks is None else list(tasks),
-        test_lengths=lengths,
-        out=None if out is None else Path(out),
-        figures=None if figures is None else Path(figures),
+        _several("encodings", encodings, str, "names"),
+        _several("text", texts, str | Path, "paths"),
+        task=_several("task", tasks, str, "names"),
+        test_lengths=None if lengths is None else ",".join(lengths),
+        out=Path(out) if isinstance(out, str) else out,
+        figures=Path(figures) if isinstance(figures, str) else figures,
         **options,
     )
+    check_options(asked)
     return run_study(asked, show=False)
+
+
+def _several(name: str, given: Any, kind: Any, what: str) -> list[str] | None:
+    """What was given as a list of texts. Raises: ValueError for what is none, or is empty."""
+    if given is None:
+        return None
+    whole = isinstance(given, Iterable) and not isinstance(given, str | bytes)
+    found = list(given) if whole else []
+    if not found or not all(isinstance(e, kind) and not isinstance(e, bool) for e in found):
+        raise ValueError(f"{name} must be a list of {what}, got {given!r}.")
+    return [str(each) for each in found]

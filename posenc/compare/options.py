@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -14,6 +14,17 @@ from posenc.report.options import Figures
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
 """NoPE has no order without a causal mask."""
+
+
+_EXPECTED: dict[Any, tuple[Any, str]] = {
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+    bool: (bool, "True or False"),
+    str: (str, "text"),
+    Path: (str | Path, "a path"),
+    list[str]: (list | tuple, "a list of texts"),
+}
+"""For each type of an option what a value may be, and how a message calls that."""
 
 
 def _said(budgets: dict[str, Budget]) -> str:
@@ -246,3 +257,28 @@ class Options:
     yes: Annotated[
         bool, typer.Option("--yes", help="Start also what is expected to take over a week.")
     ] = False
+
+
+def check_options(options: Options) -> None:
+    """Hold every option to its type and its minimum, as typer does for those of the command line.
+
+    Raises: ValueError.
+    """
+    for name, hint in get_type_hints(Options, include_extras=True).items():
+        annotated, declared = get_args(hint)
+        kind, *or_none = get_args(annotated) or (annotated,)
+        value, least = getattr(options, name), declared.min
+        if value is None and or_none:
+            continue
+        if not _is(value, kind) or (least is not None and value < least):
+            option = name if name == "encodings" else f"--{name.replace('_', '-')}"
+            limit = "" if least is None else f" of at least {least}"
+            raise ValueError(f"{option} must be {_EXPECTED[kind][1]}{limit}, got {value!r}.")
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if not isinstance(value, _EXPECTED[kind][0]):
+        return False
+    return kind != list[str] or all(isinstance(each, str) for each in value)

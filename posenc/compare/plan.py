@@ -3,7 +3,8 @@ read or allocated."""
 
 from __future__ import annotations
 
-import math
+import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, get_args
@@ -13,16 +14,21 @@ import torch
 from posenc.attend.multihead import Projections
 from posenc.compare.budget import chosen
 from posenc.compare.encodings import Compared
-from posenc.compare.material import content_hash
+from posenc.compare.evaluate import cannot
+from posenc.compare.material import content_hash, shape_length, task_of
 from posenc.compare.objectives import OBJECTIVES, Objective
-from posenc.compare.options import Options
+from posenc.compare.options import Options, check_options
+from posenc.compare.rates import check_rates
+from posenc.compare.score_cases import cannot_run
 from posenc.compare.sizes import sizes_of
+from posenc.compare.train import shape_of
 from posenc.compare.trial import TrialConfig
+from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.registry import create
 from posenc.report import machine
 from posenc.tasks.known import TASKS, TEXT, task_named
-from posenc.tasks.task import Task
+from posenc.tasks.task import Case, Task
 
 TEXT_DEFAULTS = {"train_length": 128, "batch": 32}
 
@@ -32,6 +38,7 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
 
     Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
     """
+    check_options(options)
     names = list(dict.fromkeys(options.task or [TEXT]))
     for name in names:
         if name != TEXT:
@@ -56,6 +63,8 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
     for name in names:
         if name != TEXT and TASKS[name].num_axes > 1:
             _check_axes(TASKS[name], compared)
+    for trial in planned:
+        _check_positions(trial, compared)
     return planned
 
 
@@ -76,8 +85,10 @@ def _shared(options: Options, encoding: str) -> dict[str, Any]:
     precision = machine.default_precision(device) if precision == "auto" else precision
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"--precision must be auto, float32 or bfloat16, got {precision!r}.")
-    if not 0 < options.lr < math.inf:
+    if not 0 < options.lr <= sys.float_info.max:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
+    if options.check_lr:
+        check_rates(options.lr)
     if device != "cpu" and options.ranks > 1:
         raise ValueError(f"--ranks {options.ranks}: ranks share a CPU's cores. Use --device cpu.")
     sizes = sizes_of(options)
@@ -173,3 +184,37 @@ def _check_axes(task: Task, compared: Sequence[Compared]) -> None:
                 "task asks for rows and columns. Compare those that have them, such as axial_rope "
                 "or sincos_2d, and nope."
             )
+
+
+def _check_positions(trial: TrialConfig, compared: Sequence[Compared]) -> None:
+    """What has too few positions for a test says so there; for training, there is no trial."""
+    for each in compared:
+        encoding = _built(each, trial)
+        why = None if encoding is None else _cannot_train(encoding, trial)
+        if why is not None:
+            raise ValueError(
+                f"{each.label} cannot be trained on {trial.task} at --train-length "
+                f"{trial.train_length}: {why}. Take a shorter one, give the encoding more "
+                "positions, or leave it out."
+            )
+
+
+def _cannot_train(encoding: PositionEncoding, trial: TrialConfig) -> str | None:
+    task = task_of(trial)
+    if task is not None:
+        return cannot_run(encoding, task, Case(trial.train_length))
+    needed = shape_length(trial)
+    why = cannot(encoding, needed)
+    return None if why is None else f"{why}, and {needed:,} are needed"
+
+
+def _built(each: Compared, trial: TrialConfig) -> PositionEncoding | None:
+    """The encoding without memory, or with it where somebody's constructor reads what it computes;
+    None where neither can be made, of which `check_cost` says why."""
+    for device in ("meta", "cpu") if each.code else ("meta",):
+        with (
+            contextlib.suppress(NotImplementedError, RuntimeError, TypeError, MemoryError),
+            torch.device(device),
+        ):
+            return create(each.text, shape_of(trial))
+    return None

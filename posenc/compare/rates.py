@@ -20,6 +20,17 @@ MEANING = (
 )
 
 
+def check_rates(lr: float) -> None:
+    """Raises: ValueError where a rate that would be tried is not positive and finite."""
+    tried = [lr * factor for factor in FACTORS]
+    if min(tried) <= 0 or max(tried) == math.inf:
+        raise ValueError(
+            f"--check-lr tries --lr {lr:g} times {', '.join(f'{factor:g}' for factor in FACTORS)}, "
+            f"and {min(tried):g} to {max(tried):g} are not all positive and finite. Take another "
+            "--lr."
+        )
+
+
 def rate_trials(trials: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:
     """Of every task and encoding its first seed at each rate, tested at the training length alone:
     what lies beyond is not even measured."""

@@ -82,7 +82,7 @@ def _run_on(
     check_cost(planned, texts, seeds + extra, workers, options.yes, here)
     unchecked = find_void(compared, options.unchecked)
     if options.out is not None:
-        _check_ours(options.out)
+        check_ours(options.out)
     cut = _cut(options, planned)
     trials = tuple(
         replace(trial, encoding=each.text, code=each.code, seed=seed)
@@ -105,7 +105,7 @@ def _run_on(
     if options.dry_run:
         return show_dry_run(replace(study, trials=(*checks, *trials)), cut, workers, here, show)
     folder = options.out or RUNS / f"compare-{_name((*checks, *trials))}"
-    damaged = _check_ours(folder)
+    damaged = check_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, "posenc compare"):
         sweep.remove_leftovers(folder)
@@ -261,7 +261,7 @@ def _with_text(trial: TrialConfig, cut: splits.Cut | None) -> TrialConfig:
     return trial if cut is None or trial.task != TEXT else replace(trial, corpus=cut.info.hash)
 
 
-def _check_ours(folder: Path) -> str | None:
+def check_ours(folder: Path) -> str | None:
     """Refuse a folder with files of other origin, or a study of another version.
 
     Returns: what is wrong with the study.json that is there, or None.

@@ -92,7 +92,55 @@ def test_a_question_ends_in_its_table(name, changed, arms, tmp_path, monkeypatch
         rows = list(csv.DictReader(file))
     assert [(r["arm"], r["length"]) for r in rows] == [(a, n) for a in arms for n in ("128", "256")]
     assert all(0 < float(row["bits_per_byte"]) < 20 for row in rows)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (["--seeds", "0"], "--seeds must be a whole number of at least 1, got 0."),
+        (["--steps", "0"], "--steps must be a whole number of at least 1, got 0."),
+        (["--steps", "-1"], "--steps must be a whole number of at least 1, got -1."),
+        (["--workers", "0"], "--workers must be a whole number of at least 1, got 0."),
+        (["--text", "nothere.txt"], "No such file: nothere.txt."),
+        (["--text", "file"], "The text is too short: it has 5 bytes"),
+        (["--out", "file"], "file is not a folder."),
+        (["--out", "others"], "was not written by posenc compare (it holds letter.txt)"),
+        (["--tables", "file"], "file is not a folder."),
+        (["--tables", "tables"], "positions.csv is not a file."),
+    ],
+)
+def test_what_is_wrong_is_refused_before_a_trial(given, words, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("a b c", encoding="utf-8")
+    (tmp_path / "others/positions/all").mkdir(parents=True)
+    (tmp_path / "others/positions/all/letter.txt").touch()
+    (tmp_path / "tables/positions.csv").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ablations, "run_study", lambda *a, **k: pytest.fail("it was run"))
+    where = ["--out", "new", "--tables", "new"]
+    monkeypatch.setattr(sys, "argv", ["ablations.py", "positions", *where, *given])
+    with pytest.raises(SystemExit) as end:
+        ablations.main()
+    said = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and words in said[-1]
+    assert said[-1].startswith("ablations.py: error: ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_unknown_question_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["ablations.py", "rope_bass"])
     with pytest.raises(SystemExit):
         ablations.main()
     assert "unknown question 'rope_bass'" in capsys.readouterr().err
+
+
+def test_an_arm_that_cannot_be_run_is_refused_before_the_first_one(monkeypatch, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 4000)
+    question = {"question": "?", "encodings": ["rope"], "train_length": [16, 1 << 16]}
+    monkeypatch.setattr(ablations, "read_questions", lambda path: {"lengths": question})
+    monkeypatch.setattr(ablations, "run_study", lambda *a, **k: pytest.fail("it was run"))
+    given = ["--text", str(tmp_path / "text.txt"), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["ablations.py", *given])
+    with pytest.raises(SystemExit) as end:
+        ablations.main()
+    assert end.value.code == 2 and "training at 65536 bytes" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from posenc.compare.results import (
     TrainingPoint,
     TrialResult,
 )
-from posenc.compare.study import _check_ours
+from posenc.compare.study import check_ours
 from posenc.report.failure import Stopped
 from tests.compare.test_tasks import TEXT, result
 from tests.compare.test_tasks import study_of as study
@@ -125,6 +125,20 @@ def test_your_run_stands_beside_it_where_the_recipe_is_one(tmp_path):
     assert [line.split(" is left out")[0] for line in lines] == ["reverse", "text"]
 
 
+def test_runs_of_different_tasks_stand_beside_it_together(tmp_path):
+    first = study(*(result("mine", seed, (1.0, 0.6), "copy") for seed in SEEDS))
+    second = study(*(result("mine", seed, (1.0, 0.5), "reverse") for seed in SEEDS))
+    other = dataclasses.replace(
+        result("mine", 0, (1.0, 0.4), "copy"),
+        config=dataclasses.replace(result("mine", 0, (1.0, 0.4), "copy").config, task="flip_flop"),
+    )
+    runs = [(tmp_path / "a", first), (tmp_path / "b", second), (tmp_path / "c", study(other))]
+    both, lines = beside(study_of(rows()), runs)
+    mine = {(t.task, t.seed) for t in both.trials if t.encoding == "mine"}
+    assert mine == {(task, seed) for task in ("copy", "reverse") for seed in SEEDS}
+    assert [line.split(" is left out")[0] for line in lines] == ["text"]
+
+
 def test_a_task_of_another_recipe_is_told_apart_and_nothing_left_is_refused(tmp_path):
     def longer(task):
         found = result("mine", 0, (1.0, 0.6), task)
@@ -190,6 +204,49 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
     assert not (tmp_path / "trials.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (["nosuch"], "nosuch"),
+        (["learned:max_positions=9"], "cannot be trained on text at --train-length 128"),
+        (["--precision", "float16"], "--precision must be auto, float32 or bfloat16"),
+        (["--seeds", "0"], "--seeds must be a whole number of at least 1, got 0."),
+        (["--seeds", "-3"], "--seeds must be a whole number of at least 1, got -3."),
+        (["--workers", "0"], "--workers must be a whole number of at least 1, got 0."),
+        (["--tasks"], "argument --tasks: expected at least one argument"),
+        (["--out", "file"], "--out: file is not a folder."),
+        (["--out", "others"], "was not written by posenc compare (it holds letter.txt)"),
+        (["--rows", "others"], "--rows: others is not a file."),
+        (["--rows", "file"], "file, line 1: "),
+        (["--rows", "file/rows"], "--rows: file is not a folder."),
+    ],
+)
+def test_what_is_wrong_is_refused_before_a_piece(given, words, tmp_path, monkeypatch, capsys):
+    script = experiment("leaderboard")
+    add_rows(tmp_path / "rows", rows(study(result("t5", 0, (1.0, 0.8), "copy"))))
+    (tmp_path / "file").write_text("damaged", encoding="utf-8")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others/letter.txt").touch()
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script, "run_study", lambda *a, **k: pytest.fail("it was run"))
+    where = ["--out", "new", "--rows", "rows", "--commit", "x"]
+    monkeypatch.setattr(sys, "argv", ["leaderboard.py", *where, *given])
+    with pytest.raises(SystemExit) as end:
+        script.main()
+    said = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and words in said[-1]
+    assert said[-1].startswith("leaderboard.py: error: ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_code_without_a_commit_is_asked_for_it(tmp_path, monkeypatch):
+    script = experiment("leaderboard")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match="--commit: git knows none of"):
+        script.commit()
+
+
 def test_published_trials_are_not_run_again_and_others_are(tmp_path):
     script = experiment("leaderboard")
     timed = dataclasses.replace(result("t5", 0, (1.0, 0.8), "copy"), timing=Timing(9.0, 2.0, 0.1))
@@ -199,7 +256,7 @@ def test_published_trials_are_not_run_again_and_others_are(tmp_path):
     other = dataclasses.replace(timed.config, recipe=TEXT.recipe + 1)
     older = rows(study(dataclasses.replace(timed, config=other)))
     assert script.lay_out(older, tmp_path / "older") == 0
-    _check_ours(tmp_path)  # what a study asks of its folder
+    check_ours(tmp_path)  # what a study asks of its folder
     for change in ({"seed": 1}, {"recipe": TEXT.recipe + 1}):
         assert not is_done(tmp_path, dataclasses.replace(timed.config, **change))
 

@@ -1,0 +1,69 @@
+"""What the scripts beside this file refuse before anything is trained or written."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from posenc.compare.encodings import read_encodings
+from posenc.compare.options import Options
+from posenc.compare.plan import plan_trials
+from posenc.compare.splits import Need, cut_text
+from posenc.compare.study import check_ours
+from posenc.compare.unchecked import find_void
+from posenc.report.failure import disk_is_full
+from posenc.tasks.known import TEXT
+from posenc.text.sources import embedded, find_text
+
+
+@contextlib.contextmanager
+def refusing(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """End wrong input as argparse ends it: with one line and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if disk_is_full(error):
+            raise
+        parser.error(" ".join(str(error).split()))
+
+
+def check_runs(runs: Sequence[Options]) -> None:
+    """Check runs that go one after the other, so that the last one cannot be refused when the
+    others are trained. They read the same text.
+
+    Raises: ValueError, OSError.
+    """
+    needs: dict[Need, Path] = {}
+    for options in runs:
+        assert options.encodings and options.out
+        compared = read_encodings(options.encodings)
+        for trial in plan_trials(options, compared):
+            if trial.task == TEXT:
+                need = Need(trial.train_length, max(trial.test_lengths), trial.batch)
+                needs[need] = options.out
+        find_void(compared, allowed=False)
+        check_folder("--out", options.out)
+        check_ours(options.out)
+    if needs:
+        source = find_text(runs[0].text) if runs[0].text else embedded()
+        for need, folder in needs.items():
+            cut_text(source, need, folder)
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raises: ValueError for a folder that cannot be made, or not written into."""
+    here = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not here.is_dir():
+        raise ValueError(f"{option}: {here} is not a folder.")
+    if not os.access(here, os.W_OK | os.X_OK):
+        raise ValueError(f"{option}: cannot write into {here}.")
+
+
+def check_file(option: str, path: Path) -> None:
+    """Raises: ValueError for a file that cannot be written."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{option}: {path} is not a file.")
+    check_folder(option, path.parent)
