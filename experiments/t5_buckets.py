@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from refused import check_folder, refusing
 from safetensors.torch import load_file
 
 from posenc.compare.leaderboard import published
@@ -98,6 +99,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs/t5_buckets")
     parser.add_argument("--tables", type=Path, default=ROOT / "results/ablations")
     given = parser.parse_args()
+    with refusing(parser):
+        for option, number in (("--seeds", given.seeds), ("--steps", given.steps)):
+            if number is not None and number < 1:
+                raise ValueError(f"{option} must be at least 1, got {number}.")
+        check_folder("--out", given.out)
+        check_folder("--tables", given.tables)
     biases: list[Sequence[object]] = []
     copied: list[Sequence[object]] = []
     for published_config in trials(given.seeds):

@@ -4,6 +4,7 @@ come."""
 import csv
 import sys
 
+import pytest
 import torch
 
 from tests.experiment import experiment
@@ -48,3 +49,25 @@ def test_both_tables_come_and_the_zeros_reach_the_model(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "run_trial", None)  # the trained model lies there
     script.main()
     torch.testing.assert_close(seen[2], before)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (["--seeds", "0"], "--seeds must be at least 1, got 0."),
+        (["--steps", "-1"], "--steps must be at least 1, got -1."),
+        (["--tables", "file"], "--tables: file is not a folder."),
+        (["--out", "file/deep"], "--out: file is not a folder."),
+    ],
+)
+def test_what_is_wrong_is_refused_before_training(given, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(script, "run_trial", lambda *a: pytest.fail("it was trained"))
+    asked = ["t5_buckets.py", "--out", "new", "--tables", "tables", *given]
+    monkeypatch.setattr(sys, "argv", asked)
+    with pytest.raises(SystemExit) as end:
+        script.main()
+    said = capsys.readouterr().err.replace(str(tmp_path) + "/", "")
+    assert end.value.code == 2 and words in said
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
