@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from posenc.compare.cost import check_cost
 from posenc.compare.encodings import read_encodings
 from posenc.compare.options import Options
 from posenc.compare.plan import plan_trials
@@ -40,7 +41,9 @@ def check_runs(runs: Sequence[Options]) -> None:
     for options in runs:
         assert options.encodings and options.out
         compared = read_encodings(options.encodings)
-        for trial in plan_trials(options, compared):
+        planned = plan_trials(options, compared)
+        check_cost(planned, [each.text for each in compared], 1, 1, yes=True)
+        for trial in planned:
             if trial.task == TEXT:
                 need = Need(trial.train_length, max(trial.test_lengths), trial.batch)
                 needs[need] = options.out

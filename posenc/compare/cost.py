@@ -7,19 +7,22 @@ from pathlib import Path
 
 import torch
 
-from posenc.compare.material import task_of, train_tokens, vocabulary_of
+from posenc.compare.evaluate import cannot
+from posenc.compare.material import shape_length, task_of, train_tokens, vocabulary_of
 from posenc.compare.objectives import objective_of
 from posenc.compare.results import Study
-from posenc.compare.score_cases import SEQUENCES
+from posenc.compare.score_cases import SEQUENCES, cannot_run
 from posenc.compare.train import shape_of
 from posenc.compare.trial import TrialConfig
 from posenc.compare.windows import HELD_OUT_BYTES
+from posenc.encoding.base import PositionEncoding
 from posenc.models import DecoderConfig
 from posenc.registry import create, parse
 from posenc.report import machine
 from posenc.report.bounds import check_memory, check_time
 from posenc.report.progress import clock
 from posenc.tasks.known import TEXT
+from posenc.tasks.task import Case
 
 FLOPS_PER_SECOND = {"bfloat16": 195_000_000_000, "float32": 75_000_000_000}
 """Measured on one core with this kind of model."""
@@ -46,7 +49,8 @@ def check_cost(
     workers: trials at a time.
     here: how many of them on this machine, None for all; its memory must do for them.
 
-    Raises: ValueError, also if an encoding cannot be built for a model of these sizes.
+    Raises: ValueError, also if an encoding cannot be built for a model of these sizes, or has fewer
+    positions than training takes.
     """
     each = seeds * len(encodings)
     count = each * len(planned)
@@ -56,9 +60,12 @@ def check_cost(
     for trial in planned:
         # The model first: its sizes may be beyond what a tensor can have.
         _check_model(trial, here or workers, 0)
-        _check_model(
-            trial, here or workers, max(_own_parameters(trial, name) for name in encodings)
-        )
+        own = 0
+        for name in encodings:
+            built = _built(trial, name)
+            _check_positions(trial, name, built)
+            own = max(own, sum(p.numel() for p in built.parameters()))
+        _check_model(trial, here or workers, own)
     check_time(
         f"{count:,} {'trial' if count == 1 else 'trials'} of {_steps(planned)} steps",
         sum(seconds_of(trial, each, workers) for trial in planned),
@@ -136,17 +143,32 @@ def _windows(trial: TrialConfig) -> str:
     return f"sequences of {length:,} tokens"
 
 
-def _own_parameters(trial: TrialConfig, encoding: str) -> int:
-    """What one copy of the encoding learns."""
+def _built(trial: TrialConfig, encoding: str) -> PositionEncoding:
+    """One copy of the encoding, without memory if it can be made so."""
     try:
         with torch.device("meta"):
-            built = create(encoding, shape_of(trial))
+            return create(encoding, shape_of(trial))
     except (NotImplementedError, RuntimeError, TypeError):
         if not any(part.attribute for part in parse(encoding).parts):
             raise
         # Somebody's constructor, which reads what it computes; NumPy says TypeError then.
-        built = create(encoding, shape_of(trial))
-    return sum(p.numel() for p in built.parameters())
+        return create(encoding, shape_of(trial))
+
+
+def _check_positions(trial: TrialConfig, name: str, encoding: PositionEncoding) -> None:
+    """What has too few positions for a test says so there; for training, there is no trial."""
+    task = task_of(trial)
+    if task is not None:
+        why = cannot_run(encoding, task, Case(trial.train_length))
+    else:
+        needed = shape_length(trial)
+        why = cannot(encoding, needed)
+        why = None if why is None else f"{why}, and {needed:,} are needed"
+    if why is not None:
+        raise ValueError(
+            f"{name} cannot be trained on {trial.task} at --train-length {trial.train_length}: "
+            f"{why}. Take a shorter one, give the encoding more positions, or leave it out."
+        )
 
 
 def _check_model(trial: TrialConfig, workers: int, own: int) -> None:

@@ -3,7 +3,6 @@ read or allocated."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -14,21 +13,17 @@ import torch
 from posenc.attend.multihead import Projections
 from posenc.compare.budget import chosen
 from posenc.compare.encodings import Compared
-from posenc.compare.evaluate import cannot
-from posenc.compare.material import content_hash, shape_length, task_of
+from posenc.compare.material import content_hash
 from posenc.compare.objectives import OBJECTIVES, Objective
 from posenc.compare.options import Options, check_options
 from posenc.compare.rates import check_rates
-from posenc.compare.score_cases import cannot_run
 from posenc.compare.sizes import sizes_of
-from posenc.compare.train import shape_of
 from posenc.compare.trial import TrialConfig
-from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.registry import create
 from posenc.report import machine
 from posenc.tasks.known import TASKS, TEXT, task_named
-from posenc.tasks.task import Case, Task
+from posenc.tasks.task import Task
 
 TEXT_DEFAULTS = {"train_length": 128, "batch": 32}
 
@@ -63,8 +58,6 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
     for name in names:
         if name != TEXT and TASKS[name].num_axes > 1:
             _check_axes(TASKS[name], compared)
-    for trial in planned:
-        _check_positions(trial, compared)
     return planned
 
 
@@ -184,37 +177,3 @@ def _check_axes(task: Task, compared: Sequence[Compared]) -> None:
                 "task asks for rows and columns. Compare those that have them, such as axial_rope "
                 "or sincos_2d, and nope."
             )
-
-
-def _check_positions(trial: TrialConfig, compared: Sequence[Compared]) -> None:
-    """What has too few positions for a test says so there; for training, there is no trial."""
-    for each in compared:
-        encoding = _built(each, trial)
-        why = None if encoding is None else _cannot_train(encoding, trial)
-        if why is not None:
-            raise ValueError(
-                f"{each.label} cannot be trained on {trial.task} at --train-length "
-                f"{trial.train_length}: {why}. Take a shorter one, give the encoding more "
-                "positions, or leave it out."
-            )
-
-
-def _cannot_train(encoding: PositionEncoding, trial: TrialConfig) -> str | None:
-    task = task_of(trial)
-    if task is not None:
-        return cannot_run(encoding, task, Case(trial.train_length))
-    needed = shape_length(trial)
-    why = cannot(encoding, needed)
-    return None if why is None else f"{why}, and {needed:,} are needed"
-
-
-def _built(each: Compared, trial: TrialConfig) -> PositionEncoding | None:
-    """The encoding without memory, or with it where somebody's constructor reads what it computes;
-    None where neither can be made, of which `check_cost` says why."""
-    for device in ("meta", "cpu") if each.code else ("meta",):
-        with (
-            contextlib.suppress(NotImplementedError, RuntimeError, TypeError, MemoryError),
-            torch.device(device),
-        ):
-            return create(each.text, shape_of(trial))
-    return None

@@ -70,7 +70,7 @@ def pooled_rows(study: Study) -> list[list[str]]:
             f"{count}/{planned}",
             f"{found.value:.3f}{half}" if count else "–",
             _from_to(*left_out[name]),
-            *(from_anchor(gaps, anchor, name) for anchor in anchors),
+            *(from_anchor(gaps, anchor, name, "few seeds") for anchor in anchors),
         ]
         rows.append((-found.value if count else math.inf, row))
     return [header, *(row for _, row in sorted(rows, key=lambda each: each[0]))]

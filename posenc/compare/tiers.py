@@ -60,10 +60,13 @@ def _against(anchor: str) -> str:
 
 
 def from_anchor(
-    anchors: Mapping[tuple[str, str], tuple[Estimate, float]], anchor: str, name: str
+    anchors: Mapping[tuple[str, str], tuple[Estimate, float]],
+    anchor: str,
+    name: str,
+    unknown: str = "no spread",
 ) -> str:
     """What `against_anchors` found of an encoding and an anchor: the encoding minus the anchor, its
-    interval and p, or why there is none."""
+    interval and p, or why there is none: one seed, or what `unknown` says."""
     if anchor == name:
         return "–"
     if (anchor, name) in anchors:
@@ -75,6 +78,6 @@ def from_anchor(
     if not found.count:
         return "no seed of both"
     if found.half == math.inf:
-        return f"{gap:+.3f}, {'few seeds, or all alike' if found.freedom else 'one seed'}"
+        return f"{gap:+.3f}, {unknown if found.freedom else 'one seed'}"
     shown = "p < 0.001" if p < 0.001 else f"p {p:.2g}"
     return f"{gap:+.3f} ± {found.half:.3f}, {shown}"

@@ -115,6 +115,12 @@ def test_equal_encodings_whose_seeds_come_in_two_kinds_are_seldom_told_apart(see
     assert told <= at_most * studies
 
 
+def test_two_seeds_of_a_task_tell_nothing_from_an_anchor():
+    rows = pooled.pooled_rows(study_of(*(r for r in whole().results if r.config.seed < 2)))
+    found = {row[0]: row[-1] for row in rows[1:]}
+    assert found["t5"].endswith(", few seeds") and found["rope"] == "–"
+
+
 def test_a_cross_is_explained_where_there_is_one():
     def legend(study):
         return [text.get_text() for text in every_trial(study).legends[0].get_texts()]

@@ -8,9 +8,10 @@ import pytest
 from posenc import compare
 from posenc.cli import main
 from posenc.compare import study
+from posenc.compare.cost import check_cost
 from posenc.compare.options import Options, check_options
 from posenc.compare.rates import FACTORS
-from tests.compare.test_tasks import planned
+from tests.compare.test_tasks import planned as of_options
 
 NUMPY = '''
 import numpy as np
@@ -30,6 +31,13 @@ class Mine(Learned):
     def from_shape(cls, shape, **options):
         return cls(shape.embed_dim, **options)
 '''
+
+
+def planned(encoding="rope", **options):
+    """The trials, once their cost was looked at."""
+    trials = of_options(encoding, **options)
+    check_cost(trials, [encoding], 1, 1, yes=True)
+    return trials
 
 
 @pytest.mark.parametrize(
