@@ -38,7 +38,7 @@ NAMES = {
         "recall": "recall across fillers",
         "flip_flop": "flip-flop: the last bit written",
         "offset": "lookup at an offset",
-        "all": "all tasks together",
+        "all": "text and tasks together",
     },
     "README.zh-CN.md": {
         "text": "文本，{:,} 字节",
@@ -48,7 +48,7 @@ NAMES = {
         "recall": "隔着填充符回忆",
         "flip_flop": "flip-flop：最后写入的位",
         "offset": "按偏移查找",
-        "all": "所有任务合计",
+        "all": "文本与任务合计",
     },
 }
 

@@ -13,6 +13,7 @@ from posenc.compare.results import Study, TrialResult
 from posenc.compare.score_cases import SEQUENCES
 from posenc.compare.standing import ANCHORS
 from posenc.compare.task_summary import learned, metric_of
+from posenc.compare.text_score import text_scores
 from posenc.compare.tiers import from_anchor
 from posenc.statistics.anchors import against_anchors
 from posenc.statistics.estimate import Estimate
@@ -33,9 +34,14 @@ encodings whose trials succeed or fail at even odds, something was told apart at
 and 4 % of simulated studies with 2, 3, 4 and 5 seeds of one task, and of two, three and four tasks
 together in 15, 9 and 9 % with 2 seeds and 3, 7 and 5 % with 3."""
 TITLE = "All tasks together (higher is better)"
-MEANING = (
+SCORE = (
     "The score of a trial is the mean of its task's metric over all tests but that of the training "
-    "length; pooled is the interquartile mean of the trials over tasks and seeds, ± its 95 % "
+    "length; of text it is the way that its mean loss there has come from NoPE's, which is 0, to "
+    "the lowest mean loss of an encoding at the training length, which is 1, and text counts where "
+    "NoPE is one of the encodings"
+)
+MEANING = (
+    f"{SCORE}; pooled is the interquartile mean of the trials over tasks and seeds, ± its 95 % "
     "interval over seeds. Only trials that learned their task and can run all of its tests count, "
     "so pooled scores of encodings that learned other tasks do not compare: a column of an anchor "
     "does, which is the score minus the anchor's over the trials that both have, with p corrected "
@@ -48,12 +54,11 @@ MEANING = (
 def pooled_rows(study: Study) -> list[list[str]]:
     """The header and a row for each encoding, the highest score first; nothing with fewer than two
     tasks, or where no trial counts."""
-    scores = _run_enough(scores_of(study))
+    scores = counted_scores(study)
     counts = scores.counted().sum(axis=(1, 2))
     if len(scores.tasks) < 2 or not counts.any():
         return []
-    own = {trial.encoding for trial in study.trials if not trial.code}
-    anchors = [name for name in ANCHORS if name in own and name in scores.encodings]
+    anchors = anchors_of(study)
     gaps = against_anchors(scores.encodings, anchors, lambda a, b: _pooled_gap(scores, a, b))
     left_out, planned = leave_one_task_out(scores), len(scores.tasks) * len(scores.seeds)
     ranking = rank(*pooled_scores(scores))
@@ -74,6 +79,18 @@ def pooled_rows(study: Study) -> list[list[str]]:
         ]
         rows.append((-found.value if count else math.inf, row))
     return [header, *(row for _, row in sorted(rows, key=lambda each: each[0]))]
+
+
+def anchors_of(study: Study) -> list[str]:
+    """The anchors among the encodings that were checked, without a class of the user's of that
+    name."""
+    own = {trial.encoding for trial in study.trials if not trial.code}
+    return [name for name in ANCHORS if name in own and name not in study.unchecked]
+
+
+def counted_scores(study: Study) -> Scores:
+    """`scores_of` the study, of the tasks that are pooled."""
+    return _run_enough(scores_of(study))
 
 
 def task_scores(scores: Scores, task: str) -> tuple[dict[str, float], Gaps]:
@@ -128,15 +145,19 @@ def _known(gap: Estimate, enough: bool) -> Estimate:
 
 
 def scores_of(study: Study) -> Scores:
-    """The score of every trial of a task; of encodings that were checked."""
+    """The score of every trial, text first where it has scores; of encodings that were checked."""
     names = [name for name in study.encodings if name not in study.unchecked]
-    tasks = list(dict.fromkeys(t.task for t in study.trials if t.task != TEXT))
+    text = text_scores(study)
+    tasks = [TEXT] if text else []
+    tasks += dict.fromkeys(t.task for t in study.trials if t.task != TEXT)
     seeds = sorted({t.seed for t in study.trials})
     values = np.full((len(names), len(tasks), len(seeds)), np.nan)
     failed = np.zeros(values.shape, bool)
+    for (name, seed), score in text.items():
+        values[names.index(name), 0, seeds.index(seed)] = score
     for result in study.finished:
         config = result.config
-        if config.task in tasks and config.encoding in names:
+        if config.task != TEXT and config.encoding in names:
             at = (names.index(config.encoding), tasks.index(config.task), seeds.index(config.seed))
             values[at] = _beyond(result)
             failed[at] = not np.isnan(values[at]) and not learned(result)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from posenc.compare import pooled, published, rates, tiers
+from posenc.compare import like_tasks, pooled, published, rates, tiers
 from posenc.compare.progress import name_of
 from posenc.compare.published import Agreement
 from posenc.compare.results import LengthSummary, Study, TrialResult
@@ -50,9 +50,13 @@ def tier_tables(study: Study) -> list[Table]:
 
 
 def pooled_tables(study: Study) -> list[Table]:
-    """All tasks together, where there are two or more and a trial counts."""
-    found = pooled.pooled_rows(study)
-    return [_of_words(pooled.TITLE, found[0], found[1:])] if found else []
+    """All tasks together, where there are two or more and a trial counts, and what they say of
+    others like them."""
+    found = [
+        (pooled.TITLE, pooled.pooled_rows(study)),
+        (like_tasks.TITLE, like_tasks.like_task_rows(study)),
+    ]
+    return [_of_words(title, rows[0], rows[1:]) for title, rows in found if rows]
 
 
 def rate_tables(study: Study) -> list[Table]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from matplotlib.figure import Figure
 
-from posenc.compare import pooled
+from posenc.compare import like_tasks, pooled
 from posenc.compare.results import Study, TaskSummary
 from posenc.compare.task_summary import LEARNED
 from posenc.compare.task_tables import by_task, page_table
@@ -44,6 +44,10 @@ def tasks(study: Study) -> Iterator[str | Table | Plot]:
     if found:
         yield Table(found[0], found[1:], f"{pooled.TITLE}.")
         yield pooled.MEANING
+        likely = like_tasks.like_task_rows(study)
+        if likely:
+            yield Table(likely[0], likely[1:], f"{like_tasks.TITLE}.")
+            yield like_tasks.MEANING
         yield Plot(
             every_trial(study),
             "The score of every trial, one dot for each seed and task; a cross for one that has "

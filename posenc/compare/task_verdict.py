@@ -10,13 +10,13 @@ from posenc.compare.results import Study, TaskSummary
 from posenc.compare.task_summary import say_learned
 from posenc.report.sentence import listed
 from posenc.statistics.ranks import rank
-from posenc.tasks.known import TASKS
+from posenc.tasks.known import TASKS, TEXT
 
 
 def say_for_what(study: Study, rows: Sequence[TaskSummary]) -> Iterator[str]:
     """For each task who learned it and which encoding to take for it, then for all together."""
     scores = pooled.scores_of(study)
-    for task in scores.tasks:
+    for task in (name for name in scores.tasks if name != TEXT):
         yield from say_learned([row for row in rows if row.task == task])
         means, gaps = pooled.task_scores(scores, task)
         length = next(trial.train_length for trial in study.trials if trial.task == task)

@@ -26,7 +26,7 @@ def pooled_score(scores: Scores, encoding: str, resolution: float = 0.0) -> Esti
     Args:
         resolution: as for `posenc.statistics.paired.paired_difference`, for each task.
     """
-    values, counts = _trials(scores, encoding)
+    values, counts = shared_trials(scores, encoding)
     return _estimate(values, counts, values[0], lambda v: interquartile_mean(v[0]), resolution)
 
 
@@ -43,15 +43,16 @@ def pooled_difference(scores: Scores, a: str, b: str, resolution: float = 0.0) -
     >>> round(found.value, 3), found.half < 0.2, found.count
     (0.2, True, 6)
     """
-    values, counts = _trials(scores, a, b)
-
-    def difference(v: np.ndarray) -> np.ndarray:
-        return interquartile_mean(v[1]) - interquartile_mean(v[0])
-
-    return _estimate(values, counts, values[1] - values[0], difference, resolution)
+    values, counts = shared_trials(scores, a, b)
+    return _estimate(values, counts, values[1] - values[0], interquartile_difference, resolution)
 
 
-def _trials(scores: Scores, *names: str) -> tuple[np.ndarray, tuple[int, ...]]:
+def interquartile_difference(values: np.ndarray) -> np.ndarray:
+    """Of (2, ..., trials) the interquartile mean of the second minus that of the first."""
+    return interquartile_mean(values[1]) - interquartile_mean(values[0])
+
+
+def shared_trials(scores: Scores, *names: str) -> tuple[np.ndarray, tuple[int, ...]]:
     """(names, trials) of the trials that all have, task by task, and how many each task has."""
     rows = [list(scores.encodings).index(name) for name in names]
     shared = scores.counted()[rows].all(axis=0)

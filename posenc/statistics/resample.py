@@ -1,4 +1,4 @@
-"""The bootstrap over seeds: which trials each draw takes."""
+"""The bootstrap over seeds, and over tasks: which trials each draw takes."""
 
 from __future__ import annotations
 
@@ -29,3 +29,29 @@ def draw_seeds(num_seeds: Sequence[int], draws: int, random: np.random.Generator
         ],
         axis=1,
     )
+
+
+def draw_tasks(
+    num_seeds: Sequence[int], draws: int, random: np.random.Generator
+) -> list[np.ndarray]:
+    """Resample the tasks, then the seeds inside each that was drawn (hierarchical).
+
+    Args:
+        num_seeds: as for `draw_seeds`.
+
+    Returns: (draws of a size, trials) indices, one array for each number of trials that the drawn
+    tasks have together.
+
+    >>> sorted(each.shape[1] for each in draw_tasks([2, 3], 40, np.random.default_rng(0)))
+    [4, 5, 6]
+    """
+    counts = np.asarray(num_seeds)
+    starts = np.cumsum(counts) - counts
+    tasks = random.integers(len(counts), size=(draws, len(counts)))
+    totals = counts[tasks].sum(axis=1)
+    found = []
+    for total in np.unique(totals):
+        drawn = tasks[totals == total].ravel()
+        first, size = (np.repeat(each[drawn], counts[drawn]) for each in (starts, counts))
+        found.append((first + random.integers(size)).reshape(-1, total))
+    return found

@@ -9,12 +9,12 @@ from posenc.statistics.scores import Scores
 
 class World:
     """Two encodings on tasks of different difficulty, whose seeds vary differently, and partly
-    together."""
+    together; what lies between the two varies by `apart` from task to task."""
 
-    def __init__(self, num_tasks: int, seed: int = 0) -> None:
+    def __init__(self, num_tasks: int, seed: int = 0, apart: float = 0.05) -> None:
         self.random = np.random.default_rng(seed)
         self.a = self.random.uniform(0.1, 0.9, num_tasks)
-        self.b = self.a + self.random.normal(0.03, 0.05, num_tasks)
+        self.b = self.a + self.random.normal(0.03, apart, num_tasks)
         self.deviation = self.random.uniform(0.01, 0.15, num_tasks)
 
     def study(self, num_seeds: int) -> Scores:
