@@ -11,10 +11,14 @@ writes it to results/compare/budget.csv with each seed's bits per byte.
 
 from __future__ import annotations
 
+import argparse
 import csv
-import sys
 from itertools import combinations
 from pathlib import Path
+
+from refused import check_file, refusing
+
+ROOT = Path(__file__).parents[1]
 
 DEFAULT_LR = 0.002
 Budget = tuple[int, float, int]
@@ -36,10 +40,13 @@ def read(folder: Path) -> tuple[Budget, Losses]:
                 by_seed.setdefault(row["encoding"], {})[int(row["seed"])] = float(
                     row["bits_per_byte"]
                 )
+    if len(budgets) != 1:
+        said = "; ".join(f"{n} steps, lr {lr}, recipe {r}" for n, lr, r in sorted(budgets))
+        raise ValueError(f"{folder}: expected trials of one budget, got {said or 'no score'}.")
     (budget,) = budgets
     seeds = {tuple(sorted(each)) for each in by_seed.values()}
     if len(seeds) != 1:
-        sys.exit(f"{folder}: the encodings have other seeds: {sorted(seeds)}")
+        raise ValueError(f"{folder}: the encodings have other seeds: {sorted(seeds)}")
     return budget, {name: [each[s] for s in sorted(each)] for name, each in by_seed.items()}
 
 
@@ -56,8 +63,8 @@ def kept(losses: Losses, twice: Losses) -> tuple[int, list[str]]:
     return len(pairs), lost
 
 
-def main(folders: list[str]) -> None:
-    found = dict(read(Path(folder)) for folder in folders)
+def judge(found: dict[Budget, Losses], table: Path) -> None:
+    """Print what each budget keeps, and write every seed's loss."""
     rows = []
     for (steps, lr, recipe), losses in sorted(found.items()):
         twice = found.get((2 * steps, DEFAULT_LR, recipe))
@@ -74,11 +81,24 @@ def main(folders: list[str]) -> None:
                 (steps, lr, recipe, name, seed, f"{x:.4f}", pairs, lost_here)
                 for seed, x in enumerate(each)
             ]
-    with Path("results/compare/budget.csv").open("w", encoding="utf-8", newline="") as file:
+    with table.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows(rows)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--table", type=Path, default=ROOT / "results/compare/budget.csv")
+    given = parser.parse_args()
+    with refusing(parser):
+        check_file("--table", given.table)
+        given.table.parent.mkdir(parents=True, exist_ok=True)
+        judge(dict(read(folder) for folder in given.folders), given.table)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -12,19 +12,21 @@ Give a gigabyte of text or more: a trial reads 786 million bytes.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from refused import refusing
 from torch import nn
 
 from posenc.compare.cost import FLOPS_PER_SECOND, seconds_of
 from posenc.compare.dry_run import tokens_of
 from posenc.compare.encodings import read_encodings
 from posenc.compare.material import vocabulary_of
-from posenc.compare.options import Options
+from posenc.compare.options import Options, check_options
 from posenc.compare.plan import plan_trials
 from posenc.compare.study import run_study
 from posenc.compare.train import build_model, learned_by_encodings
@@ -133,17 +135,16 @@ def main() -> None:
         storage=given.storage, partition=given.partition, out=given.out,
         **recipe | ({} if given.seeds is None else {"seeds": given.seeds}),
     )  # fmt: skip
-    if options.seeds is not None and options.seeds < 1:
-        parser.error(f"--seeds must be at least 1, got {options.seeds}.")
-    try:
+    with refusing(parser):
+        check_options(options)
+        if not 0 < given.teraflops < math.inf:
+            raise ValueError(f"--teraflops must be positive and finite, got {given.teraflops:g}.")
         if given.count:
             print("\n".join(count(options, given.teraflops)))
         elif not given.text:
-            parser.error("--text: name a gigabyte of text or more.")
+            raise ValueError("--text: name a gigabyte of text or more.")
         else:
             run_study(options)
-    except ValueError as error:
-        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What the scripts beside this file refuse before anything is trained or written."""
+"""What the scripts beside this file refuse before anything is trained or written, and how they end
+where they fail."""
 
 from __future__ import annotations
 
@@ -15,20 +16,31 @@ from posenc.compare.plan import plan_trials
 from posenc.compare.splits import Need, cut_text
 from posenc.compare.study import check_ours
 from posenc.compare.unchecked import find_void
-from posenc.report.failure import disk_is_full
+from posenc.report.failure import RunFailed, Stopped, disk_is_full
 from posenc.tasks.known import TEXT
 from posenc.text.sources import embedded, find_text
 
 
 @contextlib.contextmanager
 def refusing(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """End wrong input as argparse ends it: with one line and exit code 2."""
+    """End as `posenc` does, with one line: exit code 2 for wrong input, 1 where the run failed, 130
+    after Ctrl-C."""
     try:
         yield
+    except Stopped as error:
+        parser.exit(130, f"{parser.prog}: stopped; {error}.\n")
+    except KeyboardInterrupt:
+        parser.exit(130, f"{parser.prog}: stopped.\n")
+    except RunFailed as error:
+        parser.exit(1, f"{parser.prog}: {_line(error)}\n")
     except (ValueError, OSError) as error:
         if disk_is_full(error):
-            raise
-        parser.error(" ".join(str(error).split()))
+            parser.exit(1, f"{parser.prog}: the disk is full: {_line(error)}\n")
+        parser.error(_line(error))
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def check_runs(runs: Sequence[Options]) -> None:

@@ -22,16 +22,18 @@ import csv
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
+from refused import check_file, check_runs, refusing
 
 from posenc.compare.budget import SUITE_SIZES, SUITES
 from posenc.compare.options import Options
-from posenc.compare.results import TrialResult
+from posenc.compare.results import Study, TrialResult
 from posenc.compare.splits import read_split
 from posenc.compare.study import run_study
 from posenc.extend.measure.losses import Reader
@@ -113,6 +115,27 @@ def measured_once(
     return {int(n): bits for n, bits in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
+def stretched(study: Study, given: argparse.Namespace) -> list[Sequence[object]]:
+    """A row for each seed, way, number of tuning steps and length."""
+    torch.set_num_threads(1)
+    rows: list[Sequence[object]] = []
+    longest = FACTOR * given.train_length
+    for result in study.finished:
+        config = result.config
+        fitted, held_out = (
+            windows_of(read_split(given.out / "trained", split, config.corpus), longest, count)
+            for split, count in (("train", FITTED), ("test", WINDOWS))
+        )
+        for way in given.ways or WAYS:
+            for steps in given.tune:
+                bits = measured_once(result, way, steps, fitted, held_out, given.out)
+                said = ", ".join(f"{n} {b:.3f}" for n, b in bits.items())
+                print(f"{way}, {steps} steps, seed {config.seed}: {said}", flush=True)
+                ends = (config.train_length, config.recipe, config.steps)
+                rows += [(way, steps, config.seed, n, f"{b:.4f}", *ends) for n, b in bits.items()]
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -130,33 +153,23 @@ def main() -> None:
     unknown = [way for way in given.ways if way not in WAYS]
     if unknown:
         parser.error(f"unknown way {unknown[0]!r}; known: {', '.join(WAYS)}.")
-    study = run_study(
-        Options(
+    with refusing(parser):
+        negative = [steps for steps in given.tune if steps < 0]
+        if negative:
+            raise ValueError(f"--tune must be 0 or more steps, got {negative[0]}.")
+        options = Options(
             ["rope"], seeds=given.seeds, steps=given.steps, workers=given.workers, text=given.text,
             train_length=given.train_length, out=given.out / "trained", **SUITE_SIZES,
-        ),
-        show=False,
-    )  # fmt: skip
-    torch.set_num_threads(1)
-    rows, longest = [], FACTOR * given.train_length
-    for result in study.finished:
-        config = result.config
-        fitted, held_out = (
-            windows_of(read_split(given.out / "trained", split, config.corpus), longest, count)
-            for split, count in (("train", FITTED), ("test", WINDOWS))
-        )
-        for way in given.ways or WAYS:
-            for steps in given.tune:
-                bits = measured_once(result, way, steps, fitted, held_out, given.out)
-                said = ", ".join(f"{n} {b:.3f}" for n, b in bits.items())
-                print(f"{way}, {steps} steps, seed {config.seed}: {said}", flush=True)
-                ends = (config.train_length, config.recipe, config.steps)
-                rows += [(way, steps, config.seed, n, f"{b:.4f}", *ends) for n, b in bits.items()]
-    given.tables.mkdir(parents=True, exist_ok=True)
-    with (given.tables / "scalings.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(HEADER)
-        writer.writerows(rows)
+        )  # fmt: skip
+        check_runs([options])
+        table = given.tables / "scalings.csv"
+        check_file("--tables", table)
+        rows = stretched(run_study(options, show=False), given)
+        given.tables.mkdir(parents=True, exist_ok=True)
+        with table.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(HEADER)
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -90,21 +90,8 @@ def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -
         writer.writerows(rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, help="default: the leaderboard's")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs/t5_buckets")
-    parser.add_argument("--tables", type=Path, default=ROOT / "results/ablations")
-    given = parser.parse_args()
-    with refusing(parser):
-        for option, number in (("--seeds", given.seeds), ("--steps", given.steps)):
-            if number is not None and number < 1:
-                raise ValueError(f"{option} must be at least 1, got {number}.")
-        check_folder("--out", given.out)
-        check_folder("--tables", given.tables)
+def look(given: argparse.Namespace) -> None:
+    """Train, look at the biases, copy with and without those that are not needed; two tables."""
     biases: list[Sequence[object]] = []
     copied: list[Sequence[object]] = []
     for published_config in trials(given.seeds):
@@ -132,6 +119,24 @@ def main() -> None:
         ("seed", "weights", "symbols", "exact_match", "token_accuracy"),
         copied,
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, help="default: the leaderboard's")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/t5_buckets")
+    parser.add_argument("--tables", type=Path, default=ROOT / "results/ablations")
+    given = parser.parse_args()
+    with refusing(parser):
+        for option, number in (("--seeds", given.seeds), ("--steps", given.steps)):
+            if number is not None and number < 1:
+                raise ValueError(f"{option} must be at least 1, got {number}.")
+        check_folder("--out", given.out)
+        check_folder("--tables", given.tables)
+        look(given)
 
 
 if __name__ == "__main__":

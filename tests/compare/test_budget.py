@@ -42,9 +42,7 @@ def test_the_default_steps_lost_no_pair_that_twice_as_many_separate():
         assert pairs[1] == "0"
 
 
-def test_a_pair_that_turns_round_or_is_no_number_is_lost_and_recipes_stay_apart(
-    tmp_path, monkeypatch
-):
+def test_a_pair_that_turns_round_or_is_no_number_is_lost_and_recipes_stay_apart(tmp_path):
     budget = experiment("budget")
 
     def wrote(name, steps, recipe, a, b):
@@ -53,17 +51,15 @@ def test_a_pair_that_turns_round_or_is_no_number_is_lost_and_recipes_stay_apart(
         each = [(e, s, x) for e, xs in (("a", a), ("b", b)) for s, x in enumerate(xs)]
         rows = [f"by_length,8,8,{steps},0.002,{recipe},{e},{s},{x}" for e, s, x in each]
         (tmp_path / name / "results.csv").write_text("\n".join([head, *rows]), encoding="utf-8")
-        return str(tmp_path / name)
+        return budget.read(tmp_path / name)
 
     def lost(losses, recipe=4):
         twice = wrote(f"twice-{losses}-{recipe}", 2, 4, (1.0, 1.1), (2.0, 2.1))
         once = wrote(f"once-{losses}-{recipe}", 1, recipe, (2.0, 2.0), losses)
-        budget.main([once, twice])
-        with (tmp_path / "results/compare/budget.csv").open(encoding="utf-8", newline="") as file:
+        budget.judge(dict([once, twice]), tmp_path / "budget.csv")
+        with (tmp_path / "budget.csv").open(encoding="utf-8", newline="") as file:
             return next(row["pairs_lost"] for row in csv.DictReader(file) if row["steps"] == "1")
 
-    (tmp_path / "results/compare").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
     assert lost((3.0, 2.5)) == "0"
     assert lost((3.0, 1.5)) == "1"
     assert lost((3.0, float("nan"))) == "1"

@@ -67,7 +67,7 @@ def test_the_command_would_start_it_where_there_is_a_device():
     "words, reason",
     [
         ([], "--text: name a gigabyte"),
-        (["--count", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["--count", "--seeds", "0"], "--seeds must be a whole number of at least 1, got 0."),
         pytest.param(
             ["--text", __file__], "torch sees no CUDA device here",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),

@@ -1,0 +1,87 @@
+"""How the scripts of experiments/ end where something is wrong: one line, and posenc's codes."""
+
+import argparse
+import errno
+import sys
+
+import pytest
+
+from posenc.report.failure import RunFailed, Stopped
+from tests.experiment import experiment
+
+refused = experiment("refused")
+SCRIPTS = {name: experiment(name) for name in ("scalings", "gpu_recipe", "budget")}
+HEADER = "measure,at,train_length,steps,lr,recipe,encoding,seed,bits_per_byte\n"
+ROWS = "".join(
+    f"by_length,8,8,{steps},0.002,4,rope,{seed},2.0\n" for steps, seed in ((9, 0), (8, 1))
+)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "words"),
+    [
+        (Stopped("it goes on from here"), 130, "s.py: stopped; it goes on from here."),
+        (KeyboardInterrupt(), 130, "s.py: stopped."),
+        (RunFailed("rope\nfailed"), 1, "s.py: rope failed"),
+        (OSError(errno.ENOSPC, "No space left"), 1, "s.py: the disk is full: [Errno 28] No space"),
+        (FileNotFoundError("no such file"), 2, "s.py: error: no such file"),
+        (ValueError("wrong"), 2, "s.py: error: wrong"),
+    ],
+)
+def test_each_way_to_fail_has_its_line_and_its_code(raised, code, words, capsys):
+    with pytest.raises(SystemExit) as end, refused.refusing(argparse.ArgumentParser("s.py")):
+        raise raised
+    assert end.value.code == code
+    assert capsys.readouterr().err.splitlines()[-1].startswith(words)
+
+
+def test_what_is_a_mistake_of_ours_keeps_its_traceback():
+    with pytest.raises(AssertionError), refused.refusing(argparse.ArgumentParser("s.py")):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "words"),
+    [
+        ("scalings", ["--tune", "0", "-3"], "--tune must be 0 or more steps, got -3."),
+        ("scalings", ["--seeds", "0"], "--seeds must be a whole number of at least 1, got 0."),
+        ("scalings", ["--train-length", "0"], "--train-length"),
+        ("scalings", ["--text", "nothere.txt"], "No such file: nothere.txt."),
+        ("scalings", ["--text", "file"], "The text is too short: it has 5 bytes"),
+        ("scalings", ["--out", "file"], "file is not a folder."),
+        ("scalings", ["--tables", "file"], "file is not a folder."),
+        ("gpu_recipe", ["--count", "--teraflops", "0"], "--teraflops must be positive"),
+        ("gpu_recipe", ["--count", "--teraflops", "nan"], "--teraflops must be positive"),
+        ("gpu_recipe", ["--tiny", "--text", "nothere.txt"], "No such file: nothere.txt."),
+        ("gpu_recipe", ["--tiny", "--text", "file", "--out", "file"], "file is not a folder"),
+        ("gpu_recipe", ["roep", "--tiny", "--text", "file"], "Did you mean 'rope'?"),
+        ("budget", ["nothere"], "No such file or directory: 'nothere/results.csv'"),
+        ("budget", ["empty"], "expected trials of one budget, got no score."),
+        ("budget", ["mixed"], "got 8 steps, lr 0.002, recipe 4; 9 steps, lr 0.002, recipe 4."),
+        ("budget", ["empty", "--table", "empty"], "--table: empty is not a file."),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_refused_and_nothing_is_written(
+    script, given, words, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "file").write_text("a b c", encoding="utf-8")
+    for name, rows in (("empty", ""), ("mixed", ROWS)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.csv").write_text(HEADER + rows, encoding="utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    where = {
+        "scalings": ["none", "--out", "new", "--tables", "new"],
+        "gpu_recipe": ["--out", "new"],
+    }
+    words_given = [*where.get(script, ["--table", "new/table.csv"]), *given]
+    if script == "gpu_recipe" and given[0] != "--count":
+        words_given = ["--out", "new", *given]
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *words_given])
+    with pytest.raises(SystemExit) as end:
+        SCRIPTS[script].main()
+    said = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and words in said[-1]
+    assert said[-1].startswith(f"{script}.py: error: ")
+    left = [p for p in sorted(tmp_path.rglob("*")) if p not in before and p.is_file()]
+    assert not left
