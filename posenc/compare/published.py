@@ -20,6 +20,7 @@ from posenc.statistics.agreement import (
 )
 from posenc.tasks.known import TEXT
 
+TEXT_TABLES, TASK_TABLES = "published.json", "published_tasks.json"
 NEAR = 0.05
 """How far a published length may lie from the multiple of the training length that we tested."""
 
@@ -72,9 +73,9 @@ def agreements(study: Study) -> list[Agreement]:
     text = study.of_task(TEXT)
     found = []
     if text.trials:
-        found = [each for table in _tables("published.json") for each in _against(table, text)]
+        found = [each for table in read_tables(TEXT_TABLES) for each in _against(table, text)]
     return found + [
-        each for table in _tables("published_tasks.json") for each in _against_task(table, study)
+        each for table in read_tables(TASK_TABLES) for each in _against_task(table, study)
     ]
 
 
@@ -101,7 +102,8 @@ def _counted(found: list[Agreement]) -> str:
     return f"{share})" if p is None else f"{share}, p {p:.3f})"
 
 
-def _tables(name: str) -> list[dict]:
+def read_tables(name: str) -> list[dict]:
+    """Of TEXT_TABLES or TASK_TABLES."""
     return json.loads(resources.files("posenc.compare").joinpath(name).read_bytes())
 
 
@@ -117,11 +119,17 @@ def _against_task(table: dict, study: Study) -> Iterator[Agreement]:
     if len(ours) < 2:
         return
     known = {name: theirs[name] for name in ours}
-    deviations = {name: stdev(table["seeds"][name]) for name in ours}
-    count = min(len(each) for each in table["seeds"].values())
-    told = separated_pairs(known, deviations, count)
     title = f"{table['name']} against {table['task']} ({table['model']})"
+    told = told_in_task(table, list(ours))
     yield Agreement(title, table["source"], None, spearman(ours, known), ours, told)
+
+
+def told_in_task(table: dict, names: Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs of these encodings that one of TASK_TABLES tells apart, the better first."""
+    means = {name: -fmean(table["seeds"][name]) for name in names}
+    deviations = {name: stdev(table["seeds"][name]) for name in names}
+    count = min(len(each) for each in table["seeds"].values())
+    return separated_pairs(means, deviations, count)
 
 
 def _against(table: dict, study: Study) -> Iterator[Agreement]:
