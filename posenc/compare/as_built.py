@@ -10,6 +10,9 @@ from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.registry import entry, parse
 
+AXES = "components of a position"
+"""A key of the spec of an encoding that has several."""
+
 
 def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> dict[str, str]:
     """Every constructor argument of `encoding`, given or not, and what it claims; of several that
@@ -17,7 +20,9 @@ def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> 
     spec = {"name": name, "class": type(encoding).__name__}
     parts = parse(name).parts
     spec |= _arguments(name, encoding, shape) if len(parts) == 1 else {"made of": name}
-    limit = encoding.claims.max_positions
+    limit, axes = encoding.claims.max_positions, encoding.claims.num_axes
+    if axes > 1:
+        spec[AXES] = f"{axes}"
     return spec | {
         "places": ", ".join(map(str, encoding.claims.places)) or "none",
         "logits scaled by": f"{encoding.scale(shape.head_dim):.6g}",  # type: ignore[arg-type]

@@ -11,10 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from posenc.compare import like_tasks, pooled, published, rates, tiers
+from posenc.compare.as_built import AXES
 from posenc.compare.progress import name_of
 from posenc.compare.published import Agreement
 from posenc.compare.results import LengthSummary, Study, TrialResult
 from posenc.compare.verdict import context_gains, describe_gains
+from posenc.tasks.known import TASKS, TEXT
 
 
 def summary_table(study: Study) -> Table:
@@ -78,8 +80,13 @@ def agreement_table(found: list[Agreement]) -> Table:
 
 
 def notes(study: Study) -> list[str]:
-    """What the table does not show: lengths that cannot run, failed trials, missing trials."""
-    lines = []
+    """What the table does not show: lengths that cannot run, encodings of several axes in a row of
+    tokens, failed trials, missing trials."""
+    lines = [
+        f"{name}: a position has {axes} components, and in a row of tokens each of them is the "
+        "token's number; compare it on --task grid too"
+        for name, axes in _of_several_axes(study).items()
+    ]
     for row in study.summary:
         reasons = dict.fromkeys(s.cannot for s in row.by_length if s.cannot)
         lines += [f"{row.encoding}: cannot run at some lengths: {reason}" for reason in reasons]
@@ -89,6 +96,16 @@ def notes(study: Study) -> list[str]:
         names = ", ".join(map(name_of, study.missing))
         lines.append(f"missing {len(study.missing)} of {len(study.trials)} trials: {names}")
     return lines
+
+
+def _of_several_axes(study: Study) -> dict[str, str]:
+    """How many components a position has, by encoding, where it was compared in a row of tokens."""
+    return {
+        trial.config.encoding: trial.spec[AXES]
+        for trial in study.finished
+        if AXES in trial.spec
+        and (trial.config.task == TEXT or TASKS[trial.config.task].num_axes == 1)
+    }
 
 
 def csv_text(study: Study) -> str:

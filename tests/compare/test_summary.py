@@ -6,6 +6,8 @@ import io
 import pytest
 from rich.console import Console
 
+import posenc
+from posenc.compare.as_built import effective_spec
 from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import (
     FORMAT,
@@ -212,6 +214,22 @@ def test_without_finished_trials_there_is_no_advice_but_a_list_of_what_is_missin
         "rope seed 0 failed: nan",
         "missing 1 of 2 trials: rope seed 1",
     ]
+
+
+def test_axes_that_a_row_of_tokens_does_not_have_are_told():
+    def ran(name, task):
+        spec = effective_spec(
+            name, posenc.create(name, posenc.ModelShape(32, 2)), posenc.ModelShape(32, 2)
+        )
+        config = dataclasses.replace(TRIAL, encoding=name, task=task)
+        return TrialResult(config, spec=spec)
+
+    given = study(*(ran(n, t) for n in ("rope", "axial_rope", "mrope") for t in ("text", "copy")))
+    lines = notes(given)
+    assert [line.partition(" components")[0] for line in lines] == [
+        "axial_rope: a position has 2", "mrope: a position has 3",
+    ]  # fmt: skip
+    assert notes(study(ran("axial_rope", "grid"))) == []
 
 
 def tell(watcher):
