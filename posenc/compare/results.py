@@ -116,7 +116,13 @@ class TrialResult(Record):
 
 @dataclass(frozen=True)
 class CorpusInfo(Record):
-    """The text: sizes in bytes."""
+    """The text: sizes in bytes.
+
+    byte_entropy: of its bytes' frequencies, in bits per byte, which is what it takes to know of a
+        byte nothing but how frequent it is; None in studies of before it was kept.
+    """
+
+    ADDED: ClassVar[frozenset[str]] = frozenset({"byte_entropy"})
 
     name: str
     hash: str
@@ -126,6 +132,7 @@ class CorpusInfo(Record):
     test_bytes: int
     split: str
     """How it was split, in words."""
+    byte_entropy: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

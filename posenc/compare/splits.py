@@ -157,11 +157,12 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
         raise need.complain(totals, source)
     here = next(f for f in (folder.absolute(), *folder.absolute().parents) if f.exists())
     check_disk("The text's copy", 2 * sum(sizes.values()), shutil.disk_usage(here).total, ADVICE)
-    digest = hashlib.sha256()
+    digest, counts = hashlib.sha256(), np.zeros(256, np.int64)
     for name, path in source.files:
         digest.update(f"{name}\0{sizes[name]}\0".encode(errors="surrogateescape"))
         for chunk in _chunks(path, 0, sizes[name]):
             digest.update(chunk)
+            counts += np.bincount(np.frombuffer(chunk, np.uint8), minlength=256)
     digest.update(repr(sorted(stretches.items())).encode(errors="surrogateescape"))
     info = CorpusInfo(
         name=source.name,
@@ -171,8 +172,15 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
         valid_bytes=totals["valid"],
         test_bytes=totals["test"],
         split="by file" if by_file else "by contiguous stretches",
+        byte_entropy=_entropy(counts),
     )
     return Cut(source, stretches, info, {name: stat.st_mtime_ns for name, stat in stats.items()})
+
+
+def _entropy(counts: np.ndarray) -> float:
+    """In bits, of what occurs so often."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log2(shares)).sum())
 
 
 def read_split(folder: Path, split: str, corpus_hash: str) -> np.ndarray:

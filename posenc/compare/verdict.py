@@ -65,11 +65,18 @@ def describe_gains(found: tuple[int, list[float]] | None) -> str:
 
 def _why_nothing(study: Study, near: EncodingSummary) -> str | None:
     """Why no encoding can be preferred, or None."""
+    lowest = mean_at(near.by_length, study.trials[0].train_length)
     measured = (
-        f"The lowest mean loss at {study.trials[0].train_length:,} bytes, "
-        f"{mean_at(near.by_length, study.trials[0].train_length):.3f} bits per byte, is that of "
-        f"{near.encoding}, which says nothing yet."
+        f"The lowest mean loss at {study.trials[0].train_length:,} bytes, {lowest:.3f} bits per "
+        f"byte, is that of {near.encoding}, which says nothing yet."
     )
+    by_frequency = study.corpus.byte_entropy if study.corpus else None
+    if by_frequency is not None and not lowest < by_frequency:
+        return (
+            "Nothing can be told: no encoding's model has learned more of this text than how "
+            f"frequent each byte is, which alone gives {by_frequency:.3f} bits per byte; give more "
+            f"--steps, or another --lr. {measured}"
+        )
     seeds = sorted(Counter(result.config.encoding for result in study.finished).values())
     if min(seeds[-2:]) < 2:  # two encodings need two, if there are two
         return (

@@ -1,10 +1,12 @@
 """The text of a study: what is read, how it is cut, and what is refused."""
 
+import dataclasses
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from posenc.compare import splits
 from posenc.text import sources
@@ -48,6 +50,14 @@ def test_hash_sees_one_changed_byte(tmp_path):
     before = splits.cut_text(find_text([str(root)]), NEED, tmp_path).info.hash
     (root / "f3").write_bytes(b"x" * 199 + b"y")
     assert splits.cut_text(find_text([str(root)]), NEED, tmp_path).info.hash != before
+
+
+def test_byte_entropy_is_that_of_all_bytes_and_tells_no_two_texts_apart(tmp_path):
+    sizes = {f"f{i}": 100 * (1 + i % 3) for i in range(12)}
+    info = splits.cut_text(find_text([str(folder_of(tmp_path, sizes))]), NEED, tmp_path).info
+    assert info.byte_entropy == pytest.approx(stats.entropy(list(sizes.values()), base=2))
+    old = dataclasses.replace(info, byte_entropy=None)
+    assert old == info and len({old, info}) == 1
 
 
 def test_single_file_is_cut_into_contiguous_stretches(tmp_path):

@@ -206,6 +206,15 @@ def test_no_seed_in_common_is_a_tie():
     assert "cannot separate rope and t5" in advice(given) and "Take" not in advice(given)
 
 
+@pytest.mark.parametrize("entropy, told", [(2.1, False), (2.0, True), (1.5, True), (None, False)])
+def test_models_that_know_no_more_than_how_frequent_a_byte_is_tell_nothing(entropy, told):
+    trials = study(*seeds("rope", (2.0, 2.0, 2.0), apart=0), *seeds("alibi", (4.0, 4.0, 4.0)))
+    corpus = dataclasses.replace(trials.corpus, byte_entropy=entropy)
+    given = dataclasses.replace(trials, corpus=corpus)
+    assert ("how frequent each byte is" in advice(given)) is told
+    assert ("Take " in advice(given)) is not told
+
+
 def test_without_finished_trials_there_is_no_advice_but_a_list_of_what_is_missing():
     failed = TrialResult(TRIAL, reason="nan")
     given = study(failed, missing=(dataclasses.replace(TRIAL, seed=1),))
