@@ -11,7 +11,6 @@ from pathlib import Path
 from posenc.compare import leaderboard, pooled
 from posenc.compare.results import Study
 from posenc.compare.task_page import tasks
-from posenc.compare.task_summary import learned
 from posenc.compare.tiers import standings
 from posenc.report.drawing import write_svg
 from posenc.report.page import Plot
@@ -23,10 +22,12 @@ FIGURE = "every-trial"
 START, END = "<!-- leaderboard: written by make readme -->\n", "<!-- end of leaderboard -->"
 HEADERS = {
     "README.md": (
-        "for", "may be the best, best mean first", "told to be behind", "learned by no seed",
+        "for", "may be the best, best mean first", "told to be behind",
+        "learned by no seed, or cannot run a test",
     ),
     "README.zh-CN.md": (
-        "用途", "可能最好的，按均值排列", "种子足以判定落后的", "没有一个种子学会的",
+        "用途", "可能最好的，按均值排列", "种子足以判定落后的",
+        "没有一个种子学会的，或跑不了测试的",
     ),
 }  # fmt: skip
 NAMES = {
@@ -61,7 +62,7 @@ class Answer:
     scores: the mean over seeds: bits per byte of text, where lower is better, else the task's
         metric over all tests but that of the training length; none for all tasks, where encodings
         stand on different trials.
-    never: who learned the task in no seed; nobody for text.
+    never: who has no score: learned the task in no seed, or cannot run a test.
     """
 
     task: str
@@ -78,19 +79,20 @@ def answers(study: Study) -> Iterator[Answer]:
     for standing in standings(text) if text.trials else ():
         if min(map(len, standing.losses.values())) > 1:
             means = {name: standing.mean(name) for name in standing.losses}
-            yield Answer(TEXT, standing.length, standing.ranking, means, ())
+            never = [name for name in text.encodings if name not in means]
+            yield Answer(TEXT, standing.length, standing.ranking, means, never)
     for task in (name for name in TASKS if name in {t.task for t in study.trials}):
         results = [result for result in study.finished if result.config.task == task]
         seeds = Counter(result.config.encoding for result in results)
         if min(seeds[name] for name in study.encodings) < 2:
             continue
         means, gaps = pooled.task_scores(pooled.scores_of(study), task)
-        did = {result.config.encoding for result in results if learned(result)}
-        never = [name for name in study.encodings if name not in did]
+        never = [name for name in study.encodings if name not in means]
         yield Answer(task, results[0].config.train_length, rank(means, gaps), means, never)
     means, gaps = pooled.pooled_scores(pooled.scores_of(study))
-    if means:
-        yield Answer("all", 0, rank(means, gaps), {}, ())
+    if means and len(pooled.counted_scores(study).tasks) > 1:
+        never = [name for name in study.encodings if name not in means]
+        yield Answer("all", 0, rank(means, gaps), {}, never)
 
 
 def table(study: Study, readme: str) -> str:

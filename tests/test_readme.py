@@ -65,8 +65,12 @@ def test_the_answer_keeps_apart_what_ties_what_is_behind_and_what_was_not_learne
     }
     found = [result(n, s, (1.0, y)) for n, each in beyond.items() for s, y in enumerate(each)]
     found += [result("nope", seed, (0.2, 0.1)) for seed in range(5)]
-    line, together = script.table(study_of(*found), "README.md").splitlines()[2:]
-    assert together == "| text and tasks together | `t5`, `alibi` | `rope` | – |"
+    (line,) = script.table(study_of(*found), "README.md").splitlines()[2:]
+    other = [result(n, s, (1.0, y), "reverse") for n, each in beyond.items()
+             for s, y in enumerate(each)]  # fmt: skip
+    other += [result("nope", seed, (0.2, 0.1), "reverse") for seed in range(5)]
+    *_, together = script.table(study_of(*found, *other), "README.md").splitlines()
+    assert together == "| text and tasks together | `t5`, `alibi` | `rope` | `nope` |"
     assert line == "| copying 32 symbols | `t5` 0.98, `alibi` 0.98 | `rope` 0.11 | `nope` |"
     bits = {"t5": 2.0, "rope": 2.5}
     read = [of_text(n, s, (b, b + 1 + s * b / 100)) for n, b in bits.items() for s in range(3)]

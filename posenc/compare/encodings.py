@@ -11,7 +11,7 @@ from posenc.compare.trial import TrialConfig
 from posenc.registry import SpecError, parse
 from posenc.registry.build import class_of_part
 from posenc.registry.content import hash_of
-from posenc.registry.known import entry, portable
+from posenc.registry.known import entry, names, portable
 from posenc.registry.spec import Option, Part, Spec
 
 
@@ -58,6 +58,11 @@ def read_encoding(text: str) -> Compared:
         spec, layers=tuple(tuple(_anywhere(spec, part) for part in layer) for layer in spec.layers)
     )
     shown = str(replace(spec, layers=tuple(tuple(map(_tidy, layer)) for layer in spec.layers)))
+    if spec.label in names() and spec.label != shown:
+        raise ValueError(
+            f"{spec.label!r} is the name of another encoding than {shown}, and the table would say "
+            f"of one what is true of the other: take another label, as in my-{spec.label}={shown}."
+        )
     return Compared(str(here), spec.label or shown, hash_of(classes))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
@@ -33,21 +34,25 @@ of these tasks come in two kinds, and few of one kind look like no spread at all
 encodings whose trials succeed or fail at even odds, something was told apart at 95 % in 36, 29, 9
 and 4 % of simulated studies with 2, 3, 4 and 5 seeds of one task, and of two, three and four tasks
 together in 15, 9 and 9 % with 2 seeds and 3, 7 and 5 % with 3."""
+TOO_LITTLE = "too little in common"
 TITLE = "All tasks together (higher is better)"
 SCORE = (
     "The score of a trial is the mean of its task's metric over all tests but that of the training "
     "length; of text it is the way that its mean loss there has come from NoPE's, which is 0, to "
-    "the lowest mean loss of an encoding at the training length, which is 1, and text counts where "
-    "NoPE is one of the encodings"
+    "the lowest mean loss of an encoding at the training length, which is 1, cut to 0 and 1; text "
+    "counts where NoPE is one of the encodings and is above that"
 )
 MEANING = (
     f"{SCORE}; pooled is the interquartile mean of the trials over tasks and seeds, ± its 95 % "
     "interval over seeds. Only trials that learned their task and can run all of its tests count, "
-    "so pooled scores of encodings that learned other tasks do not compare: a column of an anchor "
-    "does, which is the score minus the anchor's over the trials that both have, with p corrected "
-    "by Holm. A tier holds what the seeds cannot tell from its first, over the trials of both; the "
-    "ranks that an encoding may have hold together with 95 % (Holm over all pairs). One task left "
-    "out: the best and the worst rank of the means over all choices of that task."
+    "so pooled scores of encodings that learned other tasks do not compare. A column of an anchor "
+    "does: it is the score minus the anchor's over the tasks that both learned with "
+    f"{POOLED_SEEDS} seeds or more in common, two tasks at least, with p corrected by Holm. Tier "
+    "and rank stand on such differences of all pairs: a tier holds what is told to be behind none "
+    "but those of the tiers before it, and the ranks that an encoding may have hold together with "
+    "95 % (Holm). Tasks that nobody has run with so many seeds are left out where others are not. "
+    "One task left out: the best and the worst rank of the pooled scores over all choices of that "
+    "task."
 )
 
 
@@ -74,11 +79,16 @@ def pooled_rows(study: Study) -> list[list[str]]:
             _from_to(*ranking.ranks[name]) if count else "–",
             f"{count}/{planned}",
             f"{found.value:.3f}{half}" if count else "–",
-            _from_to(*left_out[name]),
-            *(from_anchor(gaps, anchor, name, "few seeds") for anchor in anchors),
+            _from_to(*left_out[name]) if count else "–",
+            *(from_anchor(gaps, anchor, name, TOO_LITTLE) for anchor in anchors),
         ]
-        rows.append((-found.value if count else math.inf, row))
+        rows.append((ranking.order.index(name) if count else len(counts), row))
     return [header, *(row for _, row in sorted(rows, key=lambda each: each[0]))]
+
+
+def counted_names(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The encodings of `pooled_rows` that have a trial which counts, in its order."""
+    return [row[0] for row in rows[1:] if row[1] != "–"]
 
 
 def anchors_of(study: Study) -> list[str]:
@@ -120,23 +130,25 @@ def pooled_scores(scores: Scores) -> tuple[dict[str, float], Gaps]:
     return means, {(a, b): _pooled_gap(scores, a, b) for a, b in combinations(known, 2)}
 
 
+def shared_scores(scores: Scores, a: str, b: str) -> Scores:
+    """Of the tasks that both learned with enough seeds in common; a task that one of them learned
+    with fewer is left out of their difference, and does not take its error away."""
+    return scores.of_both(a, b, POOLED_SEEDS)
+
+
 def _run_enough(scores: Scores) -> Scores:
     """Without the tasks that were run with fewer seeds than it takes to tell, if others were not:
     one that a leaderboard has just begun would hide what the others tell."""
     seeds = (~np.isnan(scores.values)).sum(axis=2).max(axis=0, initial=0)
-    kept = np.flatnonzero(seeds >= POOLED_SEEDS)
-    if not len(kept):
-        return scores
-    tasks = [scores.tasks[int(index)] for index in kept]
-    missing = np.asarray(scores.not_learned)[:, kept]
-    return Scores(scores.encodings, tasks, scores.seeds, scores.values[:, kept], missing)
+    enough = seeds >= POOLED_SEEDS
+    return scores.of_tasks(enough) if enough.any() else scores
 
 
 def _pooled_gap(scores: Scores, a: str, b: str) -> Estimate:
-    rows = [list(scores.encodings).index(name) for name in (a, b)]
-    shared = scores.counted()[rows].all(axis=0).sum(axis=1)
-    enough = not ((shared > 0) & (shared < POOLED_SEEDS)).any()
-    return _known(pooled_difference(scores, a, b, RESOLUTION), enough)
+    shared = shared_scores(scores, a, b)
+    if len(shared.tasks) > 1:
+        return pooled_difference(shared, a, b, RESOLUTION)
+    return _known(pooled_difference(scores, a, b, RESOLUTION), False)
 
 
 def _known(gap: Estimate, enough: bool) -> Estimate:

@@ -54,10 +54,9 @@ def tier_tables(study: Study) -> list[Table]:
 def pooled_tables(study: Study) -> list[Table]:
     """All tasks together, where there are two or more and a trial counts, and what they say of
     others like them."""
-    found = [
-        (pooled.TITLE, pooled.pooled_rows(study)),
-        (like_tasks.TITLE, like_tasks.like_task_rows(study)),
-    ]
+    rows = pooled.pooled_rows(study)
+    others = like_tasks.like_task_rows(study, pooled.counted_names(rows))
+    found = [(pooled.TITLE, rows), (like_tasks.TITLE, others)]
     return [_of_words(title, rows[0], rows[1:]) for title, rows in found if rows]
 
 

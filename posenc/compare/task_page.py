@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -44,12 +44,12 @@ def tasks(study: Study) -> Iterator[str | Table | Plot]:
     if found:
         yield Table(found[0], found[1:], f"{pooled.TITLE}.")
         yield pooled.MEANING
-        likely = like_tasks.like_task_rows(study)
+        likely = like_tasks.like_task_rows(study, pooled.counted_names(found))
         if likely:
             yield Table(likely[0], likely[1:], f"{like_tasks.TITLE}.")
             yield like_tasks.MEANING
         yield Plot(
-            every_trial(study),
+            every_trial(study, [row[0] for row in found[1:]]),
             "The score of every trial, one dot for each seed and task; a cross for one that has "
             "not learned its task.",
             _every_score(pooled.scores_of(study)),
@@ -58,10 +58,9 @@ def tasks(study: Study) -> Iterator[str | Table | Plot]:
         )
 
 
-def every_trial(study: Study) -> Figure:
+def every_trial(study: Study, encodings: Sequence[str]) -> Figure:
     """The score of every trial: a row for each encoding, a marker for each task."""
-    scores = pooled.scores_of(study)
-    names = [row[0] for row in pooled.pooled_rows(study)[1:]][::-1]
+    scores, names = pooled.scores_of(study), encodings[::-1]
     styles = line_styles(scores.tasks)
     height = 1.0 + 0.28 * len(names)
     with figure("score beyond the training length", "", height=height) as (drawn, axes):

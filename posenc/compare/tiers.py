@@ -10,7 +10,8 @@ from posenc.compare.standing import ANCHORS, Standing, standing_at
 from posenc.statistics.estimate import Estimate
 
 MEANING = (
-    "A tier holds what the seeds cannot tell from its first; the order inside it means nothing. "
+    "A tier holds what is told to be behind none but encodings of the tiers before it; the order "
+    "inside it means nothing. "
     "The rank is an interval: with 95 % all of them hold together (Holm over all pairs, Student's "
     "t on the differences of equal seeds). A column of an anchor gives the loss minus the "
     "anchor's, its 95 % interval, and p corrected by Holm for all anchors; negative is better "
@@ -78,6 +79,6 @@ def from_anchor(
     if not found.count:
         return "no seed of both"
     if found.half == math.inf:
-        return f"{gap:+.3f}, {unknown if found.freedom else 'one seed'}"
+        return f"{gap:+.3f}, {unknown if found.count > 1 else 'one seed'}"
     shown = "p < 0.001" if p < 0.001 else f"p {p:.2g}"
     return f"{gap:+.3f} ± {found.half:.3f}, {shown}"

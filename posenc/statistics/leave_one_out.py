@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from posenc.statistics.iqm import interquartile_mean
@@ -25,20 +23,12 @@ def leave_one_task_out(scores: Scores) -> dict[str, tuple[int, int]]:
     """
     if len(scores.tasks) < 2:
         raise ValueError(f"leave one task out: expected at least 2 tasks, got {len(scores.tasks)}.")
-    ranks = np.array([_ranks(_without(scores, index)) for index in range(len(scores.tasks))])
+    every = np.arange(len(scores.tasks))
+    ranks = np.array([_ranks(scores.of_tasks(every != left)) for left in every])
     return {
         name: (int(low), int(high))
         for name, low, high in zip(scores.encodings, ranks.min(0), ranks.max(0), strict=True)
     }
-
-
-def _without(scores: Scores, index: int) -> Scores:
-    return replace(
-        scores,
-        tasks=[task for i, task in enumerate(scores.tasks) if i != index],
-        values=np.delete(scores.values, index, axis=1),
-        not_learned=np.delete(np.asarray(scores.not_learned), index, axis=1),
-    )
 
 
 def _ranks(scores: Scores) -> list[int]:

@@ -14,9 +14,10 @@ from posenc.statistics.holm import holm
 class Ranking:
     """What can be said of an order, all of it together with 95 %.
 
-    order: the encodings by their estimate, best first; what follows a tie has no meaning.
+    order: the encodings by tier, and in a tier by their estimate, which means nothing there.
     ranks: the first and the last rank that an encoding may have.
-    tiers: groups of neighbours in that order; inside one, no encoding is told from its first.
+    tiers: the first holds the encodings that are told to be behind none, each next one those that
+        are told to be behind none but encodings of the tiers before.
     """
 
     order: tuple[str, ...]
@@ -35,8 +36,8 @@ def rank(
 
     All pairs are tested at once with Holm's correction. An encoding's best rank is 1 plus the
     number that are told to be better, its worst leaves room for all that are not told to be worse;
-    so are the intervals made that leaderboards of language models print. A tier begins with the
-    best encoding that is left, and takes in its neighbours until one is told from it.
+    so are the intervals made that leaderboards of language models print. The tiers stand on what is
+    told alone, and not on the estimates, which may be of trials that do not compare.
 
     Args:
         estimates: each encoding's score; higher is better.
@@ -71,15 +72,15 @@ def rank(
         )
         for name in names
     }
-    order = sorted(names, key=lambda name: -estimates[name])
-    return Ranking(tuple(order), ranks, _tiers(order, better))
+    tiers = _tiers(sorted(names, key=lambda name: -estimates[name]), better)
+    return Ranking(tuple(name for tier in tiers for name in tier), ranks, tiers)
 
 
-def _tiers(order: Sequence[str], better: set[tuple[str, str]]) -> tuple[tuple[str, ...], ...]:
-    tiers: list[list[str]] = []
-    for name in order:
-        if tiers and (tiers[-1][0], name) not in better:
-            tiers[-1].append(name)
-        else:
-            tiers.append([name])
-    return tuple(map(tuple, tiers))
+def _tiers(names: Sequence[str], better: set[tuple[str, str]]) -> tuple[tuple[str, ...], ...]:
+    tiers, left = [], list(names)
+    while left:
+        # Pairs that stand on other trials may go round in a circle, which is one tier.
+        first = [b for b in left if not any((a, b) in better for a in left)] or left
+        tiers.append(tuple(first))
+        left = [name for name in left if name not in first]
+    return tuple(tiers)

@@ -53,3 +53,18 @@ class Scores:
     def counted(self) -> np.ndarray:
         """(encodings, tasks, seeds): where a trial ran and learned."""
         return ~np.isnan(self.values) & ~np.asarray(self.not_learned)
+
+    def of_tasks(self, kept: np.ndarray) -> Scores:
+        """Of the tasks where `kept`, (tasks,), is true."""
+        return Scores(
+            self.encodings,
+            [task for task, keep in zip(self.tasks, kept, strict=True) if keep],
+            self.seeds,
+            self.values[:, kept],
+            np.asarray(self.not_learned)[:, kept],
+        )
+
+    def of_both(self, a: str, b: str, least: int) -> Scores:
+        """Of the tasks in which both encodings have at least so many seeds in common that count."""
+        rows = [list(self.encodings).index(name) for name in (a, b)]
+        return self.of_tasks(self.counted()[rows].all(axis=0).sum(axis=1) >= least)

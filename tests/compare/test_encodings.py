@@ -65,7 +65,9 @@ def test_encodings_are_named_by_their_canonical_text_or_their_label(folder):
     ("texts", "said"),
     [
         (["a=rope", "a=alibi"], "'a' names two encodings, rope and alibi"),
-        (["alibi", "alibi=rope"], "'alibi' names two encodings, alibi and rope"),
+        (["alibi", "alibi=rope"], "'alibi' is the name of another encoding than rope"),
+        (["nope=rope"], "'nope' is the name of another encoding than rope, .* as in my-nope=rope"),
+        (["rope=rope:rope_theta=100"], "another encoding than rope:rope_theta=100"),
         (["a=rope", "b=rope"], "'a' and 'b' are the same encoding, rope"),
         (["rope:rope_theta=5e5", "b=rope:rope_theta=500000"], "are the same encoding"),
         (["rope", "my.py:LogAlibi"], "has no class 'LogAlibi'; did you mean 'LogALiBi'"),

@@ -97,6 +97,10 @@ def with_tasks(tasks=("copy", "recall", "offset"), seeds=3):
     return dataclasses.replace(study, tasks=summarise_tasks(study))
 
 
+def rows_of(study):
+    return like_tasks.like_task_rows(study, pooled.counted_names(pooled.pooled_rows(study)))
+
+
 def test_text_is_pooled_and_has_no_sentence_of_a_task():
     study = with_tasks()
     assert not [line for line in say_for_what(study, study.tasks) if "For text" in line]
@@ -107,7 +111,7 @@ def test_text_is_pooled_and_has_no_sentence_of_a_task():
 
 
 def test_differences_and_probabilities_stand_beside_the_pooled_scores():
-    header, *rows = like_tasks.like_task_rows(with_tasks())
+    header, *rows = rows_of(with_tasks())
     assert header == [
         "encoding", "against rope", "better than rope", "against nope", "better than nope",
     ]  # fmt: skip
@@ -124,12 +128,12 @@ def test_differences_and_probabilities_stand_beside_the_pooled_scores():
 
 def test_two_tasks_have_no_interval_and_one_has_no_row():
     two = study_of(*(r for r in with_tasks().results if r.config.task in ("copy", "recall")))
-    found = {row[0]: row[1:] for row in like_tasks.like_task_rows(two)[1:]}
+    found = {row[0]: row[1:] for row in rows_of(two)[1:]}
     assert found["t5"][0].endswith(", few tasks") and "(" not in found["t5"][1]
     one = study_of(*(r for r in two.results if r.config.task == "copy"))
-    assert like_tasks.like_task_rows(one) == []
+    assert rows_of(one) == []
     no_anchor = study_of(*(r for r in two.results if r.config.encoding == "t5"))
-    assert like_tasks.like_task_rows(no_anchor) == []
+    assert rows_of(no_anchor) == []
 
 
 def test_terminal_and_page_show_it(tmp_path):

@@ -12,6 +12,7 @@ from posenc.compare import pooled, tables
 from posenc.compare.page import make_page
 from posenc.compare.task_page import every_trial
 from posenc.compare.task_summary import summarise_tasks
+from posenc.compare.task_verdict import say_for_what
 from posenc.statistics.ranks import rank
 from posenc.statistics.scores import Scores
 from tests.compare.test_tasks import result, study_of
@@ -51,7 +52,8 @@ def test_only_what_learned_counts_and_one_task_can_decide():
     assert found["rope"][2] == found["t5"][2] == "6/6"
     assert found["rope"][4] == found["t5"][4] == "1–2"
     assert found["rope"][3].startswith("0.425 ± ") and found["t5"][3].startswith("0.425 ± ")
-    assert found["rope"][5] == "–" and found["fire"][5].startswith("-0.200 ± ")  # copy alone
+    assert found["rope"][5] == "–" and " ± " in found["t5"][5]
+    assert found["fire"][5] == "-0.200, too little in common"  # copy alone
 
 
 def test_tiers_and_ranks_are_of_what_the_seeds_tell():
@@ -61,8 +63,8 @@ def test_tiers_and_ranks_are_of_what_the_seeds_tell():
     found = {row[0]: row[1:3] for row in pooled.pooled_rows(study_of(
         *trials("copy", "reverse", far=apart)
     ))[1:]}  # fmt: skip
-    assert found["t5"] == ["1", "1"]
-    assert found["rope"] == ["2", "2–3"]
+    assert found["t5"] == ["1", "1–2"] and found["rope"] == ["2", "2–3"]
+    assert found["fire"] == ["1", "1–3"]  # has one task in common with them, and is told from none
 
 
 def test_seeds_that_are_equal_have_the_error_of_512_sequences():
@@ -94,7 +96,7 @@ def test_what_cannot_run_a_test_and_what_was_not_checked_are_kept_out():
         for r in study.results
     ]  # fmt: skip
     last = pooled.pooled_rows(dataclasses.replace(study, results=tuple(cannot)))[-1]
-    assert last == ["fire", "–", "–", "0/6", "–", "2", "no seed of both"]
+    assert last == ["fire", "–", "–", "0/6", "–", "–", "no seed of both"]
 
 
 def test_one_seed_has_no_interval():
@@ -118,12 +120,45 @@ def test_equal_encodings_whose_seeds_come_in_two_kinds_are_seldom_told_apart(see
 def test_two_seeds_of_a_task_tell_nothing_from_an_anchor():
     rows = pooled.pooled_rows(study_of(*(r for r in whole().results if r.config.seed < 2)))
     found = {row[0]: row[-1] for row in rows[1:]}
-    assert found["t5"].endswith(", few seeds") and found["rope"] == "–"
+    assert found["t5"].endswith(", too little in common") and found["rope"] == "–"
+
+
+def test_a_task_that_one_of_two_seldom_learned_is_left_out_of_what_they_differ_by():
+    three = {
+        (name, task): tuple(value + 0.01 * i for i in range(3))
+        for name, value in (("rope", 0.4), ("t5", 0.5))
+        for task in ("copy", "reverse", "recall")
+    }
+    once = trials("copy", "reverse", "recall", far=three)
+    once = [
+        dataclasses.replace(r, by_case=(dataclasses.replace(r.by_case[0], exact_match=0.5),
+                                        *r.by_case[1:]))
+        if (r.config.encoding, r.config.task) == ("t5", "recall") and r.config.seed else r
+        for r in once
+    ]  # fmt: skip
+    found = {row[0]: row for row in pooled.pooled_rows(study_of(*once))[1:]}
+    assert found["t5"][3] == "7/9" and found["t5"][-1].startswith("+0.100 ± ")
+    two = [r for r in once if r.config.task != "copy"]
+    found = {row[0]: row for row in pooled.pooled_rows(study_of(*two))[1:]}
+    assert found["t5"][-1] == "+0.100, too little in common"
+    study = study_of(*two)
+    assert set(rank(*pooled.pooled_scores(pooled.scores_of(study))).ranks.values()) == {(1, 2)}
+
+
+def test_one_task_is_not_all_of_them_however_many_are_planned():
+    begun = study_of(*trials("copy"), result("rope", 0, (1.0, 0.5), "reverse"))
+    assert pooled.scores_of(begun).tasks == ["copy", "reverse"]
+    lines = list(say_for_what(begun, summarise_tasks(begun)))
+    assert any("For copy" in line for line in lines)
+    assert not any("all tasks" in line for line in lines)
 
 
 def test_a_cross_is_explained_where_there_is_one():
     def legend(study):
-        return [text.get_text() for text in every_trial(study).legends[0].get_texts()]
+        return [
+            text.get_text()
+            for text in every_trial(study, ["rope", "t5", "fire"]).legends[0].get_texts()
+        ]
 
     assert legend(whole()) == ["copy", "reverse", "not learned"]
     all_learned = {key: values for key, values in FAR.items() if key not in NOT_LEARNED}

@@ -65,29 +65,38 @@ def test_the_probability_is_mann_whitneys_over_the_pairs_of_each_task():
     assert probability_of_improvement(same, "a", "b").value == 0.5
 
 
-def test_the_error_of_a_probability_is_that_of_every_draw():
-    values = np.array([[[0.1, 0.4], [0.5, 0.3], [0.2, 0.6]], [[0.2, 0.3], [0.6, 0.4], [0.1, 0.9]]])
-    wins = (values[0][:, :, None] < values[1][:, None, :]).astype(float)
+def test_the_interval_of_a_probability_is_that_of_every_draw():
+    scores = World(8, seed=7).study(2)
+    wins = (scores.values[0][:, :, None] < scores.values[1][:, None, :]).astype(float)
     inside = list(itertools.product(range(2), repeat=4))  # two rows, then two columns
     drawn = [[w[np.ix_(d[:2], d[2:])].mean() for d in inside] for w in wins]
-    variance = np.mean(np.square(drawn)) - np.mean(drawn) ** 2
-    found = probability_of_improvement(Scores("ab", range(3), range(2), values), "a", "b")
-    assert found.error == pytest.approx(math.sqrt(variance / 3 * 3 / 2), rel=0.03)
+    variance = np.mean(np.square(drawn)) - np.mean(drawn) ** 2  # of a task and seeds that are drawn
+    half = stats.t.ppf(0.975, 7) * math.sqrt(variance / 8 * 8 / 7)
+    found = probability_of_improvement(scores, "a", "b")
+    low, high = found.value - half, found.value + half
+    assert 0 < low and high < 1
+    assert found.interval == pytest.approx((low, high), rel=0.05)
+    other = probability_of_improvement(World(8, seed=8).study(2), "a", "b")
+    assert other.interval[0] < other.value < other.interval[1] == 1  # cut
 
 
-def test_pairs_that_all_say_the_same_are_no_evidence_of_another_task():
+def test_what_all_draws_say_is_no_evidence_of_another_task():
     values = np.stack([np.full((4, 3), 0.2), np.full((4, 3), 0.6)])
-    values += 0.01 * np.arange(3)
-    found = probability_of_improvement(Scores("ab", range(4), range(3), values), "a", "b")
-    assert found.value == 1 and found.half == math.inf and found.p == 1
+    scores = Scores("ab", range(4), range(3), values)
+    found = probability_of_improvement(scores, "a", "b")
+    assert found.value == 1 and found.interval is None
+    assert difference_on_like_tasks(scores, "a", "b", 1 / 512).half == math.inf
+    values[1, 0, 0] += 1e-6
+    close = difference_on_like_tasks(Scores("ab", range(4), range(3), values), "a", "b", 1 / 512)
+    assert close.error == 1 / 512 / math.sqrt(12)  # no less than the trials can tell
 
 
 def test_two_tasks_tell_nothing_of_a_third():
     scores = World(2).study(5)
-    for found in (
-        difference_on_like_tasks(scores, "a", "b"), probability_of_improvement(scores, "a", "b"),
-    ):  # fmt: skip
-        assert not math.isnan(found.value) and found.half == math.inf
+    difference = difference_on_like_tasks(scores, "a", "b")
+    assert not math.isnan(difference.value) and difference.half == math.inf
+    share = probability_of_improvement(scores, "a", "b")
+    assert 0 <= share.value <= 1 and share.interval is None
 
 
 def test_what_did_not_learn_is_kept_out():

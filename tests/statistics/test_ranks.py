@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 
 import numpy as np
@@ -53,6 +54,28 @@ def test_what_is_told_apart_is_in_its_own_tier():
     found = ranked(study)
     assert [set(tier) for tier in found.tiers] == [{"e", "f"}, {"c", "d"}, {"a", "b"}]
     assert found.ranks["c"] == (3, 4) and found.tier("c") == 2
+
+
+def told(*pairs):
+    """Rank "a", "b" and "c", of falling estimates, with the first of each pair told above."""
+    values = {}
+    for a, b in combinations("abc", 2):
+        sign = (b, a) in pairs
+        known = sign or (a, b) in pairs
+        values[a, b] = Estimate(1.0 if sign else -1.0, 0.001 if known else math.inf, 4, 5)
+    return rank({"a": 3.0, "b": 2.0, "c": 1.0}, values)
+
+
+def test_a_tier_stands_on_what_is_told_and_not_on_estimates():
+    assert told(("b", "c")).tiers == (("a", "b"), ("c",))  # although none tells c from a
+    assert told(("b", "a")).tiers == (("b", "c"), ("a",))  # pairs may stand on other trials
+    assert told(("b", "a")).order == ("b", "c", "a")
+    assert told(("a", "b"), ("b", "c"), ("a", "c")).tiers == (("a",), ("b",), ("c",))
+
+
+def test_what_goes_round_in_a_circle_is_one_tier():
+    found = told(("a", "b"), ("b", "c"), ("c", "a"))
+    assert found.tiers == (("a", "b", "c"),) and set(found.ranks.values()) == {(2, 2)}
 
 
 def test_a_tie_is_named_a_tie_although_its_means_differ():
