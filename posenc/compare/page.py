@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from posenc.compare import figures, rates, seen, task_page, tiers
-from posenc.compare import published as publications
+from posenc.compare import figures, published, rates, seen, task_page, tiers
 from posenc.compare.objectives import objective_of
 from posenc.compare.progress import name_of
+from posenc.compare.published import Agreement
 from posenc.compare.results import EncodingSummary, Study
 from posenc.compare.specs import specs_table
 from posenc.compare.trial import TrialConfig
@@ -20,9 +20,9 @@ from posenc.tasks.known import TASKS, TEXT
 SPREAD = "± is half the distance between the best and the worst seed."
 
 
-def make_page(study: Study, published: bool = False) -> Page:
+def make_page(study: Study, agreements: Sequence[Agreement] | None = None) -> Page:
     """The page of a study, finished or not; it says what is missing and what failed. With
-    `published` also how far its order agrees with published tables."""
+    `agreements` also how far its order agrees with published tables."""
     page = Page("Which position encoding?", _what_was_tried(study))
     page.section("", *_answer(study))
     if study.summary:
@@ -32,12 +32,11 @@ def make_page(study: Study, published: bool = False) -> Page:
         page.section("Curves", *_curves(text))
     if study.tasks:
         page.section("Tasks", *task_page.tasks(study))
-    if published:
-        found = list(publications.rows(publications.agreements(study)))
+    if agreements is not None:
         page.section(
             "Agreement with published orders",
-            Table(list(publications.HEADER), found),
-            publications.MEANING,
+            Table(list(published.HEADER), list(published.rows(agreements))),
+            published.MEANING,
         )
     if study.rates:
         header, *rows = rates.rate_rows(study)

@@ -79,7 +79,7 @@ def agreements(study: Study) -> list[Agreement]:
     ]
 
 
-def rows(found: list[Agreement]) -> Iterator[list[str]]:
+def rows(found: Sequence[Agreement]) -> Iterator[list[str]]:
     """As words, one row each, and then of text and of tasks the sum of the pairs beyond x1."""
     for each in found:
         rho, p = ("–", "–") if each.rho is None else (f"{each.rho.value:.2f}", f"{each.rho.p:.3f}")

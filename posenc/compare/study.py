@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from posenc.compare import splits, sweep, tables, task_tables
+from posenc.compare import splits, sweep
 from posenc.compare.budget import chosen, with_suite
 from posenc.compare.cost import check_cost, opening
 from posenc.compare.dry_run import show_dry_run
@@ -26,6 +26,7 @@ from posenc.compare.plan import plan_trials
 from posenc.compare.rates import FACTORS, at_chosen_rates, rate_trials
 from posenc.compare.result_files import CorruptResult, is_done, load_result
 from posenc.compare.results import FORMAT, OtherFormat, Study
+from posenc.compare.show import show_study, write_figures_of, write_page
 from posenc.compare.summary import summarise
 from posenc.compare.task_summary import summarise_tasks
 from posenc.compare.task_verdict import say_for_what
@@ -35,7 +36,6 @@ from posenc.compare.verdict import recommend_encoding
 from posenc.compare.watchers import watching
 from posenc.report import machine
 from posenc.report.atomic import check_figures, is_partial, write_atomically
-from posenc.report.console import stdout
 from posenc.report.failure import RunFailed, Stopped
 from posenc.report.lock import LOCK, locked
 from posenc.report.progress import say
@@ -189,44 +189,8 @@ def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
     return study, damaged
 
 
-def write_page(study: Study, folder: Path, published: bool = False) -> None:
-    """Write report.html, with `published` also how far it agrees with others, and results.csv."""
-    from posenc.compare.page import make_page
-
-    write_atomically(folder / "results.csv", tables.csv_text(labelled(study)))
-    make_page(labelled(study), published).write(folder / "report.html")
-
-
-def write_figures_of(study: Study, figures: Path | None) -> list[str]:
-    """Write the figures where they were asked for; what the reader must know."""
-    if figures is None:
-        return []
-    from posenc.compare.page import make_page
-    from posenc.report.figure_files import write_figures
-
-    return [*write_figures(make_page(labelled(study)).plots(), figures), f"Figures: {figures}"]
-
-
 def _save(study: Study, folder: Path) -> None:
     write_atomically(folder / STUDY, study.to_json())
-
-
-def show_study(study: Study, folder: Path, console: Console) -> None:
-    """Print tables and recommendation, and where the page is."""
-    out = stdout(160)
-    shown = labelled(study)
-    if study.corpus is not None:
-        text = shown.of_task(TEXT)
-        for table in (tables.summary_table(text), *tables.tier_tables(text)):
-            out.print(table)
-    for table in (*task_tables.task_tables(study.tasks), *tables.pooled_tables(shown)):
-        out.print(table)
-    for table in tables.rate_tables(shown):
-        out.print(table)
-    out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)
-    for line in (*tables.notes(shown), *task_tables.task_notes(study.tasks)):
-        say(console, line)
-    say(console, f"Report: {folder / 'report.html'}")
 
 
 def _read(texts: Sequence[str]) -> tuple[Compared, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 from importlib import resources
 from pathlib import Path
@@ -14,6 +15,7 @@ from posenc.compare import published
 from posenc.compare.merge import merge
 from posenc.compare.reports import report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
+from posenc.compare.show import write_page
 from posenc.compare.tables import agreement_table
 from posenc.compare.trial import RECIPE
 from posenc.tasks.known import TASKS
@@ -272,6 +274,18 @@ def test_tasks_agree_by_who_learned_them():
     turned = trials(nope=0.1, t5=0.5, rope=0.9)
     assert published.agreements(turned)[0].agreeing == 0
     assert published.agreements(trials(nope=0.9, alibi=0.2)) == []
+
+
+def test_a_label_changes_nothing_of_the_agreement_on_the_page(tmp_path):
+    trials = [
+        task_result(name, seed, (1.0, far), "copy_512")
+        for name, far in (("nope", 0.9), ("t5", 0.5))
+        for seed in range(2)
+    ]
+    given = dataclasses.replace(study_of(*trials), labels={"nope": "mine"})
+    write_page(given, tmp_path, published=True)
+    page = html.unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "1 of 1" in page and "2: nope t5" in page
 
 
 def test_published_tables_are_whole():
