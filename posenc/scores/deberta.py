@@ -17,8 +17,8 @@ from posenc.numbers.heads import for_every_head
 from posenc.numbers.kept import Kept
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import free_ends, watched
+from posenc.scores.deberta_row import OneQuery
 from posenc.terms.by_distance import ByDistance, require_whole
-from posenc.terms.dense import Dense
 from posenc.terms.term import Term
 from posenc.terms.tokens import Tokens
 
@@ -165,7 +165,7 @@ class DeBERTa(PositionEncoding):
         dtype, scale = at_least_float32(q.x.dtype), self.scale(self.head_dim)
         in_a_row = q.positions.ndim == k.positions.ndim == 1
         if len(q) == 1 and in_a_row and q.x.device.type == "cpu" and not watched():
-            return Dense(q, k, lambda q, k: self._of_one(q, k, dtype))
+            return OneQuery(self, q, k, dtype)
 
         def vectors(projection: nn.Linear | None, rows: Tensor) -> Tensor:
             assert projection is not None
@@ -226,63 +226,6 @@ class DeBERTa(PositionEncoding):
             return table
         weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
         return F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
-
-    def _of_one(
-        self, q: Tokens, k: Tokens, dtype: torch.dtype
-    ) -> Float[Tensor, "batch num_heads 1 {len(k)}"]:
-        """What is added to the scores of one query."""
-        assert q.x is not None
-        distance, values = q.positions - k.positions, q.x.new_zeros(1, dtype=dtype)
-        if self.c2p:
-            values = self._of_query(self.scale(self.head_dim) * q.x.to(dtype), self.row(distance))
-        if self.p2c:
-            assert k.x is not None
-            values = values + self._of_keys(k.x.to(dtype), self._k_row(distance))
-        return values
-
-    def _of_query(self, query: Tensor, row: Tensor) -> Tensor:
-        """The query's products with what these rows become, read from those of the rows itself."""
-        projection = self._projections()[1]
-        assert projection is not None
-        low, high = (int(end) for end in row.aminmax())
-        scores = query @ self._by_head(projection.weight, query.dtype)
-        scores = scores @ self._rows(slice(low, high + 1), query.dtype).mT
-        if projection.bias is not None:
-            scores = scores + query @ self._by_head(projection.bias[:, None], query.dtype)
-        first = _as_the_first(row)
-        shared = scores[..., int(row[0]) - low, None].expand(*scores.shape[:-1], first)
-        return torch.cat([shared, scores.index_select(-1, row[first:] - low)], -1)
-
-    def _of_keys(self, keys: Tensor, row: Tensor) -> Tensor:
-        """Each key's product with its row: the first that share one, most of a long past, are one
-        product."""
-        projection = self._projections()[0]
-        assert projection is not None
-        low = self.span if bool((row >= self.span).all()) else 0  # the past needs half of the table
-        table, norm = self.table[low:], self.norm
-        given = () if norm is None else (norm.weight, norm.bias)
-        vectors = self._kept(
-            (projection, low, keys.dtype),
-            lambda: self._projected(
-                projection, torch.arange(low, 2 * self.span), keys.dtype
-            ).contiguous(),
-            projection.weight, projection.bias, table, *given,
-        )  # fmt: skip
-        first = _as_the_first(row)
-        shared = vectors[:, int(row[0]) - low, None] @ keys[:, :, :first].mT
-        each = (keys[:, :, first:] * vectors.index_select(1, row[first:] - low)).sum(-1)
-        return self.scale(self.head_dim) * torch.cat([shared, each[:, :, None]], -1)
-
-    def _by_head(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """(num_heads, head_dim, ...): a projection of fewer heads serves its groups."""
-        heads = weight.to(dtype).unflatten(0, (-1, self.head_dim))
-        return for_every_head(heads, self.num_heads, dim=0)
-
-
-def _as_the_first(row: Int[Tensor, " keys"]) -> int:
-    """How many keys from the first on have its row."""
-    other = (row != row[0]).numpy()
-    return int(other.argmax()) if other.any() else len(row)
 
 
 def _side_by_side(vectors: Tensor) -> Tensor:

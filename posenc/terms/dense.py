@@ -21,9 +21,14 @@ class Dense(Term):
         values: from the tokens of a block to (num_heads, rows, keys) or (batch, num_heads, rows,
             keys).
         by_distance, split: as in Term.
+
+    fold: from the scale of the products to what is added to the queries, (batch or 1, num_heads,
+        q_len, width), and to the scores then, (batch, num_heads, q_len, keys), where the keys are
+        as they were before place 2; together they are the term. None where there is no such form.
     """
 
     additive = True
+    fold: Callable[[float], tuple[Tensor, Tensor]] | None = None
 
     def __init__(
         self,

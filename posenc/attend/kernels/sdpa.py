@@ -4,6 +4,7 @@ without writing it out."""
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -116,7 +117,8 @@ def _is_window(problem: Problem) -> bool:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     if takes_rows(problem):
-        return _kernel(problem, 0, problem.q_len, bias=_rows(problem)), None
+        problem, bias = _with_rows(problem)
+        return _kernel(problem, 0, problem.q_len, bias=bias), None
     if takes_blocks(problem):
         return toeplitz.run(problem)
     if problem.term is not None:
@@ -131,6 +133,19 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     blocks = [(start, min(start + MASKED_ROWS, problem.q_len)) for start in starts]
     outs = [_kernel(problem.among(*problem.reach(*block)), *block) for block in blocks]
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2), None
+
+
+def _with_rows(problem: Problem) -> tuple[Problem, Tensor]:
+    """The problem without its term, and the bias of each query."""
+    term = problem.term
+    assert isinstance(term, Dense)
+    turned = 2 in problem.encoding.claims.places  # and the keys are others than the term's
+    rounded = problem.product_dtype != problem.q.dtype
+    if term.fold is None or turned or rounded or problem.span != slice(0, len(term.k)):
+        return problem, _rows(problem)
+    with without_autocast(problem.q.device):
+        added, bias = term.fold(problem.scale)
+        return replace(problem, q=problem.q + added), bias
 
 
 def _rows(problem: Problem) -> Tensor:
