@@ -61,7 +61,7 @@ class Answer:
     task, length: `text` at a window length, a task beyond its training length, or `all` tasks.
     scores: the mean over seeds: bits per byte of text, where lower is better, else the task's
         metric over all tests but that of the training length; none for all tasks, where encodings
-        stand on different trials.
+        stand on different trials, so that the order is that of the ranks.
     never: who has no score: learned the task in no seed, or cannot run a test.
     """
 
@@ -99,9 +99,11 @@ def table(study: Study, readme: str) -> str:
     """The answers in the language of a README."""
     lines = [HEADERS[readme], ("---",) * len(HEADERS[readme])]
     for answer in answers(study):
-        ranks = answer.ranking.ranks
-        first = [name for name in answer.ranking.order if ranks[name][0] == 1]
-        behind = [name for name in answer.ranking.order if ranks[name][0] > 1]
+        ranks, order = answer.ranking.ranks, answer.ranking.order
+        if not answer.scores:
+            order = sorted(order, key=ranks.__getitem__)
+        first = [name for name in order if ranks[name][0] == 1]
+        behind = [name for name in order if ranks[name][0] > 1]
         shown = [[_named(answer, name) for name in each] for each in (first, behind)]
         shown.append([f"`{name}`" for name in answer.never])
         use = NAMES[readme][answer.task].format(answer.length)

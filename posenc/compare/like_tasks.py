@@ -6,7 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from posenc.compare.pooled import RESOLUTION, TOO_LITTLE, anchors_of, counted_scores, shared_scores
+from posenc.compare.pooled import (
+    POOLED_SEEDS,
+    RESOLUTION,
+    TOO_LITTLE,
+    anchors_of,
+    counted_scores,
+    shared_scores,
+)
 from posenc.compare.results import Study
 from posenc.statistics.estimate import Estimate
 from posenc.statistics.like_tasks import (
@@ -20,9 +27,10 @@ TITLE = "On tasks like these"
 MEANING = (
     "Here the tasks are a sample too, as the seeds are: ± is the 95 % interval over other tasks "
     "and seeds, drawn one after the other, and as wide as so few tasks make it. Against an anchor: "
-    "the score minus the anchor's, over the same trials as above. Better than it: how "
-    "often a trial is above one of the anchor's on the same task, an equal one counting half, the "
-    "mean over tasks, with its interval in brackets; 0.5 is no difference. There is no interval "
+    "the score minus the anchor's, over the tasks that both learned with "
+    f"{POOLED_SEEDS} seeds or more in common. Better than it: how often a trial is above one of "
+    "the anchor's on the same task, an equal one counting half, the mean over those tasks, with "
+    "its interval in brackets; 0.5 is no difference. There is no interval "
     f"for fewer than {LEAST_TASKS} tasks, nor for a probability on which all pairs of seeds of all "
     "tasks agree. Nothing is corrected for the number of comparisons."
 )

@@ -136,7 +136,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def _with_rows(problem: Problem) -> tuple[Problem, Tensor]:
-    """The problem without its term, and the bias of each query."""
+    """The problem, whose queries may have taken a part of the term, and the bias of each query."""
     term = problem.term
     assert isinstance(term, Dense)
     turned = 2 in problem.encoding.claims.places  # and the keys are others than the term's
