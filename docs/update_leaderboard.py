@@ -89,8 +89,9 @@ def answers(study: Study) -> Iterator[Answer]:
         means, gaps = pooled.task_scores(pooled.scores_of(study), task)
         never = [name for name in study.encodings if name not in means]
         yield Answer(task, results[0].config.train_length, rank(means, gaps), means, never)
-    means, gaps = pooled.pooled_scores(pooled.scores_of(study))
-    if means and len(pooled.counted_scores(study).tasks) > 1:
+    scores = pooled.run_enough(pooled.scores_of(study))
+    means, gaps = pooled.pooled_scores(scores)
+    if means and len(scores.tasks) > 1:
         never = [name for name in study.encodings if name not in means]
         yield Answer("all", 0, rank(means, gaps), {}, never)
 

@@ -11,7 +11,8 @@ from posenc.compare.pooled import (
     RESOLUTION,
     TOO_LITTLE,
     anchors_of,
-    counted_scores,
+    run_enough,
+    scores_of,
     shared_scores,
 )
 from posenc.compare.results import Study
@@ -39,7 +40,7 @@ MEANING = (
 def like_task_rows(study: Study, names: Sequence[str]) -> list[list[str]]:
     """The header and a row for each of these encodings; nothing where there is none, or no
     anchor."""
-    scores, anchors = counted_scores(study), anchors_of(study)
+    scores, anchors = run_enough(scores_of(study)), anchors_of(study)
     if not anchors or not names:
         return []
     said = ("against", "better than")

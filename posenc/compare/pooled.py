@@ -59,7 +59,7 @@ MEANING = (
 def pooled_rows(study: Study) -> list[list[str]]:
     """The header and a row for each encoding, the highest score first; nothing with fewer than two
     tasks, or where no trial counts."""
-    scores = counted_scores(study)
+    scores = run_enough(scores_of(study))
     counts = scores.counted().sum(axis=(1, 2))
     if len(scores.tasks) < 2 or not counts.any():
         return []
@@ -98,11 +98,6 @@ def anchors_of(study: Study) -> list[str]:
     return [name for name in ANCHORS if name in own and name not in study.unchecked]
 
 
-def counted_scores(study: Study) -> Scores:
-    """`scores_of` the study, of the tasks that are pooled."""
-    return _run_enough(scores_of(study))
-
-
 def task_scores(scores: Scores, task: str) -> tuple[dict[str, float], Gaps]:
     """Means beyond the training length and paired differences, of the encodings that learned the
     task in a seed and can run all its tests."""
@@ -123,7 +118,7 @@ def task_scores(scores: Scores, task: str) -> tuple[dict[str, float], Gaps]:
 def pooled_scores(scores: Scores) -> tuple[dict[str, float], Gaps]:
     """The same over all tasks; pairs by the trials that both have, so that an encoding that learned
     only the easy tasks gains nothing by it."""
-    scores = _run_enough(scores)
+    scores = run_enough(scores)
     counts = scores.counted().sum(axis=(1, 2))
     known = [name for name, count in zip(scores.encodings, counts, strict=True) if count]
     means = {name: pooled_score(scores, name, RESOLUTION).value for name in known}
@@ -136,7 +131,7 @@ def shared_scores(scores: Scores, a: str, b: str) -> Scores:
     return scores.of_both(a, b, POOLED_SEEDS)
 
 
-def _run_enough(scores: Scores) -> Scores:
+def run_enough(scores: Scores) -> Scores:
     """Without the tasks that were run with fewer seeds than it takes to tell, if others were not:
     one that a leaderboard has just begun would hide what the others tell."""
     seeds = (~np.isnan(scores.values)).sum(axis=2).max(axis=0, initial=0)

@@ -23,7 +23,7 @@ def say_for_what(study: Study, rows: Sequence[TaskSummary]) -> Iterator[str]:
         shown = {name: f"{name} {mean:.3f}" for name, mean in means.items()}
         what = f"{task} beyond {length:,} {TASKS[task].counts}"
         yield _taken(what, means, gaps, shown, f"{pooled.TASK_SEEDS} seeds of both")
-    if len(pooled.counted_scores(study).tasks) > 1:
+    if len(pooled.run_enough(scores).tasks) > 1:
         means, gaps = pooled.pooled_scores(scores)
         shown = {name: name for name in means}  # means of unequal trials do not compare
         needed = f"{pooled.POOLED_SEEDS} seeds of both in each task"

@@ -127,3 +127,37 @@ def test_intervals_hold_what_all_tasks_give_and_those_of_seeds_do_not(tasks, mon
         held_alone += abs(alone.value - (b - a)) <= alone.half
     like_tasks._draws.cache_clear()
     assert held >= 0.95 * 200 > 0.9 * 200 > held_alone
+
+
+def two_kinds(random, tasks, seeds):
+    """Two encodings whose seeds succeed or fail, with odds that differ from task to task."""
+    odds = random.uniform(0.1, 0.9, tasks)
+    better = np.clip(odds + random.normal(0.1, 0.2, tasks), 0, 1)
+    kinds = random.random((2, tasks, seeds)) < np.stack([odds, better])[..., None]
+    return np.where(kinds, 0.97, 0.03) + random.uniform(-0.03, 0.03, kinds.shape)
+
+
+def normal(random, tasks, seeds):
+    return World(tasks, int(random.integers(1 << 30)), apart=0.2).study(seeds).values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tasks", [3, 4, 6])
+@pytest.mark.parametrize("kind", [two_kinds, normal])
+def test_intervals_of_both_hold_for_seeds_of_either_kind(kind, tasks, monkeypatch):
+    monkeypatch.setattr(like_tasks, "DRAWS", 400)
+    like_tasks._draws.cache_clear()
+    random = np.random.default_rng(0)
+    a, b = kind(random, 100_000, 2)
+    gap, above = trimmed(b) - trimmed(a), (a[:, 0] < b[:, 1]).mean()
+    held, known = [], []
+    for _ in range(150):
+        scores = Scores("ab", range(tasks), range(3), kind(random, tasks, 3))
+        found = difference_on_like_tasks(scores, "a", "b")
+        held.append(abs(found.value - gap) <= found.half)
+        interval = probability_of_improvement(scores, "a", "b").interval
+        if interval is not None:
+            known.append(interval[0] <= above <= interval[1])
+    like_tasks._draws.cache_clear()
+    assert np.mean(held) >= 0.95
+    assert len(known) > 100 and np.mean(known) >= 0.9
