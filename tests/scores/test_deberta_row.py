@@ -119,6 +119,19 @@ def test_where_products_are_rounded_the_query_is_left_alone(monkeypatch):
     assert attended(monkeypatch, encoding.double(), [t.double() for t in given], at)[1] == 0
 
 
+def test_keys_whose_numbers_lie_apart_and_one_part_alone_are_left_to_torch(monkeypatch):
+    encoding, (q, k, v), at = made()
+    apart = k.mT.contiguous().mT
+    ours, folded = attended(monkeypatch, encoding, (q, apart, v), at)
+    plain, _ = attended(monkeypatch, encoding, (q, k, v), at, folded=False)
+    assert folded == 0
+    torch.testing.assert_close(ours, plain, atol=2e-6, rtol=1e-5)
+    encoding, _, at = made(p2c=False)
+    with torch.no_grad():  # the keys may be there for another part of a sum
+        term = encoding.term(Tokens(q, at["q_positions"]), Tokens(k, at["kv_positions"]))
+    assert term.fold is None
+
+
 def test_the_term_itself_stays_whole():
     """Who asks the term for its numbers gets all of them, whatever a kernel folds."""
     encoding, (q, k, _), at = made()

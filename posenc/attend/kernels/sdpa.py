@@ -141,7 +141,7 @@ def _with_rows(problem: Problem) -> tuple[Problem, Tensor]:
     assert isinstance(term, Dense)
     turned = 2 in problem.encoding.claims.places  # and the keys are others than the term's
     rounded = problem.product_dtype != problem.q.dtype
-    if term.fold is None or turned or rounded or problem.span != slice(0, len(term.k)):
+    if term.fold is None or turned or rounded:
         return problem, _rows(problem)
     with without_autocast(problem.q.device):
         added, bias = term.fold(problem.scale)
