@@ -3,6 +3,7 @@
 python experiments/leaderboard.py                     # one representative of every family
 python experiments/leaderboard.py --all               # every encoding that counts tokens in a row
 python experiments/leaderboard.py --seeds 5 rope t5   # more seeds where tiers touch
+python experiments/leaderboard.py --steps 9000 --rows longer.jsonl --out runs/longer nope
 
 A piece is a seed and a task: after each, or where Ctrl-C ends it, the rows of its trials are added
 to results/leaderboard/trials.jsonl. The same command goes on: here from the last checkpoint of what
@@ -32,6 +33,7 @@ from posenc.report.failure import RunFailed, Stopped
 from posenc.tasks.known import TEXT
 
 ROOT = Path(__file__).parents[1]
+PUBLISHED_ROWS = ROOT / PUBLISHED / ROWS
 REPRESENTATIVES = (
     "nope", "sinusoidal", "learned", "rope", "alibi", "t5", "kerple", "fire", "shaw", "cope", "fox",
     "dape",
@@ -73,7 +75,7 @@ def lay_out(rows: list[Row], folder: Path) -> int:
 
 def piece(names: list[str], task: str, seeds: int, given: argparse.Namespace) -> Options:
     """The trials of a task with the seeds before `seeds`."""
-    steps = SUITES["standard"].steps if task == TEXT else None
+    steps = SUITES["standard"].steps if task == TEXT and given.steps is None else given.steps
     return Options(
         names, task=[task], seeds=seeds, steps=steps, precision=given.precision,
         workers=given.workers, out=given.out, **SUITE_SIZES,
@@ -99,6 +101,8 @@ def run_pieces(given: argparse.Namespace) -> None:
     """
     names, code = in_a_row() if given.all else given.encodings, given.commit or commit()
     check_file("--rows", given.rows)
+    if given.steps is not None and given.rows.resolve() == PUBLISHED_ROWS.resolve():
+        raise ValueError("--steps: published rows have the suite's. Give --rows a file of its own.")
     known = read_rows(given.rows) if given.rows.is_file() else []
     check_runs([piece(names, task, given.seeds, given) for task in given.tasks])
     if known:
@@ -120,10 +124,11 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every encoding of a row of tokens")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tasks", nargs="+", default=list(ALL_TASKS), choices=ALL_TASKS)
+    parser.add_argument("--steps", type=int, help="in place of the suite's; with its own --rows")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/leaderboard")
-    parser.add_argument("--rows", type=Path, default=ROOT / PUBLISHED / ROWS)
+    parser.add_argument("--rows", type=Path, default=PUBLISHED_ROWS)
     parser.add_argument("--commit", help="of the code, where this is no clone")
     given = parser.parse_args()
     with refusing(parser):

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from posenc.compare.merge import check_recipe, joined, merge_checked
+from posenc.compare.merge import check_recipe, joined, merge_checked, recipe_of, shown
 from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
+from posenc.compare.trial import TrialConfig
 from posenc.report.atomic import write_atomically
 from posenc.report.record import Record
 from posenc.tasks.known import TEXT
@@ -114,10 +115,7 @@ def study_of(rows: Sequence[Row]) -> Study:
         raise ValueError(
             f"The leaderboard has rows of {len(corpora)} texts, which cannot be mixed."
         )
-    recipes = {(r.config.recipe, r.config.torch, r.config.precision) for r in results}
-    if len(recipes) > 1:
-        said = "; ".join(sorted(f"recipe {n}, torch {t}, {p}" for n, t, p in recipes))
-        raise ValueError(f"The leaderboard has rows of different recipes: {said}.")
+    _check_one_recipe([result.config for result in results])
     return Study(
         format=FORMAT,
         command="posenc leaderboard",
@@ -128,6 +126,19 @@ def study_of(rows: Sequence[Row]) -> Study:
         trials=tuple(result.config for result in results),
         results=tuple(results),
     )
+
+
+def _check_one_recipe(trials: Sequence[TrialConfig]) -> None:
+    """Raises: ValueError where trials of one task differ in more than encoding and seed, or all in
+    what every task is trained with."""
+    of_all = recipe_of(trials)
+    for task in dict.fromkeys(trial.task for trial in trials):
+        fields = recipe_of(trial for trial in trials if trial.task == task)
+        fields |= {name: of_all[name] for name in ("recipe", "torch", "precision")}
+        if said := [f"{name} {shown(found)}" for name, found in fields.items() if len(found) > 1]:
+            raise ValueError(
+                f"The leaderboard has rows of different recipes for {task}: {', '.join(said)}."
+            )
 
 
 def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -58,30 +58,35 @@ def merge_checked(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]
     return merged, conflicts
 
 
-def _recipes(study: Study) -> dict[str, set[object]]:
-    """What the trials of a study have in common, field by field."""
+def recipe_of(trials: Iterable[TrialConfig]) -> dict[str, set[object]]:
+    """The values that trials have in each field of their recipe."""
     fields: dict[str, set[object]] = {}
-    for trial in study.trials:
+    for trial in trials:
         for name, value in asdict(trial).items():
             if name not in _MAY_DIFFER:
                 fields.setdefault(name, set()).add(value)
+    return fields
+
+
+def _recipe(study: Study) -> dict[str, set[object]]:
+    fields = recipe_of(study.trials)
     if study.rates:
         fields["lr"] = {"checked for each encoding"}
     return fields
 
 
 def check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
-    ours, theirs = _recipes(study), _recipes(other)
+    ours, theirs = _recipe(study), _recipe(other)
     differ = [name for name in ours if ours[name] != theirs.get(name)]
     if differ:
-        said = ", ".join(f"{n} {_shown(ours[n])} and {_shown(theirs[n])}" for n in differ)
+        said = ", ".join(f"{n} {shown(ours[n])} and {shown(theirs[n])}" for n in differ)
         raise ValueError(
             f"{first} and {folder} are of different recipes ({said}), and numbers of different "
             "recipes must not be mixed. Report them one by one."
         )
 
 
-def _shown(values: set[object]) -> str:
+def shown(values: set[object]) -> str:
     return "/".join(sorted(map(str, values)))
 
 

@@ -1,5 +1,6 @@
 """The leaderboard: rows that stay as they were published, and your runs beside them."""
 
+import argparse
 import dataclasses
 import json
 import subprocess
@@ -108,8 +109,13 @@ def test_rows_of_other_recipes_and_texts_are_not_mixed():
     later = dataclasses.replace(
         board().results[0], config=dataclasses.replace(board().results[0].config, recipe=99)
     )
-    with pytest.raises(ValueError, match=r"rows of different recipes: .*recipe 99"):
+    with pytest.raises(ValueError, match=r"different recipes for .*recipe \d+/99"):
         study_of([*rows(), *rows(study(later))])
+    longer = dataclasses.replace(
+        board().results[1], config=dataclasses.replace(board().results[1].config, steps=99, seed=7)
+    )
+    with pytest.raises(ValueError, match="different recipes for reverse: steps 12/99"):
+        study_of([*rows(), *rows(study(longer))])
     other = dataclasses.replace(INFO, hash="other")
     with pytest.raises(ValueError, match="rows of 2 texts"):
         study_of([*rows(), dataclasses.replace(rows()[-1], corpus=other)])
@@ -212,6 +218,11 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
         (["--precision", "float16"], "--precision must be auto, float32 or bfloat16"),
         (["--seeds", "0"], "--seeds must be a whole number of at least 1, got 0."),
         (["--seeds", "-3"], "--seeds must be a whole number of at least 1, got -3."),
+        (["--steps", "0"], "--steps must be a whole number of at least 1, got 0."),
+        (
+            ["--steps", "9", "--rows", str(ROOT / "results/leaderboard/trials.jsonl")],
+            "--steps: published rows have the suite's. Give --rows a file of its own.",
+        ),
         (["--workers", "0"], "--workers must be a whole number of at least 1, got 0."),
         (["--tasks"], "argument --tasks: expected at least one argument"),
         (["--out", "file"], "--out: file is not a folder."),
@@ -259,6 +270,15 @@ def test_published_trials_are_not_run_again_and_others_are(tmp_path):
     check_ours(tmp_path)  # what a study asks of its folder
     for change in ({"seed": 1}, {"recipe": TEXT.recipe + 1}):
         assert not is_done(tmp_path, dataclasses.replace(timed.config, **change))
+
+
+@pytest.mark.parametrize("task, usual", [("copy", None), ("text", 600)])
+def test_steps_take_the_place_of_the_suites(task, usual, tmp_path):
+    script = experiment("leaderboard")
+    given = argparse.Namespace(precision="bfloat16", workers=1, out=tmp_path, steps=None)
+    assert script.piece(["rope"], task, 1, given).steps == usual
+    given.steps = 9
+    assert script.piece(["rope"], task, 1, given).steps == 9
 
 
 def test_a_piece_that_is_stopped_keeps_the_rows_of_what_is_done(tmp_path, monkeypatch):
