@@ -12,7 +12,6 @@ asks what RoPE's scalings give after N steps of tuning.
 from __future__ import annotations
 
 import argparse
-import csv
 import tomllib
 from itertools import product
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from next_byte import score_next_byte
 from refused import check_file, check_runs, refusing
+from tables import write_table
 
 from posenc.compare.budget import SUITE_SIZES, SUITES
 from posenc.compare.options import Options
@@ -83,12 +83,8 @@ def ask(name: str, question: dict[str, Any], given: argparse.Namespace) -> Path:
                 bits = "cannot" if score is None else f"{score:.4f}"
                 shown = (config.encoding, way, config.seed, length, bits)
                 rows.append((*shown, result.parameters, config.recipe, config.steps))
-    given.tables.mkdir(parents=True, exist_ok=True)
     path = table(name, given)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(HEADER)
-        writer.writerows(rows)
+    write_table(path, HEADER, rows)
     return path
 
 

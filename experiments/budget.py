@@ -17,6 +17,7 @@ from itertools import combinations
 from pathlib import Path
 
 from refused import check_file, refusing
+from tables import write_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,10 +82,7 @@ def judge(found: dict[Budget, Losses], table: Path) -> None:
                 (steps, lr, recipe, name, seed, f"{x:.4f}", pairs, lost_here)
                 for seed, x in enumerate(each)
             ]
-    with table.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(rows)
+    write_table(table, COLUMNS, rows)
 
 
 def main() -> None:
@@ -96,7 +94,6 @@ def main() -> None:
     given = parser.parse_args()
     with refusing(parser):
         check_file("--table", given.table)
-        given.table.parent.mkdir(parents=True, exist_ok=True)
         judge(dict(read(folder) for folder in given.folders), given.table)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import transformers
+from tables import write_table
 from tiny_models import LENGTH, VOCABULARY, tiny_folder
 
 from posenc.extend.export import proof
@@ -174,10 +175,7 @@ def run(results: Path, names: list[str]) -> None:
             if row.outcome != WORKS:
                 print(*row, flush=True)
         print(name, "done", flush=True)
-        with results.open("w", encoding="utf-8", newline="") as file:
-            write = csv.writer(file, lineterminator="\n")
-            write.writerow(Row._fields)
-            write.writerows(row for key in sorted(done) for row in done[key])
+        write_table(results, Row._fields, (row for key in sorted(done) for row in done[key]))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import csv
 import sys
 from pathlib import Path
 
+from tables import write_table
+
 from posenc.report.atomic import write_atomically
 
 WORKS, CRASHED = "works", "crashed"
@@ -90,10 +92,7 @@ def main(everything: Path, results: Path, target: Path) -> None:
         for row in csv.DictReader(file):
             by_family.setdefault(row["family"], []).append(row)
     families = [condense(rows) for rows in by_family.values()]
-    with results.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(families)
+    write_table(results, COLUMNS, ([row[name] for name in COLUMNS] for row in families))
     write_atomically(target, page(families, transformers.__version__))
 
 

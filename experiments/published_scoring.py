@@ -11,12 +11,12 @@ each table and way: in how many of the pairs that the publication tells apart th
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
 from refused import check_file, refusing
+from tables import write_table
 
 from posenc.compare.leaderboard import PUBLISHED, ROWS, read_rows
 from posenc.compare.published import TASK_TABLES, read_tables, told_in_task
@@ -75,11 +75,7 @@ def main() -> None:
         rows = list(rows_of([row.result for row in read_rows(given.rows)]))
         if not rows:
             raise ValueError(f"--rows: {given.rows} has no trials of a task that a table is of.")
-        given.table.parent.mkdir(parents=True, exist_ok=True)
-        with given.table.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(HEADER)
-            writer.writerows(rows)
+        write_table(given.table, HEADER, rows)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import hashlib
 import json
 import shutil
@@ -30,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from refused import check_file, check_runs, refusing
+from tables import write_table
 
 from posenc.compare.budget import SUITE_SIZES, SUITES
 from posenc.compare.options import Options
@@ -165,11 +165,7 @@ def main() -> None:
         table = given.tables / "scalings.csv"
         check_file("--tables", table)
         rows = stretched(run_study(options, show=False), given)
-        given.tables.mkdir(parents=True, exist_ok=True)
-        with table.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(HEADER)
-            writer.writerows(rows)
+        write_table(table, HEADER, rows)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ to a symbol's source, and within the longest sequence.
 from __future__ import annotations
 
 import argparse
-import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from refused import check_folder, refusing
 from safetensors.torch import load_file
+from tables import write_table
 
 from posenc.compare.leaderboard import published
 from posenc.compare.result_files import load_result
@@ -82,14 +82,6 @@ def copies(model: torch.nn.Module, config: TrialConfig, seen: str) -> list[Seque
     ]
 
 
-def write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-
-
 def look(given: argparse.Namespace) -> None:
     """Train, look at the biases, copy with and without those that are not needed; two tables."""
     biases: list[Sequence[object]] = []
@@ -109,12 +101,12 @@ def look(given: argparse.Namespace) -> None:
         near, far = ends(encoding)[unused[0]][0], ends(encoding)[unused[-1]][1]
         copied += copies(model, config, f"zeros at distances {near} to {far}")
     heads = [f"head {index}" for index in range(len(biases[0]) - 5)]
-    write(
+    write_table(
         given.tables / "t5_biases.csv",
         ("seed", "bucket", "from", "to", "shown and not needed", *heads),
         biases,
     )
-    write(
+    write_table(
         given.tables / "t5_copies.csv",
         ("seed", "weights", "symbols", "exact_match", "token_accuracy"),
         copied,
