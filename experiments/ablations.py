@@ -4,9 +4,10 @@ python experiments/ablations.py                        # every question
 python experiments/ablations.py rope_base --seeds 3    # one of them, with more seeds
 python experiments/ablations.py --steps 20 --out tried --tables tried   # to see that all run
 
-Trials lie in runs/ablations/QUESTION and go on where they were stopped; the table of a question is
-results/ablations/QUESTION.csv, one row for each arm, seed and length. scalings.py beside this file
-asks what RoPE's scalings give after N steps of tuning.
+Trials lie in runs/ablations, where two questions share those that both have, and go on where they
+were stopped. The table of a question is results/ablations/QUESTION.csv, one row for each arm, seed
+and length; where learning rates were checked, QUESTION_tried.csv has what each of them gave.
+scalings.py beside this file asks what RoPE's scalings give after N steps of tuning.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from tables import write_table
 
 from posenc.compare.budget import SUITE_SIZES, SUITES
 from posenc.compare.options import Options
+from posenc.compare.rates import rate_rows
 from posenc.compare.results import TrialResult
 from posenc.compare.study import run_study
 
 ROOT = Path(__file__).parents[1]
-HEADER = ("encoding", "arm", "seed", "length", "bits_per_byte", "parameters", "recipe", "steps")
+HEADER = (
+    "encoding", "arm", "seed", "length", "bits_per_byte", "parameters", "recipe", "steps", "lr",
+)  # fmt: skip
 
 
 def read_questions(path: Path) -> dict[str, dict[str, Any]]:
@@ -57,13 +61,12 @@ def scores_of(
     ]
 
 
-def runs(name: str, question: dict[str, Any], given: argparse.Namespace) -> dict[str, Options]:
+def runs(question: dict[str, Any], given: argparse.Namespace) -> dict[str, Options]:
     """What each arm of a question is a comparison of."""
     return {
         arm: Options(
             question["encodings"], seeds=given.seeds, steps=given.steps, workers=given.workers,
-            text=given.text, out=given.out / name / (arm.replace(" ", "-") or "all"),
-            **SUITE_SIZES | options,
+            text=given.text, out=given.out, **SUITE_SIZES | options,
         )
         for arm, options in arms(question)
     }  # fmt: skip
@@ -72,17 +75,19 @@ def runs(name: str, question: dict[str, Any], given: argparse.Namespace) -> dict
 def ask(name: str, question: dict[str, Any], given: argparse.Namespace) -> Path:
     """Run the arms of a question and write its table."""
     rows = []
-    for arm, options in runs(name, question, given).items():
+    for arm, options in runs(question, given).items():
         study = run_study(options, show=False)
-        assert options.out is not None
+        if study.rates:
+            header, *tried = rate_rows(study)
+            write_table(given.tables / f"{name}_tried.csv", header, tried)
         for result in study.finished:
             config = result.config
             for way, length, score in scores_of(
-                result, arm, options.out, question.get("next_byte", False)
+                result, arm, given.out, question.get("next_byte", False)
             ):
                 bits = "cannot" if score is None else f"{score:.4f}"
                 shown = (config.encoding, way, config.seed, length, bits)
-                rows.append((*shown, result.parameters, config.recipe, config.steps))
+                rows.append((*shown, result.parameters, config.recipe, config.steps, config.lr))
     path = table(name, given)
     write_table(path, HEADER, rows)
     return path
@@ -111,7 +116,7 @@ def main() -> None:
         parser.error(f"unknown question {unknown[0]!r}; known: {', '.join(known)}.")
     asked = given.questions or list(known)
     with refusing(parser):
-        check_runs([run for name in asked for run in runs(name, known[name], given).values()])
+        check_runs([run for name in asked for run in runs(known[name], given).values()])
         for name in asked:
             check_file("--tables", table(name, given))
         for name in asked:

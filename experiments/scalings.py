@@ -10,7 +10,7 @@ the text of the training, the measurement that of the test.
 results/ablations/scalings.csv has a row for each way, number of steps, seed and length: bits per
 byte of the same last 64 bytes of held-out windows, read with the last 128, 256 or 512 bytes of
 the window. A way that makes use of what it sees further back falls from row to row; `none` at 128
-is the model as it was trained. What is done lies in runs/ablations/scalings and is not done again
+is the model as it was trained. What is done lies in runs/scalings and is not done again
 under the same settings; delete it where the code of posenc.extend has changed.
 """
 
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--train-length", type=int, default=128)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--text", action="append", help="as of posenc compare")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs/ablations/scalings")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/scalings")
     parser.add_argument("--tables", type=Path, default=ROOT / "results/ablations")
     given = parser.parse_args()
     unknown = [way for way in given.ways if way not in WAYS]

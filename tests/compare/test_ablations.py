@@ -17,7 +17,7 @@ ablations = experiment("ablations")
 QUESTIONS = ablations.read_questions(FOLDER / "ablations.toml")
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", [n for n in QUESTIONS if n != "rates"])  # whose rates come later
 def test_every_arm_builds_a_model_of_its_own(name):
     seen = set()
     for _, options in ablations.arms(QUESTIONS[name]):
@@ -79,7 +79,7 @@ def test_projections_that_cannot_be_shared_are_refused(options, words):
 def test_a_question_ends_in_its_table(name, changed, arms, tmp_path, monkeypatch, capsys):
     (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 4000)
     asked = [name, "--seeds", "1", "--steps", "1", "--workers", "1"]
-    asked += ["--text", tmp_path / "text.txt", "--out", tmp_path, "--tables", tmp_path]
+    asked += ["--text", tmp_path / "text.txt", "--out", tmp_path / "runs", "--tables", tmp_path]
     monkeypatch.setattr(sys, "argv", ["ablations.py", *map(str, asked)])
     monkeypatch.setattr(
         ablations, "SUITE_SIZES", {"width": 16, "layers": 1, "heads": 1, "batch": 2}
@@ -92,6 +92,30 @@ def test_a_question_ends_in_its_table(name, changed, arms, tmp_path, monkeypatch
         rows = list(csv.DictReader(file))
     assert [(r["arm"], r["length"]) for r in rows] == [(a, n) for a in arms for n in ("128", "256")]
     assert all(0 < float(row["bits_per_byte"]) < 20 for row in rows)
+
+
+def test_two_questions_share_their_trials_and_rates_have_a_table(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 4000)
+    asked = ["--seeds", "1", "--steps", "1", "--workers", "1", "--text", tmp_path / "text.txt"]
+    asked += ["--out", tmp_path / "runs", "--tables", tmp_path]
+    monkeypatch.setattr(sys, "argv", ["ablations.py", *map(str, asked)])
+    monkeypatch.setattr(
+        ablations, "SUITE_SIZES", {"width": 16, "layers": 1, "heads": 1, "batch": 2}
+    )
+    same = {"question": "?", "encodings": ["t5"], "test_lengths": "128,256"}
+    questions = {"first": same, "second": {**same, "check_lr": [False, True]}}
+    monkeypatch.setattr(ablations, "read_questions", lambda path: questions)
+    ablations.main()
+    first, second, tried = [
+        list(csv.DictReader((tmp_path / f"{name}.csv").read_text(encoding="utf-8").splitlines()))
+        for name in ("first", "second", "second_tried")
+    ]
+    assert [row["bits_per_byte"] for row in second[:2]] == [row["bits_per_byte"] for row in first]
+    assert [row["arm"] for row in second[::2]] == ["check_lr False", "check_lr True"]
+    taken = tried[0]["taken"].split(",")[0]
+    trials = [path.name for path in (tmp_path / "runs").glob("t5*") if path.is_dir()]
+    assert len(trials) == 1 + 3 + (taken != "0.002"), trials
+    assert {row["lr"] for row in second[2:]} == {taken} and taken in ("0.001", "0.002", "0.004")
 
 
 @pytest.mark.parametrize(
@@ -111,8 +135,8 @@ def test_a_question_ends_in_its_table(name, changed, arms, tmp_path, monkeypatch
 )
 def test_what_is_wrong_is_refused_before_a_trial(given, words, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("a b c", encoding="utf-8")
-    (tmp_path / "others/positions/all").mkdir(parents=True)
-    (tmp_path / "others/positions/all/letter.txt").touch()
+    (tmp_path / "others").mkdir(parents=True)
+    (tmp_path / "others/letter.txt").touch()
     (tmp_path / "tables/positions.csv").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
@@ -139,7 +163,7 @@ def test_an_arm_that_cannot_be_run_is_refused_before_the_first_one(monkeypatch, 
     question = {"question": "?", "encodings": ["rope"], "train_length": [16, 1 << 16]}
     monkeypatch.setattr(ablations, "read_questions", lambda path: {"lengths": question})
     monkeypatch.setattr(ablations, "run_study", lambda *a, **k: pytest.fail("it was run"))
-    given = ["--text", str(tmp_path / "text.txt"), "--out", str(tmp_path)]
+    given = ["--text", str(tmp_path / "text.txt"), "--out", str(tmp_path / "runs")]
     monkeypatch.setattr(sys, "argv", ["ablations.py", *given])
     with pytest.raises(SystemExit) as end:
         ablations.main()
