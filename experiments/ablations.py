@@ -6,17 +6,21 @@ python experiments/ablations.py --steps 20 --out tried --tables tried   # to see
 
 Trials lie in runs/ablations, where two questions share those that both have, and go on where they
 were stopped. The table of a question is results/ablations/QUESTION.csv, one row for each arm, seed
-and length; where learning rates were checked, QUESTION_tried.csv has what each of them gave.
-scalings.py beside this file asks what RoPE's scalings give after N steps of tuning.
+and length, with the difference from the first arm of that encoding, or from the first encoding
+where there is one arm: the mean over paired seeds and half of its 95 % interval. Where learning
+rates were checked, QUESTION_tried.csv has what each of them gave. scalings.py beside this file asks
+what RoPE's scalings give after N steps of tuning.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tomllib
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from next_byte import score_next_byte
 from refused import check_file, check_runs, refusing
@@ -27,11 +31,24 @@ from posenc.compare.options import Options
 from posenc.compare.rates import rate_rows
 from posenc.compare.results import TrialResult
 from posenc.compare.study import run_study
+from posenc.statistics.paired import paired_difference
 
 ROOT = Path(__file__).parents[1]
 HEADER = (
     "encoding", "arm", "seed", "length", "bits_per_byte", "parameters", "recipe", "steps", "lr",
+    "minus", "difference", "half_95",
 )  # fmt: skip
+
+
+class Scored(NamedTuple):
+    """A trial at a length, in the way that an arm runs it; bits is None where it cannot."""
+
+    encoding: str
+    arm: str
+    seed: int
+    length: int
+    bits: float | None
+    rest: tuple[object, ...]
 
 
 def read_questions(path: Path) -> dict[str, dict[str, Any]]:
@@ -74,7 +91,7 @@ def runs(question: dict[str, Any], given: argparse.Namespace) -> dict[str, Optio
 
 def ask(name: str, question: dict[str, Any], given: argparse.Namespace) -> Path:
     """Run the arms of a question and write its table."""
-    rows = []
+    scored = []
     for arm, options in runs(question, given).items():
         study = run_study(options, show=False)
         if study.rates:
@@ -85,12 +102,31 @@ def ask(name: str, question: dict[str, Any], given: argparse.Namespace) -> Path:
             for way, length, score in scores_of(
                 result, arm, given.out, question.get("next_byte", False)
             ):
-                bits = "cannot" if score is None else f"{score:.4f}"
-                shown = (config.encoding, way, config.seed, length, bits)
-                rows.append((*shown, result.parameters, config.recipe, config.steps, config.lr))
+                rest = (result.parameters, config.recipe, config.steps, config.lr)
+                scored.append(Scored(config.encoding, way, config.seed, length, score, rest))
     path = table(name, given)
-    write_table(path, HEADER, rows)
+    write_table(path, HEADER, with_differences(scored))
     return path
+
+
+def with_differences(scored: Sequence[Scored]) -> Iterator[tuple[object, ...]]:
+    """The rows of the table; a difference that nothing is known of is empty."""
+    several = len({each.arm for each in scored}) > 1
+    by_place: dict[tuple[str, str, int], dict[int, float]] = {}
+    for each in scored:
+        place = by_place.setdefault((each.encoding, each.arm, each.length), {})
+        place[each.seed] = math.nan if each.bits is None else each.bits
+    for each in scored:
+        first = next(s for s in scored if not several or s.encoding == each.encoding)
+        own = by_place[each.encoding, each.arm, each.length]
+        other = by_place[first.encoding, first.arm, each.length]
+        seeds = [seed for seed in own if seed in other]
+        gap = paired_difference([other[s] for s in seeds], [own[s] for s in seeds])
+        bits = "cannot" if each.bits is None else f"{each.bits:.4f}"
+        minus = " ".join(filter(None, (first.encoding, first.arm)))
+        difference = f"{gap.value:+.4f}" if gap.count else ""
+        half = f"{gap.half:.4f}" if gap.error < math.inf else ""
+        yield *each[:4], bits, *each.rest, minus, difference, half
 
 
 def table(name: str, given: argparse.Namespace) -> Path:

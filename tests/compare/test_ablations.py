@@ -5,6 +5,7 @@ import dataclasses
 import sys
 
 import pytest
+import scipy.stats
 
 from posenc.compare import train
 from posenc.compare.encodings import read_encodings
@@ -116,6 +117,32 @@ def test_two_questions_share_their_trials_and_rates_have_a_table(tmp_path, monke
     trials = [path.name for path in (tmp_path / "runs").glob("t5*") if path.is_dir()]
     assert len(trials) == 1 + 3 + (taken != "0.002"), trials
     assert {row["lr"] for row in second[2:]} == {taken} and taken in ("0.001", "0.002", "0.004")
+
+
+def scored(encoding, arm, bits):
+    return [ablations.Scored(encoding, arm, s, 128, x, ()) for s, x in enumerate(bits)]
+
+
+def differences(rows):
+    found = [dict(zip(ROW, row, strict=True)) for row in ablations.with_differences(rows)]
+    return {(r["encoding"], r["arm"]): (r["minus"], r["difference"], r["half_95"]) for r in found}
+
+
+ROW = ("encoding", "arm", "seed", "length", "bits_per_byte", "minus", "difference", "half_95")
+
+
+def test_a_difference_is_from_the_first_arm_of_the_encoding_or_the_first_encoding():
+    gaps = (0.5, 0.7, 0.6)
+    rope, t5 = [2.0, 2.5, 2.2], [3.0, 3.1, 3.6]
+    other = [a + gap for a, gap in zip(t5, gaps, strict=True)]
+    half = scipy.stats.ttest_1samp(gaps, 0).confidence_interval(0.95).high - 0.6
+    arms = [*scored("rope", "a", rope), *scored("t5", "a", t5), *scored("t5", "b", other)]
+    assert differences(arms)["t5", "b"] == ("t5 a", "+0.6000", f"{half:.4f}")
+    assert differences(arms)["rope", "a"] == ("rope a", "+0.0000", "")
+    one = [*scored("rope", "", rope), *scored("t5", "", [None, 3.0, None])]
+    assert differences(one)["t5", ""] == ("rope", "+0.5000", "")  # one seed has no interval
+    none = [*scored("rope", "", rope), *scored("t5", "", [None] * 3)]
+    assert differences(none)["t5", ""] == ("rope", "", "")
 
 
 @pytest.mark.parametrize(
