@@ -103,7 +103,8 @@ def ask(name: str, question: dict[str, Any], given: argparse.Namespace) -> Path:
                 result, arm, given.out, question.get("next_byte", False)
             ):
                 rest = (result.parameters, config.recipe, config.steps, config.lr)
-                scored.append(Scored(config.encoding, way, config.seed, length, score, rest))
+                bits = None if score is None else round(score, 4)  # as it is shown
+                scored.append(Scored(config.encoding, way, config.seed, length, bits, rest))
     path = table(name, given)
     write_table(path, HEADER, with_differences(scored))
     return path
