@@ -195,6 +195,14 @@ def test_the_published_rows_are_of_the_suite():
         assert row.commit and row.versions["torch"] and row.hardware["processor"]
 
 
+def test_the_rows_of_copying_for_longer_stand_by_themselves():
+    longer = read_rows(ROOT / "results/ablations/copy_longer.jsonl")
+    assert {t.steps for t in study_of(longer).trials} == {10000}
+    assert not {row.hash for row in longer} & {row.hash for row in leaderboard.published()}
+    with pytest.raises(ValueError, match="different recipes for copy: steps 10000/2500"):
+        study_of([*longer, *leaderboard.published()])
+
+
 def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
     where = ["--out", str(tmp_path / "runs"), "--rows", str(tmp_path / "trials.jsonl")]
     done = subprocess.run(
