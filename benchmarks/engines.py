@@ -111,7 +111,7 @@ def main() -> int:
     }
     new = not OUT.exists()
     with OUT.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, row)
+        writer = csv.DictWriter(file, row, lineterminator="\n")
         if new:
             writer.writeheader()
         writer.writerow(row)
