@@ -96,7 +96,7 @@ def ask(name: str, question: dict[str, Any], given: argparse.Namespace) -> Path:
         study = run_study(options, show=False)
         if study.rates:
             header, *tried = rate_rows(study)
-            write_table(given.tables / f"{name}_tried.csv", header, tried)
+            write_table(tried_table(name, given), header, tried)
         for result in study.finished:
             config = result.config
             for way, length, score in scores_of(
@@ -135,6 +135,11 @@ def table(name: str, given: argparse.Namespace) -> Path:
     return given.tables / f"{name}.csv"
 
 
+def tried_table(name: str, given: argparse.Namespace) -> Path:
+    """Where its learning rates go, if they are checked."""
+    return given.tables / f"{name}_tried.csv"
+
+
 def main() -> None:
     known = read_questions(Path(__file__).with_name("ablations.toml"))
     parser = argparse.ArgumentParser(
@@ -156,6 +161,7 @@ def main() -> None:
         check_runs([run for name in asked for run in runs(known[name], given).values()])
         for name in asked:
             check_file("--tables", table(name, given))
+            check_file("--tables", tried_table(name, given))
         for name in asked:
             print(f"{known[name]['question']} {ask(name, known[name], given)}", flush=True)
 

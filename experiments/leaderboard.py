@@ -21,8 +21,10 @@ from refused import check_file, check_runs, refusing
 
 import posenc
 from posenc.compare.budget import ALL_TASKS, SUITE_SIZES, SUITES
+from posenc.compare.encodings import read_encodings
 from posenc.compare.leaderboard import PUBLISHED, ROWS, Row, add_rows, read_rows, rows_of, study_of
 from posenc.compare.options import Options
+from posenc.compare.plan import plan_trials
 from posenc.compare.result_files import is_done, save_result
 from posenc.compare.results import Study
 from posenc.compare.study import STUDY, run_study
@@ -33,7 +35,6 @@ from posenc.report.failure import RunFailed, Stopped
 from posenc.tasks.known import TEXT
 
 ROOT = Path(__file__).parents[1]
-PUBLISHED_ROWS = ROOT / PUBLISHED / ROWS
 REPRESENTATIVES = (
     "nope", "sinusoidal", "learned", "rope", "alibi", "t5", "kerple", "fire", "shaw", "cope", "fox",
     "dape",
@@ -94,6 +95,19 @@ def run_piece(
         return study, isinstance(error, Stopped)
 
 
+def check_steps(known: list[Row], pieces: list[Options]) -> None:
+    """Raises: ValueError where rows of a task have other steps than its piece: they do not mix."""
+    for options in pieces:
+        assert options.encodings
+        (planned,) = plan_trials(options, read_encodings(options.encodings))
+        for config in (row.result.config for row in known):
+            if config.task == planned.task and config.steps != planned.steps:
+                raise ValueError(
+                    f"--rows: its trials of {config.task} have {config.steps:,} steps, and these "
+                    f"would have {planned.steps:,}. Give --rows and --out of their own."
+                )
+
+
 def run_pieces(given: argparse.Namespace) -> None:
     """Refuse what cannot be run, then run the pieces and keep their rows.
 
@@ -101,10 +115,10 @@ def run_pieces(given: argparse.Namespace) -> None:
     """
     names, code = in_a_row() if given.all else given.encodings, given.commit or commit()
     check_file("--rows", given.rows)
-    if given.steps is not None and given.rows.resolve() == PUBLISHED_ROWS.resolve():
-        raise ValueError("--steps: published rows have the suite's. Give --rows a file of its own.")
     known = read_rows(given.rows) if given.rows.is_file() else []
-    check_runs([piece(names, task, given.seeds, given) for task in given.tasks])
+    pieces = [piece(names, task, given.seeds, given) for task in given.tasks]
+    check_runs(pieces)
+    check_steps(known, pieces)
     if known:
         print(f"{lay_out(known, given.out)} trials are taken from {given.rows}")
     for seeds in range(1, given.seeds + 1):
@@ -128,7 +142,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/leaderboard")
-    parser.add_argument("--rows", type=Path, default=PUBLISHED_ROWS)
+    parser.add_argument("--rows", type=Path, default=ROOT / PUBLISHED / ROWS)
     parser.add_argument("--commit", help="of the code, where this is no clone")
     given = parser.parse_args()
     with refusing(parser):

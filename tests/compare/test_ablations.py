@@ -18,7 +18,7 @@ ablations = experiment("ablations")
 QUESTIONS = ablations.read_questions(FOLDER / "ablations.toml")
 
 
-@pytest.mark.parametrize("name", [n for n in QUESTIONS if n != "rates"])  # whose rates come later
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_every_arm_builds_a_model_of_its_own(name):
     seen = set()
     for _, options in ablations.arms(QUESTIONS[name]):
@@ -27,7 +27,9 @@ def test_every_arm_builds_a_model_of_its_own(name):
         for each in encodings:
             made = dataclasses.replace(trial, encoding=each.text)
             train.build_model(made)
-            seen.add(made.hash)
+            seen.add(
+                (made.hash, options.get("check_lr"))
+            )  # which makes others once they are checked
     assert len(seen) == len(ablations.arms(QUESTIONS[name])) * len(QUESTIONS[name]["encodings"])
 
 
@@ -158,6 +160,7 @@ def test_a_difference_is_from_the_first_arm_of_the_encoding_or_the_first_encodin
         (["--out", "others"], "was not written by posenc compare (it holds letter.txt)"),
         (["--tables", "file"], "file is not a folder."),
         (["--tables", "tables"], "positions.csv is not a file."),
+        (["--tables", "rates"], "positions_tried.csv is not a file."),
     ],
 )
 def test_what_is_wrong_is_refused_before_a_trial(given, words, tmp_path, monkeypatch, capsys):
@@ -165,6 +168,7 @@ def test_what_is_wrong_is_refused_before_a_trial(given, words, tmp_path, monkeyp
     (tmp_path / "others").mkdir(parents=True)
     (tmp_path / "others/letter.txt").touch()
     (tmp_path / "tables/positions.csv").mkdir(parents=True)
+    (tmp_path / "rates/positions_tried.csv").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ablations, "run_study", lambda *a, **k: pytest.fail("it was run"))

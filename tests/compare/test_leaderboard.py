@@ -229,7 +229,11 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
         (["--steps", "0"], "--steps must be a whole number of at least 1, got 0."),
         (
             ["--steps", "9", "--rows", str(ROOT / "results/leaderboard/trials.jsonl")],
-            "--steps: published rows have the suite's. Give --rows a file of its own.",
+            "--rows: its trials of text have 600 steps, and these would have 9.",
+        ),
+        (
+            ["--tasks", "copy", "--rows", str(ROOT / "results/ablations/copy_longer.jsonl")],
+            "--rows: its trials of copy have 10,000 steps, and these would have 2,500.",
         ),
         (["--workers", "0"], "--workers must be a whole number of at least 1, got 0."),
         (["--tasks"], "argument --tasks: expected at least one argument"),
