@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -178,12 +178,12 @@ def in_one_piece(t: torch.Tensor) -> torch.Tensor:
     return t.contiguous().view(-1).view(t.shape)
 
 
-def rows_like(t: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-    """t in the shape of `like`, its keys side by side; what it repeats lies there once."""
+def in_rows(t: torch.Tensor | None, shape: Sequence[int]) -> torch.Tensor | None:
+    """t in this shape, its keys side by side; what it repeats lies there once."""
     if t is None:
         return None
-    t = t.expand(*t.shape[:-1], like.shape[-1])
-    return (t if t.stride(-1) == 1 else t.contiguous()).expand(like.shape)
+    t = t.expand(*t.shape[:-1], shape[-1])
+    return (t if t.stride(-1) == 1 else t.contiguous()).expand(*shape)
 
 
 def in_parts(count: int, part: Callable[[int, int], None]) -> None:

@@ -32,7 +32,7 @@ def count_gates(scores: Tensor, gates: Tensor, table: Tensor, mask: Tensor | Non
     """
     batch, heads, rows, keys = scores.shape
     gates, table = gates.contiguous(), table.contiguous()
-    visible = native.rows_like(mask, scores)
+    visible = native.in_rows(mask, scores.shape)
     strides = (ctypes.c_int64 * 3)(*((0, 0, 0) if visible is None else visible.stride()[:3]))
     _over(
         batch * heads * rows,

@@ -2,7 +2,6 @@
 without."""
 
 import contextlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,19 +9,23 @@ import torch
 import posenc
 from posenc import masks
 from posenc.attend.attention import explain
-from posenc.attend.kernels import short_rows
+from posenc.attend.kernels import short_heads, short_rows
 from posenc.numbers import native
 from tests.compilers import needs_c_compiler
 
 HEADS, WIDTH, BATCH = 4, 16, 3
-NATIVE = pytest.param("1", marks=needs_c_compiler), "0"
+KERNELS = (*(pytest.param(name, marks=needs_c_compiler) for name in ("heads", "rows")), "torch")
 
 
-@pytest.fixture(params=NATIVE)
+@pytest.fixture(params=KERNELS)
 def kernel(request, monkeypatch):
-    """With short_rows.c, and without."""
-    monkeypatch.setenv("POSENC_NATIVE", request.param)
+    """With short_heads.c, with short_rows.c and products by torch, and without a compiler."""
+    monkeypatch.setenv("POSENC_NATIVE", str(int(request.param != "torch")))
     native.load.cache_clear()
+    if request.param == "heads" and short_heads.library() is None:
+        pytest.skip("this processor has no products of bfloat16 in vectors, or has them in tiles")
+    if request.param == "rows":
+        monkeypatch.setattr(short_heads, "library", lambda: None)
     yield request.param
     native.load.cache_clear()
 
@@ -111,7 +114,7 @@ def test_a_constant_that_all_keys_share_has_no_gradient(kernel):
             impl="short_rows",
         )  # fmt: skip
     (grad,) = torch.autograd.grad(out.float().sum(), encoding.out.bias)
-    if kernel == "1":
+    if kernel != "torch":
         assert grad.abs().max() < 1e-3
     assert grad.abs().max() < 3
 
@@ -137,9 +140,55 @@ def test_a_nan_stays_one_and_stays_in_its_row(kernel):
     assert out.isnan().sum() == WIDTH
 
 
-@needs_c_compiler
+@pytest.mark.parametrize("mask", [None, masks.causal, masks.causal & masks.sliding_window(37)])
+@pytest.mark.parametrize(("width", "v_width"), [(16, 16), (33, 7), (64, 80)])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (31, 32), (33, 33), (64, 97), (97, 64)])
+def test_any_width_and_length_and_strides(q_len, kv_len, width, v_width, mask, kernel):
+    torch.manual_seed(0)
+    # Heads side by side in each token, as a projection gives them, every second number unused.
+    sizes = (q_len, width), (kv_len, width), (kv_len, v_width)
+    q, k, v = (
+        torch.randn(2, n, 3, 2 * w)[..., ::2].transpose(1, 2).requires_grad_() for n, w in sizes
+    )
+    where = torch.arange(kv_len - q_len, kv_len), torch.arange(kv_len)
+    encoding = posenc.ALiBi(num_heads=3)
+    want = run("reference", (q, k, v), encoding, where, mask, cast=False)
+    got = run("short_rows", (q, k, v), encoding, where, mask)
+    # One row rounds less evenly than many; queries before the first key see nothing.
+    assert max(e for e in errors(got, want) if e == e) < 2e-2
+    for own, exact in zip(got, want, strict=True):
+        assert own.isfinite().all() and own.shape == exact.shape
+        assert (own[exact == 0] == 0).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS[:2], indirect=True)
+def test_a_hidden_value_whose_gradient_overflows_reaches_nothing(kernel):
+    tensors = inputs(20, 20)
+    with torch.no_grad():
+        tensors[2][:, :, 3] = 3e38
+    valid = torch.ones(BATCH, 20, dtype=torch.int64)
+    valid[:, 3] = 0
+    where = torch.arange(20), torch.arange(20)
+    out, *grads = run("short_rows", tensors, None, where, masks.causal & masks.padding(valid))
+    seen = torch.arange(20) != 3
+    assert out[:, :, seen].isfinite().all() and all(g[:, :, seen].isfinite().all() for g in grads)
+
+
+def test_large_scores_and_biases_stay_finite(kernel):
+    where = torch.arange(40), torch.arange(40)
+    tensors = inputs(40, 40)
+    with torch.no_grad():
+        tensors[0].mul_(100)
+    encoding = posenc.ALiBi(num_heads=HEADS)
+    want = run("reference", tensors, encoding, where, masks.causal, cast=False)
+    got = run("short_rows", tensors, encoding, where, masks.causal)
+    assert all(g.isfinite().all() for g in got)
+    near = errors(run("reference", tensors, encoding, where, masks.causal), want)
+    assert all(a <= 1.5 * b + 1e-2 for a, b in zip(errors(got, want), near, strict=True))
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_any_number_of_threads_gives_the_same_bits(threads):
+def test_any_number_of_threads_gives_the_same_bits(threads, kernel):
     encoding = posenc.T5Bias(HEADS)
     where = torch.arange(40), torch.arange(40)
     before = torch.get_num_threads()
@@ -198,6 +247,30 @@ def test_what_it_does_not_do_it_refuses_and_auto_takes_another():
         )
 
 
-def test_the_longest_row_is_the_one_of_the_kernel():
-    source = (short_rows.__file__ or "").replace(".py", ".c")
-    assert f"#define MOST {short_rows.MOST_KEYS} " in Path(source).read_text(encoding="utf-8")
+def test_numbers_that_python_and_c_share_are_the_same():
+    rows, heads = (p.read_text(encoding="utf-8") for p in (short_rows.SOURCE, short_heads.SOURCE))
+    assert f"#define MOST {short_rows.MOST_KEYS} " in rows
+    assert f"#define BLOCK {short_heads.BLOCK} " in heads
+
+
+@needs_c_compiler
+def test_a_processor_without_products_of_bfloat16_gets_no_kernel_of_heads(monkeypatch, tmp_path):
+    """It says so, and what was compiled stays: it is not built again by each process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-U__AVX512BF16__"))
+    native.load.cache_clear()
+    assert short_heads.library() is None
+    (made,) = (tmp_path / "posenc").glob("*.so")
+    before = made.stat().st_mtime_ns
+    native.load.cache_clear()
+    assert short_heads.library() is None and made.stat().st_mtime_ns == before
+    native.load.cache_clear()
+
+
+def test_no_memory_is_an_error_that_says_so(monkeypatch):
+    class Full:
+        attend = staticmethod(lambda *_: 1)
+
+    monkeypatch.setattr(short_heads, "library", lambda: Full)
+    with pytest.raises(MemoryError, match="no memory for one head"):
+        run("short_rows", inputs(6, 6), None, (torch.arange(6),) * 2, masks.causal)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.attend.kernels import short_heads
 from posenc.attend.kernels.cost import Cost
 from posenc.attend.kernels.toeplitz_gradients import dense_gradients
 from posenc.attend.problem import Problem
@@ -47,9 +48,12 @@ def refuse(problem: Problem) -> str | None:
 
 
 def cost(problem: Problem) -> Cost:
-    heads = problem.q.shape[0] * problem.q.shape[1]
-    scores = heads * problem.q_len * problem.kv_len
-    held = 2 * 2 * scores  # weights, and the gradient that takes the place of their own
+    batch, heads = problem.q.shape[:2]
+    scores = batch * heads * problem.q_len * problem.kv_len
+    if short_heads.library() is not None:
+        held = short_heads.held_bytes(batch, heads, problem.q_len, problem.kv_len)
+    else:
+        held = 2 * 2 * scores  # weights, and the gradient that takes the place of their own
     if problem.term is not None:
         held += 2 * 4 * scores // (1 if problem.q.shape[0] == 1 else 2)
     if not _is_causal_run(problem) and problem.mask is not None:
@@ -109,7 +113,7 @@ def _softmax(scores: Tensor, bias: Tensor | None, visible: Tensor | None, scale,
     """Scaled products become weights, in place."""
     library: Any = native.load(SOURCE, FUNCTIONS)
     if library is not None:
-        bias, visible = native.rows_like(bias, scores), native.rows_like(visible, scores)
+        bias, visible = (native.in_rows(t, scores.shape) for t in (bias, visible))
         shape = _Shape.of(scores, bias, visible, scale, shift)
 
         def part(first: int, last: int) -> None:
@@ -119,7 +123,8 @@ def _softmax(scores: Tensor, bias: Tensor | None, visible: Tensor | None, scale,
             )  # fmt: skip
 
         return native.in_parts(scores.shape[1], part)
-    hidden = _hidden(scores, visible, shift)
+    rows, keys = scores.shape[-2:]
+    hidden = _hidden(rows, keys, visible, shift)
     # A bias of 30 in bfloat16 would be off by a tenth.
     wide = scores.mul_(scale) if bias is None else torch.add(bias, scores, alpha=scale)
     if hidden is not None:
@@ -131,10 +136,9 @@ def _softmax(scores: Tensor, bias: Tensor | None, visible: Tensor | None, scale,
         scores.copy_(wide)
 
 
-def _hidden(scores: Tensor, visible: Tensor | None, shift: int) -> Tensor | None:
+def _hidden(rows: int, keys: int, visible: Tensor | None, shift: int) -> Tensor | None:
     if visible is not None:
         return ~visible
-    rows, keys = scores.shape[-2:]
     if shift >= keys:
         return None
     return torch.ones(rows, keys, dtype=torch.bool).triu_(shift + 1)
@@ -173,18 +177,23 @@ class _Attention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, visible: Tensor | None,
         scale: float, shift: int,
     ) -> Tensor:  # fmt: skip
-        weights = q @ k.mT
-        _softmax(weights, bias, visible, scale, shift)
+        ctx.by_heads = short_heads.library() is not None
+        if ctx.by_heads:
+            out, weights = short_heads.attend(q, k, v, bias, visible, scale, shift)
+        else:
+            weights = q @ k.mT
+            _softmax(weights, bias, visible, scale, shift)
+            out = weights @ v
         ctx.save_for_backward(q, k, v, bias, visible, weights)
         ctx.scale, ctx.shift = scale, shift
-        return weights @ v
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, visible, weights = ctx.saved_tensors
         (grad,) = grads
         if torch.is_grad_enabled():  # a gradient of this gradient is asked for
-            hidden = _hidden(weights, visible, ctx.shift)
+            hidden = _hidden(q.shape[2], k.shape[2], visible, ctx.shift)
             dense = q.new_zeros(1, 1, 1, 1, dtype=torch.float32) if bias is None else bias
             hidden = torch.zeros_like(dense, dtype=torch.bool) if hidden is None else hidden
             inputs = (q, k, v, bias if bias is not None else dense)
@@ -192,6 +201,9 @@ class _Attention(torch.autograd.Function):
             return *found[:3], None if bias is None else found[3], None, None, None
         needs_bias = ctx.needs_input_grad[3]
         grad_bias = torch.zeros(bias.shape) if needs_bias else None  # keys side by side
+        if ctx.by_heads:
+            found = short_heads.gradients(q, k, v, weights, grad, grad_bias, ctx.scale, ctx.shift)
+            return *found, grad_bias, None, None, None
         d_v = weights.mT @ grad
         d_scores = grad @ v.mT
         _softmax_backward(weights, d_scores, grad_bias, ctx.scale, ctx.shift)
