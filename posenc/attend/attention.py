@@ -13,7 +13,15 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from posenc.attend.cache import KVCache
-from posenc.attend.kernels import blockwise, flex, fused_blocks, reference, sdpa, short_rows
+from posenc.attend.kernels import (
+    blockwise,
+    by_head,
+    flex,
+    fused_blocks,
+    reference,
+    sdpa,
+    short_rows,
+)
 from posenc.attend.kernels.cost import scores_bytes
 from posenc.attend.problem import Problem
 from posenc.attend.request import Request
@@ -25,6 +33,7 @@ from posenc.positions import KeyPositions, QueryPositions
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "reference": reference,
     "short_rows": short_rows,
+    "by_head": by_head,
     "blockwise": blockwise,
     "sdpa": sdpa,
     "flex": flex,
@@ -211,6 +220,8 @@ def _best(problem: Problem) -> tuple[str, str]:
     if trains and problem.kv_len <= SHORT_ROW and _is_dense(problem) and _slows_flash(problem):
         name = "short_rows" if runs("short_rows") else "reference"
         return name, "short rows that need gradients"
+    if runs("by_head"):
+        return "by_head", "one pass of C over each head, which is faster in bfloat16 here"
     if runs("sdpa"):
         few = sdpa.takes_rows(problem)
         how = "a row of bias for each of a few queries" if few else "torch's kernel computes it"

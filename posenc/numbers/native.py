@@ -126,7 +126,7 @@ def _compile(compiler: str, source: Path, folder: Path, stem: str) -> Path:
     """Build beside, write to disk, and move: no process and no crash leaves half a file there."""
     with tempfile.TemporaryDirectory(dir=folder) as beside:
         made = Path(beside) / f"{stem}.so"
-        command = [compiler, *FLAGS, "-o", str(made), str(source)]
+        command = [compiler, *FLAGS, "-o", str(made), str(source), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         made.chmod(0o700)
         with made.open("rb+") as file:

@@ -25,7 +25,8 @@ from posenc.attend.kernels import (
 from posenc.encoding import distance_bias
 
 HEADS, KV_HEADS, HEAD_DIM, EMBED = 4, 2, 16, 64
-IMPLS = [n for n in IMPLEMENTATIONS if n not in ("reference", "flex", "short_rows")]
+BFLOAT16 = ("short_rows", "by_head")
+IMPLS = [n for n in IMPLEMENTATIONS if n not in ("reference", "flex", *BFLOAT16)]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.attend.attention import explain
-from posenc.attend.kernels import short_heads, short_rows
+from posenc.attend.kernels import by_head, short_rows
 from posenc.numbers import native
 from tests.compilers import needs_c_compiler
 
@@ -19,13 +19,13 @@ KERNELS = (*(pytest.param(name, marks=needs_c_compiler) for name in ("heads", "r
 
 @pytest.fixture(params=KERNELS)
 def kernel(request, monkeypatch):
-    """With short_heads.c, with short_rows.c and products by torch, and without a compiler."""
+    """With by_head.c, with short_rows.c and products by torch, and without a compiler."""
     monkeypatch.setenv("POSENC_NATIVE", str(int(request.param != "torch")))
     native.load.cache_clear()
-    if request.param == "heads" and short_heads.library() is None:
+    if request.param == "heads" and by_head.library() is None:
         pytest.skip("this processor has no products of bfloat16 in vectors, or has them in tiles")
     if request.param == "rows":
-        monkeypatch.setattr(short_heads, "library", lambda: None)
+        monkeypatch.setattr(by_head, "library", lambda: None)
     yield request.param
     native.load.cache_clear()
 
@@ -248,9 +248,9 @@ def test_what_it_does_not_do_it_refuses_and_auto_takes_another():
 
 
 def test_numbers_that_python_and_c_share_are_the_same():
-    rows, heads = (p.read_text(encoding="utf-8") for p in (short_rows.SOURCE, short_heads.SOURCE))
+    rows, heads = (p.read_text(encoding="utf-8") for p in (short_rows.SOURCE, by_head.SOURCE))
     assert f"#define MOST {short_rows.MOST_KEYS} " in rows
-    assert f"#define BLOCK {short_heads.BLOCK} " in heads
+    assert f"#define BLOCK {by_head.BLOCK} " in heads
 
 
 @needs_c_compiler
@@ -259,11 +259,11 @@ def test_a_processor_without_products_of_bfloat16_gets_no_kernel_of_heads(monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-U__AVX512BF16__"))
     native.load.cache_clear()
-    assert short_heads.library() is None
+    assert by_head.library() is None
     (made,) = (tmp_path / "posenc").glob("*.so")
     before = made.stat().st_mtime_ns
     native.load.cache_clear()
-    assert short_heads.library() is None and made.stat().st_mtime_ns == before
+    assert by_head.library() is None and made.stat().st_mtime_ns == before
     native.load.cache_clear()
 
 
@@ -271,6 +271,6 @@ def test_no_memory_is_an_error_that_says_so(monkeypatch):
     class Full:
         attend = staticmethod(lambda *_: 1)
 
-    monkeypatch.setattr(short_heads, "library", lambda: Full)
-    with pytest.raises(MemoryError, match="no memory for one head"):
+    monkeypatch.setattr(by_head, "library", lambda: Full)
+    with pytest.raises(MemoryError, match="no memory for the scores of one head"):
         run("short_rows", inputs(6, 6), None, (torch.arange(6),) * 2, masks.causal)

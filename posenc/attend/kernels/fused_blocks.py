@@ -1,4 +1,4 @@
-"""Query blocks whose term is written out and handed to torch's fused kernel as a mask."""
+"""Query blocks whose term is written out and handed to a fused kernel as a mask."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.attend.kernels import by_head
 from posenc.attend.kernels.toeplitz_gradients import rows_in_memory
 from posenc.attend.problem import Problem
 from posenc.numbers import native
@@ -73,9 +74,7 @@ def run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor
         if visible is not None:  # what nobody sees may hold anything, NaN too
             unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]
             keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
-        found, found_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q[:, :, start:stop], keys, values, attn_mask=added, scale=problem.scale
-        )
+        found, found_lse = _fused(q[:, :, start:stop], keys, values, added, problem.scale)
         if visible is not None and not problem.every_row_sees_a_key:
             blind = ~visible.any(-1)
             found = found.masked_fill(blind[..., None], 0)
@@ -90,3 +89,12 @@ def run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor
         if lse is not None:
             lse[:, :, start:stop] = found_lse
     return out, lse
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp, by whichever kernel is faster."""
+    if q.dtype == torch.bfloat16 and by_head.library() is not None:
+        return by_head.attend_with(q, k, v, mask, scale)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, attn_mask=mask, scale=scale
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.attend.kernels import short_heads
+from posenc.attend.kernels import by_head
 from posenc.attend.kernels.cost import Cost
 from posenc.attend.kernels.toeplitz_gradients import dense_gradients
 from posenc.attend.problem import Problem
@@ -50,8 +50,8 @@ def refuse(problem: Problem) -> str | None:
 def cost(problem: Problem) -> Cost:
     batch, heads = problem.q.shape[:2]
     scores = batch * heads * problem.q_len * problem.kv_len
-    if short_heads.library() is not None:
-        held = short_heads.held_bytes(batch, heads, problem.q_len, problem.kv_len)
+    if by_head.library() is not None:
+        held = by_head.held_bytes(batch, heads, problem.q_len, problem.kv_len)
     else:
         held = 2 * 2 * scores  # weights, and the gradient that takes the place of their own
     if problem.term is not None:
@@ -177,9 +177,9 @@ class _Attention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, visible: Tensor | None,
         scale: float, shift: int,
     ) -> Tensor:  # fmt: skip
-        ctx.by_heads = short_heads.library() is not None
+        ctx.by_heads = by_head.library() is not None
         if ctx.by_heads:
-            out, weights = short_heads.attend(q, k, v, bias, visible, scale, shift)
+            out, weights = by_head.attend(q, k, v, bias, visible, scale, shift)
         else:
             weights = q @ k.mT
             _softmax(weights, bias, visible, scale, shift)
@@ -202,7 +202,7 @@ class _Attention(torch.autograd.Function):
         needs_bias = ctx.needs_input_grad[3]
         grad_bias = torch.zeros(bias.shape) if needs_bias else None  # keys side by side
         if ctx.by_heads:
-            found = short_heads.gradients(q, k, v, weights, grad, grad_bias, ctx.scale, ctx.shift)
+            found = by_head.gradients(q, k, v, weights, grad, grad_bias, ctx.scale, ctx.shift)
             return *found, grad_bias, None, None, None
         d_v = weights.mT @ grad
         d_scores = grad @ v.mT

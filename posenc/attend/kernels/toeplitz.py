@@ -65,7 +65,7 @@ def distance_run(problem: Problem) -> int | None:
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    table = _table(problem)
+    table = falling_bias(problem)
     blocks = []
     for start in range(0, problem.q_len, ROWS):
         stop = min(start + ROWS, problem.q_len)
@@ -81,7 +81,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return out, lse if problem.need_lse else None
 
 
-def _table(problem: Problem) -> Tensor:
+def falling_bias(problem: Problem) -> Tensor:
     """The bias by falling distance, (num_heads, q_len + kv_len - 1), -inf where the mask hides it;
     entry m serves the m-th pair counted from the last query and the first key."""
     size = problem.q_len + problem.kv_len - 1

@@ -1,11 +1,12 @@
-/* Attention of short rows in bfloat16, one head at a time, so that its scores stay in the cache, and
-   only over keys that are seen; forward and backward. For processors that multiply bfloat16 in
-   vectors. Where they do it in tiles (AMX), oneDNN's products and short_rows.c were measured
-   instead. Called by short_heads.py. */
+/* Attention in bfloat16, one head at a time, so that scores stay in the cache, and only over keys
+   that are seen: forward, and backward for short rows. For processors that multiply bfloat16 in
+   vectors; where they do it in tiles (AMX), oneDNN's products were measured instead. Called by
+   by_head.py. */
 
 #include <stdint.h>
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && !defined(__AMX_BF16__)
 #include <immintrin.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,10 +14,11 @@ typedef uint16_t bf16;
 typedef uint32_t pair; /* two neighbours along the axis that a product sums over */
 
 /* Query i sees the keys up to i + shift, and of them those that `visible` shows, if there is one.
-   What is read has strides of batch, head and row, counted in numbers, and its last axis side by
-   side; what is written is (batch, len, heads, width) in one piece. */
+   `group` query heads share keys and values; in the backward pass 1 does. What is read has strides
+   of batch, head and row, counted in numbers, and its last axis side by side; what is written is
+   (batch, len, heads, width) in one piece. */
 typedef struct {
-  int64_t batch, heads, rows, keys, width, v_width, shift;
+  int64_t batch, heads, group, rows, keys, width, v_width, shift;
   int64_t q[3], k[3], v[3], grad[3], bias[3], visible[3];
   float scale;
 } Shape;
@@ -24,6 +26,7 @@ typedef struct {
 #define BLOCK 32 /* rows that are done together; every axis is filled up to it with zeros */
 #define HIDDEN -3e38f
 #define HEAD(t, name) ((t) + b * of->name[0] + h * of->name[1])
+#define SHARED(t, name) ((t) + b * of->name[0] + h / of->group * of->name[1])
 #define NEW(t, row, len, width) ((t) + ((b * (len) + (row)) * of->heads + h) * (width))
 
 static inline int64_t up(int64_t n) { return (n + BLOCK - 1) / BLOCK * BLOCK; }
@@ -93,15 +96,16 @@ static void weave(const bf16 *from, int64_t stride, int64_t rows, int64_t width,
     }
 }
 
-/* to[j / 2][i] = (from[i][j], from[i][j + 1]): columns of pairs; `room` is for as many numbers. */
+/* to[j / 2][i] = (from[i][j], from[i][j + 1]): columns of pairs; `room` is for BLOCK rows. */
 static void turn(const bf16 *from, int64_t stride, int64_t rows, int64_t width, bf16 *room,
                  pair *to) {
-  take(from, stride, rows, width, room);
   const pair *pairs = (const pair *)room;
   int64_t high = up(rows), wide = up(width) / 2;
-  for (int64_t i = 0; i < high; i += 16)
+  for (int64_t i = 0; i < rows; i += BLOCK, to += BLOCK) {
+    take(from + i * stride, stride, least(BLOCK, rows - i), width, room);
     for (int64_t j = 0; j < wide; j++)
-      for (int64_t r = 0; r < 16; r++) to[j * high + i + r] = pairs[(i + r) * wide + j];
+      for (int64_t r = 0; r < BLOCK; r++) to[j * high + r] = pairs[r * wide + j];
+  }
 }
 
 /* One head of `to`, rounded. */
@@ -124,18 +128,22 @@ static inline __m512 exponential(__m512 x) {
   return _mm512_scalef_ps(p, floor);
 }
 
-/* Products become weights: softmax(scale * s + bias) over the first `end` keys that are visible. A
-   row that sees no key gives zeros. */
-static void soften(float *s, const float *bias, const uint8_t *visible, int64_t end, float scale,
+/* Products become weights: softmax(scale * s + bias) over the first `end` keys that are visible and
+   have no bias of -inf. A row that sees no key gives zeros. Returns its log-sum-exp. */
+static float soften(float *s, const float *bias, const uint8_t *visible, int64_t end, float scale,
                    bf16 *weights) {
   __m512 hidden = _mm512_set1_ps(HIDDEN), most = hidden, sum = _mm512_setzero_ps();
   for (int64_t j = 0; j < end; j += 16) {
     __mmask16 see = half(j, end);
     __m512 r = _mm512_mul_ps(_mm512_loadu_ps(s + j), _mm512_set1_ps(scale));
-    if (bias) r = _mm512_add_ps(r, _mm512_maskz_loadu_ps(see, bias + j));
+    if (bias) {
+      __m512 add = _mm512_maskz_loadu_ps(see, bias + j);
+      see = _mm512_mask_cmp_ps_mask(see, add, hidden, _CMP_NLE_UQ);
+      r = _mm512_add_ps(r, add);
+    }
     if (visible) {
-      __m128i shown = _mm_maskz_loadu_epi8(see, visible + j);
-      see = _mm_test_epi8_mask(shown, shown);
+      __m128i shown = _mm_maskz_loadu_epi8(half(j, end), visible + j);
+      see = _mm_mask_test_epi8_mask(see, shown, shown);
     }
     r = _mm512_mask_mov_ps(hidden, see, r);
     most = _mm512_max_ps(r, most);
@@ -156,6 +164,7 @@ static void soften(float *s, const float *bias, const uint8_t *visible, int64_t 
     high = _mm512_maskz_mov_ps(half(j + 16, end), high);
     _mm512_storeu_si512(weights + j, narrow(_mm512_mul_ps(low, share), _mm512_mul_ps(high, share)));
   }
+  return total == 0 ? -INFINITY : _mm512_cvtss_f32(most) + logf(total);
 }
 
 /* From weights and the gradient g that reaches them to that of the products q . k; that of the bias
@@ -194,35 +203,43 @@ static void *carve(char **room, int64_t bytes) {
 }
 
 /* out = softmax(scale * q k^T + bias) v for heads first..last. Weights, (batch, heads, up(rows),
-   up(keys)), are kept for the backward pass: of each block of rows, up to the last key that it sees.
-   Returns 1 where there is no memory. */
+   up(keys)), are kept for the backward pass, if they are given: of each block of rows, up to the last
+   key that it sees. `begin`, if given, is the first key of each head that the last row sees; each row
+   before it begins a key earlier. Returns 1 where there is no memory. */
 int attend(const bf16 *q, const bf16 *k, const bf16 *v, const float *bias, const uint8_t *visible,
-           bf16 *weights, bf16 *out, const Shape *of, int64_t first, int64_t last) {
+           const int64_t *begin, bf16 *weights, bf16 *out, float *lse, const Shape *of,
+           int64_t first, int64_t last) {
   int64_t R = up(of->rows), N = up(of->keys), W = up(of->width), V = up(of->v_width);
-  char *memory = aligned_alloc(64, 2 * R * W + 4 * N * W + 2 * N * V + 4 * BLOCK * (N + V));
+  char *memory = aligned_alloc(64, 2 * (R + N) * W + 2 * N * V + BLOCK * (6 * N + 2 * W + 4 * V));
   if (!memory) return 1;
   char *room = memory;
-  bf16 *queries = carve(&room, 2 * R * W), *spare = carve(&room, 2 * N * W);
+  bf16 *queries = carve(&room, 2 * R * W), *spare = carve(&room, 2 * BLOCK * W);
   pair *keys = carve(&room, 2 * N * W), *values = carve(&room, 2 * N * V);
   float *scores = carve(&room, 4 * BLOCK * N), *result = carve(&room, 4 * BLOCK * V);
+  bf16 *passing = carve(&room, 2 * BLOCK * N);
   for (int64_t b = 0; b < of->batch; b++)
     for (int64_t h = first; h < last; h++) {
       take(HEAD(q, q), of->q[2], of->rows, of->width, queries);
-      turn(HEAD(k, k), of->k[2], of->keys, of->width, spare, keys);
-      weave(HEAD(v, v), of->v[2], of->keys, of->v_width, values, V);
+      turn(SHARED(k, k), of->k[2], of->keys, of->width, spare, keys);
+      weave(SHARED(v, v), of->v[2], of->keys, of->v_width, values, V);
       for (int64_t top = 0; top < of->rows; top += BLOCK) {
         int64_t rows = least(BLOCK, of->rows - top), block = up(seen(of, top + rows - 1));
-        bf16 *w = weights + ((b * of->heads + h) * R + top) * N;
-        multiply((pair *)(queries + top * W), W / 2, 1, keys, N, scores, N, BLOCK, block, W / 2);
-        for (int64_t i = 0; i < BLOCK; i++, w += N) {
-          int64_t row = top + i, end = seen(of, row);
-          const float *add = bias ? HEAD(bias, bias) + row * of->bias[2] : NULL;
-          const uint8_t *see = visible ? HEAD(visible, visible) + row * of->visible[2] : NULL;
-          soften(scores + i * N, add, see, end, of->scale, w);
-          memset(w + up(end), 0, (block - up(end)) * sizeof *w);
+        bf16 *w = weights ? weights + ((b * of->heads + h) * R + top) * N : passing;
+        int64_t from = begin ? begin[h] - (of->rows - 1 - top) : 0;
+        from = from < 0 ? 0 : least(from / BLOCK * BLOCK, block);
+        multiply((pair *)(queries + top * W), W / 2, 1, keys + from, N, scores, N, BLOCK,
+                 block - from, W / 2);
+        for (int64_t i = 0; i < BLOCK; i++) {
+          int64_t row = top + i, end = seen(of, row) - from;
+          end = end < 0 ? 0 : end;
+          const float *add = bias ? HEAD(bias, bias) + row * of->bias[2] + from : NULL;
+          const uint8_t *see = visible ? HEAD(visible, visible) + row * of->visible[2] + from : NULL;
+          float size = soften(scores + i * N, add, see, end, of->scale, w + i * N);
+          memset(w + i * N + up(end), 0, (block - from - up(end)) * sizeof *w);
+          if (lse && i < rows) lse[(b * of->heads + h) * of->rows + row] = size;
         }
-        w -= BLOCK * N;
-        multiply((pair *)w, N / 2, 1, values, V, result, V, BLOCK, V, block / 2);
+        multiply((pair *)w, N / 2, 1, values + from / 2 * V, V, result, V, BLOCK, V,
+                 (block - from) / 2);
         put(result, rows, of->v_width, NEW(out, top, of->rows, of->v_width), of->heads);
       }
     }
@@ -236,14 +253,14 @@ int attend_backward(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *wei
                     const Shape *of, int64_t first, int64_t last) {
   int64_t R = up(of->rows), N = up(of->keys), W = up(of->width), V = up(of->v_width);
   int64_t wide = W > V ? W : V;
-  char *memory = aligned_alloc(64, 2 * R * (W + 2 * V + 2 * N) + 2 * N * (W + 2 * V + BLOCK) +
-                                       4 * BLOCK * (N + wide));
+  char *memory = aligned_alloc(64, 2 * R * (W + 2 * V + 2 * N) + 2 * N * (W + V) +
+                                       BLOCK * (6 * N + 2 * V + 4 * wide));
   if (!memory) return 1;
   char *room = memory;
   pair *q_rows = carve(&room, 2 * R * W), *g_rows = carve(&room, 2 * R * V);
   pair *k_rows = carve(&room, 2 * N * W), *values = carve(&room, 2 * N * V);
   pair *w_rows = carve(&room, 2 * R * N), *s_rows = carve(&room, 2 * R * N);
-  bf16 *g = carve(&room, 2 * R * V), *spare = carve(&room, 2 * N * V);
+  bf16 *g = carve(&room, 2 * R * V), *spare = carve(&room, 2 * BLOCK * V);
   bf16 *part = carve(&room, 2 * BLOCK * N);
   float *scores = carve(&room, 4 * BLOCK * N), *result = carve(&room, 4 * BLOCK * wide);
   for (int64_t b = 0; b < of->batch; b++)
