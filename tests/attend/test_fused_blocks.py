@@ -89,6 +89,26 @@ def test_it_is_the_reference(name, where, mask, dtype, implementation, monkeypat
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["fire", "transformer_xl", "deberta"])
+def test_under_autocast_products_are_rounded_and_what_is_added_is_not(name, dtype, implementation):
+    q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH).to(dtype)
+    encoding, positions = built(name), POSITIONS["run"]
+    with torch.autocast("cpu", torch.bfloat16):
+        got = attended(encoding, q, k, v, positions, masks.causal, "auto")
+        asked = attended(encoding, q, k, v, positions, masks.causal, "blockwise")
+    rounded = [t.bfloat16() for t in (q, k, v)]
+    plain = attended(encoding, *rounded, positions, masks.causal, "blockwise")
+    assert got.dtype == dtype and torch.equal(got, asked)
+    # The term sees the tokens as they came; all else is what rounded tokens give.
+    torch.testing.assert_close(got.float(), plain.float(), rtol=2e-2, atol=2e-2)
+    want = attended(
+        built(name).double(), *(t.double() for t in (q, k, v)), positions, masks.causal, "reference"
+    )
+    torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("v_dim", [5, 12])
 def test_values_of_another_width(v_dim, monkeypatch):
     monkeypatch.setattr(blockwise, "block_rows", lambda call: 48)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from posenc.attend.kernels import by_head
 from posenc.attend.kernels.toeplitz_gradients import rows_in_memory
 from posenc.attend.problem import Problem
 from posenc.numbers import native
-from posenc.numbers.precision import at_least_float32
+from posenc.numbers.precision import at_least_float32, without_autocast
 
 
 def applies(problem: Problem) -> bool:
@@ -36,7 +37,7 @@ def is_additive(problem: Problem) -> bool:
     term = problem.term
     if term is None or not term.additive or problem.dropout_p:
         return False
-    followed = problem.needs_grad or problem.autocast or torch.compiler.is_compiling()
+    followed = problem.needs_grad or torch.compiler.is_compiling()
     return problem.q.device.type == "cpu" and not followed
 
 
@@ -47,7 +48,13 @@ def block_rows(problem: Problem) -> int:
 
 def run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
     """The blocks' results and, where the call needs it, their log-sum-exp; one buffer holds the
-    numbers of a block, for all blocks in turn."""
+    numbers of a block, for all blocks in turn. Autocast rounds what is multiplied, not these."""
+    q, k, v = (t.to(problem.product_dtype) for t in (problem.q, problem.k, problem.v))
+    with without_autocast(q.device):
+        return _run(replace(problem, q=q, k=k, v=v), blocks)
+
+
+def _run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
     batch, heads, q_len, width = problem.q.shape
     v_dim, dtype = problem.v.shape[-1], at_least_float32(problem.q.dtype)
     q, k, v = (rows_in_memory(t) for t in (problem.q, problem.k, problem.v))
