@@ -16,6 +16,7 @@ from posenc.attend.cache import KVCache
 from posenc.attend.kernels import (
     blockwise,
     by_head,
+    few_queries,
     flex,
     fused_blocks,
     reference,
@@ -34,6 +35,7 @@ IMPLEMENTATIONS: dict[str, ModuleType] = {
     "reference": reference,
     "short_rows": short_rows,
     "by_head": by_head,
+    "few_queries": few_queries,
     "blockwise": blockwise,
     "sdpa": sdpa,
     "flex": flex,
@@ -220,6 +222,8 @@ def _best(problem: Problem) -> tuple[str, str]:
     if trains and problem.kv_len <= SHORT_ROW and _is_dense(problem) and _slows_flash(problem):
         name = "short_rows" if runs("short_rows") else "reference"
         return name, "short rows that need gradients"
+    if runs("few_queries"):
+        return "few_queries", "keys and values are read once, by a pass of C"
     if runs("by_head"):
         return "by_head", "one pass of C over each head, which is faster in bfloat16 here"
     if runs("sdpa"):

@@ -1,26 +1,8 @@
 /* What a layer does between its products, each in one read and one write: RMSNorm in float32 and the
    gate of SwiGLU in bfloat16, forward and backward. Called by norms.py and swiglu.py. */
 
+#include "floats.h"
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-typedef uint16_t bf16;
-
-static inline float widen(bf16 v) {
-  uint32_t bits = (uint32_t)v << 16;
-  float wide;
-  memcpy(&wide, &bits, sizeof wide);
-  return wide;
-}
-
-/* Round to nearest, ties to even; the carry must not turn a NaN into a number. */
-static inline bf16 narrow(float v) {
-  uint32_t bits;
-  memcpy(&bits, &v, sizeof bits);
-  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return (bits & 0x7fffffff) > 0x7f800000 ? (bf16)0x7fc0 : (bf16)rounded;
-}
 
 /* 1 / (1 + e^-x) within 3e-6. */
 static inline float sigmoid(float x) {

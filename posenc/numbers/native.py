@@ -26,6 +26,8 @@ FLAGS = (
     "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared",
     "-fPIC",
 )  # fmt: skip
+HEADERS = Path(__file__).parent
+"""Where the C files find what they share."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _SYSTEM = (0, 65534)
 """Owners of folders above ours: root, and "nobody" as containers show it."""
@@ -126,7 +128,7 @@ def _compile(compiler: str, source: Path, folder: Path, stem: str) -> Path:
     """Build beside, write to disk, and move: no process and no crash leaves half a file there."""
     with tempfile.TemporaryDirectory(dir=folder) as beside:
         made = Path(beside) / f"{stem}.so"
-        command = [compiler, *FLAGS, "-o", str(made), str(source), "-lm"]
+        command = [compiler, *FLAGS, f"-I{HEADERS}", "-o", str(made), str(source), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         made.chmod(0o700)
         with made.open("rb+") as file:
@@ -144,7 +146,8 @@ def _name(stem: str, content: bytes) -> str:
 def _fingerprint(source: Path, compiler: str) -> str:
     """A home folder may be shared by machines with other instructions or compilers."""
     processor = platform.processor() + platform.machine() + instructions()
-    parts = (source.read_bytes(), processor.encode(), compiler.encode(), repr(FLAGS).encode())
+    sources = [path.read_bytes() for path in (source, *sorted(HEADERS.glob("*.h")))]
+    parts = (*sources, processor.encode(), compiler.encode(), repr(FLAGS).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 

@@ -25,8 +25,8 @@ from posenc.attend.kernels import (
 from posenc.encoding import distance_bias
 
 HEADS, KV_HEADS, HEAD_DIM, EMBED = 4, 2, 16, 64
-BFLOAT16 = ("short_rows", "by_head")
-IMPLS = [n for n in IMPLEMENTATIONS if n not in ("reference", "flex", *BFLOAT16)]
+NARROW = ("short_rows", "by_head", "few_queries")
+IMPLS = [n for n in IMPLEMENTATIONS if n not in ("reference", "flex", *NARROW)]
 
 
 @dataclass(frozen=True)

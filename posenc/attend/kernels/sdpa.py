@@ -117,7 +117,7 @@ def _is_window(problem: Problem) -> bool:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     if takes_rows(problem):
-        problem, bias = _with_rows(problem)
+        problem, bias = with_rows(problem)
         return _kernel(problem, 0, problem.q_len, bias=bias), None
     if takes_blocks(problem):
         return toeplitz.run(problem)
@@ -135,7 +135,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2), None
 
 
-def _with_rows(problem: Problem) -> tuple[Problem, Tensor]:
+def with_rows(problem: Problem) -> tuple[Problem, Tensor]:
     """The problem, whose queries may have taken a part of the term, and the bias of each query."""
     term = problem.term
     assert isinstance(term, Dense)

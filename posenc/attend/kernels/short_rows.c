@@ -2,36 +2,7 @@
    write of the scores for scale, bias, mask and softmax. Sums are in float32. Called by
    short_rows.py. */
 
-#include <stdint.h>
-#include <string.h>
-
-typedef uint16_t bf16;
-
-static inline float widen(bf16 v) {
-  uint32_t bits = (uint32_t)v << 16;
-  float wide;
-  memcpy(&wide, &bits, sizeof wide);
-  return wide;
-}
-
-/* Round to nearest, ties to even; the carry must not turn a NaN into a number. */
-static inline bf16 narrow(float v) {
-  uint32_t bits;
-  memcpy(&bits, &v, sizeof bits);
-  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return (bits & 0x7fffffff) > 0x7f800000 ? (bf16)0x7fc0 : (bf16)rounded;
-}
-
-/* e^x for x <= 0 within 3e-6, 0 below -87; NaN stays NaN. */
-static inline float exponential(float x) {
-  float floor = x < -87.f ? -87.f : x, turns = floor * 1.44269504f - 0.5f;
-  int32_t whole = (int32_t)(turns == turns ? turns : 0), bits = (whole + 127) << 23;
-  float r = floor - whole * 0.693359375f + whole * 2.12194440e-4f, power;
-  float p = 1 / 24.f + r * (1 / 120.f);
-  p = 1 + r * (1 + r * (1 / 2.f + r * (1 / 6.f + r * p)));
-  memcpy(&power, &bits, sizeof power);
-  return x < -87.f ? 0 : p * power;
-}
+#include "floats.h"
 
 /* Scores are (batch, heads, rows, keys) in one piece. Query i sees the keys up to i + shift, and of
    them those that `visible` shows, if there is one. Strides count numbers; bias and visible have

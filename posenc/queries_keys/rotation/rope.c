@@ -1,29 +1,12 @@
 /* Rotation of channel pairs in one pass on the CPU: reads x once, writes the result once.
    Compiled by numbers/native.py; called by cpu.py. */
 
-#include <stdint.h>
-#include <string.h>
-
-typedef float f32;
-typedef uint16_t bf16;
+#include "floats.h"
 
 static inline float load_f32(f32 v) { return v; }
 static inline f32 store_f32(float v) { return v; }
-
-static inline float load_bf16(bf16 v) {
-  uint32_t bits = (uint32_t)v << 16;
-  float wide;
-  memcpy(&wide, &bits, sizeof wide);
-  return wide;
-}
-
-/* Round to nearest, ties to even, as torch does; the carry must not turn a NaN into a number. */
-static inline bf16 store_bf16(float v) {
-  uint32_t bits;
-  memcpy(&bits, &v, sizeof bits);
-  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return (bits & 0x7fffffff) > 0x7f800000 ? (bf16)0x7fc0 : (bf16)rounded;
-}
+static inline float load_bf16(bf16 v) { return widen(v); }
+static inline bf16 store_bf16(float v) { return narrow(v); }
 
 /* Strides count numbers. A row is one head of one token: `pairs` pairs, then `rest` channels that
    pass through. Tokens are done `tile` at a time, all heads of them, so that their cosines stay in

@@ -1,0 +1,92 @@
+"""One or two queries over many keys by a pass of C that reads keys and values once, as decoding
+does at every step."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.attend.kernels import sdpa
+from posenc.attend.kernels.cost import Cost, scores_bytes
+from posenc.attend.problem import Problem
+from posenc.numbers import native
+from posenc.numbers.tracking import has_tangent, transformed
+
+MOST = 2
+"""Queries: torch's kernel reads keys once for eight of them, this one for those of a group."""
+SOURCE = Path(__file__).with_suffix(".c")
+FUNCTIONS = {torch.float32: "attend_f32", torch.bfloat16: "attend_bf16"}
+
+
+def refuse(problem: Problem) -> str | None:
+    if problem.q_len > MOST:
+        return f"it is for {MOST} queries at most, and these are {problem.q_len}"
+    tensors = problem.q, problem.k, problem.v
+    if problem.q.device.type != "cpu" or {t.dtype for t in tensors} - {problem.product_dtype}:
+        return "it computes on the CPU, in the dtype of queries, keys and values alike"
+    if problem.product_dtype not in FUNCTIONS:
+        return "it computes in float32 and bfloat16"
+    if problem.needs_grad or problem.need_lse or problem.dropout_p:
+        return "it has no gradients, no log-sum-exp and no dropout"
+    if problem.term is not None and not sdpa.takes_rows(problem):
+        return "it changes scores or values, which this kernel does not show"
+    if torch.compiler.is_compiling() or transformed() or has_tangent(*tensors):
+        return "a compiler, a functorch transform or forward mode looks at plain operations"
+    return "no C compiler here" if _library() is None else None
+
+
+def cost(problem: Problem) -> Cost:
+    held = 1 if problem.term is None else 2 + problem.term.held(False)
+    return Cost("O(q_len * kv_len)", int(held * scores_bytes(problem, problem.q_len)))
+
+
+def run(problem: Problem) -> tuple[Tensor, None]:
+    bias = None
+    if problem.term is not None:
+        problem, bias = sdpa.with_rows(problem)
+    q, k, v = (
+        t if t.stride(-1) == 1 else t.contiguous() for t in (problem.q, problem.k, problem.v)
+    )
+    batch, heads, rows, width = q.shape
+    kv_heads, keys, v_width = k.shape[1], k.shape[2], v.shape[3]
+    bias, visible = (
+        native.in_rows(t, (batch, heads, rows, keys)) for t in (bias, problem.visible(0, rows))
+    )
+    bias = None if bias is None else bias.float()
+    out = q.new_empty(batch, heads, rows, v_width)
+    strides = [
+        (ctypes.c_int64 * 3)(*((0, 0, 0) if t is None else t.stride()[:3]))
+        for t in (q, k, v, bias, visible)
+    ]
+    sizes = batch, heads, kv_heads, rows, keys, width, v_width
+    shape = _Shape(*sizes, *strides, problem.scale)
+    places = [native.pointer(t) for t in (q, k, v, bias, visible, out)]
+    function: Any = getattr(_library(), FUNCTIONS[q.dtype])
+
+    def part(first: int, last: int) -> None:
+        if function(*places, ctypes.byref(shape), ctypes.c_int64(first), ctypes.c_int64(last)):
+            raise MemoryError("attention of a few queries: no memory for their scores.")
+
+    native.in_parts(batch * kv_heads, part)
+    return out, None
+
+
+class _Shape(ctypes.Structure):
+    """`Shape` of few_queries.c."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int64)
+            for name in ("batch", "heads", "kv_heads", "rows", "keys", "width", "v_width")
+        ),
+        *((name, ctypes.c_int64 * 3) for name in ("q", "k", "v", "bias", "visible")),
+        ("scale", ctypes.c_float),
+    )
+
+
+def _library() -> Any:
+    return native.load(SOURCE, tuple(FUNCTIONS.values()))

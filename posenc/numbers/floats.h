@@ -1,0 +1,33 @@
+/* What the C files of this package share: bfloat16, and e^x in few instructions. */
+
+#include <stdint.h>
+#include <string.h>
+
+typedef float f32;
+typedef uint16_t bf16; /* the upper half of a float32 */
+
+static inline float widen(bf16 v) {
+  uint32_t bits = (uint32_t)v << 16;
+  float wide;
+  memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+/* Round to nearest, ties to even, as torch does; the carry must not turn a NaN into a number. */
+static inline bf16 narrow(float v) {
+  uint32_t bits;
+  memcpy(&bits, &v, sizeof bits);
+  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return (bits & 0x7fffffff) > 0x7f800000 ? (bf16)0x7fc0 : (bf16)rounded;
+}
+
+/* e^x for x <= 0 within 4e-7, 0 below -87; NaN stays NaN. */
+static inline float exponential(float x) {
+  float floor = x < -87.f ? -87.f : x, turns = floor * 1.44269504f - 0.5f;
+  int32_t whole = (int32_t)(turns == turns ? turns : 0), bits = (whole + 127) << 23;
+  float r = floor - whole * 0.693359375f + whole * 2.12194440e-4f, power;
+  float p = 1 / 24.f + r * (1 / 120.f + r * (1 / 720.f));
+  p = 1 + r * (1 + r * (1 / 2.f + r * (1 / 6.f + r * p)));
+  memcpy(&power, &bits, sizeof power);
+  return x < -87.f ? 0 : p * power;
+}
