@@ -4,15 +4,9 @@
 #include "floats.h"
 #include <math.h>
 
-/* 1 / (1 + e^-x) within 3e-6. */
+/* 1 / (1 + e^-x) within 4e-7. */
 static inline float sigmoid(float x) {
-  float y = x < -87.f ? 87.f : x > 87.f ? -87.f : -x;
-  float turns = y * 1.44269504f + (y < 0 ? -.5f : .5f), power;
-  int32_t whole = (int32_t)(turns == turns ? turns : 0), bits = (whole + 127) << 23;
-  float r = y - whole * 0.693359375f + whole * 2.12194440e-4f, p = 1 / 24.f + r * (1 / 120.f);
-  p = 1 + r * (1 + r * (1 / 2.f + r * (1 / 6.f + r * p)));
-  memcpy(&power, &bits, sizeof power);
-  return 1 / (1 + p * power);
+  return 1 / (1 + power(x < -87.f ? 87.f : x > 87.f ? -87.f : -x));
 }
 
 /* out = x * inverse * weight, inverse = 1 / sqrt(mean(x^2) + eps), for rows first..last. */

@@ -21,13 +21,20 @@ static inline bf16 narrow(float v) {
   return (bits & 0x7fffffff) > 0x7f800000 ? (bf16)0x7fc0 : (bf16)rounded;
 }
 
-/* e^x for x <= 0 within 4e-7, 0 below -87; NaN stays NaN. */
-static inline float exponential(float x) {
-  float floor = x < -87.f ? -87.f : x, turns = floor * 1.44269504f - 0.5f;
-  int32_t whole = (int32_t)(turns == turns ? turns : 0), bits = (whole + 127) << 23;
-  float r = floor - whole * 0.693359375f + whole * 2.12194440e-4f, power;
+/* e^x for -87 <= x <= 87 within 4e-7; NaN stays NaN. */
+static inline float power(float x) {
+  const float rounding = 12582912.f; /* 3 * 2^22: what is added to it becomes a whole number */
+  float turns = x * 1.44269504f + rounding, scale;
+  uint32_t bits;
+  memcpy(&bits, &turns, sizeof bits);
+  bits = (bits + 127) << 23; /* the whole number is in the lower bits, and becomes the exponent */
+  turns -= rounding;
+  float r = x - turns * 0.693359375f + turns * 2.12194440e-4f;
   float p = 1 / 24.f + r * (1 / 120.f + r * (1 / 720.f));
   p = 1 + r * (1 + r * (1 / 2.f + r * (1 / 6.f + r * p)));
-  memcpy(&power, &bits, sizeof power);
-  return x < -87.f ? 0 : p * power;
+  memcpy(&scale, &bits, sizeof scale);
+  return p * scale;
 }
+
+/* e^x for x <= 0, 0 below -87. */
+static inline float exponential(float x) { return x < -87.f ? 0 : power(x < -87.f ? -87.f : x); }
