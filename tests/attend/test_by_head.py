@@ -167,6 +167,16 @@ def test_blocks_of_written_numbers_use_it(name, monkeypatch):
     torch.testing.assert_close(got.float(), want, rtol=0, atol=6 * EPS)
 
 
+@torch.no_grad()
+def test_numbers_written_in_any_order():
+    """A copy of the bias must live as long as C reads it: here it has the size of the output."""
+    q, k, v = torch.randn(3, 1, 4, 256, 512).bfloat16()
+    bias = torch.randn(1, 4, 256, 256).mT
+    want, want_lse = by_head.attend_with(q, k, v, bias.contiguous(), 0.1)
+    got, lse = by_head.attend_with(q, k, v, bias, 0.1)
+    assert torch.equal(got, want) and torch.equal(lse, want_lse)
+
+
 def test_what_it_does_not_do_it_refuses_and_auto_takes_another():
     (q, k, v), _, options = given("nope", 40, 40)
     valid = torch.ones(BATCH, 40, dtype=torch.int64)

@@ -106,8 +106,8 @@ def attend_with(
     """softmax(scale * q k^T + bias) v of a bias (batch, num_heads, q_len, kv_len) in float32, -inf
     where a key is hidden; and the log-sum-exp."""
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    place = _place(native.in_rows(bias, bias.shape))
-    return _forward(q, k, v, place, None, None, None, lse, scale, k.shape[2]), lse
+    rows = native.in_rows(bias, bias.shape)
+    return _forward(q, k, v, _place(rows), None, None, None, lse, scale, k.shape[2]), lse
 
 
 def gradients(
