@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import shutil
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -197,7 +198,10 @@ def in_parts(count: int, part: Callable[[int, int], None]) -> None:
         part(0, count)
         return
     bounds = [count * i // threads for i in range(threads + 1)]
-    list(_workers(threads).map(part, bounds[:-1], bounds[1:]))
+    parts = [_workers(threads).submit(part, *ends) for ends in itertools.pairwise(bounds)]
+    wait(parts)  # where one fails, no other may go on writing into what is freed then
+    for done in parts:
+        done.result()
 
 
 @functools.cache

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
+
+_PLAIN = (Tensor, nn.Parameter)
 
 
 def transformed() -> bool:
@@ -28,11 +30,15 @@ def has_tangent(*tensors: Tensor) -> bool:
     return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
+def followed(*tensors: Tensor) -> bool:
+    """Whether something beside reverse mode looks at plain operations, or one of the tensors is of
+    another kind, so that what C computes would be missed."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transformed():
+        return True
+    # Any parameter or state may carry a tangent.
+    return forward_ad._current_level >= 0 or any(type(t) not in _PLAIN for t in tensors)
+
+
 def watched() -> bool:
     """Whether anything may be watching, so that only plain operations out of place are right."""
-    return (
-        torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
-        or forward_ad._current_level >= 0
-        or transformed()
-    )
+    return torch.is_grad_enabled() or followed()

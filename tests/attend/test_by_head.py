@@ -167,6 +167,51 @@ def test_blocks_of_written_numbers_use_it(name, monkeypatch):
     torch.testing.assert_close(got.float(), want, rtol=0, atol=6 * EPS)
 
 
+NOBODY = {
+    "later than all queries": (40, 64, masks.causal, slice(50, 64)),
+    "before every window": (90, 100, masks.causal & masks.sliding_window(20), slice(0, 71)),
+    "outside a window both ways": (50, 200, masks.sliding_window(9), slice(68, 200)),
+}
+
+
+@pytest.mark.parametrize("name", ["nope", "alibi"])
+@pytest.mark.parametrize("which", NOBODY)
+@torch.no_grad()
+def test_what_nobody_sees_may_hold_anything(which, name):
+    start, keys, mask, unseen = NOBODY[which]
+    (q, k, v), encoding, _ = given(name, 10, keys)
+    where = {"q_positions": torch.arange(start, start + 10), "kv_positions": torch.arange(keys)}
+    want = posenc.attention(
+        *(t.float() for t in (q, k, v)), encoding, **where, mask=mask, impl="reference"
+    )
+    k[:, :, unseen], v[:, :, unseen] = torch.nan, torch.inf
+    got = posenc.attention(q, k, v, encoding, **where, mask=mask, impl="by_head")
+    torch.testing.assert_close(got.float(), want, rtol=0, atol=4 * EPS)
+    blind = where | {"q_positions": torch.arange(-30, -20)}
+    out = posenc.attention(q, v, v, encoding, **blind, mask=masks.causal, impl="by_head")
+    assert (out == 0).all()
+
+
+@torch.no_grad()
+def test_a_gate_far_from_the_first_token_is_as_exact():
+    tensors, encoding, options = given("fox", 300, 300)
+    far = options | {n: options[n] - 69_000 for n in ("q_state", "kv_state")}
+    near, moved = (
+        posenc.attention(*tensors, encoding, **o, mask=masks.causal, impl="by_head")
+        for o in (options, far)
+    )
+    torch.testing.assert_close(moved.float(), near.float(), rtol=0, atol=EPS)
+
+
+@torch.no_grad()
+def test_a_window_both_ways_reads_no_key_after_it(monkeypatch):
+    seen, own = [], by_head._forward
+    monkeypatch.setattr(by_head, "_forward", lambda *a: seen.append(a[-1]) or own(*a))
+    tensors, encoding, options = given("rope", 300, 300)
+    posenc.attention(*tensors, encoding, **options, mask=masks.sliding_window(7), impl="by_head")
+    assert seen == [6]
+
+
 @torch.no_grad()
 def test_numbers_written_in_any_order():
     """A copy of the bias must live as long as C reads it: here it has the size of the output."""
@@ -182,10 +227,12 @@ def test_what_it_does_not_do_it_refuses_and_auto_takes_another():
     valid = torch.ones(BATCH, 40, dtype=torch.int64)
     valid[1, :3] = 0
     wide = [t.float() for t in (q, k, v)]
+    long, _, at = given("nope", 9, by_head.MOST + 1)
     few = {n: t[:, :, -8:] if n == "q" else t for n, t in (("q", q), ("k", k), ("v", v))}
     cases = {
         "computes in bfloat16": (wide, {}),
         "no gradients": ([q.clone().requires_grad_(), k, v], {}),
+        "memory grows": (long, at),
         "dropout": ([q, k, v], {"dropout_p": 0.1}),
         "bound by memory": (
             [*few.values()], {"q_positions": options["q_positions"][-8:]}

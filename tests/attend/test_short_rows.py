@@ -174,6 +174,41 @@ def test_a_hidden_value_whose_gradient_overflows_reaches_nothing(kernel):
     assert out[:, :, seen].isfinite().all() and all(g[:, :, seen].isfinite().all() for g in grads)
 
 
+@pytest.mark.parametrize("shift", [10, -20])
+def test_keys_that_no_query_sees_have_a_gradient_of_zero(shift, kernel):
+    """Whatever the memory held before: here NaN, in pieces of every size that C may ask for."""
+    torch.manual_seed(0)
+    q = torch.randn(2, HEADS, 40, WIDTH, requires_grad=True)
+    k, v = (torch.randn(2, HEADS, 90, WIDTH, requires_grad=True) for _ in range(2))
+    where = torch.arange(shift, 40 + shift), torch.arange(90)
+    for _ in range(5):
+        poison = [torch.full((size,), torch.nan) for size in range(10_000, 30_000, 500)]
+        del poison
+        _, *grads = run("short_rows", (q, k, v), None, where, masks.causal)
+        for grad in grads[1:]:
+            assert (grad[:, :, 40 + shift :] == 0).all() and (grad[:, :, : 40 + shift] != 0).any()
+
+
+def test_another_default_dtype_changes_no_gradient(kernel):
+    encoding, where = posenc.T5Bias(HEADS), (torch.arange(30), torch.arange(30))
+    want = run("short_rows", inputs(30, 30), encoding, where, masks.causal)
+    tensors, weight = (
+        inputs(30, 30),
+        torch.randn(3, HEADS, 30, WIDTH, generator=torch.Generator().manual_seed(1)),
+    )
+    torch.set_default_dtype(torch.float64)
+    try:
+        with bfloat16():
+            out = posenc.attention(
+                *(t.to(torch.bfloat16) for t in tensors), encoding, q_positions=where[0],
+                kv_positions=where[1], mask=masks.causal, impl="short_rows",
+            )  # fmt: skip
+        got = torch.autograd.grad((out.float() * weight).sum(), [*tensors, *encoding.parameters()])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(got, want[1:], strict=True))
+
+
 def test_large_scores_and_biases_stay_finite(kernel):
     where = torch.arange(40), torch.arange(40)
     tensors = inputs(40, 40)

@@ -202,7 +202,7 @@ static void *carve(char **room, int64_t bytes) {
   return piece;
 }
 
-/* out = softmax(scale * q k^T + bias) v for heads first..last. Weights, (batch, heads, up(rows),
+/* out = softmax(scale * q k^T + bias) v for items first..last of (batch, heads). Weights, (batch, heads, up(rows),
    up(keys)), are kept for the backward pass, if they are given: of each block of rows, up to the last
    key that it sees. `begin`, if given, is the first key of each head that the last row sees; each row
    before it begins a key earlier. Returns 1 where there is no memory. */
@@ -217,32 +217,32 @@ int attend(const bf16 *q, const bf16 *k, const bf16 *v, const float *bias, const
   pair *keys = carve(&room, 2 * N * W), *values = carve(&room, 2 * N * V);
   float *scores = carve(&room, 4 * BLOCK * N), *result = carve(&room, 4 * BLOCK * V);
   bf16 *passing = carve(&room, 2 * BLOCK * N);
-  for (int64_t b = 0; b < of->batch; b++)
-    for (int64_t h = first; h < last; h++) {
-      take(HEAD(q, q), of->q[2], of->rows, of->width, queries);
-      turn(SHARED(k, k), of->k[2], of->keys, of->width, spare, keys);
-      weave(SHARED(v, v), of->v[2], of->keys, of->v_width, values, V);
-      for (int64_t top = 0; top < of->rows; top += BLOCK) {
-        int64_t rows = least(BLOCK, of->rows - top), block = up(seen(of, top + rows - 1));
-        bf16 *w = weights ? weights + ((b * of->heads + h) * R + top) * N : passing;
-        int64_t from = begin ? begin[h] - (of->rows - 1 - top) : 0;
-        from = from < 0 ? 0 : least(from / BLOCK * BLOCK, block);
-        multiply((pair *)(queries + top * W), W / 2, 1, keys + from, N, scores, N, BLOCK,
-                 block - from, W / 2);
-        for (int64_t i = 0; i < BLOCK; i++) {
-          int64_t row = top + i, end = seen(of, row) - from;
-          end = end < 0 ? 0 : end;
-          const float *add = bias ? HEAD(bias, bias) + row * of->bias[2] + from : NULL;
-          const uint8_t *see = visible ? HEAD(visible, visible) + row * of->visible[2] + from : NULL;
-          float size = soften(scores + i * N, add, see, end, of->scale, w + i * N);
-          memset(w + i * N + up(end), 0, (block - from - up(end)) * sizeof *w);
-          if (lse && i < rows) lse[(b * of->heads + h) * of->rows + row] = size;
-        }
-        multiply((pair *)w, N / 2, 1, values + from / 2 * V, V, result, V, BLOCK, V,
-                 (block - from) / 2);
-        put(result, rows, of->v_width, NEW(out, top, of->rows, of->v_width), of->heads);
+  for (int64_t item = first; item < last; item++) {
+    int64_t b = item / of->heads, h = item % of->heads;
+    take(HEAD(q, q), of->q[2], of->rows, of->width, queries);
+    turn(SHARED(k, k), of->k[2], of->keys, of->width, spare, keys);
+    weave(SHARED(v, v), of->v[2], of->keys, of->v_width, values, V);
+    for (int64_t top = 0; top < of->rows; top += BLOCK) {
+      int64_t rows = least(BLOCK, of->rows - top), block = up(seen(of, top + rows - 1));
+      bf16 *w = weights ? weights + ((b * of->heads + h) * R + top) * N : passing;
+      int64_t from = begin ? begin[h] - (of->rows - 1 - top) : 0;
+      from = from < 0 ? 0 : least(from / BLOCK * BLOCK, block);
+      multiply((pair *)(queries + top * W), W / 2, 1, keys + from, N, scores, N, BLOCK,
+               block - from, W / 2);
+      for (int64_t i = 0; i < BLOCK; i++) {
+        int64_t row = top + i, end = seen(of, row) - from;
+        end = end < 0 ? 0 : end;
+        const float *add = bias ? HEAD(bias, bias) + row * of->bias[2] + from : NULL;
+        const uint8_t *see = visible ? HEAD(visible, visible) + row * of->visible[2] + from : NULL;
+        float size = soften(scores + i * N, add, see, end, of->scale, w + i * N);
+        memset(w + i * N + up(end), 0, (block - from - up(end)) * sizeof *w);
+        if (lse && i < rows) lse[(b * of->heads + h) * of->rows + row] = size;
       }
+      multiply((pair *)w, N / 2, 1, values + from / 2 * V, V, result, V, BLOCK, V,
+               (block - from) / 2);
+      put(result, rows, of->v_width, NEW(out, top, of->rows, of->v_width), of->heads);
     }
+  }
   free(memory);
   return 0;
 }
@@ -284,7 +284,8 @@ int attend_backward(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *wei
         weave(part, N, BLOCK, block, s_rows + top / 2 * N, N);
       }
       for (int64_t at = 0; at < of->keys; at += BLOCK) { /* rows that see the block of keys */
-        int64_t from = at - of->shift < 0 ? 0 : least(R, at - of->shift) / 2;
+        int64_t row = at - of->shift; /* the first, of which pairs are read */
+        int64_t from = row < 0 ? 0 : row < of->rows ? row / 2 : R / 2;
         int64_t keys = least(BLOCK, of->keys - at), steps = R / 2 - from;
         multiply(s_rows + from * N + at, 1, N, q_rows + from * W, W, result, W, BLOCK, W, steps);
         put(result, keys, of->width, NEW(grad_k, at, of->keys, of->width), of->heads);

@@ -14,13 +14,17 @@ from posenc.attend.kernels import sdpa, split, split_rows, toeplitz
 from posenc.attend.kernels.cost import Cost
 from posenc.attend.problem import Problem
 from posenc.numbers import native
-from posenc.numbers.tracking import has_tangent, transformed
+from posenc.numbers.tracking import followed
 
 SOURCE = Path(__file__).with_suffix(".c")
 BLOCK = 32
 """As in by_head.c: rows and keys are filled up to a multiple of it."""
 FEW = 8
 """Up to this many queries, reading keys and values takes most of the time, whoever does it."""
+
+
+MOST = 1 << 14
+"""Keys up to which it was measured, 13 MB of its own a thread with heads of 64."""
 
 
 def library() -> Any:
@@ -36,11 +40,12 @@ def refuse(problem: Problem) -> str | None:
         return "it has no gradients of its own; short_rows has, with its help"
     if problem.dropout_p:
         return "only reference and blockwise apply dropout"
-    watched = torch.compiler.is_compiling() or transformed()
-    if watched or has_tangent(problem.q, problem.k, problem.v):
-        return "a compiler, a functorch transform or forward mode looks at plain operations"
+    if followed(problem.q, problem.k, problem.v):
+        return "a compiler, a trace, a transform or forward mode looks at plain operations"
     if problem.q_len <= FEW:
         return "few queries are bound by memory"
+    if problem.kv_len > MOST:
+        return f"its memory grows with the keys, and {problem.kv_len} are more than {MOST}"
     why_not = toeplitz.refuse(problem)
     if why_not and not _by_key(problem):
         return why_not
@@ -65,26 +70,32 @@ def _by_key(problem: Problem) -> bool:
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    first, last = problem.reach(0, problem.q_len)  # what nobody sees may hold anything, NaN too
     q, k, v = (t.to(torch.bfloat16) for t in (problem.q, problem.k, problem.v))
+    k, v = k[:, :, first:last], v[:, :, first:last]
     mask, heads, rows, shift = problem.mask, problem.q.shape[1], problem.q_len, problem.kv_len
-    if mask is not None and mask.causal:
+    if mask is not None:
         assert problem.mask_runs is not None
-        shift = problem.mask_runs[0] - problem.mask_runs[1]
-    bias, begin, row = _NOTHING, None, None
+        own = problem.mask_runs[0] - problem.mask_runs[1] - first  # the first query's own key
+        ahead = 0 if mask.causal or mask.window is None else mask.window - 1
+        shift = own + ahead if mask.causal or mask.window is not None else shift
+    bias, begin, base = _NOTHING, None, None
     if toeplitz.refuse(problem):
         row, key = split.terms(problem)
-        numbers = key.float().neg().expand(len(q), heads, -1).contiguous()
+        base = row[..., -1:]  # sums of many gates are large, and their differences are not
+        numbers = (base - key).float().expand(len(q), heads, -1).contiguous()
+        base = row - base
         bias = native.pointer(numbers), (*numbers.stride()[:2], 0)
     elif problem.term is not None or (mask is not None and mask.window is not None):
-        table = toeplitz.falling_bias(problem).float().expand(heads, -1).contiguous()
+        table = toeplitz.falling_bias(problem).float().expand(heads, -1)[:, first:].contiguous()
         # Row i of the bias begins `rows - 1 - i` numbers into it: a stride that torch has not.
         bias = ctypes.c_void_p(table.data_ptr() + 4 * (rows - 1)), (0, table.stride(0), -1)
         if table[:, 0].amin() == -torch.inf:
             begin = (table > -torch.inf).long().argmax(-1)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if problem.need_lse else None
     out = _forward(q, k, v, bias, None, begin, None, lse, problem.scale, shift)
-    if lse is not None and row is not None:
-        lse += row
+    if lse is not None and base is not None:
+        lse += base
     return out.to(problem.q.dtype), lse
 
 
@@ -120,7 +131,9 @@ def gradients(
     bias = _place(None if grad_bias is None else grad_bias.expand(*q.shape[:3], k.shape[2]))
     found = _new(q, q.shape[3]), _new(k, k.shape[3]), _new(v, v.shape[3])
     shape = _Shape.of(q, k, v, grad, bias, None, scale, shift)
-    _run(library().attend_backward, (q, k, v, weights, grad, *found, bias[0]), shape)
+    # A bias for all rows of the batch adds up its gradient in one thread.
+    arguments = (q, k, v, weights, grad, *found, bias[0])
+    _run(library().attend_backward, arguments, shape, shape.heads)
     return found
 
 
@@ -169,11 +182,12 @@ def _forward(
     q, k, v = map(_side_by_side, (q, k, v))
     out = _new(q, v.shape[3])
     shape = _Shape.of(q, k, v, None, bias, visible, scale, shift)
-    _run(library().attend, (q, k, v, bias[0], visible, begin, weights, out, lse), shape)
+    arguments = (q, k, v, bias[0], visible, begin, weights, out, lse)
+    _run(library().attend, arguments, shape, shape.batch * shape.heads)
     return out
 
 
-def _run(function: Any, arguments: tuple, shape: _Shape) -> None:
+def _run(function: Any, arguments: tuple, shape: _Shape, count: int) -> None:
     places = [a if isinstance(a, ctypes.c_void_p) else native.pointer(a) for a in arguments]
 
     def part(first: int, last: int) -> None:
@@ -181,7 +195,7 @@ def _run(function: Any, arguments: tuple, shape: _Shape) -> None:
         if function(*places, ctypes.byref(shape), *ends):
             raise MemoryError("attention in bfloat16: no memory for the scores of one head.")
 
-    native.in_parts(shape.heads, part)
+    native.in_parts(count, part)
 
 
 def _new(like: Tensor, width: int) -> Tensor:

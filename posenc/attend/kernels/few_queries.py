@@ -14,7 +14,7 @@ from posenc.attend.kernels import sdpa
 from posenc.attend.kernels.cost import Cost, scores_bytes
 from posenc.attend.problem import Problem
 from posenc.numbers import native
-from posenc.numbers.tracking import has_tangent, transformed
+from posenc.numbers.tracking import followed
 
 MOST = 2
 """Queries: torch's kernel reads keys once for eight of them, this one for those of a group."""
@@ -34,8 +34,8 @@ def refuse(problem: Problem) -> str | None:
         return "it has no gradients, no log-sum-exp and no dropout"
     if problem.term is not None and not sdpa.takes_rows(problem):
         return "it changes scores or values, which this kernel does not show"
-    if torch.compiler.is_compiling() or transformed() or has_tangent(*tensors):
-        return "a compiler, a functorch transform or forward mode looks at plain operations"
+    if followed(*tensors):
+        return "a compiler, a trace, a transform or forward mode looks at plain operations"
     return "no C compiler here" if _library() is None else None
 
 

@@ -200,7 +200,7 @@ class _Attention(torch.autograd.Function):
             found = dense_gradients(inputs, dense, hidden, ctx.scale, grads)
             return *found[:3], None if bias is None else found[3], None, None, None
         needs_bias = ctx.needs_input_grad[3]
-        grad_bias = torch.zeros(bias.shape) if needs_bias else None  # keys side by side
+        grad_bias = bias.new_zeros(bias.shape) if needs_bias else None  # keys side by side
         if ctx.by_heads:
             found = by_head.gradients(q, k, v, weights, grad, grad_bias, ctx.scale, ctx.shift)
             return *found, grad_bias, None, None, None
