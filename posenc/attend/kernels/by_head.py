@@ -34,14 +34,14 @@ def library() -> Any:
 
 
 def refuse(problem: Problem) -> str | None:
+    if followed(problem.q, problem.k, problem.v):
+        return "a compiler, a trace, a transform or forward mode looks at plain operations"
     if problem.q.device.type != "cpu" or problem.product_dtype != torch.bfloat16:
         return "it computes in bfloat16, on the CPU"
     if problem.needs_grad:
         return "it has no gradients of its own; short_rows has, with its help"
     if problem.dropout_p:
         return "only reference and blockwise apply dropout"
-    if followed(problem.q, problem.k, problem.v):
-        return "a compiler, a trace, a transform or forward mode looks at plain operations"
     if problem.q_len <= FEW:
         return "few queries are bound by memory"
     if problem.kv_len > MOST:

@@ -23,9 +23,11 @@ FUNCTIONS = {torch.float32: "attend_f32", torch.bfloat16: "attend_bf16"}
 
 
 def refuse(problem: Problem) -> str | None:
+    tensors = problem.q, problem.k, problem.v
+    if followed(*tensors):
+        return "a compiler, a trace, a transform or forward mode looks at plain operations"
     if problem.q_len > MOST:
         return f"it is for {MOST} queries at most, and these are {problem.q_len}"
-    tensors = problem.q, problem.k, problem.v
     if problem.q.device.type != "cpu" or {t.dtype for t in tensors} - {problem.product_dtype}:
         return "it computes on the CPU, in the dtype of queries, keys and values alike"
     if problem.product_dtype not in FUNCTIONS:
@@ -34,8 +36,6 @@ def refuse(problem: Problem) -> str | None:
         return "it has no gradients, no log-sum-exp and no dropout"
     if problem.term is not None and not sdpa.takes_rows(problem):
         return "it changes scores or values, which this kernel does not show"
-    if followed(*tensors):
-        return "a compiler, a trace, a transform or forward mode looks at plain operations"
     return "no C compiler here" if _library() is None else None
 
 
