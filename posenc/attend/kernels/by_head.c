@@ -210,16 +210,15 @@ int attend(const bf16 *q, const bf16 *k, const bf16 *v, const float *bias, const
            const int64_t *begin, bf16 *weights, bf16 *out, float *lse, const Shape *of,
            int64_t first, int64_t last) {
   int64_t R = up(of->rows), N = up(of->keys), W = up(of->width), V = up(of->v_width);
-  char *memory = aligned_alloc(64, 2 * (R + N) * W + 2 * N * V + BLOCK * (6 * N + 2 * W + 4 * V));
+  char *memory = aligned_alloc(64, 2 * N * (W + V) + BLOCK * (6 * N + 4 * W + 4 * V));
   if (!memory) return 1;
   char *room = memory;
-  bf16 *queries = carve(&room, 2 * R * W), *spare = carve(&room, 2 * BLOCK * W);
+  bf16 *queries = carve(&room, 2 * BLOCK * W), *spare = carve(&room, 2 * BLOCK * W);
   pair *keys = carve(&room, 2 * N * W), *values = carve(&room, 2 * N * V);
   float *scores = carve(&room, 4 * BLOCK * N), *result = carve(&room, 4 * BLOCK * V);
   bf16 *passing = carve(&room, 2 * BLOCK * N);
   for (int64_t item = first; item < last; item++) {
     int64_t b = item / of->heads, h = item % of->heads;
-    take(HEAD(q, q), of->q[2], of->rows, of->width, queries);
     turn(SHARED(k, k), of->k[2], of->keys, of->width, spare, keys);
     weave(SHARED(v, v), of->v[2], of->keys, of->v_width, values, V);
     for (int64_t top = 0; top < of->rows; top += BLOCK) {
@@ -227,7 +226,8 @@ int attend(const bf16 *q, const bf16 *k, const bf16 *v, const float *bias, const
       bf16 *w = weights ? weights + ((b * of->heads + h) * R + top) * N : passing;
       int64_t from = begin ? begin[h] - (of->rows - 1 - top) : 0;
       from = from < 0 ? 0 : least(from / BLOCK * BLOCK, block);
-      multiply((pair *)(queries + top * W), W / 2, 1, keys + from, N, scores, N, BLOCK,
+      take(HEAD(q, q) + top * of->q[2], of->q[2], rows, of->width, queries);
+      multiply((pair *)queries, W / 2, 1, keys + from, N, scores, N, BLOCK,
                block - from, W / 2);
       for (int64_t i = 0; i < BLOCK; i++) {
         int64_t row = top + i, end = seen(of, row) - from;

@@ -46,7 +46,7 @@ def cost(problem: Problem) -> Cost:
     batch, heads = problem.q.shape[:2]
     if takes_rows(problem):
         rows = scores_bytes(problem, problem.q_len)
-        return Cost(_visible_time(problem), int(rows * (1 + problem.term.held(False))))  # type: ignore[union-attr]
+        return Cost(visible_time(problem), int(rows * (1 + problem.term.held(False))))  # type: ignore[union-attr]
     if takes_blocks(problem):
         grouped = problem.k.shape[1] != heads
         at_once = heads if grouped else toeplitz_forward.heads_at_once(heads, problem.q_len)
@@ -57,7 +57,7 @@ def cost(problem: Problem) -> Cost:
             scores = scores_bytes(problem, min(problem.q_len, toeplitz_gradients.ROWS))
             backward = 3 * min(toeplitz_gradients.BYTES, scores) + 4 * problem.k.numel()
         return Cost(
-            _visible_time(problem), 4 * heads * (problem.q_len + problem.kv_len) + block + backward
+            visible_time(problem), 4 * heads * (problem.q_len + problem.kv_len) + block + backward
         )
     dense_mask = 0
     if problem.mask is not None and not is_plain_causal(problem):  # torch makes numbers of it
@@ -76,7 +76,7 @@ def cost(problem: Problem) -> Cost:
     return Cost("O(q_len * kv_len)", dense_mask + folded * size)
 
 
-def _visible_time(problem: Problem) -> str:
+def visible_time(problem: Problem) -> str:
     mask = problem.mask
     if mask is not None and mask.window is not None:
         return f"O(q_len * {min(mask.window, problem.kv_len)})"
