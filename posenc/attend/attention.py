@@ -99,8 +99,9 @@ def attention(
         impl: "auto", or the name of an implementation, which then runs or raises.
 
     Shapes: (batch, num_heads, q_len, v_dim) in the dtype of q; lse (batch, num_heads, q_len).
-    Precision: scores, softmax and biases in float32 or better; under bfloat16 autocast scores are
-    bfloat16, as autocast makes products. A row that sees no key gives zeros and zero gradient.
+    Precision: scores, softmax and biases in float32 or better; under bfloat16 autocast queries,
+    keys and values are rounded, and scores too where torch multiplies them. A row that sees no key
+    gives zeros and zero gradient.
     Raises: ValueError where shapes, positions or `impl` do not fit.
 
     >>> q = k = v = torch.randn(1, 4, 6, 16)
@@ -223,7 +224,7 @@ def _best(problem: Problem) -> tuple[str, str]:
         name = "short_rows" if runs("short_rows") else "reference"
         return name, "short rows that need gradients"
     if runs("few_queries"):
-        return "few_queries", "keys and values are read once, by a pass of C"
+        return "few_queries", "one or two queries by a pass of C over keys and values"
     if runs("by_head"):
         return "by_head", "one pass of C over each head, which is faster in bfloat16 here"
     if runs("sdpa"):

@@ -21,6 +21,12 @@ static inline bf16 narrow(float v) {
   return (bits & 0x7fffffff) > 0x7f800000 ? (bf16)0x7fc0 : (bf16)rounded;
 }
 
+/* The same names for both, for macros that are written for either. */
+static inline float load_f32(f32 v) { return v; }
+static inline f32 store_f32(float v) { return v; }
+static inline float load_bf16(bf16 v) { return widen(v); }
+static inline bf16 store_bf16(float v) { return narrow(v); }
+
 /* e^x for -87 <= x <= 87 within 4e-7; NaN stays NaN. */
 static inline float power(float x) {
   const float rounding = 12582912.f; /* 3 * 2^22: what is added to it becomes a whole number */

@@ -9,7 +9,7 @@ from posenc.attend.kernels import by_head
 
 HEADS, KV_HEADS, BATCH = 4, 2, 2
 pytestmark = pytest.mark.skipif(
-    by_head.library() is None,
+    by_head.compiled() is None,
     reason="no C compiler here, or a processor without bfloat16 in vectors, or with tiles of it",
 )
 EPS = torch.finfo(torch.bfloat16).eps
@@ -253,8 +253,25 @@ def test_what_it_does_not_do_it_refuses_and_auto_takes_another():
 
 @torch.no_grad()
 def test_without_the_library_it_refuses(monkeypatch):
-    monkeypatch.setattr(by_head, "library", lambda: None)
+    monkeypatch.setattr(by_head, "compiled", lambda: None)
     (q, k, v), _, options = given("nope", 40, 40)
     with pytest.raises(ValueError, match="no compiler here, or a processor without"):
         posenc.attention(q, k, v, **options, mask=masks.causal, impl="by_head")
     assert posenc.explain(q, k, v, **options, mask=masks.causal).impl == "sdpa"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where it loads its rules
+def test_forward_mode_is_not_lost(monkeypatch):
+    """Blocks of written numbers: C would return a result without a tangent, as if it were zero."""
+    tensors, encoding, options = given("fire", 300, 300)
+    calls = []
+    monkeypatch.setattr(by_head, "attend_with", lambda *a: calls.append(a))
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(tensors[0], torch.ones_like(tensors[0]))
+        try:
+            posenc.attention(
+                dual, *tensors[1:], encoding, **options, mask=masks.causal, impl="blockwise"
+            )
+        except NotImplementedError:
+            pass  # torch's kernel has no derivative of this kind, and says so
+    assert not calls

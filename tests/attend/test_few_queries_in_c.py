@@ -160,3 +160,26 @@ def test_no_memory_is_an_error_that_says_so(monkeypatch):
     monkeypatch.setattr(few_queries, "_library", lambda: Full)
     with pytest.raises(MemoryError, match="no memory for their scores"):
         posenc.attention(*tensors, **options, mask=masks.causal)
+
+
+def one_query(q, k, v):
+    where = {"q_positions": torch.tensor([39]), "kv_positions": torch.arange(40)}
+    return posenc.attention(q, k, v, **where)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_a_trace_holds_what_was_computed_and_not_its_result():
+    first, second = ([torch.randn(1, 2, n, 16) for n in (1, 40, 40)] for _ in range(2))
+    traced = torch.jit.trace(one_query, first, check_trace=False)
+    torch.testing.assert_close(traced(*second), one_query(*second))
+
+
+def test_another_kind_of_tensor_goes_elsewhere():
+    class Named(torch.Tensor):
+        pass
+
+    q, k, v = (torch.randn(1, 2, n, 16) for n in (1, 40, 40))
+    where = {"q_positions": torch.tensor([39]), "kv_positions": torch.arange(40)}
+    assert posenc.explain(q, k, v, **where).impl == "few_queries"
+    assert posenc.explain(q.as_subclass(Named), k, v, **where).impl != "few_queries"

@@ -3,6 +3,8 @@
 import os
 import shutil
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -137,3 +139,35 @@ def test_a_relative_cache_folder_is_ignored(cache, tmp_path, monkeypatch):
     assert rotates()
     assert not (tmp_path / "relative").exists()
     assert list((tmp_path / "home" / ".cache" / "posenc").glob("rope-*.so"))
+
+
+def test_no_part_goes_on_after_another_failed():
+    """What a part writes into is freed once the error is seen."""
+    finished = threading.Event()
+
+    def part(first: int, last: int) -> None:
+        if first == 0:
+            raise MemoryError("planted")
+        time.sleep(0.2)
+        finished.set()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(MemoryError, match="planted"):
+            native.in_parts(2, part)
+        assert finished.is_set()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_changed_header_is_another_library(tmp_path, monkeypatch):
+    source = tmp_path / "some.c"
+    source.write_text("int one(void) { return 1; }", encoding="utf-8")
+    monkeypatch.setattr(native, "HEADERS", tmp_path)
+    found = []
+    for content in ("", "#define A 1", "#define A 2"):
+        if content:
+            (tmp_path / "shared.h").write_text(content, encoding="utf-8")
+        found.append(native._fingerprint(source, "cc"))
+    assert len(set(found)) == 3

@@ -1,5 +1,5 @@
 """Attention in bfloat16 by one pass of C over each head, on processors that multiply bfloat16 in
-vectors: torch's own kernel takes two to four times as long there."""
+vectors; docs/performance.md has what it and torch's kernel took on one of them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ BLOCK = 32
 """As in by_head.c: rows and keys are filled up to a multiple of it."""
 FEW = 8
 """Up to this many queries, reading keys and values takes most of the time, whoever does it."""
-
-
 MOST = 1 << 14
 """Keys up to which it was measured, 7 MB of its own a thread with heads of 64."""
 
 
-def library() -> Any:
+def compiled() -> Any:
     """by_head.c, or None where there is no compiler, or the processor is not one for it."""
     loaded = native.load(SOURCE, ("suits",))
     return loaded if loaded is not None and loaded.suits() else None
@@ -49,7 +47,7 @@ def refuse(problem: Problem) -> str | None:
     why_not = toeplitz.refuse(problem)
     if why_not and not _by_key(problem):
         return why_not
-    if library() is None:
+    if compiled() is None:
         return "no compiler here, or a processor without bfloat16 in vectors, or with tiles of it"
     return None
 
@@ -140,7 +138,7 @@ def gradients(
     shape = _Shape.of(q, k, v, grad, bias, None, scale, shift)
     # A bias for all rows of the batch adds up its gradient in one thread.
     arguments = (q, k, v, weights, grad, *found, bias[0])
-    _run(library().attend_backward, arguments, shape, shape.heads)
+    _run(compiled().attend_backward, arguments, shape, shape.heads)
     return found
 
 
@@ -190,7 +188,7 @@ def _forward(
     out = _new(q, v.shape[3])
     shape = _Shape.of(q, k, v, None, bias, visible, scale, shift)
     arguments = (q, k, v, bias[0], visible, begin, weights, out, lse)
-    _run(library().attend, arguments, shape, shape.batch * shape.heads)
+    _run(compiled().attend, arguments, shape, shape.batch * shape.heads)
     return out
 
 

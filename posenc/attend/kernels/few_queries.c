@@ -1,5 +1,6 @@
-/* Attention of a few queries over many keys: keys and values are read once, for all queries that
-   share them, which is what takes the time. Called by few_queries.py. */
+/* Attention of a few queries over many keys: each head's keys and values are passed over once by each
+   query that reads them, one after the other while they are in the cache. Called by
+   few_queries.py. */
 
 #include "floats.h"
 #include <math.h>
@@ -14,11 +15,6 @@ typedef struct {
 } Shape;
 
 #define PLACE(t, name, row) ((t) + b * of->name[0] + h * of->name[1] + (row) * of->name[2])
-
-static inline float load_f32(f32 v) { return v; }
-static inline float load_bf16(bf16 v) { return widen(v); }
-static inline f32 store_f32(float v) { return v; }
-static inline bf16 store_bf16(float v) { return narrow(v); }
 
 /* Products become weights, of which a row that sees no key has none. */
 static void soften(float *s, const float *bias, const uint8_t *visible, int64_t keys) {

@@ -1,5 +1,5 @@
-"""One or two queries over many keys by a pass of C that reads keys and values once, as decoding
-does at every step."""
+"""One or two queries over many keys by a pass of C over keys and values, as decoding does at every
+step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posenc.numbers import native
 from posenc.numbers.tracking import followed
 
 MOST = 2
-"""Queries: torch's kernel reads keys once for eight of them, this one for those of a group."""
+"""Queries: each reads all keys, for which more of them take torch's kernel less time."""
 SOURCE = Path(__file__).with_suffix(".c")
 FUNCTIONS = {torch.float32: "attend_f32", torch.bfloat16: "attend_bf16"}
 

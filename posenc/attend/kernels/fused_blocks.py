@@ -14,6 +14,7 @@ from posenc.attend.kernels.toeplitz_gradients import rows_in_memory
 from posenc.attend.problem import Problem
 from posenc.numbers import native
 from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.numbers.tracking import followed
 
 
 def applies(problem: Problem) -> bool:
@@ -100,7 +101,8 @@ def _run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tenso
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp, by whichever kernel is faster."""
-    if q.dtype == torch.bfloat16 and by_head.library() is not None:
+    plain = q.dtype == torch.bfloat16 and not followed(q, k, v)
+    if plain and by_head.compiled() is not None:
         return by_head.attend_with(q, k, v, mask, scale)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, attn_mask=mask, scale=scale

@@ -16,7 +16,7 @@ from posenc.attend.kernels.toeplitz_gradients import dense_gradients
 from posenc.attend.problem import Problem
 from posenc.numbers import native
 from posenc.numbers.heads import for_every_head
-from posenc.numbers.tracking import has_tangent, transformed
+from posenc.numbers.tracking import followed
 from posenc.terms.dense import Dense
 
 MOST_KEYS = 512
@@ -41,16 +41,15 @@ def refuse(problem: Problem) -> str | None:
         return "it changes scores or values, which this kernel does not show"
     if problem.need_lse or problem.dropout_p:
         return "it has no log-sum-exp and no dropout"
-    watched = torch.compiler.is_compiling() or transformed()
-    if watched or has_tangent(problem.q, problem.k, problem.v):
-        return "a compiler, a functorch transform or forward mode looks at plain operations"
+    if followed(problem.q, problem.k, problem.v):
+        return "a compiler, a trace, a transform or forward mode looks at plain operations"
     return None
 
 
 def cost(problem: Problem) -> Cost:
     batch, heads = problem.q.shape[:2]
     scores = batch * heads * problem.q_len * problem.kv_len
-    if by_head.library() is not None:
+    if by_head.compiled() is not None:
         held = by_head.held_bytes(batch, heads, problem.q_len, problem.kv_len)
     else:
         held = 2 * 2 * scores  # weights, and the gradient that takes the place of their own
@@ -177,7 +176,7 @@ class _Attention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, visible: Tensor | None,
         scale: float, shift: int,
     ) -> Tensor:  # fmt: skip
-        ctx.by_heads = by_head.library() is not None
+        ctx.by_heads = by_head.compiled() is not None
         if ctx.by_heads:
             out, weights = by_head.attend(q, k, v, bias, visible, scale, shift)
         else:

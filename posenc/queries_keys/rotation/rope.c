@@ -3,11 +3,6 @@
 
 #include "floats.h"
 
-static inline float load_f32(f32 v) { return v; }
-static inline f32 store_f32(float v) { return v; }
-static inline float load_bf16(bf16 v) { return widen(v); }
-static inline bf16 store_bf16(float v) { return narrow(v); }
-
 /* Strides count numbers. A row is one head of one token: `pairs` pairs, then `rest` channels that
    pass through. Tokens are done `tile` at a time, all heads of them, so that their cosines stay in
    the core's cache; tiles first..last of (batch, tiles of a sequence), so that callers can share
