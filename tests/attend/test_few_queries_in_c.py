@@ -100,7 +100,8 @@ def test_a_row_that_sees_no_key_gives_zeros_and_a_nan_stays_one(dtype):
 
 
 @torch.no_grad()
-def test_any_number_of_threads_gives_the_same_bits():
+def test_any_number_of_threads_gives_the_same_bits(monkeypatch):
+    monkeypatch.setattr(few_queries, "SHARED", 0)
     tensors, encoding, options = given("t5", 1, 300, torch.float32)
     before, found = torch.get_num_threads(), []
     for count in (1, 3):
