@@ -47,10 +47,15 @@ def half_ulp(x):
 @needs_c_compiler
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("pairs", [1, 7, 8, 11, 16, 32, 35, 64])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_kernel_equals_pairs_by_hand_rounded_once(layout, batched, interleaved, threads):
+def test_kernel_equals_pairs_by_hand_rounded_once(
+    layout, pairs, batched, interleaved, threads, monkeypatch
+):
+    monkeypatch.setattr(rope_cpu, "TILE", 5 * pairs)  # several tiles and a remainder
     torch.manual_seed(0)
-    x, (cos, sin) = LAYOUTS[layout](), tables(batched)
+    x, (cos, sin) = LAYOUTS[layout](), tables(batched, pairs)
+    x = x if 2 * pairs <= x.shape[-1] else torch.cat([x] * -(-2 * pairs // 22), -1)
     for count in (1, 3):
         threads(count)
         for dtype in (torch.float32, torch.bfloat16):
@@ -62,6 +67,26 @@ def test_kernel_equals_pairs_by_hand_rounded_once(layout, batched, interleaved, 
             assert got.dtype == dtype
             error = (got.double() - want).abs()
             assert (error <= (2e-6 if dtype == torch.float32 else half_ulp(want))).all()
+
+
+@needs_c_compiler
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("pairs", [7, 32])
+def test_no_nan_becomes_a_number_whatever_its_bits(pairs, interleaved):
+    nans = torch.tensor([0x7F810000, 0x7FFF0000, 0x7FFFFFFF, 0x7F800001, -1, -8388607])
+    nans = nans.to(torch.int32).view(torch.float32)
+    assert nans.isnan().all()
+    for place in range(3):
+        x = torch.ones(1, 2, len(nans), 2 * pairs, dtype=torch.bfloat16)
+        cos, sin = torch.full((2, 1, len(nans), pairs), 0.5)
+        if place == 0:
+            for i in range(len(nans)):  # the upper halves, as bfloat16 holds them
+                upper = (nans[i].view(torch.int32) >> 16 | 1).to(torch.int16)
+                x.view(torch.int16)[:, :, i] = upper
+        else:
+            (cos, sin)[place - 1][:] = nans[None, :, None]
+        assert x.isnan().all() or (cos + sin).isnan().all()
+        assert rope.rotate([x], cos, sin, interleaved)[0].isnan().all()
 
 
 @needs_c_compiler

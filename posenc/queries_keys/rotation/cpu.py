@@ -16,9 +16,8 @@ PAYS_FROM = 1 << 15
 """Numbers in q and k from which the kernel runs. Below, both ways take microseconds, and a program
 with only small tensors never waits for a compiler."""
 
-TILE = 128
-"""Tokens of one head that are rotated before the next head, which then reads the same cosines from
-a cache."""
+TILE = 1 << 17
+"""Cosines of one head that are used before the next head, which then reads them from a cache."""
 
 _SOURCE = Path(__file__).with_name("rope.c")
 _FUNCTIONS = {torch.float32: "rotate_f32", torch.bfloat16: "rotate_bf16"}
@@ -62,23 +61,26 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     x = x if x.stride(-1) == 1 else x.contiguous()  # a gradient of k comes with its tokens inside
     cos, sin, out = cos.contiguous(), sin.contiguous(), torch.empty_like(x)
     if out.stride(-1) != 1:
-        out = torch.empty(x.shape, dtype=x.dtype)
+        out = x.new_empty(x.shape)
     native.on_huge_pages(out)
     batch, heads, length, head_dim = x.shape
     pairs = cos.shape[-1]
     threads = torch.get_num_threads()
     # Walk memory in its own order: projections leave heads inside tokens.
-    tile = 1 if x.stride(1) < x.stride(2) else min(TILE, -(-length // threads))
+    kept = 1 if x.stride(1) < x.stride(2) else TILE // max(1, pairs)
+    tile = max(1, min(kept, -(-length // threads)))
     table_batch = length * pairs if cos.ndim == 4 and cos.shape[0] > 1 else 0
     shape = _Shape(
         heads, length, tile, pairs, head_dim - 2 * pairs, *x.stride()[:3], *out.stride()[:3],
         table_batch, interleaved,
     )  # fmt: skip
-    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, out, cos, sin)]
+    pointers = [native.pointer(t) for t in (x, out, cos, sin)]
     function: Any = getattr(library, _FUNCTIONS[x.dtype])
 
     def part(first: int, last: int) -> None:
-        function(*pointers, ctypes.byref(shape), ctypes.c_int64(first), ctypes.c_int64(last))
+        ordered = cos.new_empty(2, tile, pairs) if x.dtype == torch.bfloat16 else None
+        ends = ctypes.c_int64(first), ctypes.c_int64(last)
+        function(*pointers, native.pointer(ordered), ctypes.byref(shape), *ends)
 
     native.in_parts(batch * -(-length // tile), part)
     return out

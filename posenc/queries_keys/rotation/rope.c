@@ -3,6 +3,10 @@
 
 #include "floats.h"
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "The halves of a word lie the other way round here."
+#endif
+
 /* Strides count numbers. A row is one head of one token: `pairs` pairs, then `rest` channels that
    pass through. Tokens are done `tile` at a time, all heads of them, so that their cosines stay in
    the core's cache; tiles first..last of (batch, tiles of a sequence), so that callers can share
@@ -14,62 +18,131 @@ typedef struct {
   int64_t table_batch, interleaved;
 } Shape;
 
-/* Bytes ahead of a row that are asked for, and bytes in a line of the cache. */
-#define AHEAD 2048
-#define LINE 64
+#define ROW(name, T)                                                                               \
+  static inline void name##_##T(const T *restrict x, T *restrict out, const float *restrict cos,   \
+                                const float *restrict sin, int64_t pairs)
 
-/* Ask for a row to read and a row to write; no address is too far to be asked for. */
-static inline void fetch(const char *x, char *out, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += LINE) {
-    __builtin_prefetch(x + i);
-    __builtin_prefetch(out + i, 1);
+ROW(split, f32) {
+  for (int64_t i = 0; i < pairs; i++) {
+    float a = x[i], b = x[i + pairs], c = cos[i], s = sin[i];
+    out[i] = a * c - b * s;
+    out[i + pairs] = b * c + a * s;
   }
 }
 
-/* A constant number of pairs fills vectors where a variable one of few pairs is done singly. */
-#define BY_PAIRS(function, ...)                                                                    \
-  (pairs == 16 ? function(__VA_ARGS__, 16) : function(__VA_ARGS__, pairs))
+ROW(interleaved, f32) {
+  for (int64_t i = 0; i < pairs; i++) {
+    float a = x[2 * i], b = x[2 * i + 1], c = cos[i], s = sin[i];
+    out[2 * i] = a * c - b * s;
+    out[2 * i + 1] = b * c + a * s;
+  }
+}
+
+/* bfloat16 is done two neighbours at a time, the halves of a word: no number changes its place.
+   So cosines and sines of even pairs lie before those of odd ones, see order(). */
+typedef uint32_t __attribute__((aligned(2), may_alias)) word;
+
+static inline float number(uint32_t bits) {
+  float v;
+  memcpy(&v, &bits, sizeof v);
+  return v;
+}
+static inline float lower(word w) { return number(w << 16); }
+static inline float upper(word w) { return number(w & 0xffff0000); }
+
+/* narrow(), before its lower half is dropped, where no NaN has bits in that half that could carry:
+   those of x have none, order() takes them from the tables, and 0 * inf makes none. */
+static inline uint32_t rounded(float v) {
+  uint32_t bits;
+  memcpy(&bits, &v, sizeof bits);
+  return bits + 0x7fff + (bits >> 16 & 1);
+}
+static inline word joined(float low, float high) {
+  return rounded(low) >> 16 | (rounded(high) & 0xffff0000);
+}
+
+ROW(split, bf16) {
+  int64_t half = pairs / 2, last = pairs - 1;
+  const word *first = (const word *)x, *second = (const word *)(x + pairs);
+  word *to_first = (word *)out, *to_second = (word *)(out + pairs);
+#pragma omp simd
+  for (int64_t i = 0; i < half; i++) {
+    float a = lower(first[i]), b = lower(second[i]), c = cos[i], s = sin[i];
+    float e = upper(first[i]), f = upper(second[i]), d = cos[half + i], t = sin[half + i];
+    to_first[i] = joined(a * c - b * s, e * d - f * t);
+    to_second[i] = joined(b * c + a * s, f * d + e * t);
+  }
+  if (pairs % 2) {
+    float a = widen(x[last]), b = widen(x[last + pairs]), c = cos[last], s = sin[last];
+    out[last] = narrow(a * c - b * s);
+    out[last + pairs] = narrow(b * c + a * s);
+  }
+}
+
+ROW(interleaved, bf16) {
+  const word *from = (const word *)x;
+  word *to = (word *)out;
+#pragma omp simd
+  for (int64_t i = 0; i < pairs; i++) {
+    float a = lower(from[i]), b = upper(from[i]), c = cos[i], s = sin[i];
+    to[i] = joined(a * c - b * s, b * c + a * s);
+  }
+}
+
+/* A table's rows as the rows of bfloat16 want them. */
+static void order(const float *from, float *to, int64_t rows, int64_t pairs, int64_t interleaved) {
+  int64_t half = interleaved ? 0 : pairs / 2;
+  for (int64_t row = 0; row < rows; row++, from += pairs, to += pairs) {
+    for (int64_t i = 0; i < half; i++) to[i] = from[2 * i], to[half + i] = from[2 * i + 1];
+    for (int64_t i = 2 * half; i < pairs; i++) to[i] = from[i];
+    for (int64_t i = 0; i < pairs; i++) to[i] = to[i] == to[i] ? to[i] : __builtin_nanf("");
+  }
+}
+
+/* With a constant number of pairs a row is a few vectors and no loop. */
+#define WITH_PAIRS(function, ...)                                                                  \
+  (of->pairs == 16   ? function(__VA_ARGS__, 16)                                                   \
+   : of->pairs == 32 ? function(__VA_ARGS__, 32)                                                   \
+   : of->pairs == 64 ? function(__VA_ARGS__, 64)                                                   \
+                     : function(__VA_ARGS__, of->pairs))
 
 #define ROTATE(T)                                                                                  \
-  static inline void split_##T(const T *restrict x, T *restrict out, const float *restrict cos,    \
-                               const float *restrict sin, int64_t pairs) {                         \
-    for (int64_t i = 0; i < pairs; i++) {                                                          \
-      float a = load_##T(x[i]), b = load_##T(x[i + pairs]), c = cos[i], s = sin[i];                \
-      out[i] = store_##T(a * c - b * s);                                                           \
-      out[i + pairs] = store_##T(b * c + a * s);                                                   \
-    }                                                                                              \
+  static inline __attribute__((always_inline)) void tile_##T(                                      \
+      const T *x, T *out, const float *cos, const float *sin, const Shape *of, int64_t tokens,     \
+      int64_t interleaved, int64_t pairs) {                                                        \
+    for (int64_t head = 0; head < of->heads; head++)                                               \
+      for (int64_t token = 0; token < tokens; token++) {                                           \
+        const T *from = x + head * of->x_head + token * of->x_token;                               \
+        T *to = out + head * of->out_head + token * of->out_token;                                 \
+        const float *c = cos + token * pairs, *s = sin + token * pairs;                            \
+        if (interleaved)                                                                           \
+          interleaved_##T(from, to, c, s, pairs);                                                  \
+        else                                                                                       \
+          split_##T(from, to, c, s, pairs);                                                        \
+        if (of->rest) memcpy(to + 2 * pairs, from + 2 * pairs, of->rest * sizeof(T));              \
+      }                                                                                            \
   }                                                                                                \
-  static inline void interleaved_##T(const T *restrict x, T *restrict out,                         \
-                                     const float *restrict cos, const float *restrict sin,         \
-                                     int64_t pairs) {                                              \
-    for (int64_t i = 0; i < pairs; i++) {                                                          \
-      float a = load_##T(x[2 * i]), b = load_##T(x[2 * i + 1]), c = cos[i], s = sin[i];            \
-      out[2 * i] = store_##T(a * c - b * s);                                                       \
-      out[2 * i + 1] = store_##T(b * c + a * s);                                                   \
-    }                                                                                              \
-  }                                                                                                \
-  void rotate_##T(const T *x, T *out, const float *cos, const float *sin, const Shape *of,         \
-                  int64_t first, int64_t last) {                                                   \
-    int64_t pairs = of->pairs, tiles = (of->length + of->tile - 1) / of->tile;                     \
-    int64_t size = (2 * of->pairs + of->rest) * sizeof(T), rows = (AHEAD + size - 1) / size;       \
-    int64_t x_ahead = rows * (of->tile > 1 ? of->x_token : of->x_head);                            \
-    int64_t out_ahead = rows * (of->tile > 1 ? of->out_token : of->out_head);                      \
+  /* `ordered` has room for the cosines and sines of a tile; NULL: they are taken as they lie. */  \
+  void rotate_##T(const T *x, T *out, const float *cos, const float *sin, float *ordered,          \
+                  const Shape *of, int64_t first, int64_t last) {                                  \
+    int64_t tiles = (of->length + of->tile - 1) / of->tile;                                        \
     for (int64_t i = first; i < last; i++) {                                                       \
       int64_t batch = i / tiles, start = i % tiles * of->tile;                                     \
-      int64_t stop = start + of->tile < of->length ? start + of->tile : of->length;                \
-      for (int64_t head = 0; head < of->heads; head++)                                             \
-        for (int64_t token = start; token < stop; token++) {                                       \
-          const T *from = x + batch * of->x_batch + head * of->x_head + token * of->x_token;       \
-          T *to = out + batch * of->out_batch + head * of->out_head + token * of->out_token;       \
-          int64_t table = batch * of->table_batch + token * of->pairs;                             \
-          fetch((const char *)(from + x_ahead), (char *)(to + out_ahead), size);                   \
-          if (of->interleaved)                                                                     \
-            BY_PAIRS(interleaved_##T, from, to, cos + table, sin + table);                         \
-          else                                                                                     \
-            BY_PAIRS(split_##T, from, to, cos + table, sin + table);                               \
-          if (of->rest)                                                                            \
-            memcpy(to + 2 * of->pairs, from + 2 * of->pairs, of->rest * sizeof(T));                \
-        }                                                                                          \
+      int64_t tokens = start + of->tile < of->length ? of->tile : of->length - start;              \
+      int64_t table = batch * of->table_batch + start * of->pairs;                                 \
+      const T *from = x + batch * of->x_batch + start * of->x_token;                               \
+      T *to = out + batch * of->out_batch + start * of->out_token;                                 \
+      const float *c = cos + table, *s = sin + table;                                              \
+      if (ordered) {                                                                               \
+        float *other = ordered + tokens * of->pairs;                                               \
+        order(c, ordered, tokens, of->pairs, of->interleaved);                                     \
+        order(s, other, tokens, of->pairs, of->interleaved);                                       \
+        c = ordered, s = other;                                                                    \
+      }                                                                                            \
+      if (of->interleaved)                                                                         \
+        WITH_PAIRS(tile_##T, from, to, c, s, of, tokens, 1);                                       \
+      else                                                                                         \
+        WITH_PAIRS(tile_##T, from, to, c, s, of, tokens, 0);                                       \
     }                                                                                              \
   }
 
