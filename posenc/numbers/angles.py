@@ -9,12 +9,9 @@ from decimal import Decimal
 import torch
 from torch import Tensor
 
-from posenc.numbers import frequencies
+from posenc.numbers import frequencies, runs
 from posenc.numbers.device_copies import Constants
 
-STEP = 64
-"""Consecutive positions that share a sine in `of_run`."""
-_FINE = torch.arange(STEP)
 _RADIANS_PER_UNIT = 2 * math.pi / frequencies.TURN
 
 
@@ -56,18 +53,22 @@ class Angles:
         return cos.to(dtype), sin.to(dtype)
 
     def of_run(
-        self, first: int, count: int, device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        first: int,
+        count: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        factor: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin at first, first + 1, ... as `cos_sin` gives them, each (count,
-        len(inv_freq)), in a third of the time: a position is STEP a + b, and sums of angles need no
-        more sines."""
-        steps = torch.arange(-(-count // STEP), device=device)
-        coarse, fine = self.reduced(first + STEP * steps), self.reduced(_FINE.to(device))
-        cos_a, sin_a = coarse.cos()[:, None], coarse.sin()[:, None]
-        cos_b, sin_b = fine.cos(), fine.sin()
-        cos = (cos_a * cos_b).addcmul_(sin_a, sin_b, value=-1)
-        sin = (sin_a * cos_b).addcmul_(cos_a, sin_b)
-        return cos.flatten(0, 1)[:count].to(dtype), sin.flatten(0, 1)[:count].to(dtype)
+        """`cos_sin` at first, first + 1, ..., bit for bit, each (count, len(inv_freq)); in float32
+        on the CPU in a fraction of the time, where there is a compiler."""
+        turns = self.turns.like(torch.empty(0, dtype=torch.int64, device=device))
+        if dtype != torch.float32 or not runs.takes(turns, count):
+            return self.cos_sin(first + torch.arange(count, device=device), dtype, factor)
+        cos, sin, unsure = runs.cos_sin_of_run(turns, _RADIANS_PER_UNIT, factor, first, count)
+        if len(unsure):
+            cos[unsure - first], sin[unsure - first] = self.cos_sin(unsure, dtype, factor)
+        return cos, sin
 
     def reduced(self, positions: Tensor) -> Tensor:
         """The angle in radians modulo a turn, float64, (..., len(inv_freq)), within

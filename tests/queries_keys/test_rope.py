@@ -8,7 +8,7 @@ import torch
 from posenc.queries_keys.axial import AxialRoPE, MixedRoPE, centred_grid
 from posenc.queries_keys.mrope import MRoPE, mrope_positions
 from posenc.queries_keys.rope import RoPE
-from posenc.queries_keys.rope_scaling import Proportional
+from posenc.queries_keys.rope_scaling import Proportional, YaRN
 from tests.golden_values import Case, cases
 
 
@@ -239,3 +239,24 @@ def test_a_share_of_the_head_is_an_even_number_of_channels():
     assert RoPE(10, interleaved=False, partial_rotary_factor=0.5).rotary_dim == 4
     with pytest.raises(ValueError, match="not both"):
         RoPE(8, interleaved=False, rotary_dim=4, partial_rotary_factor=0.5)
+
+
+@pytest.mark.parametrize("scaling", [None, YaRN(4, 64)])
+@pytest.mark.parametrize(
+    "kind", ["run", "run from 70", "documents", "one apart", "backwards", "real"]
+)
+def test_long_rows_have_the_angles_of_every_position_alone(kind, scaling):
+    positions = torch.arange(600) + (70 if kind == "run from 70" else 0)
+    if kind == "documents":
+        positions = positions % 300
+    elif kind == "one apart":
+        positions[-1] += 1
+    elif kind == "backwards":
+        positions = positions.flip(0)
+    elif kind == "real":
+        positions = positions / 2
+    rope = RoPE(32, interleaved=False, scaling=scaling)
+    together = rope.cos_sin(positions)
+    alone = [rope.cos_sin(positions[i : i + 1]) for i in range(600)]
+    for got, want in zip(together, map(torch.cat, zip(*alone, strict=True)), strict=True):
+        assert torch.equal(got, want)

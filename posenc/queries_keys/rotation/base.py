@@ -11,8 +11,8 @@ from torch import Tensor
 
 from posenc.numbers.angles import Angles
 from posenc.numbers.precision import at_least_float32
-from posenc.numbers.tracking import transformed
-from posenc.positions import Positions, Remembered, same, version
+from posenc.numbers.tracking import followed, transformed
+from posenc.positions import Positions, Remembered, run_start, same, version
 from posenc.queries_keys.query_key import QueryKeyEncoding
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.rotate import rotate_together
@@ -20,6 +20,8 @@ from posenc.terms.tokens import Tokens
 
 KEPT = 2
 """Tables that an encoding keeps from its last calls: those of queries and of keys."""
+MANY = 256
+"""Positions from which it pays to ask whether they are consecutive."""
 MOST_KEPT = 1 << 20
 """Larger tables are made at each call: numbers in one of them, 4 MB."""
 
@@ -79,7 +81,13 @@ class Rotation(QueryKeyEncoding):
         return counted and cos.numel() <= MOST_KEPT
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return self.angles.cos_sin(positions, dtype, self.attention_factor)
+        one_row = positions.ndim == 1 and len(positions) >= MANY
+        asked = one_row and positions.device.type == "cpu" and not followed(positions)
+        first = run_start(positions) if asked and self.angles.axes is None else None
+        if first is None:
+            return self.angles.cos_sin(positions, dtype, self.attention_factor)
+        count, device = len(positions), positions.device
+        return self.angles.of_run(first, count, device, dtype, self.attention_factor)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
