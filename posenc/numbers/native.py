@@ -191,16 +191,19 @@ def in_rows(t: torch.Tensor | None, shape: Sequence[int]) -> torch.Tensor | None
 
 
 def in_parts(count: int, part: Callable[[int, int], None]) -> None:
-    """part(first, last) for 0 .. count, shared out among as many threads as torch has; ctypes lets
-    go of the interpreter's lock while C runs."""
+    """part(first, last) for 0 .. count, shared out among as many threads as torch has, the calling
+    one among them; ctypes lets go of the interpreter's lock while C runs."""
     threads = min(torch.get_num_threads(), count)
     if threads <= 1:
         part(0, count)
         return
     bounds = [count * i // threads for i in range(threads + 1)]
-    parts = [_workers(threads).submit(part, *ends) for ends in itertools.pairwise(bounds)]
-    wait(parts)  # where one fails, no other may go on writing into what is freed then
-    for done in parts:
+    others = [_workers(threads).submit(part, *ends) for ends in itertools.pairwise(bounds[1:])]
+    try:
+        part(0, bounds[1])
+    finally:  # where one fails, no other may go on writing into what is freed then
+        wait(others)
+    for done in others:
         done.result()
 
 
