@@ -49,8 +49,8 @@ def measured(name: str, impl: str, grad: bool, mask: posenc.Mask) -> tuple[float
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_is_what_explain_says(name, impl, grad):
     said, held = measured(name, impl, grad, masks.causal)
-    # A fixed part below 1 MiB, for the kernel's own blocks, is left out.
-    assert held <= 1.25 * said + 1
+    # A fixed part below 1 MiB a thread, for the kernel's own blocks, is left out.
+    assert held <= 1.25 * said + torch.get_num_threads()
     assert said <= 4 * held + 2
 
 
