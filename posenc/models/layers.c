@@ -10,55 +10,90 @@ static inline float sigmoid(float x) {
 }
 
 /* out = x * inverse * weight, inverse = 1 / sqrt(mean(x^2) + eps), for rows first..last. */
-void rms(const float *x, const float *weight, float *out, float *inverse, int64_t width, float eps,
-         int64_t first, int64_t last) {
+typedef struct {
+  const float *x, *weight;
+  float *out, *inverse;
+  int64_t width;
+  double eps;
+} Norm;
+
+int rms(const Norm *of, int64_t first, int64_t last) {
+  const float *weight = of->weight;
+  int64_t width = of->width;
   for (int64_t n = first; n < last; n++) {
-    const float *row = x + n * width;
-    float sum = 0;
+    const float *row = of->x + n * width;
+    float *restrict out = of->out + n * width, sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < width; i++) sum += row[i] * row[i];
-    float r = inverse[n] = 1 / sqrtf(sum / width + eps);
-    for (int64_t i = 0; i < width; i++) out[n * width + i] = row[i] * r * weight[i];
+    float r = of->inverse[n] = 1 / sqrtf(sum / width + (float)of->eps);
+    for (int64_t i = 0; i < width; i++) out[i] = row[i] * r * weight[i];
   }
+  return 0;
 }
 
-/* grad_weight is added up from rows first..last. */
-void rms_backward(const float *grad, const float *x, const float *weight, const float *inverse,
-                  float *restrict grad_x, float *restrict grad_weight, int64_t width, int64_t first,
-                  int64_t last) {
-  for (int64_t n = first; n < last; n++) {
-    const float *g = grad + n * width, *row = x + n * width;
-    float r = inverse[n], along = 0;
+/* Blocks first..last of `block` rows, each of which has a row of its own to add up grad_weight: so
+   the sum of those is the same however the blocks are shared out. */
+typedef struct {
+  const float *grad, *x, *weight, *inverse;
+  float *grad_x, *grad_weight;
+  int64_t width, rows, block;
+} NormBackward;
+
+int rms_backward(const NormBackward *of, int64_t first, int64_t last) {
+  const float *weight = of->weight;
+  int64_t width = of->width, end = last * of->block < of->rows ? last * of->block : of->rows;
+  memset(of->grad_weight + first * width, 0, (last - first) * width * sizeof(float));
+  for (int64_t n = first * of->block; n < end; n++) {
+    const float *g = of->grad + n * width, *row = of->x + n * width;
+    float *restrict grad_weight = of->grad_weight + n / of->block * width;
+    float *restrict grad_x = of->grad_x + n * width, r = of->inverse[n], along = 0;
 #pragma omp simd reduction(+ : along)
     for (int64_t i = 0; i < width; i++) along += g[i] * weight[i] * row[i];
     along *= r * r * r / width;
     for (int64_t i = 0; i < width; i++) {
       grad_weight[i] += g[i] * row[i] * r;
-      grad_x[n * width + i] = g[i] * weight[i] * r - row[i] * along;
+      grad_x[i] = g[i] * weight[i] * r - row[i] * along;
     }
   }
+  return 0;
 }
 
-/* out = gate * sigmoid(gate) * up; gate and up stand side by side in a row. */
-void swiglu(const bf16 *gate_up, bf16 *restrict out, int64_t width, int64_t first, int64_t last) {
+/* out = gate * sigmoid(gate) * up for rows first..last; gate and up stand side by side in a row. */
+typedef struct {
+  const bf16 *gate_up;
+  bf16 *out;
+  int64_t width;
+} Gate;
+
+int swiglu(const Gate *of, int64_t first, int64_t last) {
+  int64_t width = of->width;
   for (int64_t n = first; n < last; n++) {
-    const bf16 *gate = gate_up + 2 * n * width, *up = gate + width;
+    const bf16 *gate = of->gate_up + 2 * n * width, *up = gate + width;
+    bf16 *restrict out = of->out + n * width;
     for (int64_t i = 0; i < width; i++) {
       float a = widen(gate[i]);
-      out[n * width + i] = narrow(a * sigmoid(a) * widen(up[i]));
+      out[i] = narrow(a * sigmoid(a) * widen(up[i]));
     }
   }
+  return 0;
 }
 
-void swiglu_backward(const bf16 *grad, const bf16 *gate_up, bf16 *restrict grad_gate_up,
-                     int64_t width, int64_t first, int64_t last) {
+typedef struct {
+  const bf16 *grad, *gate_up;
+  bf16 *grad_gate_up;
+  int64_t width;
+} GateBackward;
+
+int swiglu_backward(const GateBackward *of, int64_t first, int64_t last) {
+  int64_t width = of->width;
   for (int64_t n = first; n < last; n++) {
-    const bf16 *gate = gate_up + 2 * n * width, *up = gate + width, *g = grad + n * width;
-    bf16 *d_gate = grad_gate_up + 2 * n * width, *d_up = d_gate + width;
+    const bf16 *gate = of->gate_up + 2 * n * width, *up = gate + width, *g = of->grad + n * width;
+    bf16 *restrict d_gate = of->grad_gate_up + 2 * n * width, *restrict d_up = d_gate + width;
     for (int64_t i = 0; i < width; i++) {
       float a = widen(gate[i]), s = sigmoid(a), y = widen(g[i]);
       d_up[i] = narrow(y * a * s);
       d_gate[i] = narrow(y * widen(up[i]) * s * (1 + a * (1 - s)));
     }
   }
+  return 0;
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from posenc.numbers import native
 from posenc.numbers.tracking import has_tangent, transformed
 
 SOURCE = Path(__file__).with_name("layers.c")
+BLOCK = 512
+"""Rows whose gradients of the weights are added up before those of other rows."""
 FUNCTIONS = ("rms", "rms_backward", "swiglu", "swiglu_backward")
 
 
@@ -48,15 +49,7 @@ class _RMSNorm(torch.autograd.Function):
         if x.dtype == torch.float32 and (lib := library()) is not None:
             x, weight = x.contiguous(), weight.contiguous()
             out, inverse = torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)
-            places = [ctypes.c_void_p(t.data_ptr()) for t in (x, weight, out, inverse)]
-            width = ctypes.c_int64(x.shape[-1])
-
-            def part(first: int, last: int) -> None:
-                lib.rms(
-                    *places, width, ctypes.c_float(eps), ctypes.c_int64(first), ctypes.c_int64(last)
-                )
-
-            native.in_parts(inverse.numel(), part)
+            native.run(lib.rms, inverse.numel(), x, weight, out, inverse, x.shape[-1], float(eps))
         else:
             norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
             inverse = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
@@ -83,15 +76,9 @@ class _RMSNorm(torch.autograd.Function):
 def _gradients(
     lib: Any, grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    grad_x, sums, width = torch.empty_like(x), [], ctypes.c_int64(x.shape[-1])
-
-    def part(first: int, last: int) -> None:
-        total = torch.zeros_like(weight)
-        sums.append((first, total))
-        tensors = (grad, x, weight, inverse, grad_x, total)
-        places = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
-        lib.rms_backward(*places, width, ctypes.c_int64(first), ctypes.c_int64(last))
-
-    native.in_parts(inverse.numel(), part)
-    sums.sort(key=lambda pair: pair[0])  # which thread began first must not decide the last bits
-    return grad_x, torch.stack([total for _, total in sums]).sum(0)
+    rows, width = inverse.numel(), x.shape[-1]
+    blocks = -(-rows // BLOCK)
+    grad_x, sums = torch.empty_like(x), weight.new_empty(blocks, width)
+    given = grad, x, weight, inverse, grad_x, sums
+    native.run(lib.rms_backward, blocks, *given, width, rows, BLOCK)
+    return grad_x, sums.sum(0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,7 +34,7 @@ class _SwiGLU(torch.autograd.Function):
         ctx.save_for_backward(flat, weight, both)
         ctx.shape, ctx.dtype = x.shape, x.dtype
         out = both.new_empty(*x.shape[:-1], len(gate))
-        _run(library().swiglu, (both, out), len(gate))
+        native.run(library().swiglu, len(flat), both, out, len(gate))
         return out
 
     @staticmethod
@@ -44,17 +42,8 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         flat, weight, both = ctx.saved_tensors
         d_both, width = torch.empty_like(both), len(weight) // 2
-        _run(library().swiglu_backward, (grad.contiguous(), both, d_both), width)
+        given = grad.contiguous(), both, d_both, width
+        native.run(library().swiglu_backward, len(flat), *given)
         wanted = any(ctx.needs_input_grad[1:])
         d_x, d_weights = product_gradients(d_both, flat, weight, (width, width), wanted)
         return d_x.to(ctx.dtype).view(ctx.shape), *d_weights
-
-
-def _run(function: Any, tensors: Sequence[Tensor], width: int) -> None:
-    """One of the C functions over all rows."""
-    places = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
-
-    def part(first: int, last: int) -> None:
-        function(*places, ctypes.c_int64(width), ctypes.c_int64(first), ctypes.c_int64(last))
-
-    native.in_parts(tensors[0].numel() // tensors[0].shape[-1], part)

@@ -11,13 +11,15 @@ import os
 import platform
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -152,6 +154,9 @@ def _fingerprint(source: Path, compiler: str) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
+Argument = torch.Tensor | int | float | tuple[int, ...] | None
+"""What C functions are given, see `run`."""
+
 HUGE_PAGE, FRESH = 1 << 21, 1 << 25
 """Bytes of a huge page, and of a tensor whose memory the C library asks the system for each time:
 smaller ones get memory that was in use before."""
@@ -171,11 +176,6 @@ def on_huge_pages(t: torch.Tensor) -> torch.Tensor:
     return t
 
 
-def pointer(t: torch.Tensor | None) -> ctypes.c_void_p:
-    """Where its numbers begin; NULL for None."""
-    return ctypes.c_void_p(None if t is None else t.data_ptr())
-
-
 def in_one_piece(t: torch.Tensor) -> torch.Tensor:
     """t with the strides of its shape, copied if it must be: torch calls a tensor contiguous
     whatever the stride of an axis of one."""
@@ -190,21 +190,65 @@ def in_rows(t: torch.Tensor | None, shape: Sequence[int]) -> torch.Tensor | None
     return (t if t.stride(-1) == 1 else t.contiguous()).expand(*shape)
 
 
-def in_parts(count: int, part: Callable[[int, int], None]) -> None:
-    """part(first, last) for 0 .. count, shared out among as many threads as torch has, the calling
-    one among them; ctypes lets go of the interpreter's lock while C runs."""
-    threads = min(torch.get_num_threads(), count)
+def run(function: Any, count: int, *arguments: Argument, threads: int | None = None) -> None:
+    """function(arguments, first, last) of C for 0 .. count, shared out among `threads`, by default
+    as many as torch has; without the interpreter's lock.
+
+    C finds the arguments as one struct, 8 bytes each: where a tensor begins (NULL for None), an
+    int64, a float64, every number of a tuple. It returns 0, or 1 where there was no memory.
+
+    Raises: MemoryError.
+    """
+    packed = _packed(arguments)
+    threads = min(threads or torch.get_num_threads(), count)
     if threads <= 1:
-        part(0, count)
-        return
-    bounds = [count * i // threads for i in range(threads + 1)]
-    others = [_workers(threads).submit(part, *ends) for ends in itertools.pairwise(bounds[1:])]
+        failed = function(packed, ctypes.c_int64(0), ctypes.c_int64(count))
+    elif parallel := _openmp():
+        sizes = ctypes.c_int64(count), ctypes.c_int64(threads)
+        failed = parallel[0].share(function, packed, *sizes, *parallel[1:])
+    else:
+        failed = _by_executor(function, packed, count, threads)
+    if failed:
+        raise MemoryError(
+            f"{function.__name__}: no memory for what each of {threads} threads keeps while it "
+            "computes; fewer threads (torch.set_num_threads) need less."
+        )
+
+
+def _packed(arguments: Sequence[Argument]) -> bytes:
+    kinds, values = [], []
+    for argument in arguments:
+        several = argument if isinstance(argument, tuple) else (argument,)
+        for value in several:
+            at = 0 if value is None else value
+            values.append(at.data_ptr() if isinstance(at, torch.Tensor) else at)
+            kinds.append("d" if isinstance(at, float) else "q")
+    return struct.pack("".join(kinds), *values)
+
+
+@functools.cache
+def _openmp() -> tuple[Any, ...] | None:
+    """parts.c and what it needs of the OpenMP that torch has loaded, whose threads are awake while
+    torch computes; None where it is not to be found, or in a forked child, which has none of its
+    threads."""
+    library = None if _FORKED else load(HEADERS / "parts.c", ("share",))
     try:
-        part(0, bounds[1])
-    finally:  # where one fails, no other may go on writing into what is freed then
-        wait(others)
-    for done in others:
-        done.result()
+        own = ctypes.CDLL(None)
+        return library and (
+            library, own.GOMP_parallel, own.omp_get_thread_num, own.omp_get_num_threads,
+        )  # fmt: skip
+    except (AttributeError, OSError, TypeError):  # TypeError: Windows has no such handle
+        return None
+
+
+def _by_executor(function: Any, packed: bytes, count: int, threads: int) -> int:
+    bounds = [count * i // threads for i in range(threads + 1)]
+    parts = [
+        _workers(threads).submit(function, packed, ctypes.c_int64(first), ctypes.c_int64(last))
+        for first, last in itertools.pairwise(bounds)
+    ]
+    wait(parts)  # where one fails, no other may go on writing into what is freed then
+    return max(part.result() for part in parts)
 
 
 @functools.cache
@@ -212,5 +256,15 @@ def _workers(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="posenc-native")
 
 
-if hasattr(os, "register_at_fork"):  # a forked child has the executor, but not its threads
-    os.register_at_fork(after_in_child=_workers.cache_clear)
+_FORKED = False
+
+
+def _after_fork() -> None:
+    global _FORKED
+    _FORKED = True
+    _openmp.cache_clear()
+    _workers.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

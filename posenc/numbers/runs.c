@@ -5,12 +5,17 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Frequencies are turns in 64-bit fixed point, which wrap for free; `radians` to one unit. */
+/* Frequencies are turns in 64-bit fixed point, which wrap for free; `radians` to one unit. Cosines
+   and sines, (count, pairs), are written at positions first, first + 1, ...; `unsure` marks
+   positions. `room` is for 2 * (step + 1 + tiles + 1) rows, tiles = count / step, rounded up. */
 typedef struct {
   const int64_t *turns;
-  int64_t pairs;
+  double *room;
+  float *cos, *sin;
+  uint8_t *unsure;
+  int64_t pairs, first, count, step;
   double radians, factor;
-} Angles;
+} Run;
 
 /* Cosines and sines of `pairs` angles a row. */
 typedef struct {
@@ -22,12 +27,12 @@ typedef struct {
 /* More than a cosine or sine itself is off by, for its size. */
 #define LAST_DIGITS 1e-15
 
-static inline double angle(const Angles *of, int64_t position, int64_t pair) {
+static inline double angle(const Run *of, int64_t position, int64_t pair) {
   return (double)(int64_t)((uint64_t)position * (uint64_t)of->turns[pair]) * of->radians;
 }
 
 /* Row 0 is there; row i is as many steps further. Row `count` is used. */
-static void walk(const Angles *of, Rows rows, int64_t count, int64_t step) {
+static void walk(const Run *of, Rows rows, int64_t count, int64_t step) {
   int64_t pairs = of->pairs;
   double *c = rows.cos + count * pairs, *s = rows.sin + count * pairs;
   for (int64_t made = 1; made < count; made *= 2) {
@@ -45,7 +50,7 @@ static void walk(const Angles *of, Rows rows, int64_t count, int64_t step) {
 }
 
 /* A row without sums; whether its last digits could round one of them otherwise. */
-static int alone(const Angles *of, int64_t position, float *to_cos, float *to_sin) {
+static int alone(const Run *of, int64_t position, float *to_cos, float *to_sin) {
   int apart = 0;
   for (int64_t t = 0; t < of->pairs; t++) {
     double c = cos(angle(of, position, t)) * of->factor;
@@ -58,28 +63,24 @@ static int alone(const Angles *of, int64_t position, float *to_cos, float *to_si
   return apart;
 }
 
-/* (count, pairs) each, computed in float64 and rounded once, as if each had its own sine: `unsure`
-   marks the positions of which that is not certain, and their number is returned. `room` is for
-   2 * (step + 1 + tiles + 1) rows, tiles = count / step, rounded up. */
-int64_t run(const int64_t *turns, int64_t pairs, double radians, double factor, int64_t first,
-            int64_t count, int64_t step, double *room, float *to_cos, float *to_sin,
-            uint8_t *unsure) {
-  const Angles of = {turns, pairs, radians, factor};
-  int64_t tiles = (count + step - 1) / step, found = 0;
-  double slack = SLACK * fabs(factor);
-  Rows coarse = {room, room + (tiles + 1) * pairs};
+/* Computed in float64 and rounded once, as if each angle had its own sine; positions are unsure of
+   which that is not certain. For one thread: `room` is filled first. */
+int run(const Run *of, int64_t first, int64_t last) {
+  int64_t pairs = of->pairs, step = of->step, tiles = (of->count + step - 1) / step;
+  double slack = SLACK * fabs(of->factor);
+  Rows coarse = {of->room, of->room + (tiles + 1) * pairs};
   Rows fine = {coarse.sin + (tiles + 1) * pairs, coarse.sin + (tiles + step + 2) * pairs};
   for (int64_t t = 0; t < pairs; t++) {
-    coarse.cos[t] = cos(angle(&of, first, t)) * factor;
-    coarse.sin[t] = sin(angle(&of, first, t)) * factor;
+    coarse.cos[t] = cos(angle(of, of->first, t)) * of->factor;
+    coarse.sin[t] = sin(angle(of, of->first, t)) * of->factor;
     fine.cos[t] = 1, fine.sin[t] = 0;
   }
-  walk(&of, coarse, tiles, step);
-  walk(&of, fine, step, 1);
-  for (int64_t i = 0; i < count; i++) {
+  walk(of, coarse, tiles, step);
+  walk(of, fine, step, 1);
+  for (int64_t i = first; i < last; i++) {
     const double *cos_a = coarse.cos + i / step * pairs, *cos_b = fine.cos + i % step * pairs;
     const double *sin_a = coarse.sin + i / step * pairs, *sin_b = fine.sin + i % step * pairs;
-    float *restrict cos_i = to_cos + i * pairs, *restrict sin_i = to_sin + i * pairs;
+    float *restrict cos_i = of->cos + i * pairs, *restrict sin_i = of->sin + i * pairs;
     int apart = 0;
     for (int64_t t = 0; t < pairs; t++) {
       double c = cos_a[t] * cos_b[t] - sin_a[t] * sin_b[t];
@@ -88,8 +89,7 @@ int64_t run(const int64_t *turns, int64_t pairs, double radians, double factor, 
       sin_i[t] = (float)(s + slack);
       apart |= (cos_i[t] != (float)(c - slack)) | (sin_i[t] != (float)(s - slack));
     }
-    unsure[i] = apart && alone(&of, first + i, cos_i, sin_i);
-    found += unsure[i];
+    of->unsure[i] = apart && alone(of, of->first + i, cos_i, sin_i);
   }
-  return found;
+  return 0;
 }

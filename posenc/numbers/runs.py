@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +37,11 @@ def cos_sin_of_run(
     room = turns.new_empty(2 * (STEP + tiles + 2), pairs, dtype=torch.float64)
     cos, sin = (turns.new_empty(count, pairs, dtype=torch.float32) for _ in range(2))
     unsure = turns.new_empty(count, dtype=torch.bool)
-    found = _library().run(
-        native.pointer(turns), ctypes.c_int64(pairs), ctypes.c_double(radians),
-        ctypes.c_double(factor), *map(ctypes.c_int64, (first, count, STEP)),
-        *map(native.pointer, (room, cos, sin, unsure)),
+    native.run(
+        _library().run, count, turns, room, cos, sin, unsure, pairs, first, count, STEP,
+        float(radians), float(factor), threads=1,
     )  # fmt: skip
-    where = unsure.nonzero()[:, 0] if found else unsure.new_empty(0, dtype=torch.int64)
-    return cos, sin, first + where
+    return cos, sin, first + unsure.nonzero()[:, 0]
 
 
 def _library() -> Any:

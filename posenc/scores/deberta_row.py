@@ -3,7 +3,6 @@ distance."""
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,21 +64,18 @@ class OneQuery(Dense):
         k_row = k_row - k_low
         heads, _, width = vectors.shape
         bias, far = query.new_empty(*query.shape[:3], len(self.k)), query.new_empty(heads, 1, width)
-        given = (
-            *map(native.pointer, (bias, far, scores, q_row, keys)),
-            (ctypes.c_int64 * 3)(*keys.stride()[:3]),
-            *map(native.pointer, (vectors, k_row)),
-            ctypes.c_float(encoding.scale(encoding.head_dim)),
-            *map(ctypes.c_int64, (
-                heads, len(self.k), 0 if scores is None else scores.shape[-1], vectors.shape[1],
-                width,
-            )),
-        )  # fmt: skip
-        function: Any = getattr(native.load(SOURCE, (FUNCTION,)), FUNCTION)
-        native.in_parts(
-            bias.shape[0] * heads,
-            lambda first, last: function(*given, ctypes.c_int64(first), ctypes.c_int64(last)),
+        sizes = (
+            heads,
+            len(self.k),
+            0 if scores is None else scores.shape[-1],
+            vectors.shape[1],
+            width,
         )
+        function: Any = getattr(native.load(SOURCE, (FUNCTION,)), FUNCTION)
+        native.run(
+            function, bias.shape[0] * heads, bias, far, scores, q_row, keys, keys.stride()[:3],
+            vectors, k_row, float(encoding.scale(encoding.head_dim)), *sizes,
+        )  # fmt: skip
         return far / scale, bias
 
     def _of_query(self, query: Tensor, row: Int[Tensor, " keys"]) -> tuple[Tensor, int]:

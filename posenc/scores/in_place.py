@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,10 @@ def count_gates(scores: Tensor, gates: Tensor, table: Tensor, mask: Tensor | Non
     batch, heads, rows, keys = scores.shape
     gates, table = gates.contiguous(), table.contiguous()
     visible = native.in_rows(mask, scores.shape)
-    strides = (ctypes.c_int64 * 3)(*((0, 0, 0) if visible is None else visible.stride()[:3]))
-    _over(
-        batch * heads * rows,
-        _library().count_gates,
-        *map(native.pointer, (scores, gates, table)), _int(table.shape[-1]),
-        native.pointer(visible), strides, _int(heads), _int(rows), _int(keys),
+    strides = (0, 0, 0) if visible is None else visible.stride()[:3]
+    native.run(
+        _library().count_gates, batch * heads * rows, scores, gates, table, visible, strides,
+        table.shape[-1], heads, rows, keys,
     )  # fmt: skip
     return scores
 
@@ -53,21 +50,10 @@ def add_network(
     """
     batch, heads, rows, keys = scores.shape
     given = [t.contiguous() for t in (share, weight, limit, out, base)]
-    _over(
-        batch * rows,
-        _library().add_network,
-        native.pointer(scores), *map(native.pointer, given), _int(len(weight)), _int(len(share)),
-        _int(heads), _int(rows), _int(keys),
-    )  # fmt: skip
+    sizes = len(weight), len(share), heads, rows, keys
+    native.run(_library().add_network, batch * rows, scores, *given, *sizes)
     return scores
 
 
 def _library() -> Any:
     return native.load(SOURCE, FUNCTIONS)
-
-
-def _over(count: int, function: Any, *arguments: Any) -> None:
-    native.in_parts(count, lambda first, last: function(*arguments, _int(first), _int(last)))
-
-
-_int = ctypes.c_int64

@@ -20,16 +20,26 @@ static inline float sigmoid(float x) {
   return 1 / (1 + p * power);
 }
 
-/* From the last key to the first: count the gates of the visible keys and add what `table`, which
-   has `positions` numbers for each row, says at that count. Rows first..last of (batch, heads,
-   rows, keys) in one piece; `visible`, if there is one, has its keys side by side. */
-void count_gates(float *scores, const float *gates, const float *table, int64_t positions,
-                 const uint8_t *visible, const int64_t *stride, int64_t heads, int64_t rows,
-                 int64_t keys, int64_t first, int64_t last) {
+/* `table` has `positions` numbers for each row; strides of visible are those of batch, head and
+   row. */
+typedef struct {
+  float *scores;
+  const float *gates, *table;
+  const uint8_t *visible;
+  int64_t stride[3], positions, heads, rows, keys;
+} Gates;
+
+/* From the last key to the first: count the gates of the visible keys and add what `table` says at
+   that count. Rows first..last of (batch, heads, rows, keys) in one piece; `visible`, if there is
+   one, has its keys side by side. */
+int count_gates(const Gates *of, int64_t first, int64_t last) {
+  const uint8_t *visible = of->visible;
+  const int64_t *stride = of->stride;
+  int64_t positions = of->positions, heads = of->heads, rows = of->rows, keys = of->keys;
   const float most = positions - 1;
   for (int64_t n = first; n < last; n++) {
-    float *s = scores + n * keys, count = 0, open[TILE];
-    const float *g = gates + n * keys, *t = table + n * positions;
+    float *s = of->scores + n * keys, count = 0, open[TILE];
+    const float *g = of->gates + n * keys, *t = of->table + n * positions;
     const uint8_t *see = visible + n / rows / heads * stride[0] + n / rows % heads * stride[1] +
                          n % rows * stride[2];
     int64_t stop = keys;
@@ -48,18 +58,26 @@ void count_gates(float *scores, const float *gates, const float *table, int64_t 
     }
     for (int64_t j = 0; j < stop; j++) s[j] += t[positions - 1];
   }
+  return 0;
 }
 
+/* `shares` is 1 where all of the batch have one share. */
+typedef struct {
+  float *scores;
+  const float *share, *weight, *limit, *out, *base;
+  int64_t units, shares, heads, rows, keys;
+} Network;
+
 /* scores[b, h, i, j] += sum over u of out[h, u] max(weight[u] share[b, i, j], limit[u]) + base[h],
-   for rows first..last of (batch, rows). `shares` is 1 where all of the batch have one share. */
-void add_network(float *scores, const float *share, const float *weight, const float *limit,
-                 const float *out, const float *base, int64_t units, int64_t shares, int64_t heads,
-                 int64_t rows, int64_t keys, int64_t first, int64_t last) {
+   for rows first..last of (batch, rows). */
+int add_network(const Network *of, int64_t first, int64_t last) {
+  const float *weight = of->weight, *limit = of->limit, *out = of->out;
+  int64_t units = of->units, heads = of->heads, rows = of->rows, keys = of->keys;
   float hidden[units][TILE], x[TILE] = {0};
   for (int64_t n = first; n < last; n++)
     for (int64_t start = 0; start < keys; start += TILE) {
       int64_t b = n / rows, i = n % rows, width = keys - start < TILE ? keys - start : TILE;
-      memcpy(x, share + ((shares == 1 ? 0 : b) * rows + i) * keys + start, width * sizeof *x);
+      memcpy(x, of->share + ((of->shares == 1 ? 0 : b) * rows + i) * keys + start, width * sizeof *x);
       for (int64_t u = 0; u < units; u++)
         AT_TILE {
           float value = weight[u] * x[j];
@@ -67,14 +85,15 @@ void add_network(float *scores, const float *share, const float *weight, const f
         }
       for (int64_t h = 0; h < heads; h++) {
         Lanes sum[TILE / LANES], each;
-        for (int k = 0; k < TILE / LANES; k++) sum[k] = (Lanes){0} + base[h];
+        for (int k = 0; k < TILE / LANES; k++) sum[k] = (Lanes){0} + of->base[h];
         for (int64_t u = 0; u < units; u++)
           for (int k = 0; k < TILE / LANES; k++) {
             memcpy(&each, hidden[u] + k * LANES, sizeof each);
             sum[k] += out[h * units + u] * each;
           }
-        float *s = scores + ((b * heads + h) * rows + i) * keys + start, *added = (float *)sum;
+        float *s = of->scores + ((b * heads + h) * rows + i) * keys + start, *added = (float *)sum;
         for (int64_t j = 0; j < width; j++) s[j] += added[j];
       }
     }
+  return 0;
 }

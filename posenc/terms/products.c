@@ -63,32 +63,45 @@ static void add_skewed(float *out, int64_t stride, const float *a, int64_t rows,
   }
 }
 
-/* scores[n, i, j] += q[n, i] . table[n % heads, :, rows - 1 - i + j], or = where they are fresh, n
-   from first to last; q[n] begin `apart` numbers from each other. */
-void add_of_queries(float *scores, int64_t rows, int64_t keys, int64_t stride, const float *q,
-                    int64_t apart, int64_t width, const float *table, int64_t distances,
-                    int64_t heads, int64_t fresh, int64_t first, int64_t last) {
+/* Scores have `rows` rows of `keys`, `stride` numbers apart; vectors[n] begin `apart` numbers from
+   each other; table is (heads, width, distances). Scores of queries are fresh where what they hold
+   does not count. */
+typedef struct {
+  float *scores;
+  int64_t rows, keys, stride;
+  const float *vectors;
+  int64_t apart, width;
+  const float *table;
+  int64_t distances, heads, fresh;
+} Products;
+
+/* scores[n, i, j] += vectors[n, i] . table[n % heads, :, rows - 1 - i + j], or = where they are
+   fresh, n from first to last. */
+int add_of_queries(const Products *of, int64_t first, int64_t last) {
+  int64_t rows = of->rows, width = of->width;
   for (int64_t n = first; n < last; n++)
-    add_skewed(scores + n * rows * stride, stride, q + n * apart, rows, width,
-               table + n % heads * width * distances, distances, keys, fresh);
+    add_skewed(of->scores + n * rows * of->stride, of->stride, of->vectors + n * of->apart, rows,
+               width, of->table + n % of->heads * width * of->distances, of->distances, of->keys,
+               of->fresh);
+  return 0;
 }
 
-/* scores[n, i, j] += k[n, j] . table[n % heads, :, keys - 1 - j + i] */
-void add_of_keys(float *scores, int64_t rows, int64_t keys, int64_t stride, const float *k,
-                 int64_t apart, int64_t width, const float *table, int64_t distances,
-                 int64_t heads, int64_t first, int64_t last) {
+/* scores[n, i, j] += vectors[n, j] . table[n % heads, :, keys - 1 - j + i] */
+int add_of_keys(const Products *of, int64_t first, int64_t last) {
+  int64_t rows = of->rows, keys = of->keys, width = of->width, distances = of->distances;
   float turned[KEYS][KEYS];
   for (int64_t n = first; n < last; n++)
     for (int64_t key = 0; key < keys; key += KEYS)
       for (int64_t row = 0; row < rows; row += KEYS) {
         int64_t wide = keys - key < KEYS ? keys - key : KEYS;
         int64_t high = rows - row < KEYS ? rows - row : KEYS;
-        add_skewed(turned[0], KEYS, k + n * apart + key * width, wide, width,
-                   table + n % heads * width * distances + (keys - key - wide) + row, distances,
-                   high, 1);
+        add_skewed(turned[0], KEYS, of->vectors + n * of->apart + key * width, wide, width,
+                   of->table + n % of->heads * width * distances + (keys - key - wide) + row,
+                   distances, high, 1);
         for (int64_t i = 0; i < high; i++) {
-          float *s = scores + (n * rows + row + i) * stride + key;
+          float *s = of->scores + (n * rows + row + i) * of->stride + key;
           for (int64_t j = 0; j < wide; j++) s[j] += turned[j][i];
         }
       }
+  return 0;
 }

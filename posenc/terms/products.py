@@ -3,7 +3,6 @@ compiler."""
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +46,12 @@ def add(
     if table.shape[-1] < needed or table.stride(-1) != 1:
         raise ValueError(f"the table needs {needed} distances side by side: {table.shape}")
     function = getattr(_library(), f"add_of_{of}")
-    start = ctypes.c_void_p(scores.data_ptr() + first * scores.element_size())
-    sizes = [_int(x) for x in (rows, count, keys)]
+    start = scores.data_ptr() + first * scores.element_size()
     # The stride of an axis of one says nothing.
     apart = table.stride(1) if table.shape[1] > 1 else table.stride(0)
-    steps = [_int(x) for x in (apart, len(table))]
-    flags = [_int(fresh)] if of == "queries" else []
-    native.in_parts(
-        batch * heads,
-        lambda begin, end: function(
-            start, *sizes, native.pointer(vectors), _int(between), _int(vectors.shape[-1]),
-            native.pointer(table), *steps, *flags, _int(begin), _int(end),
-        ),
+    native.run(
+        function, batch * heads, start, rows, count, keys, vectors, between, vectors.shape[-1],
+        table, apart, len(table), fresh,
     )  # fmt: skip
 
 
@@ -75,6 +68,3 @@ def _by_head(vectors: Tensor) -> tuple[Tensor, int]:
 
 def _library() -> Any:
     return native.load(SOURCE, FUNCTIONS)
-
-
-_int = ctypes.c_int64

@@ -15,28 +15,34 @@ static inline float power(float x) {
   return x < -87.f ? 0 : p * power;
 }
 
+/* Queries and keys of a head lie in one piece, and heads step numbers apart. */
+typedef struct {
+  float *out;
+  const float *q, *k, *added, *lse, *table;
+  int64_t shift, far, group, q_step, k_step, rows, keys, width;
+  double scale;
+} Near;
+
 /* out[n, i] = table[far] + sum over the keys j at distance D = shift + i - j from 0 to far - 1 of
    w (table[D] - table[far]), w = exp(scale q[n, i] . k[n / group, j] + added[n, i, j] - lse[n, i]);
-   0 for a row that sees no key; n from first to last. Queries and keys of a head lie in one piece,
-   and heads step numbers apart. */
-void near_values(float *restrict out, const float *q, const float *k, const float *added,
-                 const float *lse, const float *table, float scale, int64_t shift, int64_t far,
-                 int64_t group, int64_t q_step, int64_t k_step, int64_t rows, int64_t keys,
-                 int64_t width, int64_t first, int64_t last) {
+   0 for a row that sees no key; n from first to last. */
+int near_values(const Near *of, int64_t first, int64_t last) {
+  const float *q = of->q, *k = of->k, *added = of->added, *table = of->table, scale = of->scale;
+  int64_t far = of->far, rows = of->rows, keys = of->keys, width = of->width;
   float weight[far];
   const float *end = table + far * width;
   for (int64_t n = first; n < last; n++)
     for (int64_t i = 0; i < rows; i++) {
-      const float *mine = q + n * q_step + i * width, norm = lse[n * rows + i];
-      float *sum = out + (n * rows + i) * width;
+      const float *mine = q + n * of->q_step + i * width, norm = of->lse[n * rows + i];
+      float *restrict sum = of->out + (n * rows + i) * width;
       if (norm == -INFINITY) {
         memset(sum, 0, width * sizeof *sum);
         continue;
       }
-      int64_t own = shift + i, begin = own - far + 1 > 0 ? own - far + 1 : 0;
+      int64_t own = of->shift + i, begin = own - far + 1 > 0 ? own - far + 1 : 0;
       int64_t stop = own + 1 < keys ? own + 1 : keys;
       for (int64_t j = begin; j < stop; j++) {
-        const float *theirs = k + n / group * k_step + j * width;
+        const float *theirs = k + n / of->group * of->k_step + j * width;
         float dot = 0;
 #pragma omp simd reduction(+ : dot)
         for (int64_t d = 0; d < width; d++) dot += mine[d] * theirs[d];
@@ -50,4 +56,5 @@ void near_values(float *restrict out, const float *q, const float *k, const floa
         for (int64_t d = 0; d < width; d++) sum[d] += w * (vector[d] - end[d]);
       }
     }
+  return 0;
 }

@@ -3,7 +3,6 @@ near keys are computed, and the others have the rest of 1."""
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +42,7 @@ def near_values(
     out = q.new_empty(batch, heads, rows, width)
     steps = heads // k.shape[1], q.stride(1), k.stride(1)
     sizes = (shift, len(table) - 1, *steps, rows, k.shape[2], width)
-    function = _library().near_values
-    native.in_parts(
-        batch * heads,
-        lambda first, last: function(
-            *map(native.pointer, (out, *given)), ctypes.c_float(scale),
-            *map(ctypes.c_int64, (*sizes, first, last)),
-        ),
-    )  # fmt: skip
+    native.run(_library().near_values, batch * heads, out, *given, *sizes, float(scale))
     return out
 
 

@@ -7,7 +7,7 @@ import posenc
 from posenc import masks
 from posenc.attend.kernels import few_queries
 from posenc.numbers import native
-from tests.compilers import needs_c_compiler
+from tests.compilers import needs_c_compiler, without_memory
 
 pytestmark = needs_c_compiler
 HEADS, BATCH = 6, 2
@@ -155,11 +155,11 @@ def test_without_a_compiler_torch_does_it(monkeypatch):
 @torch.no_grad()
 def test_no_memory_is_an_error_that_says_so(monkeypatch):
     class Full:
-        attend_f32 = staticmethod(lambda *_: 1)
+        attend_f32 = without_memory("attend_f32")
 
     tensors, _, options = given("nope", 1, 40, torch.float32)
     monkeypatch.setattr(few_queries, "_library", lambda: Full)
-    with pytest.raises(MemoryError, match="no memory for their scores"):
+    with pytest.raises(MemoryError, match="attend_f32: no memory"):
         posenc.attention(*tensors, **options, mask=masks.causal)
 
 

@@ -3,8 +3,6 @@
 import os
 import shutil
 import subprocess
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -37,7 +35,7 @@ def rotates() -> bool:
 
 def built(cache: Path) -> Path:
     assert rotates()
-    (library,) = cache.iterdir()
+    (library,) = cache.glob("rope-*")
     return library
 
 
@@ -106,7 +104,7 @@ def test_a_library_that_is_not_this_users_is_built_again(what, cache, tmp_path):
         planted.rename(library)
     assert rotates()
     assert not mark.exists()
-    assert [p.name for p in cache.iterdir()] == [library.name]
+    assert [p.name for p in cache.glob("rope-*")] == [library.name]
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "a flipped bit"])
@@ -141,24 +139,78 @@ def test_a_relative_cache_folder_is_ignored(cache, tmp_path, monkeypatch):
     assert list((tmp_path / "home" / ".cache" / "posenc").glob("rope-*.so"))
 
 
-def test_no_part_goes_on_after_another_failed():
+SHARED = """
+#include <stdint.h>
+#include <unistd.h>
+
+typedef struct {
+  int64_t *seen, *begins, *ended;
+  const float *nothing;
+  int64_t some[3];
+  double half;
+  int64_t fails;
+} Arguments;
+
+int mark(const Arguments *of, int64_t first, int64_t last) {
+  of->begins[first] += 1;
+  for (int64_t i = first; i < last; i++)
+    of->seen[i] += of->some[0] + 10 * of->some[2] + (int64_t)(2 * of->half) + !of->nothing;
+  if (of->fails && first == 0) return 1;
+  if (of->fails) usleep(200000);
+  *of->ended += of->fails;
+  return 0;
+}
+"""
+
+
+@pytest.fixture
+def mark(cache, tmp_path):
+    source = tmp_path / "shared.c"
+    source.write_text(SHARED, encoding="utf-8")
+    library = native.load(source, ("mark",))
+    assert library is not None
+    before, forget = torch.get_num_threads(), native._openmp.cache_clear
+    forget()
+    yield library.mark
+    torch.set_num_threads(before)
+    forget()
+
+
+@pytest.mark.parametrize("way", ["OpenMP", "executor"])
+@pytest.mark.parametrize(("threads", "most"), [(1, None), (2, None), (3, None), (4, 1), (2, 3)])
+def test_every_piece_of_work_is_done_once_by_the_threads_that_there_are(
+    mark, way, threads, most, monkeypatch
+):
+    if way == "executor":
+        monkeypatch.setattr(native, "_openmp", lambda: None)
+    elif native._openmp() is None:
+        pytest.skip("torch shows no OpenMP here")
+    torch.set_num_threads(threads)
+    seen, begins, ended = torch.zeros(3, 10, dtype=torch.int64)
+    native.run(mark, 10, seen, begins, ended, None, (3, 4, 5), 0.5, 0, threads=most)
+    assert (seen == 3 + 50 + 1 + 1).all()
+    assert begins.sum() == (most or threads)
+
+
+def test_as_many_threads_as_pieces_at_most(mark):
+    torch.set_num_threads(3)
+    seen, begins, ended = torch.zeros(3, 10, dtype=torch.int64)
+    native.run(mark, 2, seen, begins, ended, None, (1, 0, 0), 0.0, 0)
+    assert seen.tolist() == [2, 2] + 8 * [0] and begins.sum() == 2
+    native.run(mark, 0, seen, begins, ended, None, (1, 0, 0), 0.0, 0)
+    assert seen.sum() == 4
+
+
+@pytest.mark.parametrize("way", ["OpenMP", "executor"])
+def test_no_part_goes_on_after_another_failed(mark, way, monkeypatch):
     """What a part writes into is freed once the error is seen."""
-    finished = threading.Event()
-
-    def part(first: int, last: int) -> None:
-        if first == 0:
-            raise MemoryError("planted")
-        time.sleep(0.2)
-        finished.set()
-
-    before = torch.get_num_threads()
+    if way == "executor":
+        monkeypatch.setattr(native, "_openmp", lambda: None)
     torch.set_num_threads(2)
-    try:
-        with pytest.raises(MemoryError, match="planted"):
-            native.in_parts(2, part)
-        assert finished.is_set()
-    finally:
-        torch.set_num_threads(before)
+    seen, begins, ended = torch.zeros(3, 10, dtype=torch.int64)
+    with pytest.raises(MemoryError, match="mark"):
+        native.run(mark, 2, seen, begins, ended, None, (1, 0, 0), 0.0, 1)
+    assert ended[0] == 1
 
 
 def test_a_changed_header_is_another_library(tmp_path, monkeypatch):

@@ -19,14 +19,14 @@ typedef uint32_t pair; /* two neighbours along the axis that a product sums over
    (batch, len, heads, width) in one piece. */
 typedef struct {
   int64_t batch, heads, group, rows, keys, width, v_width, shift;
-  int64_t q[3], k[3], v[3], grad[3], bias[3], visible[3];
-  float scale;
+  int64_t q_step[3], k_step[3], v_step[3], grad_step[3], bias_step[3], visible_step[3];
+  double scale;
 } Shape;
 
 #define BLOCK 32 /* rows that are done together; every axis is filled up to it with zeros */
 #define HIDDEN -3e38f
-#define HEAD(t, name) ((t) + b * of->name[0] + h * of->name[1])
-#define SHARED(t, name) ((t) + b * of->name[0] + h / of->group * of->name[1])
+#define HEAD(t, step) ((t) + b * of->step[0] + h * of->step[1])
+#define SHARED(t, step) ((t) + b * of->step[0] + h / of->group * of->step[1])
 #define NEW(t, row, len, width) ((t) + ((b * (len) + (row)) * of->heads + h) * (width))
 
 static inline int64_t up(int64_t n) { return (n + BLOCK - 1) / BLOCK * BLOCK; }
@@ -202,13 +202,28 @@ static void *carve(char **room, int64_t bytes) {
   return piece;
 }
 
-/* out = softmax(scale * q k^T + bias) v for items first..last of (batch, heads). Weights, (batch, heads, up(rows),
-   up(keys)), are kept for the backward pass, if they are given: of each block of rows, up to the last
-   key that it sees. `begin`, if given, is the first key of each head that the last row sees; each row
-   before it begins a key earlier. Returns 1 where there is no memory. */
-int attend(const bf16 *q, const bf16 *k, const bf16 *v, const float *bias, const uint8_t *visible,
-           const int64_t *begin, bf16 *weights, bf16 *out, float *lse, const Shape *of,
-           int64_t first, int64_t last) {
+typedef struct {
+  const bf16 *q, *k, *v;
+  const float *bias;
+  const uint8_t *visible;
+  const int64_t *begin;
+  bf16 *weights, *out;
+  float *lse;
+  Shape shape;
+} Forward;
+
+/* out = softmax(scale * q k^T + bias) v for items first..last of (batch, heads). Weights, (batch,
+   heads, up(rows), up(keys)), are kept for the backward pass, if they are given: of each block of
+   rows, up to the last key that it sees. `begin`, if given, is the first key of each head that the
+   last row sees; each row before it begins a key earlier. Returns 1 where there is no memory. */
+int attend(const Forward *given, int64_t first, int64_t last) {
+  const bf16 *q = given->q, *k = given->k, *v = given->v;
+  const float *bias = given->bias;
+  const uint8_t *visible = given->visible;
+  const int64_t *begin = given->begin;
+  const Shape *of = &given->shape;
+  bf16 *weights = given->weights, *out = given->out;
+  float *lse = given->lse;
   int64_t R = up(of->rows), N = up(of->keys), W = up(of->width), V = up(of->v_width);
   char *memory = aligned_alloc(64, 2 * N * (W + V) + BLOCK * (6 * N + 4 * W + 4 * V));
   if (!memory) return 1;
@@ -219,21 +234,22 @@ int attend(const bf16 *q, const bf16 *k, const bf16 *v, const float *bias, const
   bf16 *passing = carve(&room, 2 * BLOCK * N);
   for (int64_t item = first; item < last; item++) {
     int64_t b = item / of->heads, h = item % of->heads;
-    turn(SHARED(k, k), of->k[2], of->keys, of->width, spare, keys);
-    weave(SHARED(v, v), of->v[2], of->keys, of->v_width, values, V);
+    turn(SHARED(k, k_step), of->k_step[2], of->keys, of->width, spare, keys);
+    weave(SHARED(v, v_step), of->v_step[2], of->keys, of->v_width, values, V);
     for (int64_t top = 0; top < of->rows; top += BLOCK) {
       int64_t rows = least(BLOCK, of->rows - top), block = up(seen(of, top + rows - 1));
       bf16 *w = weights ? weights + ((b * of->heads + h) * R + top) * N : passing;
       int64_t from = begin ? begin[h] - (of->rows - 1 - top) : 0;
       from = from < 0 ? 0 : least(from / BLOCK * BLOCK, block);
-      take(HEAD(q, q) + top * of->q[2], of->q[2], rows, of->width, queries);
+      take(HEAD(q, q_step) + top * of->q_step[2], of->q_step[2], rows, of->width, queries);
       multiply((pair *)queries, W / 2, 1, keys + from, N, scores, N, BLOCK,
                block - from, W / 2);
       for (int64_t i = 0; i < BLOCK; i++) {
         int64_t row = top + i, end = seen(of, row) - from;
         end = end < 0 ? 0 : end;
-        const float *add = bias ? HEAD(bias, bias) + row * of->bias[2] + from : NULL;
-        const uint8_t *see = visible ? HEAD(visible, visible) + row * of->visible[2] + from : NULL;
+        const float *add = bias ? HEAD(bias, bias_step) + row * of->bias_step[2] + from : NULL;
+        const uint8_t *see =
+            visible ? HEAD(visible, visible_step) + row * of->visible_step[2] + from : NULL;
         float size = soften(scores + i * N, add, see, end, of->scale, w + i * N);
         memset(w + i * N + up(end), 0, (block - from - up(end)) * sizeof *w);
         if (lse && i < rows) lse[(b * of->heads + h) * of->rows + row] = size;
@@ -247,10 +263,21 @@ int attend(const bf16 *q, const bf16 *k, const bf16 *v, const float *bias, const
   return 0;
 }
 
-/* The gradients of q, k, v, and that of the bias, which is added to what is there. */
-int attend_backward(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *weights,
-                    const bf16 *grad, bf16 *grad_q, bf16 *grad_k, bf16 *grad_v, float *grad_bias,
-                    const Shape *of, int64_t first, int64_t last) {
+typedef struct {
+  const bf16 *q, *k, *v, *weights, *grad;
+  bf16 *grad_q, *grad_k, *grad_v;
+  float *grad_bias;
+  Shape shape;
+} Backward;
+
+/* The gradients of q, k, v, and that of the bias, which is added to what is there, for heads
+   first..last. */
+int attend_backward(const Backward *given, int64_t first, int64_t last) {
+  const bf16 *q = given->q, *k = given->k, *v = given->v, *grad = given->grad;
+  const bf16 *weights = given->weights;
+  bf16 *grad_q = given->grad_q, *grad_k = given->grad_k, *grad_v = given->grad_v;
+  float *grad_bias = given->grad_bias;
+  const Shape *of = &given->shape;
   int64_t R = up(of->rows), N = up(of->keys), W = up(of->width), V = up(of->v_width);
   int64_t wide = W > V ? W : V;
   char *memory = aligned_alloc(64, 2 * R * (W + 2 * V + 2 * N) + 2 * N * (W + V) +
@@ -265,17 +292,18 @@ int attend_backward(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *wei
   float *scores = carve(&room, 4 * BLOCK * N), *result = carve(&room, 4 * BLOCK * wide);
   for (int64_t b = 0; b < of->batch; b++)
     for (int64_t h = first; h < last; h++) {
-      weave(HEAD(q, q), of->q[2], of->rows, of->width, q_rows, W);
-      weave(HEAD(k, k), of->k[2], of->keys, of->width, k_rows, W);
-      turn(HEAD(v, v), of->v[2], of->keys, of->v_width, spare, values);
-      take(HEAD(grad, grad), of->grad[2], of->rows, of->v_width, g);
+      weave(HEAD(q, q_step), of->q_step[2], of->rows, of->width, q_rows, W);
+      weave(HEAD(k, k_step), of->k_step[2], of->keys, of->width, k_rows, W);
+      turn(HEAD(v, v_step), of->v_step[2], of->keys, of->v_width, spare, values);
+      take(HEAD(grad, grad_step), of->grad_step[2], of->rows, of->v_width, g);
       weave(g, V, R, V, g_rows, V);
       for (int64_t top = 0; top < of->rows; top += BLOCK) {
         int64_t rows = least(BLOCK, of->rows - top), block = up(seen(of, top + rows - 1));
         const bf16 *w = weights + ((b * of->heads + h) * R + top) * N;
         multiply((pair *)(g + top * V), V / 2, 1, values, N, scores, N, BLOCK, block, V / 2);
         for (int64_t i = 0; i < BLOCK; i++) {
-          float *add = grad_bias && i < rows ? HEAD(grad_bias, bias) + (top + i) * of->bias[2] : NULL;
+          int64_t row = (top + i) * of->bias_step[2];
+          float *add = grad_bias && i < rows ? HEAD(grad_bias, bias_step) + row : NULL;
           harden(w + i * N, scores + i * N, add, least(block, of->keys), of->scale, part + i * N);
         }
         multiply((pair *)part, N / 2, 1, k_rows, W, result, W, BLOCK, W, block / 2);

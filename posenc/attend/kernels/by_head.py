@@ -3,7 +3,6 @@ vectors; docs/performance.md has what it and torch's kernel took on one of them.
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +89,11 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
         base = row[..., -1:]  # sums of many gates are large, and their differences are not
         numbers = (base - key).float().expand(len(q), heads, -1).contiguous()
         base = row - base
-        bias = native.pointer(numbers), (*numbers.stride()[:2], 0)
+        bias = numbers, (*numbers.stride()[:2], 0)
     elif problem.term is not None or (mask is not None and mask.window is not None):
         table = toeplitz.falling_bias(problem).float().expand(heads, -1)[:, first:].contiguous()
         # Row i of the bias begins `rows - 1 - i` numbers into it: a stride that torch has not.
-        bias = ctypes.c_void_p(table.data_ptr() + 4 * (rows - 1)), (0, table.stride(0), -1)
+        bias = table.data_ptr() + 4 * (rows - 1), (0, table.stride(0), -1)
         if table[:, 0].amin() == -torch.inf:
             begin = (table > -torch.inf).long().argmax(-1)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if problem.need_lse else None
@@ -135,10 +134,10 @@ def gradients(
     q, k, v, grad = map(_side_by_side, (q, k, v, grad))
     bias = _place(None if grad_bias is None else grad_bias.expand(*q.shape[:3], k.shape[2]))
     found = _new(q, q.shape[3]), _new(k, k.shape[3]), _new(v, v.shape[3])
-    shape = _Shape.of(q, k, v, grad, bias, None, scale, shift)
+    shape = _shape(q, k, v, grad, bias, None, scale, shift)
     # A bias for all rows of the batch adds up its gradient in one thread.
-    arguments = (q, k, v, weights, grad, *found, bias[0])
-    _run(compiled().attend_backward, arguments, shape, shape.heads)
+    given = q, k, v, weights, grad, *found, bias[0]
+    native.run(compiled().attend_backward, q.shape[1], *given, *shape)
     return found
 
 
@@ -149,34 +148,24 @@ def held_bytes(batch: int, heads: int, rows: int, keys: int) -> int:
     return scores * (batch * heads + 2 * _threads(heads))
 
 
-_Place = tuple[ctypes.c_void_p, tuple[int, ...]]
-"""Where a tensor begins, and its strides of batch, head and row."""
-_NOTHING: _Place = (ctypes.c_void_p(None), (0, 0, 0))
+_Place = tuple[torch.Tensor | int | None, tuple[int, ...]]
+"""A tensor or where it begins, and its strides of batch, head and row."""
+_NOTHING: _Place = (None, (0, 0, 0))
 
 
 def _place(t: Tensor | None) -> _Place:
-    return _NOTHING if t is None else (native.pointer(t), t.stride()[:3])
+    return _NOTHING if t is None else (t, t.stride()[:3])
 
 
-class _Shape(ctypes.Structure):
+def _shape(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor | None, bias: _Place, visible: Tensor | None,
+    scale: float, shift: int,
+) -> tuple[native.Argument, ...]:  # fmt: skip
     """`Shape` of by_head.c."""
-
-    _fields_ = (
-        *(
-            (name, ctypes.c_int64)
-            for name in ("batch", "heads", "group", "rows", "keys", "width", "v_width", "shift")
-        ),
-        *((name, ctypes.c_int64 * 3) for name in ("q", "k", "v", "grad", "bias", "visible")),
-        ("scale", ctypes.c_float),
-    )
-
-    @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, grad, bias: _Place, visible, scale, shift):
-        places = [*map(_place, (q, k, v, grad)), bias, _place(visible)]
-        strides = [(ctypes.c_int64 * 3)(*strides) for _, strides in places]
-        batch, heads, rows, width = q.shape
-        sizes = batch, heads, heads // k.shape[1], rows, k.shape[2], width, v.shape[3], shift
-        return cls(*sizes, *strides, scale)
+    places = [*map(_place, (q, k, v, grad)), bias, _place(visible)]
+    batch, heads, rows, width = q.shape
+    sizes = batch, heads, heads // k.shape[1], rows, k.shape[2], width, v.shape[3], shift
+    return sizes, *(strides for _, strides in places), float(scale)
 
 
 def _forward(
@@ -186,21 +175,10 @@ def _forward(
     """The output; `weights` and `lse` are filled in. `begin` is as in by_head.c."""
     q, k, v = map(_side_by_side, (q, k, v))
     out = _new(q, v.shape[3])
-    shape = _Shape.of(q, k, v, None, bias, visible, scale, shift)
-    arguments = (q, k, v, bias[0], visible, begin, weights, out, lse)
-    _run(compiled().attend, arguments, shape, shape.batch * shape.heads)
+    shape = _shape(q, k, v, None, bias, visible, scale, shift)
+    given = q, k, v, bias[0], visible, begin, weights, out, lse
+    native.run(compiled().attend, q.shape[0] * q.shape[1], *given, *shape)
     return out
-
-
-def _run(function: Any, arguments: tuple, shape: _Shape, count: int) -> None:
-    places = [a if isinstance(a, ctypes.c_void_p) else native.pointer(a) for a in arguments]
-
-    def part(first: int, last: int) -> None:
-        ends = ctypes.c_int64(first), ctypes.c_int64(last)
-        if function(*places, ctypes.byref(shape), *ends):
-            raise MemoryError("attention in bfloat16: no memory for the scores of one head.")
-
-    native.in_parts(count, part)
 
 
 def _new(like: Tensor, width: int) -> Tensor:

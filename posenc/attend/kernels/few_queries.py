@@ -3,7 +3,6 @@ step."""
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -60,37 +59,14 @@ def run(problem: Problem) -> tuple[Tensor, None]:
     )
     bias = None if bias is None else bias.float()
     out = q.new_empty(batch, heads, rows, v_width)
-    strides = [
-        (ctypes.c_int64 * 3)(*((0, 0, 0) if t is None else t.stride()[:3]))
-        for t in (q, k, v, bias, visible)
-    ]
-    sizes = batch, heads, kv_heads, rows, keys, width, v_width
-    shape = _Shape(*sizes, *strides, problem.scale)
-    places = [native.pointer(t) for t in (q, k, v, bias, visible, out)]
-    function: Any = getattr(_library(), FUNCTIONS[q.dtype])
-
-    def part(first: int, last: int) -> None:
-        if function(*places, ctypes.byref(shape), ctypes.c_int64(first), ctypes.c_int64(last)):
-            raise MemoryError("attention of a few queries: no memory for their scores.")
-
-    if k.nbytes + v.nbytes < SHARED:
-        part(0, batch * kv_heads)
-    else:
-        native.in_parts(batch * kv_heads, part)
+    given = q, k, v, bias, visible
+    strides = ((0, 0, 0) if t is None else t.stride()[:3] for t in given)
+    native.run(
+        getattr(_library(), FUNCTIONS[q.dtype]), batch * kv_heads, *given, out,
+        *(batch, heads, kv_heads, rows, keys, width, v_width), *strides, float(problem.scale),
+        threads=1 if k.nbytes + v.nbytes < SHARED else None,
+    )  # fmt: skip
     return out, None
-
-
-class _Shape(ctypes.Structure):
-    """`Shape` of few_queries.c."""
-
-    _fields_ = (
-        *(
-            (name, ctypes.c_int64)
-            for name in ("batch", "heads", "kv_heads", "rows", "keys", "width", "v_width")
-        ),
-        *((name, ctypes.c_int64 * 3) for name in ("q", "k", "v", "bias", "visible")),
-        ("scale", ctypes.c_float),
-    )
 
 
 def _library() -> Any:

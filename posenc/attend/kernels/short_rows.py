@@ -3,7 +3,6 @@ forward and once backward, instead of float32 copies for scale, bias, mask and s
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -88,24 +87,12 @@ def _is_causal_run(problem: Problem) -> bool:
     return plain and problem.mask_runs is not None
 
 
-class _Shape(ctypes.Structure):
+def _shape(
+    scores: Tensor, bias: Tensor | None, visible: Tensor | None, scale: float, shift: int
+) -> tuple[native.Argument, ...]:
     """`Shape` of short_rows.c."""
-
-    _fields_ = (
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                "batch", "heads", "rows", "keys", "shift", "bias_batch", "bias_head", "bias_row",
-                "visible_batch", "visible_head", "visible_row",
-            )
-        ),
-        ("scale", ctypes.c_float),
-    )  # fmt: skip
-
-    @classmethod
-    def of(cls, scores: Tensor, bias: Tensor | None, visible: Tensor | None, scale, shift):
-        strides = [(0, 0, 0) if t is None else t.stride()[:3] for t in (bias, visible)]
-        return cls(*scores.shape, shift, *strides[0], *strides[1], scale)
+    strides = ((0, 0, 0) if t is None else t.stride()[:3] for t in (bias, visible))
+    return tuple(scores.shape), shift, *strides, float(scale)
 
 
 def _softmax(scores: Tensor, bias: Tensor | None, visible: Tensor | None, scale, shift) -> None:
@@ -113,15 +100,8 @@ def _softmax(scores: Tensor, bias: Tensor | None, visible: Tensor | None, scale,
     library: Any = native.load(SOURCE, FUNCTIONS)
     if library is not None:
         bias, visible = (native.in_rows(t, scores.shape) for t in (bias, visible))
-        shape = _Shape.of(scores, bias, visible, scale, shift)
-
-        def part(first: int, last: int) -> None:
-            library.softmax(
-                *map(native.pointer, (scores, bias, visible)), ctypes.byref(shape),
-                ctypes.c_int64(first), ctypes.c_int64(last),
-            )  # fmt: skip
-
-        return native.in_parts(scores.shape[1], part)
+        shape = _shape(scores, bias, visible, scale, shift)
+        return native.run(library.softmax, scores.shape[1], scores, bias, visible, *shape)
     rows, keys = scores.shape[-2:]
     hidden = _hidden(rows, keys, visible, shift)
     # A bias of 30 in bfloat16 would be off by a tenth.
@@ -151,15 +131,9 @@ def _softmax_backward(
     library: Any = native.load(SOURCE, FUNCTIONS)
     if library is not None:
         rows = None if grad_bias is None else grad_bias.expand(weights.shape)
-        shape = _Shape.of(weights, rows, None, scale, shift)
-
-        def part(first: int, last: int) -> None:
-            library.softmax_backward(
-                *map(native.pointer, (weights, grad, rows)), ctypes.byref(shape),
-                ctypes.c_int64(first), ctypes.c_int64(last),
-            )  # fmt: skip
-
-        return native.in_parts(weights.shape[1], part)
+        shape = _shape(weights, rows, None, scale, shift)
+        heads = weights.shape[1]  # a bias of all sequences: one thread adds up a head's gradient
+        return native.run(library.softmax_backward, heads, weights, grad, rows, *shape)
     torch.ops.aten._softmax_backward_data.out(grad, weights, -1, weights.dtype, grad_input=grad)
     if grad_bias is not None:
         wide = torch.float32

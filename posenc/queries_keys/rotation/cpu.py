@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,6 @@ _FUNCTIONS = {torch.float32: "rotate_f32", torch.bfloat16: "rotate_bf16"}
 
 def _library() -> Any:
     return native.load(_SOURCE, tuple(_FUNCTIONS.values()))
-
-
-class _Shape(ctypes.Structure):
-    """`Shape` of rope.c."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            "heads", "length", "tile", "pairs", "rest", "x_batch", "x_head", "x_token",
-            "out_batch", "out_head", "out_token", "table_batch", "interleaved",
-        )
-    )  # fmt: skip
 
 
 def takes(xs: Sequence[Tensor], cos: Tensor) -> bool:
@@ -70,17 +57,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     kept = 1 if x.stride(1) < x.stride(2) else TILE // max(1, pairs)
     tile = max(1, min(kept, -(-length // threads)))
     table_batch = length * pairs if cos.ndim == 4 and cos.shape[0] > 1 else 0
-    shape = _Shape(
-        heads, length, tile, pairs, head_dim - 2 * pairs, *x.stride()[:3], *out.stride()[:3],
-        table_batch, interleaved,
+    native.run(
+        getattr(library, _FUNCTIONS[x.dtype]), batch * -(-length // tile), x, out, cos, sin, heads,
+        length, tile, pairs, head_dim - 2 * pairs, x.stride()[:3], out.stride()[:3], table_batch,
+        interleaved,
     )  # fmt: skip
-    pointers = [native.pointer(t) for t in (x, out, cos, sin)]
-    function: Any = getattr(library, _FUNCTIONS[x.dtype])
-
-    def part(first: int, last: int) -> None:
-        ordered = cos.new_empty(2, tile, pairs) if x.dtype == torch.bfloat16 else None
-        ends = ctypes.c_int64(first), ctypes.c_int64(last)
-        function(*pointers, native.pointer(ordered), ctypes.byref(shape), *ends)
-
-    native.in_parts(batch * -(-length // tile), part)
     return out

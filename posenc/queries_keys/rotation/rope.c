@@ -2,6 +2,7 @@
    Compiled by numbers/native.py; called by cpu.py. */
 
 #include "floats.h"
+#include <stdlib.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "The halves of a word lie the other way round here."
@@ -9,14 +10,14 @@
 
 /* Strides count numbers. A row is one head of one token: `pairs` pairs, then `rest` channels that
    pass through. Tokens are done `tile` at a time, all heads of them, so that their cosines stay in
-   the core's cache; tiles first..last of (batch, tiles of a sequence), so that callers can share
-   the work out. */
+   the core's cache. */
 typedef struct {
-  int64_t heads, length, tile, pairs, rest;
-  int64_t x_batch, x_head, x_token;
-  int64_t out_batch, out_head, out_token;
+  const void *x;
+  void *out;
+  const float *cos, *sin;
+  int64_t heads, length, tile, pairs, rest, x_step[3], out_step[3]; /* of batch, head and token */
   int64_t table_batch, interleaved;
-} Shape;
+} Rotation;
 
 #define ROW(name, T)                                                                               \
   static inline void name##_##T(const T *restrict x, T *restrict out, const float *restrict cos,   \
@@ -108,12 +109,12 @@ static void order(const float *from, float *to, int64_t rows, int64_t pairs, int
 
 #define ROTATE(T)                                                                                  \
   static inline __attribute__((always_inline)) void tile_##T(                                      \
-      const T *x, T *out, const float *cos, const float *sin, const Shape *of, int64_t tokens,     \
+      const T *x, T *out, const float *cos, const float *sin, const Rotation *of, int64_t tokens,  \
       int64_t interleaved, int64_t pairs) {                                                        \
     for (int64_t head = 0; head < of->heads; head++)                                               \
       for (int64_t token = 0; token < tokens; token++) {                                           \
-        const T *from = x + head * of->x_head + token * of->x_token;                               \
-        T *to = out + head * of->out_head + token * of->out_token;                                 \
+        const T *from = x + head * of->x_step[1] + token * of->x_step[2];                          \
+        T *to = out + head * of->out_step[1] + token * of->out_step[2];                            \
         const float *c = cos + token * pairs, *s = sin + token * pairs;                            \
         if (interleaved)                                                                           \
           interleaved_##T(from, to, c, s, pairs);                                                  \
@@ -122,21 +123,22 @@ static void order(const float *from, float *to, int64_t rows, int64_t pairs, int
         if (of->rest) memcpy(to + 2 * pairs, from + 2 * pairs, of->rest * sizeof(T));              \
       }                                                                                            \
   }                                                                                                \
-  /* `ordered` has room for the cosines and sines of a tile; NULL: they are taken as they lie. */  \
-  void rotate_##T(const T *x, T *out, const float *cos, const float *sin, float *ordered,          \
-                  const Shape *of, int64_t first, int64_t last) {                                  \
-    int64_t tiles = (of->length + of->tile - 1) / of->tile;                                        \
+  /* Tiles first..last of (batch, tiles of a sequence). */                                         \
+  int rotate_##T(const Rotation *of, int64_t first, int64_t last) {                                \
+    int64_t tiles = (of->length + of->tile - 1) / of->tile, pairs = of->pairs;                     \
+    float *ordered = sizeof(T) == 2 ? malloc(2 * of->tile * pairs * sizeof(float)) : NULL;         \
+    if (sizeof(T) == 2 && !ordered) return 1;                                                      \
     for (int64_t i = first; i < last; i++) {                                                       \
       int64_t batch = i / tiles, start = i % tiles * of->tile;                                     \
       int64_t tokens = start + of->tile < of->length ? of->tile : of->length - start;              \
-      int64_t table = batch * of->table_batch + start * of->pairs;                                 \
-      const T *from = x + batch * of->x_batch + start * of->x_token;                               \
-      T *to = out + batch * of->out_batch + start * of->out_token;                                 \
-      const float *c = cos + table, *s = sin + table;                                              \
+      int64_t table = batch * of->table_batch + start * pairs;                                     \
+      const T *from = (const T *)of->x + batch * of->x_step[0] + start * of->x_step[2];            \
+      T *to = (T *)of->out + batch * of->out_step[0] + start * of->out_step[2];                    \
+      const float *c = of->cos + table, *s = of->sin + table;                                      \
       if (ordered) {                                                                               \
-        float *other = ordered + tokens * of->pairs;                                               \
-        order(c, ordered, tokens, of->pairs, of->interleaved);                                     \
-        order(s, other, tokens, of->pairs, of->interleaved);                                       \
+        float *other = ordered + tokens * pairs;                                                   \
+        order(c, ordered, tokens, pairs, of->interleaved);                                         \
+        order(s, other, tokens, pairs, of->interleaved);                                           \
         c = ordered, s = other;                                                                    \
       }                                                                                            \
       if (of->interleaved)                                                                         \
@@ -144,6 +146,8 @@ static void order(const float *from, float *to, int64_t rows, int64_t pairs, int
       else                                                                                         \
         WITH_PAIRS(tile_##T, from, to, c, s, of, tokens, 0);                                       \
     }                                                                                              \
+    free(ordered);                                                                                 \
+    return 0;                                                                                      \
   }
 
 ROTATE(f32)
