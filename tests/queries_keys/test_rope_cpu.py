@@ -52,10 +52,11 @@ def half_ulp(x):
 def test_kernel_equals_pairs_by_hand_rounded_once(
     layout, pairs, batched, interleaved, threads, monkeypatch
 ):
-    monkeypatch.setattr(rope_cpu, "TILE", 5 * pairs)  # several tiles and a remainder
     torch.manual_seed(0)
     x, (cos, sin) = LAYOUTS[layout](), tables(batched, pairs)
     x = x if 2 * pairs <= x.shape[-1] else torch.cat([x] * -(-2 * pairs // 22), -1)
+    monkeypatch.setattr(rope_cpu, "TILE", 5 * pairs)  # several tiles and a remainder
+    monkeypatch.setattr(rope_cpu, "PIECE", 4 * 3 * x.shape[-1] * 4)  # of three heads in float32
     for count in (1, 3):
         threads(count)
         for dtype in (torch.float32, torch.bfloat16):

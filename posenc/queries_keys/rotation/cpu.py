@@ -15,6 +15,8 @@ PAYS_FROM = 1 << 15
 """Numbers in q and k from which the kernel runs. Below, both ways take microseconds, and a program
 with only small tensors never waits for a compiler."""
 
+PIECE = 1 << 10
+"""Bytes of tokens, all their heads, that are rotated head by head where heads lie inside tokens."""
 TILE = 1 << 17
 """Cosines of one head that are used before the next head, which then reads them from a cache."""
 
@@ -54,7 +56,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     pairs = cos.shape[-1]
     threads = torch.get_num_threads()
     # Walk memory in its own order: projections leave heads inside tokens.
-    kept = 1 if x.stride(1) < x.stride(2) else TILE // max(1, pairs)
+    inside = x.stride(1) < x.stride(2)
+    kept = PIECE // (heads * head_dim * x.itemsize) if inside else TILE // max(1, pairs)
     tile = max(1, min(kept, -(-length // threads)))
     table_batch = length * pairs if cos.ndim == 4 and cos.shape[0] > 1 else 0
     native.run(

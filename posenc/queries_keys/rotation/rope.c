@@ -90,13 +90,19 @@ ROW(interleaved, bf16) {
   }
 }
 
+/* A NaN without bits that could carry. */
+static inline float no_bits(float v) { return v == v ? v : __builtin_nanf(""); }
+
 /* A table's rows as the rows of bfloat16 want them. */
-static void order(const float *from, float *to, int64_t rows, int64_t pairs, int64_t interleaved) {
+static inline void order(const float *restrict from, float *restrict to, int64_t rows,
+                         int64_t interleaved, int64_t pairs) {
   int64_t half = interleaved ? 0 : pairs / 2;
   for (int64_t row = 0; row < rows; row++, from += pairs, to += pairs) {
-    for (int64_t i = 0; i < half; i++) to[i] = from[2 * i], to[half + i] = from[2 * i + 1];
-    for (int64_t i = 2 * half; i < pairs; i++) to[i] = from[i];
-    for (int64_t i = 0; i < pairs; i++) to[i] = to[i] == to[i] ? to[i] : __builtin_nanf("");
+    for (int64_t i = 0; i < half; i++) {
+      to[i] = no_bits(from[2 * i]);
+      to[half + i] = no_bits(from[2 * i + 1]);
+    }
+    for (int64_t i = 2 * half; i < pairs; i++) to[i] = no_bits(from[i]);
   }
 }
 
@@ -137,8 +143,8 @@ static void order(const float *from, float *to, int64_t rows, int64_t pairs, int
       const float *c = of->cos + table, *s = of->sin + table;                                      \
       if (ordered) {                                                                               \
         float *other = ordered + tokens * pairs;                                                   \
-        order(c, ordered, tokens, pairs, of->interleaved);                                         \
-        order(s, other, tokens, pairs, of->interleaved);                                           \
+        WITH_PAIRS(order, c, ordered, tokens, of->interleaved);                                    \
+        WITH_PAIRS(order, s, other, tokens, of->interleaved);                                      \
         c = ordered, s = other;                                                                    \
       }                                                                                            \
       if (of->interleaved)                                                                         \
