@@ -1,6 +1,6 @@
 """How fast does a small decoder train beside transformers' Llama of the same sizes?
 
-python benchmarks/training.py OUT.csv
+python benchmarks/training.py OUT.csv [ROUNDS]
 
 One thread, 32 x 128 bytes, 4 layers of width 128: forward, backward, clipping and an AdamW step,
 the models in turn in one process. Autocast is on only if the processor multiplies bfloat16.
@@ -21,7 +21,7 @@ from posenc.bench import measure
 from posenc.report.machine import cpu_multiplies_bfloat16
 
 BATCH, LENGTH, WIDTH, LAYERS, HEADS, VOCABULARY = 32, 128, 128, 4, 4, 257
-REPEATS = 9
+ROUNDS = 9
 
 
 def step_of(model: nn.Module, logits: Callable[[torch.Tensor], torch.Tensor], autocast: bool):
@@ -57,7 +57,7 @@ def llama(attention: str, autocast: bool):
     return step_of(model, lambda tokens: model(tokens, use_cache=False).logits, autocast)
 
 
-def run() -> list[dict]:
+def run(rounds: int) -> list[dict]:
     torch.set_num_threads(1)
     found = []
     for autocast in (False, True) if cpu_multiplies_bfloat16() else (False,):
@@ -71,13 +71,13 @@ def run() -> list[dict]:
             "transformers Llama, sdpa": llama("sdpa", autocast),
             "transformers Llama, eager": llama("eager", autocast),
         }
-        seconds = measure.interleaved(cases, REPEATS)
+        seconds = measure.interleaved(cases, rounds)
         shape = {"dtype": kind, "n": LENGTH, "pass": "step"}
         found += measure.timing_rows("training", shape, seconds, "transformers Llama, sdpa", {})
     return found
 
 
 if __name__ == "__main__":
-    results = run()
+    results = run(int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS)
     measure.show_rows(results)
     measure.save_rows(results, Path(sys.argv[1]))
