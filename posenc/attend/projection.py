@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from posenc.numbers.tracking import has_tangent, transformed
+from posenc.numbers.tracking import followed
 
 HALF = torch.bfloat16
 
@@ -41,11 +41,11 @@ def joins(x: Tensor, *layers: nn.Module) -> bool:
         and x.dtype in (torch.float32, HALF)
     ):
         return False
-    if torch.compiler.is_compiling() or transformed() or not all(map(_is_plain, layers)):
+    if not all(map(_is_plain, layers)):
         return False
     weights = [layer.weight for layer in layers]
     with_bias = {layer.bias is not None for layer in layers}
-    if len(with_bias) > 1 or has_tangent(x, *weights):  # type: ignore[arg-type]
+    if len(with_bias) > 1 or followed(x, *weights):  # type: ignore[arg-type]
         return False
     return all(w.dtype == torch.float32 and w.device == x.device for w in weights)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from posenc.numbers import native
-from posenc.numbers.tracking import has_tangent, transformed
+from posenc.numbers.tracking import followed
 
 SOURCE = Path(__file__).with_name("layers.c")
 BLOCK = 512
@@ -36,8 +36,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch embed_dim"]:
         # In half types the sum of squares overflows or is coarse, and torch computes in float32.
         lean = x.device.type == "cpu" and x.dtype == self.weight.dtype and x.dtype.itemsize >= 4
-        traced = torch.compiler.is_compiling() or transformed() or has_tangent(x, self.weight)
-        if traced or not lean:
+        if not lean or followed(x, self.weight):
             return super().forward(x)
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
         return _RMSNorm.apply(x, self.weight, eps)  # type: ignore[return-value]

@@ -221,7 +221,11 @@ def _packed(arguments: Sequence[Argument]) -> bytes:
         several = argument if isinstance(argument, tuple) else (argument,)
         for value in several:
             at = 0 if value is None else value
-            values.append(at.data_ptr() if isinstance(at, torch.Tensor) else at)
+            if isinstance(at, torch.Tensor):
+                if at.ndim == 0:  # a place would be made of it
+                    raise TypeError("a size is a tensor: a trace looks at this call of C")
+                at = at.data_ptr()
+            values.append(at)
             kinds.append("d" if isinstance(at, float) else "q")
     return struct.pack("".join(kinds), *values)
 

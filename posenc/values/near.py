@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.numbers import native
+from posenc.numbers.tracking import followed
 
 SOURCE = Path(__file__).with_name("near.c")
 FURTHEST = 4096
@@ -17,8 +18,8 @@ FURTHEST = 4096
 
 
 def applies(table: Tensor) -> bool:
-    """Whether C can read the vectors: float32 on the CPU."""
-    plain = table.dtype == torch.float32 and table.device.type == "cpu"
+    """Whether C can read the vectors: float32 on the CPU, and nobody follows what is done."""
+    plain = table.dtype == torch.float32 and table.device.type == "cpu" and not followed(table)
     return plain and len(table) <= FURTHEST and _library() is not None
 
 

@@ -201,6 +201,13 @@ def test_as_many_threads_as_pieces_at_most(mark):
     assert seen.sum() == 4
 
 
+def test_a_size_that_a_trace_turned_into_a_tensor_is_no_place(mark):
+    seen, begins, ended = torch.zeros(3, 10, dtype=torch.int64)
+    with pytest.raises(TypeError, match="a trace looks"):
+        native.run(mark, 2, seen, begins, ended, None, (torch.tensor(1), 0, 0), 0.0, 0)
+    assert not seen.any()
+
+
 @pytest.mark.parametrize("way", ["OpenMP", "executor"])
 def test_no_part_goes_on_after_another_failed(mark, way, monkeypatch):
     """What a part writes into is freed once the error is seen."""
