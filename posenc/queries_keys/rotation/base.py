@@ -81,9 +81,9 @@ class Rotation(QueryKeyEncoding):
         return counted and cos.numel() <= MOST_KEPT
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        one_row = positions.ndim == 1 and len(positions) >= MANY
-        asked = one_row and positions.device.type == "cpu" and not followed(positions)
-        first = run_start(positions) if asked and self.angles.axes is None else None
+        plain = not followed(positions) and positions.device.type == "cpu"  # only then its length
+        long = plain and positions.ndim == 1 and len(positions) >= MANY and self.angles.axes is None
+        first = run_start(positions) if long else None
         if first is None:
             return self.angles.cos_sin(positions, dtype, self.attention_factor)
         count, device = len(positions), positions.device
