@@ -210,8 +210,8 @@ def run(function: Any, count: int, *arguments: Argument, threads: int | None = N
         failed = _by_executor(function, packed, count, threads)
     if failed:
         raise MemoryError(
-            f"{function.__name__}: no memory for what each of {threads} threads keeps while it "
-            "computes; fewer threads (torch.set_num_threads) need less."
+            f"{function.__name__}: no memory for what it keeps while it computes, with "
+            f"{threads} at a time (torch.set_num_threads)."
         )
 
 

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posenc.attend.projection import project
-from posenc.models.norms import RMSNorm
+from posenc.models.norms import BLOCK, RMSNorm
 from posenc.models.swiglu import swiglu
 from posenc.numbers import native
 from tests.compilers import needs_c_compiler
@@ -91,3 +91,17 @@ def test_a_tensor_without_memory_never_reaches_c(kind):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         got = module(mode.from_tensor(torch.randn(3, 5, 16)))
     assert got.shape[:2] == (3, 5)
+
+
+@needs_c_compiler
+def test_threads_do_not_decide_the_last_bits_of_a_gradient():
+    torch.manual_seed(0)
+    before, norm, found = torch.get_num_threads(), RMSNorm(8), []
+    x, grad = torch.randn(2, 3 * BLOCK + 7, 8)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            found.append(torch.autograd.grad(norm(x), norm.weight, grad)[0])
+        finally:
+            torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
