@@ -88,7 +88,7 @@ class _Projection(torch.autograd.Function):
         weights, biases = weights_and_biases[:count], weights_and_biases[count:]
         out, flat, weight = product(x, weights, biases)
         ctx.save_for_backward(flat, weight)
-        ctx.sizes, ctx.shape, ctx.dtype = [len(w) for w in weights], x.shape, x.dtype
+        ctx.sizes, ctx.shape = [len(w) for w in weights], x.shape
         return out
 
     @staticmethod
@@ -100,4 +100,4 @@ class _Projection(torch.autograd.Function):
         d_biases: Sequence[Tensor] = ()
         if len(needed) > count:
             d_biases = grad.flatten(0, -2).sum(0, dtype=torch.float32).split(ctx.sizes)
-        return d_x.to(ctx.dtype).view(ctx.shape), None, *d_weights, *d_biases
+        return d_x.view(ctx.shape), None, *d_weights, *d_biases

@@ -63,11 +63,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch embed_dim"]:
         if self.gate_proj is not None:
-            hidden = swiglu(x, self.gate_proj, self.up_proj)
-        else:
-            act = F.gelu if self.activation == "gelu" else F.relu
-            hidden = act(self.up_proj(x))
-        return project(hidden, self.down_proj)[0]
+            return swiglu(x, self.gate_proj, self.up_proj, self.down_proj)
+        act = F.gelu if self.activation == "gelu" else F.relu
+        return project(act(self.up_proj(x)), self.down_proj)[0]
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,13 @@ def load(source: Path, symbols: tuple[str, ...]) -> ctypes.CDLL | None:
         return None  # no home, a full disk, a broken compiler: this costs speed, never a result
 
 
+def load_if_suited(source: Path) -> ctypes.CDLL | None:
+    """A C file whose `suits()` says whether the processor is one for it; None where it is not, or
+    where there is no compiler."""
+    library = load(source, ("suits",))
+    return library if library is not None and library.suits() else None
+
+
 def _cache_folder() -> Path:
     """The XDG rules: a relative path is invalid and ignored."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))

@@ -1,5 +1,4 @@
-"""Joined projections, and the gated one: what the layers give by themselves, rounded as autocast
-rounds."""
+"""Joined projections: what the layers give by themselves, rounded as autocast rounds."""
 
 import contextlib
 from copy import deepcopy
@@ -10,9 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from posenc.attend.projection import joins, project
-from posenc.models.swiglu import swiglu
-from posenc.numbers import native
-from tests.compilers import needs_c_compiler
 
 
 def autocast(dtype=torch.bfloat16):
@@ -110,25 +106,3 @@ def test_testing_takes_the_way_of_training():
         with torch.no_grad():
             assert joins(x, *modules)
             assert all(map(torch.equal, project(x, *modules), trained))
-
-
-@pytest.mark.parametrize("compiled", [pytest.param("1", marks=needs_c_compiler), "0"])
-@pytest.mark.parametrize("width", [16, 17])
-def test_the_gate_of_swiglu_is_rounded_once(compiled, width, monkeypatch):
-    monkeypatch.setenv("POSENC_NATIVE", compiled)
-    native.load.cache_clear()
-    modules, x = layers(width, width, bias=False), 6 * torch.randn(4, 9, 24)
-    with torch.no_grad():
-        x[0, 0] *= 100  # sigmoid far from its middle
-    plain = gradients(lambda x, g, u: F.silu(g(x)) * u(x), x, modules, cast=False)
-    assert_close(gradients(swiglu, x, modules), plain)
-    native.load.cache_clear()
-
-
-def test_a_nan_passes_the_gate():
-    modules, x = layers(16, 16, bias=False), torch.randn(3, 24)
-    x[1] = torch.nan
-    with autocast():
-        out = swiglu(x.requires_grad_(), *modules)
-    assert out[1].isnan().all()
-    assert out[[0, 2]].isfinite().all()

@@ -63,34 +63,35 @@ def test_rms_norm_runs_in_bfloat16_and_under_autocast():
 
 
 class Gate(torch.nn.Module):
-    """What autocast gives to the pass over a gate, and to a product of several layers."""
+    """What autocast gives to the pass over a feed-forward, and to a product of several layers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.up = (torch.nn.Linear(16, 32, bias=False) for _ in range(2))
+        self.gate, self.up = (torch.nn.Linear(32, 64, bias=False) for _ in range(2))
+        self.down = torch.nn.Linear(64, 64, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            return swiglu(x, self.gate, self.up) + project(x, self.gate, self.up)[1]
+            return swiglu(x, self.gate, self.up, self.down) + project(x, self.gate, self.up)[1]
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("kind", [lambda: RMSNorm(16), Gate], ids=["norm", "gate"])
+@pytest.mark.parametrize("kind", [lambda: RMSNorm(32), Gate], ids=["norm", "gate"])
 def test_a_trace_sees_plain_operations(kind, grad):
     """C is invisible to it: what it recorded would be the memory as it was."""
-    module, first, second = kind(), *torch.randn(2, 3, 5, 16)
+    module, first, second = kind(), *torch.randn(2, 3, 50, 32)
     with torch.set_grad_enabled(grad):
         traced = torch.jit.trace(module, first, check_trace=False)
         torch.testing.assert_close(traced(second), module(second), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("kind", [lambda: RMSNorm(16), Gate], ids=["norm", "gate"])
+@pytest.mark.parametrize("kind", [lambda: RMSNorm(32), Gate], ids=["norm", "gate"])
 def test_a_tensor_without_memory_never_reaches_c(kind):
     module = kind()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        got = module(mode.from_tensor(torch.randn(3, 5, 16)))
-    assert got.shape[:2] == (3, 5)
+        got = module(mode.from_tensor(torch.randn(3, 50, 32)))
+    assert got.shape[:2] == (3, 50)
 
 
 @needs_c_compiler

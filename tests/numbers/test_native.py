@@ -230,3 +230,25 @@ def test_a_changed_header_is_another_library(tmp_path, monkeypatch):
             (tmp_path / "shared.h").write_text(content, encoding="utf-8")
         found.append(native._fingerprint(source, "cc"))
     assert len(set(found)) == 3
+
+
+def complaints(source: Path, *flags: str) -> str:
+    """What the compiler has to say about a C file."""
+    assert COMPILER
+    wanted = "-Wall", "-Wextra", "-fsyntax-only", f"-I{native.HEADERS}"
+    command = [COMPILER, *native.FLAGS, *wanted, *flags, str(source)]
+    return subprocess.run(command, capture_output=True, text=True).stderr
+
+
+@pytest.mark.parametrize("flags", [(), ("-U__AVX512BF16__",)], ids=["here", "no bfloat16"])
+def test_every_c_file_compiles_without_a_warning(flags):
+    """Elsewhere one that does not is taken for a machine without a compiler, and tests skip."""
+    sources = sorted(Path(native.__file__).parents[1].rglob("*.c"))
+    assert len(sources) == 12
+    assert [complaints(source, *flags) for source in sources] == [""] * len(sources)
+
+
+def test_a_c_file_with_a_fault_does_not_pass(tmp_path):
+    for fault in ("int one(void) { return two; }", "int one(int a) { return 1; }"):
+        (tmp_path / "some.c").write_text(fault, encoding="utf-8")
+        assert complaints(tmp_path / "some.c")

@@ -3,16 +3,10 @@
    vectors; where they do it in tiles (AMX), oneDNN's products were measured instead. Called by
    by_head.py. */
 
-#include <stdint.h>
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && !defined(__AMX_BF16__)
-#include <immintrin.h>
+#include "products.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
-typedef uint16_t bf16;
-typedef uint32_t pair; /* two neighbours along the axis that a product sums over */
-
+#ifdef BF16_IN_VECTORS
 /* Query i sees the keys up to i + shift, and of them those that `visible` shows, if there is one.
    `group` query heads share keys and values; in the backward pass 1 does. What is read has strides
    of batch, head and row, counted in numbers, and its last axis side by side; what is written is
@@ -23,109 +17,14 @@ typedef struct {
   double scale;
 } Shape;
 
-#define BLOCK 32 /* rows that are done together; every axis is filled up to it with zeros */
 #define HIDDEN -3e38f
 #define HEAD(t, step) ((t) + b * of->step[0] + h * of->step[1])
 #define SHARED(t, step) ((t) + b * of->step[0] + h / of->group * of->step[1])
 #define NEW(t, row, len, width) ((t) + ((b * (len) + (row)) * of->heads + h) * (width))
 
-static inline int64_t up(int64_t n) { return (n + BLOCK - 1) / BLOCK * BLOCK; }
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t seen(const Shape *of, int64_t row) {
   int64_t end = row + of->shift + 1;
   return row >= of->rows || end < 0 ? 0 : least(end, of->keys);
-}
-/* Those of 16 or 32 numbers from j on that lie before `end`. */
-static inline __mmask16 half(int64_t j, int64_t end) {
-  return end <= j ? 0 : end - j < 16 ? (1u << (end - j)) - 1 : 0xffff;
-}
-static inline __mmask32 whole(int64_t j, int64_t end) {
-  return half(j, end) | (__mmask32)half(j + 16, end) << 16;
-}
-static inline __m512 widen(__m256i v) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
-}
-static inline __m512i narrow(__m512 low, __m512 high) {
-  return (__m512i)_mm512_cvtne2ps_pbh(high, low);
-}
-
-/* c[m][n] = sum over k of a[m][k] * b[k][n], k in pairs. */
-static void multiply(const pair *a, int64_t a_row, int64_t a_step, const pair *b, int64_t b_step,
-                     float *c, int64_t c_row, int64_t rows, int64_t columns, int64_t steps) {
-  for (int64_t n = 0; n < columns; n += 32)
-    for (int64_t m = 0; m < rows; m += 8) {
-      __m512 low[8], high[8];
-      for (int r = 0; r < 8; r++) low[r] = high[r] = _mm512_setzero_ps();
-      const pair *left = a + m * a_row, *right = b + n;
-      for (int64_t k = 0; k < steps; k++, left += a_step, right += b_step) {
-        __m512bh first = (__m512bh)_mm512_loadu_si512(right);
-        __m512bh second = (__m512bh)_mm512_loadu_si512(right + 16);
-#pragma GCC unroll 8
-        for (int r = 0; r < 8; r++) {
-          __m512bh one = (__m512bh)_mm512_set1_epi32((int)left[r * a_row]);
-          low[r] = _mm512_dpbf16_ps(low[r], one, first);
-          high[r] = _mm512_dpbf16_ps(high[r], one, second);
-        }
-      }
-      for (int r = 0; r < 8; r++) {
-        _mm512_storeu_ps(c + (m + r) * c_row + n, low[r]);
-        _mm512_storeu_ps(c + (m + r) * c_row + n + 16, high[r]);
-      }
-    }
-}
-
-/* to[i][j] = from[i][j] */
-static void take(const bf16 *from, int64_t stride, int64_t rows, int64_t width, bf16 *to) {
-  for (int64_t i = 0; i < up(rows); i++)
-    for (int64_t j = 0; j < up(width); j += 32, to += 32) {
-      __mmask32 here = i < rows ? whole(j, width) : 0;
-      _mm512_storeu_si512(to, _mm512_maskz_loadu_epi16(here, from + i * stride + j));
-    }
-}
-
-/* to[i / 2][j] = (from[i][j], from[i + 1][j]): pairs of rows */
-static void weave(const bf16 *from, int64_t stride, int64_t rows, int64_t width, pair *to,
-                  int64_t to_row) {
-  for (int64_t i = 0; i < up(rows); i += 2, to += to_row)
-    for (int64_t j = 0; j < up(width); j += 16) {
-      const bf16 *at = from + i * stride + j;
-      __mmask16 here = i < rows ? half(j, width) : 0, below = i + 1 < rows ? here : 0;
-      __m512i one = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(here, at));
-      __m512i two = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(below, at + stride));
-      _mm512_storeu_si512(to + j, _mm512_or_si512(one, _mm512_slli_epi32(two, 16)));
-    }
-}
-
-/* to[j / 2][i] = (from[i][j], from[i][j + 1]): columns of pairs; `room` is for BLOCK rows. */
-static void turn(const bf16 *from, int64_t stride, int64_t rows, int64_t width, bf16 *room,
-                 pair *to) {
-  const pair *pairs = (const pair *)room;
-  int64_t high = up(rows), wide = up(width) / 2;
-  for (int64_t i = 0; i < rows; i += BLOCK, to += BLOCK) {
-    take(from + i * stride, stride, least(BLOCK, rows - i), width, room);
-    for (int64_t j = 0; j < wide; j++)
-      for (int64_t r = 0; r < BLOCK; r++) to[j * high + r] = pairs[r * wide + j];
-  }
-}
-
-/* One head of `to`, rounded. */
-static void put(const float *from, int64_t rows, int64_t width, bf16 *to, int64_t heads) {
-  for (int64_t i = 0; i < rows; i++, to += heads * width)
-    for (int64_t j = 0; j < up(width); j += 32, from += 32) {
-      __m512i both = narrow(_mm512_loadu_ps(from), _mm512_loadu_ps(from + 16));
-      _mm512_mask_storeu_epi16(to + j, whole(j, width), both);
-    }
-}
-
-/* e^x for x <= 0 within 3e-6; NaN stays NaN. */
-static inline __m512 exponential(__m512 x) {
-  __m512 turns = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
-  __m512 floor = _mm512_roundscale_ps(turns, 0), r = _mm512_sub_ps(turns, floor);
-  static const float terms[] = {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f,
-                                2.4022651e-1f, 6.9314718e-1f, 1.f};
-  __m512 p = _mm512_set1_ps(1.5403530e-4f);
-  for (int i = 0; i < 6; i++) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(terms[i]));
-  return _mm512_scalef_ps(p, floor);
 }
 
 /* Products become weights: softmax(scale * s + bias) over the first `end` keys that are visible and
@@ -153,7 +52,7 @@ static float soften(float *s, const float *bias, const uint8_t *visible, int64_t
   for (int64_t j = 0; j < end; j += 16) {
     __m512 r = _mm512_loadu_ps(s + j);
     __mmask16 see = _mm512_cmp_ps_mask(r, hidden, _CMP_NLE_UQ); /* a NaN is seen */
-    r = _mm512_maskz_mov_ps(see, exponential(_mm512_sub_ps(r, most)));
+    r = _mm512_maskz_mov_ps(see, powers(_mm512_sub_ps(r, most)));
     sum = _mm512_add_ps(sum, r);
     _mm512_storeu_ps(s + j, r);
   }
@@ -162,7 +61,8 @@ static float soften(float *s, const float *bias, const uint8_t *visible, int64_t
   for (int64_t j = 0; j < end; j += 32) {
     __m512 low = _mm512_loadu_ps(s + j), high = _mm512_loadu_ps(s + j + 16);
     high = _mm512_maskz_mov_ps(half(j + 16, end), high);
-    _mm512_storeu_si512(weights + j, narrow(_mm512_mul_ps(low, share), _mm512_mul_ps(high, share)));
+    low = _mm512_mul_ps(low, share), high = _mm512_mul_ps(high, share);
+    _mm512_storeu_si512(weights + j, narrow_32(low, high));
   }
   return total == 0 ? -INFINITY : _mm512_cvtss_f32(most) + logf(total);
 }
@@ -173,18 +73,18 @@ static void harden(const bf16 *weights, float *g, float *grad_bias, int64_t end,
                    bf16 *grad) {
   __m512 sum = _mm512_setzero_ps(), mean = sum, factor = _mm512_set1_ps(scale);
   for (int64_t j = 0; j < end; j += 16) {
-    __m512 w = widen(_mm256_loadu_si256((const __m256i *)(weights + j)));
+    __m512 w = widen_16(_mm256_loadu_si256((const __m256i *)(weights + j)));
     __mmask16 some = _mm512_test_epi32_mask(_mm512_castps_si512(w), _mm512_castps_si512(w));
     mean = _mm512_mask3_fmadd_ps(w, _mm512_loadu_ps(g + j), mean, some);
     sum = _mm512_add_ps(sum, w);
   }
   float total = _mm512_reduce_add_ps(sum); /* rounded weights: what all keys share must cancel */
   mean = _mm512_set1_ps(total == 0 ? 0 : _mm512_reduce_add_ps(mean) / total);
-  for (int64_t j = 0; j < up(end); j += 32) {
+  for (int64_t j = 0; j < full(end); j += 32) {
     __m512 r[2];
     for (int i = 0; i < 2; i++) {
       int64_t at = j + 16 * i;
-      __m512 w = widen(_mm256_loadu_si256((const __m256i *)(weights + at)));
+      __m512 w = widen_16(_mm256_loadu_si256((const __m256i *)(weights + at)));
       __mmask16 some = _mm512_test_epi32_mask(_mm512_castps_si512(w), _mm512_castps_si512(w));
       r[i] = _mm512_maskz_mul_ps(some, w, _mm512_sub_ps(_mm512_loadu_ps(g + at), mean));
       if (grad_bias) {
@@ -192,14 +92,9 @@ static void harden(const bf16 *weights, float *g, float *grad_bias, int64_t end,
         _mm512_mask_storeu_ps(grad_bias + at, half(at, end), _mm512_add_ps(before, r[i]));
       }
     }
-    _mm512_storeu_si512(grad + j, narrow(_mm512_mul_ps(r[0], factor), _mm512_mul_ps(r[1], factor)));
+    r[0] = _mm512_mul_ps(r[0], factor), r[1] = _mm512_mul_ps(r[1], factor);
+    _mm512_storeu_si512(grad + j, narrow_32(r[0], r[1]));
   }
-}
-
-static void *carve(char **room, int64_t bytes) {
-  void *piece = *room;
-  *room += bytes;
-  return piece;
 }
 
 typedef struct {
@@ -213,9 +108,9 @@ typedef struct {
 } Forward;
 
 /* out = softmax(scale * q k^T + bias) v for items first..last of (batch, heads). Weights, (batch,
-   heads, up(rows), up(keys)), are kept for the backward pass, if they are given: of each block of
-   rows, up to the last key that it sees. `begin`, if given, is the first key of each head that the
-   last row sees; each row before it begins a key earlier. Returns 1 where there is no memory. */
+   heads, full(rows), full(keys)), are kept for the backward pass, if they are given: of each block
+   of rows, up to the last key that it sees. `begin`, if given, is the first key of each head that
+   the last row sees; each row before it begins a key earlier. Returns 1 where there is no memory. */
 int attend(const Forward *given, int64_t first, int64_t last) {
   const bf16 *q = given->q, *k = given->k, *v = given->v;
   const float *bias = given->bias;
@@ -224,7 +119,7 @@ int attend(const Forward *given, int64_t first, int64_t last) {
   const Shape *of = &given->shape;
   bf16 *weights = given->weights, *out = given->out;
   float *lse = given->lse;
-  int64_t R = up(of->rows), N = up(of->keys), W = up(of->width), V = up(of->v_width);
+  int64_t R = full(of->rows), N = full(of->keys), W = full(of->width), V = full(of->v_width);
   char *memory = aligned_alloc(64, 2 * N * (W + V) + BLOCK * (6 * N + 4 * W + 4 * V));
   if (!memory) return 1;
   char *room = memory;
@@ -234,16 +129,16 @@ int attend(const Forward *given, int64_t first, int64_t last) {
   bf16 *passing = carve(&room, 2 * BLOCK * N);
   for (int64_t item = first; item < last; item++) {
     int64_t b = item / of->heads, h = item % of->heads;
-    turn(SHARED(k, k_step), of->k_step[2], of->keys, of->width, spare, keys);
-    weave(SHARED(v, v_step), of->v_step[2], of->keys, of->v_width, values, V);
+    turn(SHARED(k, k_step), of->k_step[2], of->keys, of->width, spare, keys, PANEL(W));
+    weave(SHARED(v, v_step), of->v_step[2], of->keys, of->v_width, values, PANEL(N));
     for (int64_t top = 0; top < of->rows; top += BLOCK) {
-      int64_t rows = least(BLOCK, of->rows - top), block = up(seen(of, top + rows - 1));
+      int64_t rows = least(BLOCK, of->rows - top), block = full(seen(of, top + rows - 1));
       bf16 *w = weights ? weights + ((b * of->heads + h) * R + top) * N : passing;
       int64_t from = begin ? begin[h] - (of->rows - 1 - top) : 0;
       from = from < 0 ? 0 : least(from / BLOCK * BLOCK, block);
       take(HEAD(q, q_step) + top * of->q_step[2], of->q_step[2], rows, of->width, queries);
-      multiply((pair *)queries, W / 2, 1, keys + from, N, scores, N, BLOCK,
-               block - from, W / 2);
+      multiply((pair *)queries, W / 2, 1, keys + from / BLOCK * PANEL(W), PANEL(W), scores, N,
+               BLOCK, block - from, W / 2, 0);
       for (int64_t i = 0; i < BLOCK; i++) {
         int64_t row = top + i, end = seen(of, row) - from;
         end = end < 0 ? 0 : end;
@@ -251,12 +146,13 @@ int attend(const Forward *given, int64_t first, int64_t last) {
         const uint8_t *see =
             visible ? HEAD(visible, visible_step) + row * of->visible_step[2] + from : NULL;
         float size = soften(scores + i * N, add, see, end, of->scale, w + i * N);
-        memset(w + i * N + up(end), 0, (block - from - up(end)) * sizeof *w);
+        memset(w + i * N + full(end), 0, (block - from - full(end)) * sizeof *w);
         if (lse && i < rows) lse[(b * of->heads + h) * of->rows + row] = size;
       }
-      multiply((pair *)w, N / 2, 1, values + from / 2 * V, V, result, V, BLOCK, V,
-               (block - from) / 2);
-      put(result, rows, of->v_width, NEW(out, top, of->rows, of->v_width), of->heads);
+      multiply((pair *)w, N / 2, 1, values + from / 2 * BLOCK, PANEL(N), result, V, BLOCK, V,
+               (block - from) / 2, 0);
+      put(result, rows, of->v_width, NEW(out, top, of->rows, of->v_width),
+          of->heads * of->v_width);
     }
   }
   free(memory);
@@ -278,7 +174,7 @@ int attend_backward(const Backward *given, int64_t first, int64_t last) {
   bf16 *grad_q = given->grad_q, *grad_k = given->grad_k, *grad_v = given->grad_v;
   float *grad_bias = given->grad_bias;
   const Shape *of = &given->shape;
-  int64_t R = up(of->rows), N = up(of->keys), W = up(of->width), V = up(of->v_width);
+  int64_t R = full(of->rows), N = full(of->keys), W = full(of->width), V = full(of->v_width);
   int64_t wide = W > V ? W : V;
   char *memory = aligned_alloc(64, 2 * R * (W + 2 * V + 2 * N) + 2 * N * (W + V) +
                                        BLOCK * (6 * N + 2 * V + 4 * wide));
@@ -292,33 +188,37 @@ int attend_backward(const Backward *given, int64_t first, int64_t last) {
   float *scores = carve(&room, 4 * BLOCK * N), *result = carve(&room, 4 * BLOCK * wide);
   for (int64_t b = 0; b < of->batch; b++)
     for (int64_t h = first; h < last; h++) {
-      weave(HEAD(q, q_step), of->q_step[2], of->rows, of->width, q_rows, W);
-      weave(HEAD(k, k_step), of->k_step[2], of->keys, of->width, k_rows, W);
-      turn(HEAD(v, v_step), of->v_step[2], of->keys, of->v_width, spare, values);
+      weave(HEAD(q, q_step), of->q_step[2], of->rows, of->width, q_rows, PANEL(R));
+      weave(HEAD(k, k_step), of->k_step[2], of->keys, of->width, k_rows, PANEL(N));
+      turn(HEAD(v, v_step), of->v_step[2], of->keys, of->v_width, spare, values, PANEL(V));
       take(HEAD(grad, grad_step), of->grad_step[2], of->rows, of->v_width, g);
-      weave(g, V, R, V, g_rows, V);
+      weave(g, V, R, V, g_rows, PANEL(R));
       for (int64_t top = 0; top < of->rows; top += BLOCK) {
-        int64_t rows = least(BLOCK, of->rows - top), block = up(seen(of, top + rows - 1));
+        int64_t rows = least(BLOCK, of->rows - top), block = full(seen(of, top + rows - 1));
         const bf16 *w = weights + ((b * of->heads + h) * R + top) * N;
-        multiply((pair *)(g + top * V), V / 2, 1, values, N, scores, N, BLOCK, block, V / 2);
+        multiply((pair *)(g + top * V), V / 2, 1, values, PANEL(V), scores, N, BLOCK, block, V / 2,
+                 0);
         for (int64_t i = 0; i < BLOCK; i++) {
           int64_t row = (top + i) * of->bias_step[2];
           float *add = grad_bias && i < rows ? HEAD(grad_bias, bias_step) + row : NULL;
           harden(w + i * N, scores + i * N, add, least(block, of->keys), of->scale, part + i * N);
         }
-        multiply((pair *)part, N / 2, 1, k_rows, W, result, W, BLOCK, W, block / 2);
-        put(result, rows, of->width, NEW(grad_q, top, of->rows, of->width), of->heads);
-        weave(w, N, BLOCK, block, w_rows + top / 2 * N, N);
-        weave(part, N, BLOCK, block, s_rows + top / 2 * N, N);
+        multiply((pair *)part, N / 2, 1, k_rows, PANEL(N), result, W, BLOCK, W, block / 2, 0);
+        put(result, rows, of->width, NEW(grad_q, top, of->rows, of->width), of->heads * of->width);
+        weave(w, N, BLOCK, block, w_rows + top / 2 * BLOCK, PANEL(R));
+        weave(part, N, BLOCK, block, s_rows + top / 2 * BLOCK, PANEL(R));
       }
       for (int64_t at = 0; at < of->keys; at += BLOCK) { /* rows that see the block of keys */
         int64_t row = at - of->shift; /* the first, of which pairs are read */
         int64_t from = row < 0 ? 0 : row < of->rows ? row / 2 : R / 2;
         int64_t keys = least(BLOCK, of->keys - at), steps = R / 2 - from;
-        multiply(s_rows + from * N + at, 1, N, q_rows + from * W, W, result, W, BLOCK, W, steps);
-        put(result, keys, of->width, NEW(grad_k, at, of->keys, of->width), of->heads);
-        multiply(w_rows + from * N + at, 1, N, g_rows + from * V, V, result, V, BLOCK, V, steps);
-        put(result, keys, of->v_width, NEW(grad_v, at, of->keys, of->v_width), of->heads);
+        const pair *s = s_rows + at / BLOCK * PANEL(R), *w = w_rows + at / BLOCK * PANEL(R);
+        from *= BLOCK;
+        multiply(s + from, 1, BLOCK, q_rows + from, PANEL(R), result, W, BLOCK, W, steps, 0);
+        put(result, keys, of->width, NEW(grad_k, at, of->keys, of->width), of->heads * of->width);
+        multiply(w + from, 1, BLOCK, g_rows + from, PANEL(R), result, V, BLOCK, V, steps, 0);
+        put(result, keys, of->v_width, NEW(grad_v, at, of->keys, of->v_width),
+            of->heads * of->v_width);
       }
     }
   free(memory);

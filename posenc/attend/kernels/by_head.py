@@ -17,7 +17,7 @@ from posenc.numbers.tracking import followed
 
 SOURCE = Path(__file__).with_suffix(".c")
 BLOCK = 32
-"""As in by_head.c: rows and keys are filled up to a multiple of it."""
+"""As in products.h: rows and keys are filled up to a multiple of it."""
 FEW = 8
 """Up to this many queries, reading keys and values takes most of the time, whoever does it."""
 MOST = 1 << 14
@@ -26,8 +26,7 @@ MOST = 1 << 14
 
 def compiled() -> Any:
     """by_head.c, or None where there is no compiler, or the processor is not one for it."""
-    loaded = native.load(SOURCE, ("suits",))
-    return loaded if loaded is not None and loaded.suits() else None
+    return native.load_if_suited(SOURCE)
 
 
 def refuse(problem: Problem) -> str | None:
