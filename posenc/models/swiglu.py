@@ -22,7 +22,7 @@ ROWS, BLOCK = 128, 32
 GROUP = 16 * ROWS
 """Tokens whose gradients of the weights are added up before those of other tokens."""
 MOST = 1 << 17
-"""Weights of the gate up to which the gradients stay in the second cache of a core (1 MB where it
+"""Weights of a layer up to which the gradients stay in the second cache of a core (1 MB where it
 was measured); with twice as many, torch's products are as fast."""
 
 
@@ -45,10 +45,11 @@ def swiglu(
 def _in_one_pass(x: Tensor, gate: nn.Linear, down: nn.Linear) -> bool:
     """Whether there are enough tokens for what the pass prepares, and its sizes fit the cache."""
     hidden, width = gate.weight.shape
+    out = down.out_features
     return (
         x.numel() >= ROWS * width
-        and hidden * width <= MOST
-        and not any(size % BLOCK for size in (hidden, width, down.out_features))
+        and hidden * max(width, out) <= MOST
+        and not any(size % BLOCK for size in (hidden, width, out))
         and native.load_if_suited(SOURCE) is not None
     )
 

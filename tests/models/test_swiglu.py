@@ -94,6 +94,8 @@ def test_one_pass_is_taken_where_it_pays_and_nowhere_else(monkeypatch):
         assert not takes(ROWS, **odd), "a width that fills no block"
     wide = MOST // IN // BLOCK * BLOCK
     assert takes(ROWS, hidden=wide) and not takes(ROWS, hidden=wide + BLOCK)
+    wide = MOST // HIDDEN // BLOCK * BLOCK
+    assert takes(ROWS, out=wide) and not takes(ROWS, out=wide + BLOCK)
     watched = three()
     watched[2].register_forward_hook(lambda *_: None)
     assert not takes(ROWS, watched)
@@ -146,6 +148,15 @@ def test_inputs_and_gradients_may_lie_anywhere(way, shape):
     half = found(swiglu, beside, layers, dtype=torch.bfloat16)
     assert half[1].dtype == torch.bfloat16
     assert off(half[0], sums[1][0]) < 0.01
+
+
+def test_a_gradient_of_another_dtype_is_rounded_first(way):
+    layers, x = three(), some_input(ROWS, IN).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = swiglu(x, *layers)
+    grad = some_input(ROWS, OUT)
+    found = [torch.autograd.grad(out, x, g, retain_graph=True)[0] for g in (grad, grad.bfloat16())]
+    assert torch.equal(*found)
 
 
 def test_a_gate_far_from_its_middle_is_open_or_closed(way):
