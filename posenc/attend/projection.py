@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
 
 from posenc.numbers.tracking import followed
 
@@ -56,7 +57,8 @@ def _is_plain(layer: nn.Module) -> bool:
         layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks,
         layer._backward_pre_hooks,
     )  # fmt: skip
-    return type(layer) is nn.Linear and not any(hooks)
+    changed = "forward" in vars(layer) or any(hooks)  # accelerate exchanges an instance's forward
+    return type(layer) is nn.Linear and not changed and not _has_any_global_hook()
 
 
 def product(

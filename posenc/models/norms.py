@@ -61,7 +61,8 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         x, weight, inverse = ctx.saved_tensors
         if x.dtype == torch.float32 and (lib := library()) is not None:
-            return *_gradients(lib, grad.contiguous(), x, weight, inverse), None
+            given = (t.contiguous() for t in (grad, x, weight, inverse))
+            return *_gradients(lib, *given), None
         width = x.shape[-1]
         grad_x, grad_weight, _ = torch.ops.aten.native_layer_norm_backward(
             grad, x, [width], torch.zeros_like(inverse), inverse, weight, None, [True, True, False]

@@ -13,7 +13,8 @@ typedef struct {
   int64_t tokens, in, hidden, out, group;
 } Sizes;
 
-/* 1 / (1 + e^-x) within 7e-5, a thirtieth of what rounding to bfloat16 changes. */
+/* 1 / (1 + e^-x) within 7e-5 of itself from -87 on, 0 from -89 down. Rounding to bfloat16 changes
+   30 times as much, and 4 times what is left of it in the slope of a gate near 17. */
 static inline __m512 sigmoid(__m512 x) {
   __m512 power = powers(_mm512_sub_ps(_mm512_setzero_ps(), x));
   return _mm512_rcp14_ps(_mm512_add_ps(_mm512_set1_ps(1), power));

@@ -19,11 +19,11 @@ from posenc.numbers import native
 SOURCE = Path(__file__).with_suffix(".c")
 ROWS, BLOCK = 128, 32
 """As in swiglu.c and products.h: tokens done together, and what widths are multiples of."""
-GROUP = 16 * ROWS
-"""Tokens whose gradients of the weights are added up before those of other tokens."""
+GROUP = 8 * ROWS
+"""Tokens whose gradients of the weights are added up, by one thread, before those of others."""
 MOST = 1 << 17
-"""Weights of a layer up to which the gradients stay in the second cache of a core (1 MB where it
-was measured); with twice as many, torch's products are as fast."""
+"""Weights of a layer up to which it was faster; with one and a half times as many, torch's products
+are as fast, because the sums for the gradients leave the cache."""
 
 
 def swiglu(
@@ -33,9 +33,10 @@ def swiglu(
 
     Source: Shazeer 2020, arXiv:2002.05202, equation 6.
     """
-    if gate.bias is None and joins(x, gate, up, down) and _in_one_pass(x, gate, down):
+    fit = gate.bias is None and gate.weight.shape == up.weight.shape
+    if fit and joins(x, gate, up, down) and _in_one_pass(x, gate, down):
         return _OnePass.apply(x, gate.weight, up.weight, down.weight)  # type: ignore[return-value]
-    if gate.bias is None and joins(x, gate, up) and library() is not None:
+    if fit and joins(x, gate, up) and library() is not None:
         hidden = _Gate.apply(x, gate.weight, up.weight)
     else:
         hidden = F.silu(gate(x)) * up(x)
@@ -43,11 +44,15 @@ def swiglu(
 
 
 def _in_one_pass(x: Tensor, gate: nn.Linear, down: nn.Linear) -> bool:
-    """Whether there are enough tokens for what the pass prepares, and its sizes fit the cache."""
+    """Whether the sizes are right, there are tokens enough for what the pass prepares and for every
+    thread, and it was faster with sizes like these."""
     hidden, width = gate.weight.shape
-    out = down.out_features
+    out = len(down.weight)
+    tokens = x.numel() // width
     return (
-        x.numel() >= ROWS * width
+        (x.shape[-1], down.weight.shape[1]) == (width, hidden)
+        and tokens >= ROWS
+        and tokens > GROUP * (torch.get_num_threads() - 1)
         and hidden * max(width, out) <= MOST
         and not any(size % BLOCK for size in (hidden, width, out))
         and native.load_if_suited(SOURCE) is not None
@@ -71,7 +76,8 @@ class _OnePass(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        flat, weights, down, both = ctx.saved_tensors
+        # Whoever keeps them meanwhile may give them back with other strides.
+        flat, weights, down, both = (t.contiguous() for t in ctx.saved_tensors)
         tokens, width, hidden, out, _ = ctx.sizes
         groups, wide = -(-tokens // GROUP), torch.float32
         d_x, d_weights, d_down = flat.new_empty(flat.shape, dtype=wide), None, None
@@ -106,8 +112,8 @@ class _Gate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         flat, weight, both = ctx.saved_tensors
-        d_both, width = torch.empty_like(both), len(weight) // 2
-        given = grad.contiguous(), both, d_both, width
+        d_both, width = both.new_empty(both.shape), len(weight) // 2
+        given = grad.contiguous(), both.contiguous(), d_both, width
         native.run(library().swiglu_backward, len(flat), *given)
         wanted = any(ctx.needs_input_grad[1:])
         d_x, d_weights = product_gradients(d_both, flat, weight, (width, width), wanted)

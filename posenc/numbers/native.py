@@ -74,7 +74,7 @@ def load(source: Path, symbols: tuple[str, ...]) -> ctypes.CDLL | None:
 
 def load_if_suited(source: Path) -> ctypes.CDLL | None:
     """A C file whose `suits()` says whether the processor is one for it; None where it is not, or
-    where there is no compiler."""
+    where `load` has none."""
     library = load(source, ("suits",))
     return library if library is not None and library.suits() else None
 
@@ -202,10 +202,12 @@ def run(function: Any, count: int, *arguments: Argument, threads: int | None = N
     as many as torch has; without the interpreter's lock.
 
     C finds the arguments as one struct, 8 bytes each: where a tensor begins (NULL for None), an
-    int64, a float64, every number of a tuple. It returns 0, or 1 where there was no memory.
+    int64, a float64, every number of a tuple. It returns 0, or 1 where there was no memory. What it
+    reads may be a view that torch negates when it reads it; then C gets a copy.
 
     Raises: MemoryError.
     """
+    arguments = tuple(map(_in_memory, arguments))
     packed = _packed(arguments)
     threads = min(threads or torch.get_num_threads(), count)
     if threads <= 1:
@@ -220,6 +222,16 @@ def run(function: Any, count: int, *arguments: Argument, threads: int | None = N
             f"{function.__name__}: no memory for what it keeps while it computes, with "
             f"{threads} at a time (torch.set_num_threads)."
         )
+
+
+def _in_memory(argument: Argument) -> Argument:
+    """The argument, its numbers in memory as they are: imag(z.conj()) lies there with the other
+    sign, and torch's efficient zeros nowhere."""
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    if not (argument.is_neg() or argument._is_zerotensor()):
+        return argument
+    return argument.new_empty_strided(argument.shape, argument.stride()).copy_(argument)
 
 
 def _packed(arguments: Sequence[Argument]) -> bytes:

@@ -1,4 +1,4 @@
-"""Who watches a computation: autograd, forward mode, functorch, a compiler."""
+"""Who watches a computation: autograd, forward mode, functorch, a dispatch mode, a compiler."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ def followed(*tensors: Tensor) -> bool:
     """Whether something beside reverse mode looks at plain operations, or one of the tensors is of
     another kind, so that what C computes would be missed."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transformed():
+        return True
+    if torch._C._len_torch_dispatch_stack():  # who counts, fakes or records each operation
         return True
     # Any parameter or state may carry a tangent.
     return forward_ad._current_level >= 0 or any(type(t) not in _PLAIN for t in tensors)

@@ -78,11 +78,17 @@ def test_a_layer_that_somebody_watches_or_changed_is_called_as_it_is():
     hooked.register_forward_hook(lambda *args: seen.append(args))
     parametrised = deepcopy(plain)
     nn.utils.parametrizations.weight_norm(parametrised)
+    exchanged = deepcopy(plain)
+    exchanged.forward = (
+        hooked.forward
+    )  # as accelerate does, to load weights when they are asked for
     with autocast():
-        for layer in (hooked, adapted, parametrised, deepcopy(plain).double()):
+        for layer in (hooked, adapted, parametrised, exchanged, deepcopy(plain).double()):
             assert not joins(x, other, layer)
         project(x, other, hooked)
         out = project(x, adapted)[0]
+        with nn.modules.module.register_module_forward_hook(lambda *_: None):
+            assert not joins(x, plain, other)
         assert joins(x, plain, other)
     assert len(seen) == 1
     torch.testing.assert_close(out.float(), F.linear(x, adapted.weight) + 1, rtol=2e-2, atol=2e-2)

@@ -20,16 +20,39 @@ in_one_pass = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Few tokens are too few for a pass of several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def reloaded():
+    """Libraries are looked for in this test, and again after it."""
+    native.load.cache_clear()
+    yield
+    native.load.cache_clear()
+
+
 @pytest.fixture(params=[pytest.param("pass", marks=in_one_pass), "gate", "plain"])
-def way(request, monkeypatch):
+def way(request, monkeypatch, reloaded):
     """In one pass, with C for the gate alone, and without a compiler."""
     if request.param == "gate":
         monkeypatch.setattr(module, "_in_one_pass", lambda *_: False)
     if request.param == "plain":
         monkeypatch.setenv("POSENC_NATIVE", "0")
-    native.load.cache_clear()
-    yield request.param
-    native.load.cache_clear()
+    return request.param
+
+
+@pytest.fixture
+def passes(monkeypatch) -> list:
+    """One entry for each pass."""
+    seen, run = [], module._OnePass.apply
+    monkeypatch.setattr(module._OnePass, "apply", lambda *given: seen.append(1) or run(*given))
+    return seen
 
 
 def three(in_features=IN, hidden=HIDDEN, out=OUT) -> list[nn.Linear]:
@@ -68,26 +91,30 @@ def as_exact_as_autocast(x: torch.Tensor, layers: list[nn.Linear]) -> None:
         assert off(ours, true) <= 1.1 * off(theirs, true) <= 0.05
 
 
-@pytest.mark.parametrize("shape", [(ROWS,), (3, 77), (2, 3, 99), (1, 40)])
-@pytest.mark.parametrize("sizes", [(IN, HIDDEN, OUT), (20, 44, 36)])
-def test_each_way_is_as_exact_as_autocast_s_own(way, shape, sizes, monkeypatch):
+@pytest.mark.parametrize("shape", [(ROWS,), (3, 77), (2, 3, 99)])
+@pytest.mark.parametrize("sizes", [(IN, HIDDEN, OUT), (32, 320, 288)])
+def test_each_way_is_as_exact_as_autocast_s_own(way, shape, sizes, monkeypatch, passes):
     monkeypatch.setattr(module, "GROUP", 2 * ROWS)
     as_exact_as_autocast(some_input(*shape, sizes[0]) * 3, three(*sizes))
+    assert bool(passes) == (way == "pass")
+
+
+@pytest.mark.parametrize(("tokens", "sizes"), [(ROWS, (20, 44, 36)), (40, (IN, HIDDEN, OUT))])
+def test_sizes_that_the_pass_does_not_take_are_as_exact(tokens, sizes, passes):
+    as_exact_as_autocast(some_input(tokens, sizes[0]) * 3, three(*sizes))
+    assert not passes
 
 
 @in_one_pass
-def test_one_pass_is_taken_where_it_pays_and_nowhere_else(monkeypatch):
-    taken = []
-    run = module._OnePass.apply
-    monkeypatch.setattr(module._OnePass, "apply", lambda *given: taken.append(1) or run(*given))
-
+def test_one_pass_is_taken_where_it_pays_and_nowhere_else(passes, monkeypatch):
     def takes(tokens, layers=None, **sizes) -> bool:
-        taken.clear()
+        passes.clear()
         layers = layers or three(**sizes)
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             swiglu(some_input(tokens, layers[0].in_features), *layers)
-        return bool(taken)
+        return bool(passes)
 
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert takes(ROWS) and takes(GROUP + 1)
     assert not takes(ROWS - 1), "preparing the weights would take longer than the products"
     for odd in ({"in_features": 65}, {"hidden": 100}, {"out": 33}):
@@ -99,12 +126,12 @@ def test_one_pass_is_taken_where_it_pays_and_nowhere_else(monkeypatch):
     watched = three()
     watched[2].register_forward_hook(lambda *_: None)
     assert not takes(ROWS, watched)
-    biased = three()
-    biased[2] = nn.Linear(HIDDEN, OUT)
-    assert not takes(ROWS, biased)
+    passes.clear()
     with torch.no_grad():
         swiglu(some_input(ROWS, IN), *three())
-    assert not taken, "no autocast"
+    assert not passes, "no autocast"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert takes(2 * GROUP + 1) and not takes(2 * GROUP), "a thread would have nothing to do"
 
 
 @in_one_pass
@@ -118,7 +145,7 @@ def test_testing_takes_the_way_of_training_and_both_give_the_same_bits():
 def test_a_layer_that_learns_nothing_gets_no_gradient(way):
     layers, x = three(), some_input(2, 80, IN).requires_grad_()
     want = found(swiglu, x, layers)[1:]
-    for frozen in ([0], [0, 1], [0, 1, 2]):
+    for frozen in ([], [0], [0, 1], [0, 1, 2]):
         for i, layer in enumerate(layers):
             layer.weight.requires_grad_(i not in frozen)
             layer.weight.grad = x.grad = None
@@ -177,15 +204,75 @@ def test_a_nan_stays_with_its_token_and_reaches_every_weight(way):
 
 
 @in_one_pass
-def test_threads_do_not_decide_the_last_bits(request):
-    before = torch.get_num_threads()
-    request.addfinalizer(lambda: torch.set_num_threads(before))
+def test_threads_do_not_decide_the_last_bits(passes):
     layers, x, seen = three(), some_input(2 * GROUP + 77, IN), []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         seen.append(found(swiglu, x, layers))
     for one, two, three_ in zip(*seen, strict=True):
         assert torch.equal(one, two) and torch.equal(one, three_)
+    assert len(passes) == 3
+
+
+@in_one_pass
+def test_c_says_so_where_the_system_gives_no_memory():
+    library = native.load_if_suited(module.SOURCE)
+    assert library is not None
+    for function, pointers in ((library.forward, 5), (library.backward, 8)):
+        with pytest.raises(MemoryError, match=function.__name__):
+            native.run(function, 1, *[None] * pointers, (ROWS, 1 << 40, BLOCK, BLOCK, GROUP))
+
+
+def test_sizes_that_do_not_fit_are_refused_as_torch_refuses_them(way):
+    """What C takes for the size of one would be read past the end of another."""
+    gate, up, down = three()
+    other, wider = three(2 * IN)[0], three(hidden=2 * HIDDEN)
+    x, wide, odd = (some_input(2 * ROWS, width) for width in (IN, 2 * IN, 65))
+    with torch.autocast("cpu", torch.bfloat16):
+        for given in (
+            (wide, gate, up, down), (odd, gate, up, down),
+            (x, gate, wider[1], down), (x, gate, other, down), (x, gate, up, wider[2]),
+        ):  # fmt: skip
+            with pytest.raises(RuntimeError, match=r"must match|cannot be multiplied"):
+                swiglu(*given)
+        one = nn.Linear(IN, 1, bias=False)  # torch broadcasts it
+        assert off(swiglu(x, gate, one, down), plainly(x, gate, one, down)) < 0.01
+
+
+@pytest.mark.parametrize("which", [(2,), (0, 1, 2)])
+def test_a_bias_is_added(way, which):
+    layers = three()
+    for i in which:
+        layers[i] = nn.Linear(layers[i].in_features, layers[i].out_features)
+    as_exact_as_autocast(some_input(ROWS, IN), layers)
+
+
+def test_a_weight_may_lie_transposed(way):
+    layers, x = three(), some_input(ROWS, IN)
+    want = found(swiglu, x, layers)
+    for layer in layers:
+        layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+    assert all(map(torch.equal, found(swiglu, x, layers), want))
+
+
+def test_a_second_derivative_is_refused(way):
+    x = some_input(ROWS, IN).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = swiglu(x, *three())
+    (grad,) = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.square().sum().backward()
+
+
+def test_saved_tensors_may_come_back_with_other_strides(way):
+    layers, x = three(), some_input(ROWS, IN)
+    want = found(swiglu, x, layers)
+
+    def turned(t: torch.Tensor) -> torch.Tensor:
+        return t.t().contiguous().t() if t.ndim == 2 else t
+
+    with torch.autograd.graph.saved_tensors_hooks(turned, lambda t: t):
+        assert all(map(torch.equal, found(swiglu, x, layers), want))
 
 
 @in_one_pass
@@ -212,11 +299,9 @@ def test_numbers_that_python_and_c_share_are_the_same():
 
 
 @needs_c_compiler
-def test_a_processor_without_products_of_bfloat16_gets_no_pass(monkeypatch, tmp_path):
+def test_a_processor_without_products_of_bfloat16_gets_no_pass(monkeypatch, tmp_path, reloaded):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-U__AVX512BF16__"))
-    native.load.cache_clear()
     layers, x = three(), some_input(ROWS, IN)
     assert not module._in_one_pass(x, layers[0], layers[2])
     assert off(found(swiglu, x, layers)[0], plainly(x, *layers)) < 0.01
-    native.load.cache_clear()
