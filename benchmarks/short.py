@@ -3,17 +3,18 @@
 python benchmarks/short.py OUT.csv
 
 One thread, heads of 64, forward, no gradients; the encoding and the mask are prepared once, as a
-model does for all its layers. The floor is torch's own attention of the same shapes. About 2
-minutes.
+model does for all its layers. The floor is torch's own attention of the same shapes; then
+`posenc.Attention`, projections and all, beside a plain module around torch's. About a minute.
 """
 
 import sys
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from posenc import ModelShape, attention, create, masks
+from posenc import Attention, ModelShape, attention, create, masks
 from posenc.bench import measure
 
 HEADS, HEAD_DIM = 8, 64
@@ -31,6 +32,9 @@ CASES = (
 )
 """batch, queries, keys, dtype, rounds."""
 FLOOR = "sdpa, no bias"
+MODULES = ((1, 128, 201), (1, 512, 41), (32, 128, 15))
+"""batch, queries and keys, rounds."""
+MODULE = "a plain module around sdpa"
 
 
 def measure_case(batch: int, q_len: int, kv_len: int, dtype: torch.dtype, rounds: int):
@@ -64,10 +68,47 @@ def attended(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> me
     )  # fmt: skip
 
 
+class Plain(nn.Module):
+    """Causal attention without positions, as a page of torch's documentation would write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = HEADS * HEAD_DIM
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(out.transpose(1, 2).flatten(-2))
+
+
+def measure_modules(batch: int, length: int, rounds: int):
+    torch.manual_seed(0)
+    x, positions = torch.randn(batch, length, HEADS * HEAD_DIM), torch.arange(length)
+    plain = Plain()
+    cases: dict[str, measure.Case] = {MODULE: lambda: plain(x)}
+    cases |= {name: layer_of(name, x, positions) for name in NAMES}
+    columns = {"batch": batch, "n": length, "keys": length, "dtype": "float32", "pass": "fwd"}
+    return measure.measured_rows("module", columns, cases, MODULE, rounds)
+
+
+def layer_of(name: str, x: torch.Tensor, positions: torch.Tensor) -> measure.Case:
+    encoding = create(name, ModelShape(x.shape[-1], HEADS, train_length=512)).for_layer(0)
+    layer, mask = Attention(x.shape[-1], HEADS, encoding=encoding), masks.causal
+    prepared, bound = encoding.prepare(positions), mask.bind(positions, positions)
+    return lambda: layer(x, positions, encoding=prepared, mask=bound)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     found = []
     with torch.no_grad():
         for case in CASES:
             found += measure_case(*case)
+            measure.save_rows(found, Path(sys.argv[1]))
+        for case in MODULES:
+            found += measure_modules(*case)
             measure.save_rows(found, Path(sys.argv[1]))
