@@ -69,7 +69,7 @@ def attended(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> me
 
 
 class Plain(nn.Module):
-    """Causal attention without positions, as a page of torch's documentation would write it."""
+    """Causal attention without positions, by torch alone."""
 
     def __init__(self) -> None:
         super().__init__()

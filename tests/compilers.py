@@ -1,4 +1,4 @@
-"""Marks for tests that need a compiler, which a fresh machine may lack."""
+"""What tests of compiled code share: marks where a compiler may lack, and hard cases for C."""
 
 import ctypes
 import os
@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 import pytest
+import torch
 
 needs_c_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler here"
@@ -13,6 +14,15 @@ needs_c_compiler = pytest.mark.skipif(
 needs_inductor = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="Inductor needs a C++ compiler"
 )
+
+
+def kept_apart() -> torch.autograd.graph.saved_tensors_hooks:
+    """Whoever keeps tensors for the backward pass, and gives them back with other strides."""
+
+    def turned(t: torch.Tensor) -> torch.Tensor:
+        return t.mT.contiguous().mT if t.ndim > 1 else t
+
+    return torch.autograd.graph.saved_tensors_hooks(turned, lambda t: t)
 
 
 def without_memory(name: str) -> Any:

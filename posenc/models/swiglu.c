@@ -151,8 +151,4 @@ int backward(const Backward *of, int64_t first, int64_t last) {
   free(memory);
   return 0;
 }
-
-int suits(void) { return 1; }
-#else
-int suits(void) { return 0; } /* this processor: the functions above are not in this library */
 #endif

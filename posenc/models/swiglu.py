@@ -23,7 +23,7 @@ GROUP = 8 * ROWS
 """Tokens whose gradients of the weights are added up, by one thread, before those of others."""
 MOST = 1 << 17
 """Weights of a layer up to which it was faster; with one and a half times as many, torch's products
-are as fast, because the sums for the gradients leave the cache."""
+are as fast."""
 
 
 def swiglu(

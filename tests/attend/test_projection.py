@@ -79,9 +79,7 @@ def test_a_layer_that_somebody_watches_or_changed_is_called_as_it_is():
     parametrised = deepcopy(plain)
     nn.utils.parametrizations.weight_norm(parametrised)
     exchanged = deepcopy(plain)
-    exchanged.forward = (
-        hooked.forward
-    )  # as accelerate does, to load weights when they are asked for
+    exchanged.forward = hooked.forward  # as accelerate does
     with autocast():
         for layer in (hooked, adapted, parametrised, exchanged, deepcopy(plain).double()):
             assert not joins(x, other, layer)

@@ -1,5 +1,7 @@
 """RMSNorm: the paper's formula, and torch's gradients."""
 
+import contextlib
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -8,7 +10,7 @@ from posenc.attend.projection import project
 from posenc.models.norms import BLOCK, RMSNorm
 from posenc.models.swiglu import swiglu
 from posenc.numbers import native
-from tests.compilers import needs_c_compiler
+from tests.compilers import kept_apart, needs_c_compiler
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 8), (2, 41), (1, 1, 3)])
@@ -106,3 +108,13 @@ def test_threads_do_not_decide_the_last_bits_of_a_gradient():
         finally:
             torch.set_num_threads(before)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_saved_tensors_may_come_back_with_other_strides():
+    torch.manual_seed(0)
+    norm, (x, grad), found = RMSNorm(16), torch.randn(2, 3, 5, 16), []
+    for keeping in (contextlib.nullcontext(), kept_apart()):
+        leaf = x.clone().requires_grad_()
+        with keeping:
+            found.append(torch.autograd.grad(norm(leaf * 1), (leaf, norm.weight), grad))
+    assert all(map(torch.equal, *found))

@@ -135,7 +135,7 @@ def gradients(
     found = _new(q, q.shape[3]), _new(k, k.shape[3]), _new(v, v.shape[3])
     shape = _shape(q, k, v, grad, bias, None, scale, shift)
     # A bias for all rows of the batch adds up its gradient in one thread.
-    given = q, k, v, weights.contiguous(), grad, *found, bias[0]
+    given = q, k, v, weights, grad, *found, bias[0]
     native.run(compiled().attend_backward, q.shape[1], *given, *shape)
     return found
 

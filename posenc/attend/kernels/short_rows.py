@@ -164,6 +164,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, visible, weights = ctx.saved_tensors
+        weights = weights.contiguous()  # whoever kept them may give them back with other strides
         (grad,) = grads
         if torch.is_grad_enabled():  # a gradient of this gradient is asked for
             hidden = _hidden(q.shape[2], k.shape[2], visible, ctx.shift)
