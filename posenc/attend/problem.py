@@ -206,11 +206,6 @@ class Problem:
             added = self.term.add(scores, slice(start, stop), self.span, visible)
         return added.to(scores.dtype)  # states may be wider than q
 
-    def written(self, scores: Tensor, start: int, stop: int) -> Tensor:
-        """What the term adds to scores of queries start .. stop, in place of what these hold."""
-        assert self.term is not None
-        return self.term.write(scores, slice(start, stop), self.span).to(scores.dtype)
-
     def visible(self, start: int, stop: int) -> Tensor | None:
         """Booleans that broadcast to the scores of queries start .. stop; None where everything
         is visible, as far as is known without looking."""

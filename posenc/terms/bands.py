@@ -122,14 +122,11 @@ class Bands:
         kv_positions: Tensor,
         q: Tensor | None,
         k: Tensor | None,
-        fresh: bool = False,
     ) -> Tensor:
         """Scores of a block, with its queries (batch, num_heads, rows, width) and keys (batch,
         num_heads, keys, width) applied, in place.
 
         scores[i, j] += q[i] . for_q[D] + k[j] . for_k[D],  D = position_i - position_j
-
-        `fresh`: the scores hold nothing yet; nobody differentiates, and there is a for_q.
         """
         shift = _shift(q_positions, kv_positions)
         rows, keys = scores.shape[-2:]
@@ -138,10 +135,10 @@ class Bands:
             into = scores if products.applies(scores, q, self.for_q.values) else None
             size = QUERIES if into is None else rows
             tiles = [
-                _of_queries(self.for_q, shift + i * size, keys, tile, into, fresh)
+                _of_queries(self.for_q, shift + i * size, keys, tile, into)
                 for i, tile in enumerate(q.split(size, 2))
             ]
-            scores = add_parts(scores, *tiles, rows=size, fresh=fresh)
+            scores = add_parts(scores, *tiles, rows=size)
         if self.for_k is not None:
             assert k is not None
             into = scores if products.applies(scores, k, self.for_k.values) else None
@@ -182,17 +179,16 @@ def _shift(q_positions: Tensor, kv_positions: Tensor) -> int:
 
 
 def _of_queries(
-    table: Band, shift: int, keys: int, q: Tensor, into: Tensor | None, fresh: bool
+    table: Band, shift: int, keys: int, q: Tensor, into: Tensor | None
 ) -> Iterator[Part]:
-    """What is added; C adds what belongs to near distances to `into`, if there is one, or writes it
-    there."""
+    """What is added; C adds what belongs to near distances to `into`, if there is one."""
     rows = q.shape[2]
     first, last = table.near(shift, rows, keys)
     if first:
         yield 0, first, q @ table[table.high, 1].mT
     start, count = shift + rows - 1 - first, rows + last - first
     if into is not None and first < last:
-        products.add(into, first, last, q, table.columns(start, count), "queries", fresh)
+        products.add(into, first, last, q, table.columns(start, count), "queries")
     elif first < last:
         yield first, last, skew(q @ table[start, count].mT, last - first)
     if last < keys:

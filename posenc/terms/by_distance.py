@@ -86,15 +86,6 @@ class ByDistance(Term):
             return self.bands.add(scores, *where, q, k)
         return self._gathered(scores, *where, q, k)
 
-    def write(self, scores: Scores, rows: slice, keys: slice) -> Scores:
-        bands = self.bands
-        if bands is None or bands.for_q is None or type(self).add is not ByDistance.add:
-            return super().write(scores, rows, keys)
-        assert self.q_vectors is not None
-        k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
-        where = self.q[rows].positions, self.k[keys].positions
-        return bands.add(scores, *where, self.q_vectors[:, :, rows], k, fresh=True)
-
     def _gathered(
         self,
         scores: Tensor,

@@ -24,11 +24,10 @@ static inline void multiply(float tile[ROWS][TILE], const float *const rows[ROWS
   memcpy(tile, sum, sizeof sum);
 }
 
-/* out[r][c] += a[r] . table[:, rows - 1 - r + c] for `rows` rows and `columns` columns, or = where
-   out is fresh; table holds, for each of `width`, a number for every distance, `distances` apart.
- */
+/* out[r][c] += a[r] . table[:, rows - 1 - r + c] for `rows` rows and `columns` columns; table
+   holds, for each of `width`, a number for every distance, `distances` apart. */
 static void add_skewed(float *out, int64_t stride, const float *a, int64_t rows, int64_t width,
-                       const float *table, int64_t distances, int64_t columns, int64_t fresh) {
+                       const float *table, int64_t distances, int64_t columns) {
   float panel[width * TILE], tile[ROWS][TILE];
   for (int64_t begin = 0; begin < rows - 1 + columns; begin += TILE) {
     int64_t left = rows - 1 + columns - begin, filled = left < TILE ? left : TILE;
@@ -47,9 +46,7 @@ static void add_skewed(float *out, int64_t stride, const float *a, int64_t rows,
       multiply(tile, mine, panel, width);
       for (int r = 0; r < count; r++, at++) {
         float *to = out + (row + r) * stride + at;
-        if (at >= 0 && at + TILE <= columns && fresh)
-          memcpy(to, tile[r], sizeof tile[r]);
-        else if (at >= 0 && at + TILE <= columns) {
+        if (at >= 0 && at + TILE <= columns) {
           Lanes there[3], sum[3];
           memcpy(there, to, sizeof there);
           memcpy(sum, tile[r], sizeof sum);
@@ -57,32 +54,29 @@ static void add_skewed(float *out, int64_t stride, const float *a, int64_t rows,
           memcpy(to, there, sizeof there);
         } else
           for (int t = 0; t < TILE; t++)
-            if (at + t >= 0 && at + t < columns) to[t] = (fresh ? 0 : to[t]) + tile[r][t];
+            if (at + t >= 0 && at + t < columns) to[t] += tile[r][t];
       }
     }
   }
 }
 
 /* Scores have `rows` rows of `keys`, `stride` numbers apart; vectors[n] begin `apart` numbers from
-   each other; table is (heads, width, distances). Scores of queries are fresh where what they hold
-   does not count. */
+   each other; table is (heads, width, distances). */
 typedef struct {
   float *scores;
   int64_t rows, keys, stride;
   const float *vectors;
   int64_t apart, width;
   const float *table;
-  int64_t distances, heads, fresh;
+  int64_t distances, heads;
 } Products;
 
-/* scores[n, i, j] += vectors[n, i] . table[n % heads, :, rows - 1 - i + j], or = where they are
-   fresh, n from first to last. */
+/* scores[n, i, j] += vectors[n, i] . table[n % heads, :, rows - 1 - i + j], n from first to last. */
 int add_of_queries(const Products *of, int64_t first, int64_t last) {
   int64_t rows = of->rows, width = of->width;
   for (int64_t n = first; n < last; n++)
     add_skewed(of->scores + n * rows * of->stride, of->stride, of->vectors + n * of->apart, rows,
-               width, of->table + n % of->heads * width * of->distances, of->distances, of->keys,
-               of->fresh);
+               width, of->table + n % of->heads * width * of->distances, of->distances, of->keys);
   return 0;
 }
 
@@ -95,9 +89,10 @@ int add_of_keys(const Products *of, int64_t first, int64_t last) {
       for (int64_t row = 0; row < rows; row += KEYS) {
         int64_t wide = keys - key < KEYS ? keys - key : KEYS;
         int64_t high = rows - row < KEYS ? rows - row : KEYS;
+        memset(turned, 0, sizeof turned);
         add_skewed(turned[0], KEYS, of->vectors + n * of->apart + key * width, wide, width,
                    of->table + n % of->heads * width * distances + (keys - key - wide) + row,
-                   distances, high, 1);
+                   distances, high);
         for (int64_t i = 0; i < high; i++) {
           float *s = of->scores + (n * rows + row + i) * of->stride + key;
           for (int64_t j = 0; j < wide; j++) s[j] += turned[j][i];

@@ -27,12 +27,8 @@ def applies(scores: Tensor, vectors: Tensor, table: Tensor) -> bool:
     return plain and fits and not watched() and _library() is not None
 
 
-def add(
-    scores: Tensor, first: int, last: int, vectors: Tensor, table: Tensor, of: str,
-    fresh: bool = False,
-) -> None:  # fmt: skip
-    """Add to columns first .. last of scores (batch, num_heads, rows, keys), in place; of queries
-    where they are `fresh`, write them there.
+def add(scores: Tensor, first: int, last: int, vectors: Tensor, table: Tensor, of: str) -> None:
+    """Add to columns first .. last of scores (batch, num_heads, rows, keys), in place.
 
     of "queries": scores[i, first + j] += vectors[i] . table[:, rows - 1 - i + j]
     of "keys": scores[i, first + j] += vectors[j] . table[:, last - first - 1 - j + i]
@@ -51,7 +47,7 @@ def add(
     apart = table.stride(1) if table.shape[1] > 1 else table.stride(0)
     native.run(
         function, batch * heads, start, rows, count, keys, vectors, between, vectors.shape[-1],
-        table, apart, len(table), fresh,
+        table, apart, len(table),
     )  # fmt: skip
 
 

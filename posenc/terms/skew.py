@@ -37,18 +37,14 @@ Part = tuple[int, int, Tensor]
 """first, last, and what is added to columns first .. last."""
 
 
-def add_parts(
-    scores: Tensor, *tiles: Iterable[Part], rows: int | None = None, fresh: bool = False
-) -> Tensor:
-    """Add the parts, which cover all columns, to the scores in place, or write them there where
-    they are `fresh`. Each of `tiles` holds the parts of the next `rows` rows; None: there is one,
-    for all rows."""
+def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -> Tensor:
+    """Add the parts, which cover all columns, to the scores in place. Each of `tiles` holds the
+    parts of the next `rows` rows; None: there is one, for all rows."""
     blocks = scores.split(rows or scores.shape[-2], -2)
     if not torch.is_grad_enabled():
         for block, parts in zip(blocks, tiles, strict=True):
             for first, last, part in parts:
-                there = block[..., first:last]
-                there.copy_(part) if fresh else there.add_(part)
+                block[..., first:last].add_(part)
         return scores
     # One addition: the gradient of one to a slice would be a copy of the whole.
     added = [_joined(parts, block) for parts, block in zip(tiles, blocks, strict=True)]

@@ -96,7 +96,3 @@ class Term:
         does not read it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define add")
-
-    def write(self, scores: Scores, rows: slice, keys: slice) -> Scores:
-        """What an additive term adds, in place of what `scores` holds."""
-        return self.add(scores.zero_(), rows, keys, None)

@@ -12,12 +12,12 @@ from typing import Any
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.registry import create
-from posenc.testing import claims, modules, numbers, sequences, tracing
+from posenc.testing import claims, memory, modules, numbers, sequences, tracing
 from posenc.testing.harness import Make
 
 CHECKS: dict[str, Callable[[Make], None]] = {
     name.removeprefix("assert_"): function
-    for module in (numbers, claims, sequences, modules)
+    for module in (numbers, claims, sequences, modules, memory)
     for name, function in vars(module).items()
     if name.startswith("assert_")
     and function.__module__ == module.__name__

@@ -384,3 +384,45 @@ class CountsTheVisible(Term):
 
     def add(self, scores, rows, keys, mask):
         return scores * mask.sum(-1, keepdim=True)
+
+
+class NewMemory(PositionEncoding):
+    """A buffer that nobody fills, where `spoilt`."""
+
+    claims = WRONG
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.ones(num_heads))
+
+    def spoilt(self) -> bool:
+        return False
+
+    def term(self, q, k):
+        def values(q_part, k_part):
+            shape = (len(self.slope), len(q_part), len(k_part))
+            return q_part.x.new_empty(shape) if self.spoilt() else q_part.x.new_zeros(shape)
+
+        return Dense(q, k, values)
+
+
+class NewMemoryWhereFrozen(NewMemory):
+    def spoilt(self) -> bool:
+        return torch.is_grad_enabled() and not self.slope.requires_grad
+
+
+class NewMemoryInInference(NewMemory):
+    def spoilt(self) -> bool:
+        return torch.is_inference_mode_enabled()
+
+
+class TrainsWithItsInputsAlone(NewMemory):
+    """The parameter is followed where the queries are."""
+
+    def term(self, q, k):
+        slope = self.slope if q.x.requires_grad else self.slope.detach()
+        return Dense(
+            q,
+            k,
+            lambda q, k: slope[:, None, None] * (k.positions[None, :] - q.positions[:, None]),
+        )

@@ -40,6 +40,8 @@ from tests.encoding.planted import (
     NamesNoPaper,
     NeedsAMask,
     NeverReset,
+    NewMemoryInInference,
+    NewMemoryWhereFrozen,
     NotANumberAtItself,
     NotANumberWhereNothingIsSeen,
     OutputInFloat32,
@@ -54,6 +56,7 @@ from tests.encoding.planted import (
     SumsByItsWord,
     ThetaIgnored,
     ThetaMissingFromTheCache,
+    TrainsWithItsInputsAlone,
 )
 from tests.golden_values import Case, cases
 from tests.queries_keys import test_rope, test_rope_scaling
@@ -101,6 +104,9 @@ CONTROLS = [
     (LastInstanceDecides, "instances_share_nothing"),
     (IgnoresHeadDim, "wrong_shapes_are_named"),
     (NeedsAMask, "masks_are_optional"),
+    (NewMemoryWhereFrozen, "frozen_parameters_change_nothing"),
+    (NewMemoryInInference, "inference_mode_changes_nothing"),
+    (TrainsWithItsInputsAlone, "inputs_need_no_gradient"),
     (BranchesOnValues, "compiles_without_recompiling_per_length"),
     (BranchesOnValues, "exports_with_any_length"),
 ]

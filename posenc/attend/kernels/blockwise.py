@@ -78,7 +78,7 @@ def _in_place(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, 
     problem = replace(
         problem, k=problem.k.to(dtype).contiguous(), v=problem.v.to(dtype).contiguous()
     )
-    buffer = problem.q.new_empty(batch * heads * blocks[0][1] * problem.kv_len, dtype=dtype)
+    buffer = problem.q.new_zeros(batch * heads * blocks[0][1] * problem.kv_len, dtype=dtype)
     out = problem.q.new_empty(batch, q_len, heads, problem.v.shape[-1]).transpose(1, 2)
     lse = problem.q.new_empty(batch, heads, q_len, dtype=dtype) if problem.need_lse else None
     reads_mask = problem.term is not None and problem.term.reads_mask

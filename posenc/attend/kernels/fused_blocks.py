@@ -62,7 +62,7 @@ def _run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tenso
     if v_dim != width:  # the kernel wants one width
         v = F.pad(v, (0, max(0, width - v_dim)))
         q, k = (F.pad(t, (0, max(0, v_dim - width))) for t in (q, k))
-    buffer = q.new_empty(batch * heads * blocks[0][1] * problem.kv_len, dtype=dtype)
+    buffer = q.new_zeros(batch * heads * blocks[0][1] * problem.kv_len, dtype=dtype)
     # Heads inside tokens, as the kernel itself writes, so that joining heads costs no copy.
     out = q.new_empty(batch, q_len, heads, v_dim).transpose(1, 2)
     gather = None if problem.term is None else problem.term.gather
@@ -76,7 +76,7 @@ def _run(problem: Problem, blocks: list[tuple[int, int]]) -> tuple[Tensor, Tenso
         first, last = problem.reach(start, stop)
         part = problem.among(first, last)
         shape = (batch, heads, stop - start, last - first)
-        added = part.written(buffer[: math.prod(shape)].view(shape), start, stop)
+        added = part.with_term(buffer[: math.prod(shape)].view(shape).zero_(), start, stop)
         visible = part.hide(added, start, stop, -torch.inf)
         keys, values = k[:, :, first:last], v[:, :, first:last]
         if visible is not None:  # what nobody sees may hold anything, NaN too

@@ -1,0 +1,114 @@
+"""Whether a result depends on its inputs alone, whoever needs gradients: memory that nobody has
+written holds NaN or large numbers here, and each implementation is compared with the reference
+twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor
+
+from posenc.attend.attention import IMPLEMENTATIONS
+from posenc.attend.cache import KVCache
+from posenc.testing.harness import SHAPE, Layer, Make, build, hidden, room, tokens
+
+LENGTH, BATCH = 130, 4
+"""Enough for several blocks of queries and for tables by distance."""
+BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-9}
+"""Errors, as a part of the largest number. By name, implementations run in float64 alone, which
+FlexAttention does not take: it compiles for seconds."""
+
+Setting = Callable[[Layer, Tensor], list[Tensor]]
+"""Outputs of a layer for its inputs, and maybe gradients of the encoding's parameters."""
+
+
+def assert_frozen_parameters_change_nothing(make: Make) -> None:
+    """No parameter needs a gradient, and grad mode is on."""
+    _compare(make, lambda model, x: _outputs(model.requires_grad_(False), x))
+
+
+def assert_inference_mode_changes_nothing(make: Make) -> None:
+    def infer(model: Layer, x: Tensor) -> list[Tensor]:
+        with torch.inference_mode():
+            return _outputs(model, x)
+
+    _compare(make, infer)
+
+
+def assert_inputs_need_no_gradient(make: Make) -> None:
+    """Queries, keys and values need no gradient, and the encoding's parameters do."""
+
+    def train(model: Layer, x: Tensor) -> list[Tensor]:
+        model.attention.requires_grad_(False)
+        return _with_gradients(model, x)
+
+    _compare(make, train)
+
+
+def _compare(make: Make, setting: Setting) -> None:
+    for dtype, bound in BOUNDS.items():
+        encoding = build(make, dtype=dtype)
+        model = Layer(encoding, SHAPE, "reference").to(dtype)
+        x = hidden(room(encoding, LENGTH), batch=BATCH, dtype=dtype)
+        wanted = _with_gradients(model, x.clone().requires_grad_())
+        for impl in ("auto", *(IMPLEMENTATIONS if dtype == torch.float64 else ())):
+            model.attention.impl = impl
+            for spoil in (_nan, _large):
+                try:
+                    found = _spoiled(spoil, setting, model, x)
+                except ValueError as refusal:
+                    if "cannot run" not in str(refusal):
+                        raise
+                    continue
+                for got, want in zip(found, wanted, strict=False):
+                    most = bound * max(1.0, want.abs().max().item())
+                    off = (got - want).abs().max().item()
+                    assert off <= most, f"{impl} in {dtype}: off by {off:.3g} > {most:.3g}"
+
+
+def _outputs(model: Layer, x: Tensor) -> list[Tensor]:
+    """Of a whole sequence, and of its last token with the others in a cache."""
+    positions, length = tokens(model.encoding, x.shape[1]), x.shape[1]
+    cache = KVCache()
+    pieces = (slice(0, length - 1), slice(length - 1, length))
+    steps = [model(x[:, p], positions[p], cache=cache, length=length) for p in pieces]
+    return [model(x, positions, length=length), steps[-1]]
+
+
+def _with_gradients(model: Layer, x: Tensor) -> list[Tensor]:
+    outs = _outputs(model, x)
+    own = [p for p in model.encoding.parameters() if p.requires_grad]
+    loss = torch.stack([out.square().sum() for out in outs]).sum()
+    if not own:
+        return outs
+    found = torch.autograd.grad(loss, own, allow_unused=True)
+    return outs + [p.new_zeros(()) if g is None else g for p, g in zip(own, found, strict=True)]
+
+
+def _spoiled(
+    spoil: Callable[[], AbstractContextManager[None]], setting: Setting, model: Layer, x: Tensor
+) -> list[Tensor]:
+    with spoil():
+        return setting(model, x)
+
+
+@contextmanager
+def _nan() -> Iterator[None]:
+    """torch fills what it allocates with NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=only_warned)
+
+
+@contextmanager
+def _large() -> Iterator[None]:
+    """Memory of many sizes that has held large numbers is free to be taken."""
+    held = [torch.full((count << size,), 1e30) for size in range(6, 18) for count in (2, 3)]
+    del held
+    yield
