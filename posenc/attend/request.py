@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from posenc.attend.cache import KVCache, check_cache
@@ -16,6 +15,7 @@ from posenc.encoding.placed import check_positions
 from posenc.masks import Mask, check_mask
 from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import without_autocast
+from posenc.positions import run
 from posenc.terms.tokens import Tokens
 
 _OWNER = "attention"
@@ -140,9 +140,11 @@ class Request:
             return self.mask
         if self.encoding.claims.num_axes == 1:
             return self.mask.bind(self.queries.positions, keys.positions)
-        # Where a position has several components, order is the order in memory.
-        order = torch.arange(len(keys), device=keys.positions.device)
-        return self.mask.bind(order[len(keys) - len(self.queries) :], order)
+        # Where a position has several components, order is the order in memory, and the last query
+        # stands at the last key: of more queries than keys, the first stand before them.
+        device = keys.positions.device
+        count, last = len(self.queries), len(keys)
+        return self.mask.bind(run(last - count, count, device), run(0, last, device))
 
 
 def _in_pass(queries: Tokens, keys: Tokens, part: Pass) -> tuple[Tokens, Tokens]:
