@@ -170,11 +170,22 @@ def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:
     name = _best(problem)[0] if impl == "auto" else _asked(problem, impl)
     if problem.q.numel() and problem.kv_len:
         return IMPLEMENTATIONS[name].run(problem)
-    # No keys or no queries: zeros, through which a gradient may flow.
-    none = 0 * (problem.q.sum() + problem.k.sum() + problem.v.sum())
-    out = problem.q.new_zeros(*problem.q.shape[:3], problem.v.shape[-1]) + none
-    lse = problem.q.new_full(problem.q.shape[:3], -torch.inf, dtype=at_least_float32(out.dtype))
-    return out, lse if problem.need_lse else None
+    return _of_nothing(problem)
+
+
+def _of_nothing(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Without queries or without keys: zeros, and zero gradients for all that has a part where
+    there are some."""
+    q, v, sides = problem.q, problem.v, (problem.queries, problem.keys)
+    parts = [q, problem.k, v, *(t for side in sides for t in (side.x, side.state))]
+    parts += problem.encoding.parameters()
+    # An empty part of each: 0 times a number that is not finite would be NaN.
+    none = sum(t.flatten()[:0].sum() for t in parts if t is not None)
+    out = (q.new_zeros(*q.shape[:3], v.shape[-1]) + none).to(q.dtype)
+    if not problem.need_lse:
+        return out, None
+    lse = q.new_full(q.shape[:3], -torch.inf, dtype=at_least_float32(q.dtype))
+    return out, (lse + none).to(lse.dtype)
 
 
 def _asked(problem: Problem, impl: str) -> str:

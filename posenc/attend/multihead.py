@@ -156,7 +156,7 @@ class Attention(nn.Module):
         if kv_state is not None:
             own = encoding.state(x, positions) if context is not None else kv_state
             assert own is not None
-            q_state = own[:, :, -x.shape[1] :]
+            q_state = own[:, :, own.shape[2] - x.shape[1] :]
         q, k, v = self._project(x, source)
         out = attention(
             q,
