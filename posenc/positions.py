@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Real, Shaped
+from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
 Positions = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
@@ -86,6 +86,36 @@ def run_start(positions: Real[Tensor, "..."]) -> int | None:
         return None
     _mark(positions, start)
     return start
+
+
+def goes_back(positions: Real[Tensor, "*#batch len"], *valid: Bool[Tensor, "batch len"]) -> bool:
+    """Whether a row is known to return to a position: a token's is lower than that of the token
+    before it, and not there for the first time. Tokens that are not `valid` do not count.
+
+    Neither repeats (0, 0, 1, 1) nor another order (5, 6, 0, 1) do that. Positions are read only
+    where it costs no synchronisation: on the CPU, and not while tracing.
+    """
+    if _noted(positions) is not None or not all(map(_readable, (positions, *valid))):
+        return False
+    if not (positions[..., 1:] < positions[..., :-1]).any():
+        return False
+    if valid:  # a token that does not count stands where the last one that does is
+        index = torch.arange(positions.shape[-1]).where(torch.stack(valid).all(0), 0)
+        positions = positions.expand(index.shape).gather(-1, index.cummax(-1).values)
+    here, before = positions[..., 1:], positions[..., :-1]
+    lower = (here < before) & (here >= before.cummin(-1).values)
+    if not lower.any():
+        return False
+    ordered, index = positions.sort(dim=-1, stable=True)
+    again = torch.zeros_like(positions, dtype=torch.bool)
+    again.scatter_(-1, index[..., 1:], ordered[..., 1:] == ordered[..., :-1])
+    return bool((lower & again[..., 1:]).any())
+
+
+def _readable(positions: Tensor) -> bool:
+    """Whether reading positions waits for no device and breaks no trace."""
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return type(positions) is Tensor and positions.device.type == "cpu" and not traced
 
 
 def same(a: Shaped[Tensor, "..."], b: Shaped[Tensor, "..."]) -> bool:

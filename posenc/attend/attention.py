@@ -102,7 +102,8 @@ def attention(
     Precision: scores, softmax and biases in float32 or better; under bfloat16 autocast queries,
     keys and values are rounded, and scores too where torch multiplies them. A row that sees no key
     gives zeros and zero gradient.
-    Raises: ValueError where shapes, positions or `impl` do not fit.
+    Raises: ValueError where shapes, positions or `impl` do not fit, and for documents packed under
+    `masks.causal` alone, as far as it says they are seen.
 
     >>> q = k = v = torch.randn(1, 4, 6, 16)
     >>> where = {"q_positions": torch.arange(6), "kv_positions": torch.arange(6)}

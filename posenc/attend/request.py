@@ -15,10 +15,16 @@ from posenc.encoding.placed import check_positions
 from posenc.masks import Mask, check_mask
 from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import without_autocast
-from posenc.positions import run
+from posenc.positions import goes_back, run
 from posenc.terms.tokens import Tokens
 
 _OWNER = "attention"
+_PACKED = (
+    f"{_OWNER}: keys go back to positions that their row has had, as packed documents do, and a "
+    "causal mask alone shows one document to another. Use mask & posenc.masks.document(ids), with "
+    "ids = posenc.positions.documents_from_positions(positions) where none are at hand; or number "
+    "the tokens on."
+)
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,16 @@ class Request:
         return replace(new, x=k, positions=positions, state=None if only_last else state), v
 
     def _bound(self, keys: Tokens) -> Mask | None:
+        """Raises: ValueError for packed documents that the mask does not keep apart."""
+        mask = self._at_positions(keys)
+        if mask is not None and mask.causal and not mask.separates:
+            assert mask.kv_positions is not None
+            valid = [read.tensor for read in mask.reads if read.name == "padding"]
+            if goes_back(mask.kv_positions, *valid):
+                raise ValueError(_PACKED)
+        return mask
+
+    def _at_positions(self, keys: Tokens) -> Mask | None:
         if self.mask is None or self.mask.bound:
             return self.mask
         if self.encoding.claims.num_axes == 1:

@@ -53,6 +53,8 @@ class Mask:
         predicate.
     reads: tensors that the predicate looks at, each with a name and what its axes count: "batch",
         "q_len" or "kv_len".
+    separates: it may keep the documents of a packed row apart. What only compares positions cannot;
+        a predicate of your own may.
 
     >>> even = posenc.Mask(lambda sight: sight.kv_position % 2 == 0)
     >>> (even & posenc.masks.causal).rows(1, 1, 0, 3, 3, torch.device("cpu"))[0, 0].int()
@@ -68,6 +70,7 @@ class Mask:
     q_positions: FlatQueries | None = None
     kv_positions: FlatKeys | None = None
     reads: tuple[Read, ...] = ()
+    separates: bool = True
     _last: dict[tuple, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -84,6 +87,7 @@ class Mask:
             window=min(windows, default=None),
             exact=self.exact and other.exact,
             reads=self.reads + other.reads,
+            separates=self.separates or other.separates,
         )._bound_like(self, other)
 
     def __or__(self, other: Mask) -> Mask:
@@ -94,14 +98,12 @@ class Mask:
             causal=self.causal and other.causal,
             window=max(windows) if len(windows) == 2 else None,
             reads=self.reads + other.reads,
+            separates=self.separates and other.separates,
         )._bound_like(self, other)
 
     def bind(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> Mask:
         """The same mask over these positions, (len) or (batch, len)."""
-        return Mask(
-            self.predicate, self.causal, self.window, self.exact, q_positions, kv_positions,
-            self.reads,
-        )  # fmt: skip
+        return replace(self, q_positions=q_positions, kv_positions=kv_positions)
 
     def _bound_like(self, a: Mask, b: Mask) -> Mask:
         if not (a.bound or b.bound):

@@ -20,11 +20,16 @@ def _not_later(sight: Sight) -> Tensor:
     return sight.q_position >= sight.kv_position
 
 
-full = Mask(_everyone, exact=True)
+full = Mask(_everyone, exact=True, separates=False)
 """Every query sees every key."""
 
-causal = Mask(_not_later, causal=True, exact=True)
-"""A query sees keys at its own and earlier positions, in any order in memory."""
+causal = Mask(_not_later, causal=True, exact=True, separates=False)
+"""A query sees keys at its own and earlier positions, in any order in memory.
+
+Documents packed into one row, each with positions from 0 on, see one another: add
+`& document(ids)`. Without it, attention refuses keys that go back to an earlier position. It reads
+no positions under torch.compile, export and tracing or off the CPU, and refuses nothing there.
+"""
 
 
 def sliding_window(window_size: int) -> Mask:
@@ -35,7 +40,8 @@ def sliding_window(window_size: int) -> Mask:
     """
     if window_size < 1:
         raise ValueError(f"sliding_window: window_size must be at least 1, got {window_size}.")
-    return Mask(partial(_near, window_size), window=window_size, exact=True)
+    near = partial(_near, window_size)
+    return Mask(near, window=window_size, exact=True, separates=False)
 
 
 def _near(window_size: int, sight: Sight) -> Tensor:
@@ -49,7 +55,8 @@ def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
             f"padding: valid must have shape (batch, kv_len), got {tuple(valid.shape)}."
         )
     valid = valid.bool()
-    return Mask(partial(_valid, valid), reads=(Read("padding", valid, ("batch", "kv_len")),))
+    read = Read("padding", valid, ("batch", "kv_len"))
+    return Mask(partial(_valid, valid), reads=(read,), separates=False)
 
 
 def _valid(valid: Tensor, sight: Sight) -> Tensor:
@@ -88,10 +95,11 @@ def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
     if isinstance(length, int):
         if length < 0:
             raise ValueError(f"prefix: length must not be negative, got {length}.")
-        return Mask(partial(_below, length))
+        return Mask(partial(_below, length), separates=False)
     if length.ndim != 1:
         raise ValueError(f"prefix: length must have shape (batch,), got {tuple(length.shape)}.")
-    return Mask(partial(_below_own, length), reads=(Read("prefix", length, ("batch",)),))
+    read = Read("prefix", length, ("batch",))
+    return Mask(partial(_below_own, length), reads=(read,), separates=False)
 
 
 def _below(length: int, sight: Sight) -> Tensor:
@@ -114,7 +122,7 @@ def chunked(chunk_size: int) -> Mask:
     """Only keys of the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
     if chunk_size < 1:
         raise ValueError(f"chunked: chunk_size must be at least 1, got {chunk_size}.")
-    return Mask(partial(_own_chunk, chunk_size), window=chunk_size)
+    return Mask(partial(_own_chunk, chunk_size), window=chunk_size, separates=False)
 
 
 def _own_chunk(chunk_size: int, sight: Sight) -> Tensor:

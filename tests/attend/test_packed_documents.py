@@ -1,0 +1,157 @@
+"""Documents packed into one row are refused under a causal mask that does not keep them apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import posenc
+from posenc import masks
+from posenc.positions import goes_back
+
+ROPE = posenc.RoPE(8, interleaved=False)
+PACKED = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6])
+IDS = (torch.arange(12) >= 5).long()
+REFUSED = r"mask & posenc\.masks\.document\(ids\)"
+
+
+def attend(positions: torch.Tensor, mask: masks.Mask, encoding=ROPE, **options) -> torch.Tensor:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, positions.shape[-1], 8) for _ in range(3))
+    where = {"q_positions": positions, "kv_positions": positions}
+    out = posenc.attention(q, k, v, encoding, mask=mask, **where, **options)
+    assert isinstance(out, torch.Tensor)
+    return out
+
+
+def valid(text: str) -> torch.Tensor:
+    return torch.tensor([[c == "1" for c in text]] * 2)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.causal,
+        masks.causal & masks.sliding_window(3),
+        masks.causal & masks.padding(torch.ones(2, 12)),
+        masks.causal & masks.chunked(4),
+        masks.attention_sinks(1, 3),
+        masks.causal.bind(PACKED, PACKED),
+        (masks.causal & masks.document(IDS)) | masks.attention_sinks(1, 3),
+    ],
+)
+@pytest.mark.parametrize("encoding", [ROPE, posenc.ALiBi(2), posenc.CoPE(8)])
+def test_what_begins_anew_is_refused(mask, encoding):
+    with pytest.raises(ValueError, match=REFUSED):
+        attend(PACKED, mask, encoding)
+
+
+def test_one_packed_row_of_a_batch_is_enough_and_real_positions_too():
+    with pytest.raises(ValueError, match=REFUSED):
+        attend(torch.stack([torch.arange(12), PACKED]), masks.causal)
+    with pytest.raises(ValueError, match=REFUSED):
+        attend(PACKED / 2, masks.causal)
+
+
+def test_a_cache_is_read_as_a_whole():
+    cache = posenc.KVCache()
+    attend(torch.arange(5), masks.causal, cache=cache)
+    with pytest.raises(ValueError, match=REFUSED):
+        attend(torch.arange(3), masks.causal, cache=cache)
+    assert cache.length == 5
+
+
+def test_the_line_that_it_gives_keeps_documents_apart():
+    ids = posenc.positions.documents_from_positions(PACKED)
+    out = attend(PACKED, masks.causal & masks.document(ids))
+    assert torch.equal(out, attend(PACKED, masks.causal & masks.document(IDS)))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.document(IDS),
+        masks.sliding_window(3),
+        masks.causal | masks.prefix(2),
+        masks.causal & masks.Mask(lambda sight: IDS[sight.q_idx] == IDS[sight.kv_idx]),
+        masks.Mask(lambda sight: sight.q_idx >= sight.kv_idx),
+    ],
+)
+def test_masks_that_may_keep_them_apart_or_are_not_causal_run(mask):
+    attend(PACKED, mask)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [0, 1, 2, 2, 2, 2, 3, 4],  # the tokens of an image
+        [0, 0, 1, 1, 2, 2],  # grouped
+        [0, 0, 0, 1, 2, 3],  # padded on the left
+        [1, 1, 1, 0, 1, 2],  # the same in Hugging Face's generate
+        [5, 6, 7, 0, 1, 2],  # a ring buffer
+        [2, 2, 3, 3, 0, 0, 1, 1],
+        [4, 2, 0, 3, 1],
+        [3],
+        [],
+    ],
+)
+def test_neither_repeats_nor_another_order_are_refused(positions):
+    positions = torch.tensor(positions, dtype=torch.long)
+    attend(positions, masks.causal)
+    attend(torch.stack([positions, positions]), masks.causal)
+    assert not goes_back(positions)
+
+
+@pytest.mark.parametrize(
+    ("positions", "text", "refused"),
+    [
+        ([0, 1, 2, 0, 0], "11100", False),
+        ([0, 1, 2, 1, 1], "11100", False),
+        ([0, 1, 2, 0, 0], "11111", True),
+        ([0, 1, 0, 1, 2], "00111", False),
+        ([0, 1, 2, 0, 0, 1], "111011", True),
+        ([0, 1, 2, 9, 0, 1], "111011", True),
+    ],
+)
+def test_padding_does_not_count_where_the_mask_hides_it(positions, text, refused):
+    positions, mask = torch.tensor(positions), masks.causal & masks.padding(valid(text))
+    if not refused:
+        attend(positions, mask)
+        return
+    with pytest.raises(ValueError, match=REFUSED):
+        attend(positions, mask)
+
+
+def test_it_goes_back_as_the_words_say():
+    """Against the definition, token by token."""
+    generator = torch.Generator().manual_seed(0)
+    seen = set()
+    for _ in range(2000):
+        length = int(torch.randint(1, 8, (), generator=generator))
+        row = torch.randint(6, (length,), generator=generator).tolist()
+        want = any(row[i] < row[i - 1] and row[i] in row[:i] for i in range(1, length))
+        assert goes_back(torch.tensor(row)) == want, row
+        seen.add(want)
+    assert seen == {True, False}
+
+
+def test_nothing_is_read_in_a_trace():
+    def call(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        out = posenc.attention(
+            x, x, x, ROPE, q_positions=positions, kv_positions=positions, mask=masks.causal,
+            impl="reference",
+        )  # fmt: skip
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    x = torch.randn(2, 2, 12, 8)
+    compiled = torch.compile(call, fullgraph=True, backend="eager")(x, PACKED)
+
+    class Module(torch.nn.Module):
+        forward = staticmethod(call)
+
+    exported = torch.export.export(Module(), (x, PACKED)).module()(x, PACKED)
+    torch.testing.assert_close(exported, compiled)
+    meta = call(x.to("meta"), PACKED.to("meta"))
+    assert meta.shape == compiled.shape
+    torch.compiler.reset()
