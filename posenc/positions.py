@@ -1,5 +1,7 @@
 """Token positions: from masks, documents and grids, and what is known about them.
 
+Wherever positions are taken, a Python range says without being read that they are consecutive.
+
 >>> posenc.positions.positions_from_mask(torch.tensor([[0, 0, 1, 1, 1]]))
 tensor([[0, 0, 0, 1, 2]])
 >>> posenc.positions.positions_from_documents(torch.tensor([7, 7, 7, 8, 8]))
@@ -14,29 +16,62 @@ import torch
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
-Positions = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
-"""(len) or (batch, len), with a last axis of components where an encoding has several axes."""
-QueryPositions = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"]
-KeyPositions = Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"]
+Positions = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"] | range
+"""(len) or (batch, len), with a last axis of components where an encoding has several axes; or a
+range."""
+QueryPositions = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"] | range
+KeyPositions = Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"] | range
 FlatQueries = Real[Tensor, "*#batch q_len"]
 """Positions of queries, (len) or (batch, len) and nothing else."""
 FlatKeys = Real[Tensor, "*#batch kv_len"]
 Documents = Int[Tensor, "*batch len"]
 
 
-def run(start: int, length: int, device: torch.device | None = None) -> Int[Tensor, " length"]:
-    """start, start + 1, ..., start + length - 1, marked as a run on any device."""
-    positions = torch.arange(start, start + length, device=device)
-    return _mark(positions, start)
+def counted(start: int, length: int, device: torch.device | None = None) -> Tensor | range:
+    """Return the positions start, start + 1, ...: a range, or under torch.compile, which would
+    compile a range anew for each length, a tensor.
+
+    >>> posenc.positions.counted(3, 4)
+    range(3, 7)
+    """
+    if torch.compiler.is_compiling():
+        return torch.arange(start, start + length, device=device)
+    return range(start, start + length)
 
 
-def part(
-    positions: Real[Tensor, "*batch len"], first: int, last: int
-) -> Real[Tensor, "*batch part"]:
-    """positions[..., first:last], marked as a run if `positions` are."""
-    taken = positions[..., first:last]
-    start = _noted(positions)
-    return taken if start is None or taken.shape[-1] == 0 else _mark(taken, start + first)
+def tensor(positions: Tensor | range, device: torch.device | None = None) -> Tensor:
+    """Return the positions as a tensor."""
+    if isinstance(positions, range):
+        return torch.arange(positions.start, positions.stop, positions.step, device=device)
+    return positions
+
+
+def length_of(positions: Tensor | range, num_axes: int = 1) -> int:
+    """Return how many tokens the positions are for."""
+    if isinstance(positions, range):
+        return len(positions)
+    return positions.shape[-1 if num_axes == 1 else -2]
+
+
+def as_range(positions: Tensor | range) -> range | None:
+    """Return the positions as a range p, p+1, p+2, ... if all rows are that; None if they are not,
+    or if it is unknown.
+
+    Tensors have to be read, which is done only where it costs no synchronisation: on the CPU, and
+    not while tracing.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    if isinstance(positions, range):
+        return positions if positions.step == 1 and len(positions) else None
+    if positions.is_floating_point() or positions.device.type != "cpu":
+        return None
+    if positions.numel() == 0 or type(positions) is not Tensor:
+        return None
+    start, length = int(positions.reshape(-1)[0]), positions.shape[-1]
+    if not bool((positions == torch.arange(start, start + length)).all()):
+        return None
+    return range(start, start + length)
 
 
 def placeless(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
@@ -51,51 +86,30 @@ def placeless(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"
     return (positions < 0).any(-1)
 
 
-def one_row(positions: Shaped[Tensor, "1 len *axes"]) -> Shaped[Tensor, "len *axes"]:
-    """The only row of positions, marked as a run if `positions` are."""
-    start = _noted(positions)
-    return positions[0] if start is None else _mark(positions[0], start)
-
-
 def join(
-    first: Real[Tensor, "..."], second: Real[Tensor, "..."], axis: int, batch: int
-) -> Real[Tensor, "..."]:
-    """Two stretches of positions, one after the other along `axis`; where only one of them is
-    batched, the other serves all `batch` rows."""
-    ndim = max(first.ndim, second.ndim)
-    both = [t if t.ndim == ndim else t.expand(batch, *t.shape) for t in (first, second)]
+    first: Tensor | range, second: Tensor | range, axis: int, batch: int, device: torch.device
+) -> Tensor | range:
+    """Return two stretches of positions, one after the other along `axis`; where only one of them
+    is batched, the other serves all `batch` rows."""
+    ranges = isinstance(first, range) and isinstance(second, range)
+    if ranges and first.step == second.step == 1 and first.stop == second.start:
+        return range(first.start, second.stop)
+    both = [tensor(t, device) for t in (first, second)]
+    ndim = max(t.ndim for t in both)
+    both = [t if t.ndim == ndim else t.expand(batch, *t.shape) for t in both]
     return torch.cat(both, dim=axis)
 
 
-def run_start(positions: Real[Tensor, "..."]) -> int | None:
-    """The first position if all rows are the same run p, p+1, p+2, ...; else, or if unknown, None.
-
-    Runs made by `run` are known. Other positions have to be read, which is done only where it
-    costs no synchronisation: on the CPU, and not while tracing.
-    """
-    if torch.compiler.is_compiling() or positions.is_floating_point():
-        return None
-    if positions.numel() == 0 or type(positions) is not Tensor:
-        return None
-    known = _noted(positions)
-    if known is not None or positions.device.type != "cpu":
-        return known
-    start = int(positions.reshape(-1)[0])
-    length = positions.shape[-1]
-    if not bool((positions == torch.arange(start, start + length)).all()):
-        return None
-    _mark(positions, start)
-    return start
-
-
-def goes_back(positions: Real[Tensor, "*#batch len"], *valid: Bool[Tensor, "batch len"]) -> bool:
-    """Whether a row is known to return to a position: a token's is lower than that of the token
+def goes_back(
+    positions: Real[Tensor, "*#batch len"] | range, *valid: Bool[Tensor, "batch len"]
+) -> bool:
+    """True if a row is known to return to a position: a token's is lower than that of the token
     before it, and not there for the first time. Tokens that are not `valid` do not count.
 
     Neither repeats (0, 0, 1, 1) nor another order (5, 6, 0, 1) do that. Positions are read only
     where it costs no synchronisation: on the CPU, and not while tracing.
     """
-    if _noted(positions) is not None or not all(map(_readable, (positions, *valid))):
+    if isinstance(positions, range) or not all(map(_readable, (positions, *valid))):
         return False
     if not (positions[..., 1:] < positions[..., :-1]).any():
         return False
@@ -113,21 +127,25 @@ def goes_back(positions: Real[Tensor, "*#batch len"], *valid: Bool[Tensor, "batc
 
 
 def _readable(positions: Tensor) -> bool:
-    """Whether reading positions waits for no device and breaks no trace."""
+    """True if reading positions waits for no device and breaks no trace."""
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return type(positions) is Tensor and positions.device.type == "cpu" and not traced
 
 
-def same(a: Shaped[Tensor, "..."], b: Shaped[Tensor, "..."]) -> bool:
-    """Whether two tensors hold the same positions, as far as that is known without synchronising:
-    on the CPU always, elsewhere if they are one tensor or two runs."""
+def same(a: Tensor | range, b: Tensor | range) -> bool:
+    """True if both are the same positions, as far as that is known without synchronising: on the
+    CPU always, elsewhere if they are one tensor or two ranges."""
     if a is b:
         return True
-    if a.shape != b.shape or a.dtype != b.dtype or torch.compiler.is_compiling():
+    if isinstance(a, range) and isinstance(b, range):
+        return a == b
+    if torch.compiler.is_compiling():
         return False
-    starts = _noted(a), _noted(b)
-    if None not in starts:
-        return starts[0] == starts[1]
+    if isinstance(a, range) or isinstance(b, range):
+        other, known = (b, a) if isinstance(a, range) else (a, b)
+        return len(known) > 0 and as_range(other) == known
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
     plain = type(a) is Tensor and type(b) is Tensor
     return plain and a.device.type == b.device.type == "cpu" and torch.equal(a, b)
 
@@ -135,45 +153,32 @@ def same(a: Shaped[Tensor, "..."], b: Shaped[Tensor, "..."]) -> bool:
 class Remembered:
     """Positions for which something was computed: `fits` says whether it still serves.
 
-    On the CPU a copy is compared, so that positions changed in place are noticed; elsewhere the
-    tensor and its version.
+    A tensor on the CPU is copied and compared, so that positions changed in place are noticed;
+    elsewhere the tensor and its version are.
     """
 
-    def __init__(self, positions: Shaped[Tensor, "..."]) -> None:
-        on_cpu = positions.device.type == "cpu" and type(positions) is Tensor
-        keep = on_cpu and not torch.compiler.is_compiling()
-        start = _noted(positions)
-        self._positions = positions.clone() if keep else positions
-        if keep and start is not None:
-            _mark(self._positions, start)
-        self._version = None if keep else version(positions)
+    def __init__(self, positions: Tensor | range) -> None:
+        self._positions, self._version = positions, None
+        if isinstance(positions, Tensor) and not torch.compiler.is_compiling():
+            if positions.device.type == "cpu" and type(positions) is Tensor:
+                self._positions = positions.clone()
+            else:
+                self._version = version(positions)
 
-    def fits(self, positions: Shaped[Tensor, "..."]) -> bool:
+    def fits(self, positions: Tensor | range) -> bool:
+        """True if these are the positions, as far as that is known without synchronising."""
         if self._version is not None and self._version != version(self._positions):
             return False
         return same(positions, self._positions)
 
 
-def version(positions: Shaped[Tensor, "..."]) -> int | None:
-    """How often a tensor was written into; None where that is not counted."""
-    uncounted = torch.compiler.is_compiling() or positions.is_inference()
-    return None if uncounted else positions._version
+def version(t: Tensor) -> int | None:
+    """Return how often a tensor was written into; None where torch does not count it.
 
-
-def _mark(positions: Tensor, start: int) -> Tensor:
-    """Mark the tensor as a run, until somebody writes into it."""
-    written = version(positions)
-    if written is not None:
-        positions._run = start, written  # type: ignore[attr-defined]
-    return positions
-
-
-def _noted(positions: Tensor) -> int | None:
-    """The start of a run, if that was noted and nobody has written since."""
-    if torch.compiler.is_compiling():
-        return None
-    start, written = getattr(positions, "_run", (None, None))
-    return start if start is not None and written == version(positions) else None
+    torch documents the counter but has no public name for it.
+    """
+    uncounted = torch.compiler.is_compiling() or t.is_inference()
+    return None if uncounted else t._version
 
 
 def distances(

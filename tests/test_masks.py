@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Mask, attention, masks
-from posenc.attend.attention import IMPLEMENTATIONS
-from posenc.masks import mask as mask_module
+from posenc.attend.choose import WAYS
 from posenc.positions import (
     documents_from_positions,
     positions_from_documents,
@@ -147,9 +146,7 @@ def test_masks_compare_positions_and_not_places_in_memory():
     ]
 
 
-@pytest.mark.parametrize(
-    "impl", sorted({*IMPLEMENTATIONS} - {"flex", "short_rows", "by_head", "few_queries"})
-)
+@pytest.mark.parametrize("impl", sorted({*WAYS} - {"flex"}))
 def test_a_blind_row_gives_zeros_and_zero_gradient(impl: str):
     """FlexAttention has no backward pass on the CPU; short rows are in attend/test_short_rows."""
     torch.manual_seed(0)
@@ -202,17 +199,3 @@ def test_flex_attention_takes_a_bound_mask():
 def test_wrong_arguments_are_named(call, message: str):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_the_last_rows_are_kept_until_they_are_many(monkeypatch):
-    bound, device = masks.causal.bind(torch.arange(20), torch.arange(20)), torch.device("cpu")
-
-    def rows(start: int) -> Tensor:
-        return bound.rows(1, 1, start, start + 10, 20, device)
-
-    assert rows(0) is rows(0) and rows(10) is rows(10) and rows(0) is rows(0)
-    first = rows(0)
-    monkeypatch.setattr(mask_module, "MOST_KEPT", 399)  # one result is 200
-    assert rows(10) is rows(10)
-    rows(5)
-    assert rows(0) is not first and len(bound._last) == 1

@@ -1,29 +1,121 @@
-"""Positions that the library makes are known to be runs on every device, without reading them."""
+"""A range says that positions are consecutive, on every device, without reading them."""
 
+from __future__ import annotations
+
+import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
-from posenc import Decoder, DecoderConfig
+import posenc
+from posenc import Decoder, DecoderConfig, masks
 from posenc.models.stack import default_positions
-from posenc.positions import part, run, run_start
+from posenc.positions import as_range, counted, join, same, tensor
+from posenc.terms.tokens import Tokens
+
+META, CPU = torch.device("meta"), torch.device("cpu")
 
 
-def test_made_runs_are_known_where_nothing_can_be_read():
-    made = run(7, 5, torch.device("meta"))
-    assert run_start(made) == 7
-    assert run_start(part(made, 2, 4)) == 9
-    assert run_start(torch.arange(7, 12, device="meta")) is None
+def test_a_range_is_known_where_nothing_can_be_read():
+    made = Tokens(torch.zeros(1, 1, 5, 2, device="meta"), range(7, 12))
+    assert made.where == range(7, 12) and made[2:4].where == range(9, 11)
+    assert made.positions.device.type == "meta" and len(made) == 5
+    assert as_range(torch.arange(7, 12, device="meta")) is None
 
 
-def test_a_run_that_was_written_into_is_no_longer_known():
-    made = run(0, 5, torch.device("meta"))
-    made[2:].add_(1)
-    assert run_start(made) is None
-    values = run(0, 5)
+def test_tensors_on_the_cpu_are_read():
+    assert as_range(torch.arange(3, 8)) == range(3, 8)
+    assert as_range(torch.arange(3, 8).expand(2, -1)) == range(3, 8)
+    for other in (torch.tensor([3, 4, 6]), torch.tensor([0.0, 1.0]), torch.arange(0)):
+        assert as_range(other) is None
+    assert as_range(range(0, 8, 2)) is None and as_range(range(0)) is None
+
+
+def test_positions_that_were_written_into_are_read_again():
+    values = torch.arange(5)
+    assert Tokens(None, values).where == range(5)
     values[0] = 3
-    assert run_start(values) is None
+    assert isinstance(Tokens(None, values).where, torch.Tensor)
 
 
 def test_a_models_own_positions_are_known():
     model = Decoder(DecoderConfig(17, 16, 1, 2))
     tokens = torch.zeros(1, 6, dtype=torch.int64, device="meta")
-    assert run_start(default_positions(tokens, 3, model.encoding)) == 3
+    assert default_positions(tokens, 3, model.encoding) == range(3, 9)
+
+
+def test_ranges_that_follow_each_other_are_joined():
+    assert join(range(3), range(3, 5), -1, 1, CPU) == range(5)
+    assert torch.equal(join(range(3), range(7, 9), -1, 1, CPU), torch.tensor([0, 1, 2, 7, 8]))
+    joined = join(torch.zeros(2, 2, dtype=torch.int64), range(2, 4), -1, 2, CPU)
+    assert torch.equal(joined, torch.tensor([[0, 0, 2, 3]] * 2))
+
+
+def test_equal_positions_are_equal_in_any_form():
+    assert same(range(3), range(3)) and not same(range(3), range(1, 4))
+    assert same(range(3), torch.arange(3)) and not same(torch.arange(1, 4), range(3))
+    assert not same(torch.arange(3, device="meta"), torch.arange(3, device="meta"))
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "fire", "shaw", "xpos", "pope"])
+def test_a_range_gives_what_the_tensor_gives(name):
+    torch.manual_seed(0)
+    encoding = posenc.create(name, posenc.ModelShape(64, 4, train_length=32)).for_layer(0)
+    q, k, v = torch.randn(3, 2, 4, 40, 16)
+    for count in (40, 7, 1):
+        where = {"q_positions": range(45 - count, 45), "kv_positions": range(5, 45)}
+        read = {name: tensor(positions) for name, positions in where.items()}
+        got, want = (
+            posenc.attention(q[:, :, -count:], k, v, encoding, mask=masks.causal, **positions)
+            for positions in (where, read)
+        )
+        assert torch.equal(got, want)
+
+
+def test_a_range_of_another_length_is_refused():
+    q = torch.randn(1, 2, 5, 8)
+    with pytest.raises(ValueError, match=r"must have shape \(5,\).*got \(6,\)"):
+        posenc.attention(q, q, q, None, q_positions=range(6), kv_positions=range(5))
+
+
+def test_a_range_with_steps_is_taken_as_its_numbers():
+    q, encoding = torch.randn(1, 2, 5, 8), posenc.ALiBi(2)
+    got, want = (
+        posenc.attention(q, q, q, encoding, q_positions=p, kv_positions=p)
+        for p in (range(0, 10, 2), torch.arange(0, 10, 2))
+    )
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "shaw"])
+def test_a_range_breaks_no_graph_and_compiles_once_for_all_lengths(name):
+    encoding = posenc.create(name, posenc.ModelShape(64, 4, train_length=32)).for_layer(0)
+
+    def call(q, positions):
+        where = {"q_positions": positions, "kv_positions": positions}
+        return posenc.attention(q, q, q, encoding, mask=masks.causal, **where)
+
+    torch.compiler.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for length in (9, 11, 15, 21, 30):
+        q = torch.randn(1, 4, length, 16)
+        torch.testing.assert_close(compiled(q, range(length)), call(q, range(length)))
+    assert counter.frame_count <= 2  # one for the first length, one for all others
+    torch.compiler.reset()
+
+
+def test_a_models_positions_compile_once_for_all_lengths():
+    model = Decoder(DecoderConfig(17, 16, 1, 2), posenc.RoPE(8, interleaved=False)).eval()
+    torch.compiler.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    with torch.no_grad():
+        for length in (9, 11, 15, 21):
+            compiled(torch.zeros(1, length, dtype=torch.int64))
+    assert counter.frame_count <= 2
+    torch.compiler.reset()
+
+
+def test_counted_positions_are_a_range():
+    assert counted(3, 4) == range(3, 7)
+    assert tensor(counted(3, 4), META).device.type == "meta"

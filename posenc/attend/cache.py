@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
 from posenc.encoding.arguments import alike
 from posenc.encoding.base import PositionEncoding
-from posenc.positions import join
+from posenc.positions import join, tensor
 
 
 class KVCache:
@@ -30,7 +31,7 @@ class KVCache:
 
     def __init__(self) -> None:
         self.length = 0
-        self.positions: Tensor | None = None
+        self.where: Tensor | range | None = None
         self._token_axis = -1
         self._buffers: dict[str, Tensor] = {}
         self._last_state: Tensor | None = None
@@ -51,16 +52,23 @@ class KVCache:
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
         """Inside the block, an exception leaves the cache as it was before."""
-        before = self.length, self.positions, self._token_axis, self._last_state
+        before = self.length, self.where, self._token_axis, self._last_state
         buffers = dict(self._buffers)
         try:
             yield
         except BaseException:
-            self.length, self.positions, self._token_axis, self._last_state = before
+            self.length, self.where, self._token_axis, self._last_state = before
             self._buffers = buffers
             raise
 
-    def _check(self, new: dict[str, Tensor], positions: Tensor, position_axis: int) -> None:
+    @property
+    def positions(self) -> Tensor | None:
+        """The positions of the tokens in it, as a tensor."""
+        if self.where is None:
+            return None
+        return tensor(self.where, self._buffers["k"].device)
+
+    def _check(self, new: dict[str, Tensor], positions: Tensor | range, position_axis: int) -> None:
         k, v = new["k"], new["v"]
         if k.shape[2] != v.shape[2]:
             raise ValueError(f"KVCache: k has {k.shape[2]} tokens and v has {v.shape[2]}.")
@@ -85,18 +93,20 @@ class KVCache:
             and not ("state" in self._buffers or self._last_state is not None)
         ):
             raise ValueError("KVCache: the tokens in it have no state, and the new ones do.")
-        if self.positions is not None:
-            if positions.dtype != self.positions.dtype or position_axis != self._token_axis:
+        if self.where is not None:
+            held, came = (
+                torch.int64 if isinstance(t, range) else t.dtype for t in (self.where, positions)
+            )
+            if held != came or position_axis != self._token_axis:
                 raise TypeError(
-                    f"KVCache: it holds positions in {self.positions.dtype}, got "
-                    f"{positions.dtype}: one kind for all tokens."
+                    f"KVCache: it holds positions in {held}, got {came}: one kind for all tokens."
                 )
 
     def append(
         self,
         k: Float[Tensor, "batch num_kv_heads new width"],
         v: Float[Tensor, "batch num_kv_heads new v_width"],
-        positions: Real[Tensor, "#batch new *axes"] | Real[Tensor, "new *axes"],
+        positions: Real[Tensor, "#batch new *axes"] | Real[Tensor, "new *axes"] | range,
         state: Shaped[Tensor, "batch state_heads new *state"] | None = None,
         *,
         position_axis: int = -1,
@@ -104,7 +114,7 @@ class KVCache:
     ) -> tuple[
         Float[Tensor, "batch num_kv_heads {self.length} width"],
         Float[Tensor, "batch num_kv_heads {self.length} v_width"],
-        Real[Tensor, "#batch {self.length} *axes"] | Real[Tensor, "{self.length} *axes"],
+        Real[Tensor, "#batch {self.length} *axes"] | Real[Tensor, "{self.length} *axes"] | range,
         Shaped[Tensor, "batch state_heads stored *state"] | None,
     ]:
         """Store new keys, values (batch, num_kv_heads, new, width), their positions and state.
@@ -127,12 +137,12 @@ class KVCache:
             else:
                 self._write(name, new, end)
         self._token_axis = position_axis
-        if self.positions is None:
-            self.positions = positions
+        if self.where is None:
+            self.where = positions
         else:
-            self.positions = join(self.positions, positions, position_axis, k.shape[0])
+            self.where = join(self.where, positions, position_axis, k.shape[0], k.device)
         self.length = end
-        return self.k, self.v, self.positions, self.state
+        return self.k, self.v, self.where, self.state
 
     @property
     def k(self) -> Float[Tensor, "batch num_kv_heads {self.length} width"]:
@@ -161,9 +171,9 @@ class KVCache:
         self._buffers = {name: b.index_select(0, rows) for name, b in self._buffers.items()}
         if self._last_state is not None:
             self._last_state = self._last_state.index_select(0, rows)
-        own = self.positions is not None and self.positions.ndim + self._token_axis > 0
-        if own and self.positions.shape[0] > 1:  # type: ignore[union-attr]
-            self.positions = self.positions.index_select(0, rows)  # type: ignore[union-attr]
+        if isinstance(self.where, Tensor) and self.where.ndim + self._token_axis > 0:
+            if self.where.shape[0] > 1:
+                self.where = self.where.index_select(0, rows)
 
     def _write(self, name: str, new: Tensor, end: int) -> None:
         buffer = self._buffers.get(name)

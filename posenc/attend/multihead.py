@@ -14,8 +14,17 @@ from posenc.attend.projection import project
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.boundary import check_dtype, check_embedded, check_encoding
 from posenc.masks import Mask
-from posenc.positions import join
+from posenc.positions import join, tensor
 
+ContextPositions = (
+    Real[Tensor, "#batch context_len *context_axes"]
+    | Real[Tensor, "context_len *context_axes"]
+    | range
+)
+MemoryPositions = (
+    Real[Tensor, "#batch memory_len *memory_axes"] | Real[Tensor, "memory_len *memory_axes"] | range
+)
+OwnPositions = Real[Tensor, "#batch q_len *axes"] | Real[Tensor, "q_len *axes"] | range
 Projections = Literal["separate", "k=v", "q=k", "none"]
 
 
@@ -93,20 +102,12 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch q_len embed_dim"],
-        positions: Real[Tensor, "#batch q_len *axes"] | Real[Tensor, "q_len *axes"],
+        positions: OwnPositions,
         *,
         context: Float[Tensor, "batch context_len embed_dim"] | None = None,
-        context_positions: (
-            Real[Tensor, "#batch context_len *context_axes"]
-            | Real[Tensor, "context_len *context_axes"]
-            | None
-        ) = None,
+        context_positions: ContextPositions | None = None,
         memory: Float[Tensor, "batch memory_len embed_dim"] | None = None,
-        memory_positions: (
-            Real[Tensor, "#batch memory_len *memory_axes"]
-            | Real[Tensor, "memory_len *memory_axes"]
-            | None
-        ) = None,
+        memory_positions: MemoryPositions | None = None,
         cache: KVCache | None = None,
         mask: Mask | None = None,
         encoding: PositionEncoding | None = None,
@@ -143,18 +144,21 @@ class Attention(nn.Module):
                 ),
             )
             if cache is not None and cache.length:  # it is all there: append nothing
-                source, source_positions = x[:, :0], source_positions.narrow(token_axis, 0, 0)
+                empty = tensor(source_positions, x.device).narrow(token_axis, 0, 0)
+                source, source_positions = x[:, :0], empty
         elif memory is not None:
             earlier = check_embedded(
                 "Attention", memory, memory_positions, width, axes, name="memory"
             )
             source = torch.cat([memory, x], dim=1)
-            source_positions = join(earlier, positions, token_axis, x.shape[0])
+            source_positions = join(earlier, positions, token_axis, x.shape[0], x.device)
         past = None if cache is None or not cache.length else cache.state
-        kv_state = encoding.state(source, source_positions, past)
+        kv_state = encoding.state(source, tensor(source_positions, x.device), past)
         q_state = None
         if kv_state is not None:
-            own = encoding.state(x, positions) if context is not None else kv_state
+            own = kv_state
+            if context is not None:
+                own = encoding.state(x, tensor(positions, x.device))
             assert own is not None
             q_state = own[:, :, own.shape[2] - x.shape[1] :]
         q, k, v = self._project(x, source)

@@ -1,20 +1,93 @@
-"""One ordinary attention, ready to run: what a kernel gets."""
+"""One ordinary attention, ready to run, and what is known of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from posenc.encoding.base import PositionEncoding
+from posenc.encoding.base import PositionEncoding, check_heads
 from posenc.masks import Mask
 from posenc.numbers.heads import grouped_matmul
 from posenc.numbers.precision import at_least_float32, without_autocast
-from posenc.numbers.tracking import has_tangent
-from posenc.positions import run_start, same
+from posenc.positions import as_range, same
+from posenc.terms.dense import Dense
 from posenc.terms.term import Term
 from posenc.terms.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of one attention before it runs; found once a call, without synchronising.
+
+    runs: the first query's and the first key's position, where both are consecutive positions.
+    mask_runs: the same of the positions that the mask is bound to.
+    causal_by_index: the mask is what torch's is_causal means.
+    sees_no_later_position: the mask hides every pair of a negative distance.
+    every_row_sees_a_key: each query sees at least one key.
+    needs_grad: autograd follows q, k, v, a state or a parameter of the encoding.
+    compiling, transformed: torch.compile traces the call; a torch.func transform is active.
+    """
+
+    runs: tuple[int, int] | None
+    mask_runs: tuple[int, int] | None
+    causal_by_index: bool
+    sees_no_later_position: bool
+    every_row_sees_a_key: bool
+    needs_grad: bool
+    compiling: bool
+    transformed: bool
+
+    @classmethod
+    def of(
+        cls,
+        queries: Tokens,
+        keys: Tokens,
+        vectors: tuple[Tensor, Tensor, Tensor],
+        mask: Mask | None,
+        encoding: PositionEncoding,
+    ) -> Known:
+        """Find out about an attention whose mask is bound; `vectors` are q, k and v after place
+        2."""
+        compiling = torch.compiler.is_compiling()
+        runs = _runs(queries.where, keys.where)
+        mask_runs, later, blind = None, False, False
+        if mask is not None:
+            q_where, k_where = mask.q_positions, mask.kv_positions
+            assert q_where is not None and k_where is not None
+            own = q_where is queries.where and k_where is keys.where
+            mask_runs = runs if own else _runs(q_where, k_where)
+            later = mask.causal and (
+                own or (same(q_where, queries.where) and same(k_where, keys.where))
+            )
+            blind = not (mask.exact and same(q_where, k_where))
+        causal = mask is not None and mask.exact and mask.causal and mask.window is None
+        square = len(queries) == len(keys) and mask_runs is not None
+        states = (queries.x, queries.state, keys.x, keys.state)
+        tensors = [*vectors, *states, *encoding.parameters()]
+        return cls(
+            runs=runs,
+            mask_runs=mask_runs,
+            causal_by_index=bool(causal and square and mask_runs[0] == mask_runs[1]),  # type: ignore[index]
+            sees_no_later_position=later,
+            every_row_sees_a_key=not blind,
+            needs_grad=torch.is_grad_enabled()
+            and any(t is not None and t.requires_grad for t in tensors),
+            compiling=compiling,
+            transformed=_transformed(),
+        )
+
+
+def _runs(q_where: Tensor | range, k_where: Tensor | range) -> tuple[int, int] | None:
+    q, k = as_range(q_where), as_range(k_where)
+    return None if q is None or k is None else (q.start, k.start)
+
+
+def _transformed() -> bool:
+    """True inside grad, jvp or vmap of torch.func, which do not reach into autograd functions that
+    save what they computed. torch has no public way to ask."""
+    return torch._C._are_functorch_transforms_active()
 
 
 @dataclass(frozen=True)
@@ -38,8 +111,8 @@ class Problem:
     scale: float
     dropout_p: float
     need_lse: bool
+    known: Known
     first_key: int = 0
-    _read: dict[str, tuple[int, int] | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def q_len(self) -> int:
@@ -48,16 +121,6 @@ class Problem:
     @property
     def kv_len(self) -> int:
         return self.k.shape[2]
-
-    @property
-    def needs_grad(self) -> bool:
-        if not torch.is_grad_enabled():
-            return False
-        tokens = (self.queries, self.keys)
-        inputs = [self.q, self.k, self.v, *(t.x for t in tokens), *(t.state for t in tokens)]
-        return any(t is not None and t.requires_grad for t in inputs) or any(
-            p.requires_grad for p in self.encoding.parameters()
-        )
 
     @property
     def autocast(self) -> bool:
@@ -71,55 +134,11 @@ class Problem:
             return self.q.dtype
         return torch.get_autocast_dtype(self.q.device.type)
 
-    @property
-    def runs(self) -> tuple[int, int] | None:
-        """The first query's and the first key's position where both are runs of consecutive
-        positions, known without synchronising."""
-        return self._runs_of("own", self.queries.positions, self.keys.positions)
-
-    @property
-    def mask_runs(self) -> tuple[int, int] | None:
-        """The same of the positions that the mask is bound to."""
-        if self.mask is None:
-            return None
-        q_positions, kv_positions = self.mask.q_positions, self.mask.kv_positions
-        assert q_positions is not None and kv_positions is not None
-        return self._runs_of("mask", q_positions, kv_positions)
-
-    def _runs_of(
-        self, whose: str, q_positions: Tensor, kv_positions: Tensor
-    ) -> tuple[int, int] | None:
-        if whose not in self._read:  # reading positions costs a pass over them
-            q, kv = run_start(q_positions), run_start(kv_positions)
-            self._read[whose] = None if q is None or kv is None else (q, kv)
-        return self._read[whose]
-
-    @property
-    def sees_no_later_position(self) -> bool:
-        """Whether the mask is known to hide every pair of a negative distance."""
-        mask = self.mask
-        if mask is None or not mask.causal:
-            return False
-        assert mask.q_positions is not None and mask.kv_positions is not None
-        return same(mask.q_positions, self.queries.positions) and same(
-            mask.kv_positions, self.keys.positions
-        )
-
-    @property
-    def every_row_sees_a_key(self) -> bool:
-        """Whether this is known without reading masks: each token sees itself under an exact mask
-        over one set of positions."""
-        mask = self.mask
-        if mask is None:
-            return True
-        assert mask.q_positions is not None and mask.kv_positions is not None
-        return mask.exact and same(mask.q_positions, mask.kv_positions)
-
     def reach(self, start: int, stop: int) -> tuple[int, int]:
-        """first, last: queries start .. stop see no key before `first`, nor from `last` on; at
-        least one key."""
+        """Return the range first, last of keys visible to any of queries start .. stop, as far as
+        is known; never empty where there are keys."""
         first, last = 0, self.kv_len
-        mask, runs = self.mask, self.mask_runs
+        mask, runs = self.mask, self.known.mask_runs
         if mask is not None and runs is not None:
             shift = runs[0] - runs[1]  # the key at a query's own position
             if mask.causal:
@@ -131,9 +150,9 @@ class Problem:
         return max(0, min(first, last - 1)), last
 
     def clear(self, start: int, stop: int) -> tuple[int, int]:
-        """first, last: keys first .. last are visible to all queries start .. stop, as far as is
-        known without looking."""
-        mask, runs = self.mask, self.mask_runs
+        """Return the range first, last of keys visible to all of queries start .. stop, as far as
+        is known."""
+        mask, runs = self.mask, self.known.mask_runs
         if mask is None:
             return 0, self.kv_len
         if runs is None or not mask.exact:
@@ -148,30 +167,30 @@ class Problem:
         return (first, last) if first < last else (0, 0)
 
     def hide(self, scores: Tensor, start: int, stop: int, value: float) -> Tensor | None:
-        """Write `value` where queries start .. stop do not see the key, in place. What they see,
-        where that was not known without looking."""
+        """Write `value` where queries start .. stop do not see the key, in place. Return what they
+        see, where that was not known without looking."""
         first, last = self.clear(start, stop)
         if first == last:
             visible = self.visible(start, stop)
             if visible is not None:
-                _fill(scores, visible, value)
+                scores.masked_fill_(~visible, value)
             return visible
         for begin, end in ((0, first), (last, self.kv_len)):
             visible = self.among(begin, end).visible(start, stop) if begin < end else None
             if visible is not None:
-                _fill(scores[..., begin:end], visible, value)
+                scores[..., begin:end].masked_fill_(~visible, value)
         return None
 
     def ready(self, rows: int) -> Problem:
-        """The same problem, with everything computed that its blocks of at most `rows` queries
-        share."""
+        """Return the same problem, with everything computed that its blocks of at most `rows`
+        queries share."""
         if self.term is None:
             return self
         with without_autocast(self.q.device):
-            return replace(self, term=self.term.ready(rows, self.sees_no_later_position))
+            return replace(self, term=self.term.ready(rows, self.known.sees_no_later_position))
 
     def among(self, first: int, last: int) -> Problem:
-        """The same attention over keys first .. last only."""
+        """Return the same attention over keys first .. last only."""
         if (first, last) == (0, self.kv_len):
             return self
         return replace(
@@ -182,33 +201,42 @@ class Problem:
         )
 
     def widen(self, t: Tensor) -> Tensor:
-        """t in at least float32; as it is under autocast, which would cast it back."""
+        """Return t in at least float32; as it is under autocast, which would cast it back."""
         return t if self.autocast else t.to(at_least_float32(t.dtype))
 
-    def scores(
-        self, start: int, stop: int, visible: Tensor | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        """Scaled scores of queries start .. stop with the term applied and not yet masked:
-        (batch, num_heads, stop - start, kv_len). `visible` is for terms that read the mask; `out`,
-        if given, is where the products are written."""
+    def scores(self, start: int, stop: int, visible: Tensor | None = None) -> Tensor:
+        """Return the scaled scores of queries start .. stop with the term applied and not yet
+        masked: (batch, num_heads, stop - start, kv_len). `visible` is for terms that read the
+        mask."""
         q, k = self.widen(self.q[:, :, start:stop]), self.widen(self.k)
-        scores = grouped_matmul(q * self.scale, k.mT, out)
+        scores = grouped_matmul(q * self.scale, k.mT)
         scores = scores.to(at_least_float32(scores.dtype))
-        return self.with_term(scores, start, stop, visible)
-
-    def with_term(
-        self, scores: Tensor, start: int, stop: int, visible: Tensor | None = None
-    ) -> Tensor:
-        """These scores of queries start .. stop with the term applied; it may write into them."""
         if self.term is None:
             return scores
         with without_autocast(scores.device):
             added = self.term.add(scores, slice(start, stop), self.span, visible)
         return added.to(scores.dtype)  # states may be wider than q
 
+    def bias(self, start: int, stop: int) -> Tensor:
+        """Return what an additive term adds to the scores of queries start .. stop: (batch or 1,
+        num_heads, stop - start, kv_len)."""
+        rows, dtype = slice(start, stop), at_least_float32(self.q.dtype)
+        term, runs, count = self.term, self.known.runs, stop - start
+        assert term is not None
+        with without_autocast(self.q.device):
+            if term.by_distance is not None and runs is not None:  # a prepared one has kept it
+                farthest = runs[0] + stop - 1 - runs[1] - self.first_key
+                row = term.by_distance(farthest, count + self.kv_len - 1, self.q)
+                check_heads(self.encoding, row.shape[0], self.q)
+                return row.unfold(1, self.kv_len, 1).flip(1)[None]
+            if isinstance(term, Dense):  # the batch may share one row
+                return term.values(rows, self.span).to(dtype)
+            zeros = self.q.new_zeros(*self.q.shape[:2], count, self.kv_len, dtype=dtype)
+            return term.add(zeros, rows, self.span, None).to(dtype)
+
     def visible(self, start: int, stop: int) -> Tensor | None:
-        """Booleans that broadcast to the scores of queries start .. stop; None where everything
-        is visible, as far as is known without looking."""
+        """Return booleans that broadcast to the scores of queries start .. stop; None where
+        everything is visible, as far as is known without looking."""
         if self.mask is None or self.clear(start, stop) == (0, self.kv_len):
             return None
         batch, heads = self.q.shape[:2]
@@ -217,7 +245,7 @@ class Problem:
         )
 
     def combine(self, weights: Tensor, start: int, stop: int) -> Tensor:
-        """What queries start .. stop gather from the values, in the dtype of q."""
+        """Return what queries start .. stop gather from the values, in the dtype of q."""
         v = self.widen(self.v)
         if self.term is None or self.term.combine is None:
             return grouped_matmul(weights, v).to(self.q.dtype)
@@ -229,19 +257,3 @@ class Problem:
     def span(self) -> slice:
         """The keys of this problem among those that the term knows."""
         return slice(self.first_key, self.first_key + self.kv_len)
-
-
-def _fill(scores: Tensor, visible: Tensor, value: float) -> None:
-    """Write `value` where `visible`, which broadcasts to the scores, is False, in place.
-
-    On the CPU torch fills number by number, and takes and joins bits many at a time, in half to a
-    third of the time; where bits are taken NaN goes too.
-    """
-    followed = scores.requires_grad or has_tangent(scores)
-    if scores.device.type != "cpu" or followed or 2 * visible.numel() > scores.numel():
-        scores.masked_fill_(~visible, value)
-        return
-    whole = torch.int64 if scores.dtype == torch.float64 else torch.int32
-    kept = -visible.to(whole)  # all bits or none
-    filling = torch.full((), value, dtype=scores.dtype, device=scores.device).view(whole)
-    scores.view(whole).bitwise_and_(kept).bitwise_or_(filling & ~kept)

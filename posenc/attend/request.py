@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from posenc.attend.cache import KVCache, check_cache
-from posenc.attend.problem import Problem
+from posenc.attend.problem import Known, Problem
 from posenc.encoding.base import Pass, PositionEncoding
 from posenc.encoding.boundary import check_encoding, check_vectors
 from posenc.encoding.placed import check_positions
 from posenc.masks import Mask, check_mask
 from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import without_autocast
-from posenc.positions import goes_back, run
+from posenc.positions import counted, goes_back
 from posenc.terms.tokens import Tokens
 
 _OWNER = "attention"
@@ -63,11 +63,14 @@ class Request:
         check_vectors(_OWNER, q=q, k=k, v=v)
         _check_sizes(q, k, v)
         axes = encoding.claims.num_axes
-        at_q = check_positions(_OWNER, "q_positions", q_positions, q, axes)
-        same_tensor = kv_positions is q_positions and k.shape[2] == q.shape[2]
-        at_k = (
-            at_q if same_tensor else check_positions(_OWNER, "kv_positions", kv_positions, k, axes)
+        queries = Tokens(
+            q, check_positions(_OWNER, "q_positions", q_positions, q, axes), q_state, axes
         )
+        if kv_positions is q_positions and k.shape[2] == q.shape[2]:
+            keys = queries.given(k).with_state(kv_state)
+        else:
+            at_k = check_positions(_OWNER, "kv_positions", kv_positions, k, axes)
+            keys = Tokens(k, at_k, kv_state, axes)
         _check_state("q_state", q_state, q)
         _check_state("kv_state", kv_state, k)
         if not 0 <= dropout_p < 1:
@@ -77,14 +80,11 @@ class Request:
         check_cache(_OWNER, cache)
         past = 0 if cache is None else cache.length
         check_mask(_OWNER, mask, q.shape[0], q.shape[2], past + k.shape[2])
-        return cls(
-            Tokens(q, at_q, q_state, axes), Tokens(k, at_k, kv_state, axes), v, encoding, mask,
-            cache, dropout_p, return_lse,
-        )  # fmt: skip
+        return cls(queries, keys, v, encoding, mask, cache, dropout_p, return_lse)
 
     def problems(self) -> list[Problem]:
-        """One ordinary attention for each pass of the encoding. Appends to the cache, if there is
-        one."""
+        """Return one ordinary attention for each pass of the encoding. Appends to the cache, if
+        there is one."""
         encoding, queries, keys, v = self.encoding, self.queries, self.new, self.v
         assert queries.x is not None and keys.x is not None
         scale = encoding.scale(queries.x.shape[-1])
@@ -116,30 +116,40 @@ class Request:
             visible = mask
             if part.mask is not None:
                 own = part.mask
-                own = own.bind(queries.positions, keys.positions) if mask is None else own & mask
+                own = own.bind(queries.where, keys.where) if mask is None else own & mask
                 visible = own
             problems.append(
                 Problem(
-                    q, k, v, seen_q, seen_k, term, encoding, visible, scale, self.dropout_p,
-                    self.return_lse or len(passes) > 1,
+                    q=q,
+                    k=k,
+                    v=v,
+                    queries=seen_q,
+                    keys=seen_k,
+                    term=term,
+                    encoding=encoding,
+                    mask=visible,
+                    scale=scale,
+                    dropout_p=self.dropout_p,
+                    need_lse=self.return_lse or len(passes) > 1,
+                    known=Known.of(seen_q, seen_k, (q, k, v), visible, encoding),
                 )
-            )  # fmt: skip
+            )
         return problems
 
     def _with_past(self, new: Tokens) -> tuple[Tokens, Tensor]:
-        """All keys and values, those of the cache first."""
+        """Return all keys and values, those of the cache first."""
         assert self.cache is not None and new.x is not None
         self.cache.belong_to(self.encoding)
         only_last = self.encoding.claims.state_kept == "last"
         k, v, positions, state = self.cache.append(
             new.x,
             self.v,
-            new.positions,
+            new.where,
             new.state,
             position_axis=-1 if new.num_axes == 1 else -2,
             keep_last_state=only_last,
         )
-        return replace(new, x=k, positions=positions, state=None if only_last else state), v
+        return Tokens(k, positions, None if only_last else state, new.num_axes), v
 
     def _bound(self, keys: Tokens) -> Mask | None:
         """Raises: ValueError for packed documents that the mask does not keep apart."""
@@ -155,22 +165,19 @@ class Request:
         if self.mask is None or self.mask.bound:
             return self.mask
         if self.encoding.claims.num_axes == 1:
-            return self.mask.bind(self.queries.positions, keys.positions)
+            return self.mask.bind(self.queries.where, keys.where)
         # Where a position has several components, order is the order in memory, and the last query
         # stands at the last key: of more queries than keys, the first stand before them.
-        device = keys.positions.device
         count, last = len(self.queries), len(keys)
-        return self.mask.bind(run(last - count, count, device), run(0, last, device))
+        where = counted(last - count, count, keys.device), counted(0, last, keys.device)
+        return self.mask.bind(*where)
 
 
 def _in_pass(queries: Tokens, keys: Tokens, part: Pass) -> tuple[Tokens, Tokens]:
-    """The tokens at the positions that the pass asks for."""
+    """Return the tokens at the positions that the pass asks for."""
     if part.q_positions is queries.positions and part.kv_positions is keys.positions:
         return queries, keys
-    return (
-        replace(queries, positions=part.q_positions, true_positions=queries.positions),
-        replace(keys, positions=part.kv_positions, true_positions=keys.positions),
-    )
+    return queries.at(part.q_positions), keys.at(part.kv_positions)
 
 
 def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -10,6 +10,7 @@ from posenc.encoding.base import Embedded, PositionEncoding
 from posenc.encoding.boundary import check_embedded
 from posenc.encoding.claims import Claims
 from posenc.numbers.precision import at_least_float32
+from posenc.positions import tensor
 
 
 class AddedEmbedding(PositionEncoding):
@@ -34,7 +35,8 @@ class AddedEmbedding(PositionEncoding):
 
     def embed(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:
         name, num_axes = type(self).__name__, self.claims.num_axes
-        positions = check_embedded(name, x, positions, self.embed_dim, num_axes)
+        checked = check_embedded(name, x, positions, self.embed_dim, num_axes)
+        positions = tensor(checked, x.device)
         dtype = at_least_float32(x.dtype)
         return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
 

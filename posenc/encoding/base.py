@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from jaxtyping import Float, Real, Shaped
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from posenc.encoding.arguments import UnknownOption, checked, described
 from posenc.encoding.claims import Claims
 from posenc.encoding.shape import ModelShape
+from posenc.numbers.kept import Kept
 from posenc.positions import KeyPositions, Positions, QueryPositions
 from posenc.terms.term import Term
 from posenc.terms.tokens import Tokens
@@ -20,6 +22,7 @@ from posenc.terms.tokens import Tokens
 if TYPE_CHECKING:
     from posenc.masks import Mask
 
+T = TypeVar("T")
 Embedded = Float[Tensor, "*batch len embed_dim"]
 EmbeddedPositions = Real[Tensor, "*#batch len"] | Real[Tensor, "*#batch len axes"]
 Hidden = Float[Tensor, "batch len embed_dim"]
@@ -97,6 +100,9 @@ class PositionEncoding(nn.Module):
         causal_only=True,
     )
 
+    _kept: Kept | None = None
+    """Of a prepared encoding: its tables."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
@@ -142,15 +148,28 @@ class PositionEncoding(nn.Module):
         copied.__dict__.update(self.__dict__)
         return copied
 
+    def with_kept_tables(self) -> Self:
+        """Return a copy over the same parameters that keeps what `kept` computes, for `prepare`."""
+        prepared = self.shallow_copy()
+        prepared._kept = Kept()
+        return prepared
+
+    def kept(self, key: Any, compute: Callable[[], T], *given: Tensor | None) -> T:
+        """Return `compute()`; of a prepared encoding once for this key, until one of the tensors
+        `given`, which it is made from, is written into."""
+        return compute() if self._kept is None else self._kept(key, compute, *given)
+
     def for_layer(self, index: int) -> PositionEncoding:
         """The encoding that attention in layer `index` uses. What acts at the embeddings is left
         out: the model has applied it already."""
         return without_position(self.claims.num_axes) if self.claims.places == (1,) else self
 
     def prepare(self, positions: Positions, length: int | None = None) -> PositionEncoding:
-        """The same encoding, with what depends only on `positions` computed already.
+        """Return the same encoding, with what depends only on `positions` computed already.
 
-        A model calls it once per forward and hands the result to every layer. `length` is the
+        A model calls it once per forward and hands the result to every layer, as the encoding or as
+        `attention(prepared=...)`; nothing is stored on the encoding itself. Tables made from
+        weights are made anew once an optimizer has changed these. `length` is the
         current length in tokens for methods whose frequencies depend on it; None means the trained
         length.
         """

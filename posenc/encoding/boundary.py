@@ -81,9 +81,9 @@ def check_embedded(
     num_axes: int = 1,
     *,
     name: str = "x",
-) -> Tensor:
-    """The positions of the tokens of x (..., len, embed_dim), (len) or as many axes as x has before
-    its last, each of the size of x or 1.
+) -> Tensor | range:
+    """Return the positions of the tokens of x (..., len, embed_dim): (len), as many axes as x has
+    before its last, each of the size of x or 1, or a range.
 
     Raises: as check_positions, and for x that is no floating tensor of that width.
     """

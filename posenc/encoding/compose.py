@@ -168,10 +168,10 @@ class Compose(PositionEncoding):
         """The tokens as this member sees them: the state only if it defines it, and the positions
         of a pass only if it asked for the pass."""
         if tokens.state is not None and member is not self._owner("state"):
-            tokens = replace(tokens, state=None)
+            tokens = tokens.with_state(None)
         true = tokens.true_positions
         if true is not None and member is not self._owner("passes"):
-            tokens = replace(tokens, positions=true, true_positions=None)
+            tokens = tokens.at(true, mapped=False)
         return tokens
 
     @property

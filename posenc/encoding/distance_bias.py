@@ -11,7 +11,6 @@ from torch import Tensor
 from posenc.encoding.base import PositionEncoding, check_heads
 from posenc.encoding.claims import Claims
 from posenc.encoding.placed import check_distances
-from posenc.numbers.kept import Kept
 from posenc.numbers.precision import at_least_float32
 from posenc.positions import FlatKeys, FlatQueries, Positions, distances, in_double
 from posenc.terms.dense import Dense
@@ -38,14 +37,10 @@ class DistanceBias(PositionEncoding):
     """
 
     claims = Claims(places=(3,), source="see the subclass")
-    _kept: tuple[Kept, tuple[Tensor, ...]] | None = None
-    """Of a prepared one: the last table, and all that it is computed from."""
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
-        """The same bias, whose table the first layer that asks computes for all of them."""
-        prepared = self.shallow_copy()
-        prepared._kept = Kept(most=1), (*self.parameters(), *self.buffers())
-        return prepared
+        """Return the same bias, whose table is computed by the first layer that asks for it."""
+        return self.with_kept_tables()
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
         """(num_heads, *distance.shape), in logits, for distances in tokens, positive for the past.
@@ -80,10 +75,8 @@ class DistanceBias(PositionEncoding):
             table = self.dense(farthest - KEYS * steps, keys).flatten(1)[:, :count]
             return table.to(at_least_float32(like.dtype))
 
-        if self._kept is None:
-            return compute()
-        kept, weights = self._kept
-        return kept((farthest, count, like.dtype, like.device), compute, *weights)
+        key = farthest, count, like.dtype, like.device
+        return self.kept(key, compute, *self.parameters(), *self.buffers())
 
     def term(self, q: Tokens, k: Tokens) -> Dense:
         assert q.x is not None

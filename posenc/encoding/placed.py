@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from posenc.numbers.tracking import free_ends
-from posenc.positions import check_flat, one_row
+from posenc.positions import check_flat, tensor
 
 _NEIGHBOURS = {torch.float32: 2**24, torch.float64: 2**53}
 """From here on a dtype cannot hold every whole number."""
 
 
-def check_positions(owner: str, name: str, positions: Any, x: Tensor, num_axes: int = 1) -> Tensor:
-    """The positions of the tokens of x (batch, heads, len, width): int64, float32 or float64, (len)
-    or (batch, len), plus a last axis of components where num_axes > 1.
+def check_positions(
+    owner: str, name: str, positions: Any, x: Tensor, num_axes: int = 1
+) -> Tensor | range:
+    """Return the positions of the tokens of x (batch, heads, len, width): int64, float32 or
+    float64, (len) or (batch, len), plus a last axis of components where num_axes > 1; or a range.
 
     Raises: TypeError for what is no position, ValueError where the shape does not fit, and for
     numbers that are not finite or that their dtype cannot tell from their neighbours (looked at on
@@ -27,10 +29,14 @@ def check_positions(owner: str, name: str, positions: Any, x: Tensor, num_axes: 
 
 
 def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Tensor, Tensor]:
-    """The positions between which a bias is asked for on its own, each (len) or (batch, len).
+    """Return the positions between which a bias is asked for on its own, each (len) or (batch,
+    len).
 
     Raises: as check_positions.
     """
+    q_positions, kv_positions = (
+        tensor(t) if isinstance(t, range) else t for t in (q_positions, kv_positions)
+    )
     for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
         _check_kind(owner, name, positions)
     check_flat(q_positions, kv_positions)
@@ -48,8 +54,13 @@ def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Te
 
 def positions_of(
     sizes: Sequence[int], x: Tensor, owner: str, name: str, positions: Any, num_axes: int
-) -> Tensor:
-    """Positions of tokens in an array of these sizes, which are those of x."""
+) -> Tensor | range:
+    """Return the positions of tokens in an array of these sizes, which are those of x."""
+    if isinstance(positions, range):
+        # Its own step and stop, not len(): torch.compile follows no len() of a range.
+        if num_axes == 1 and positions.step == 1 and positions.stop - positions.start == sizes[-1]:
+            return positions
+        positions = tensor(positions, x.device)
     _check_kind(owner, name, positions)
     tokens = positions.shape[: positions.ndim - (num_axes > 1)]
     components = num_axes == 1 or (positions.ndim > 1 and positions.shape[-1] == num_axes)
@@ -68,7 +79,7 @@ def positions_of(
             f"{tuple(x.shape)}; got {tuple(positions.shape)}."
         )
     positions = _numbers(owner, name, positions)
-    return one_row(positions) if len(tokens) == 2 and tokens[0] == 1 else positions
+    return positions[0] if len(tokens) == 2 and tokens[0] == 1 else positions
 
 
 def _numbers(owner: str, name: str, positions: Tensor) -> Tensor:
@@ -82,8 +93,8 @@ def _numbers(owner: str, name: str, positions: Tensor) -> Tensor:
 def _check_kind(owner: str, name: str, positions: Any) -> None:
     if not isinstance(positions, Tensor):
         raise TypeError(
-            f"{owner}: {name} must be a tensor of positions, got {type(positions).__name__}. "
-            "posenc.positions.run(0, length) makes 0, 1, 2, ..."
+            f"{owner}: {name} must be a tensor of positions or a range, got "
+            f"{type(positions).__name__}. range(length) makes 0, 1, 2, ..."
         )
     if positions.dtype == torch.bool:
         raise TypeError(

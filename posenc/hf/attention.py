@@ -15,7 +15,7 @@ from posenc.attend.attention import attention
 from posenc.encoding.base import PositionEncoding
 from posenc.hf.calls import ATTENDING, FORWARD, LAYER, TRIAL, Attending, Forward, Reached
 from posenc.masks import Mask, causal, document
-from posenc.positions import run, run_start
+from posenc.positions import as_range, counted, length_of
 
 NAME = "posenc"
 
@@ -50,9 +50,9 @@ class LazyMask:
     device: Any
     plain: str | None = None
     forward: Forward | None = None
-    _bound: tuple[Tensor, Tensor, Mask] | None = None
+    _bound: tuple[Any, Any, Mask] | None = None
 
-    def bound(self, q_positions: Tensor, kv_positions: Tensor) -> Mask:
+    def bound(self, q_positions: Tensor | range, kv_positions: Tensor | range) -> Mask:
         """The same object for all layers of one forward, which then ask for the same rows only
         once."""
         if self._bound is not None:
@@ -143,8 +143,8 @@ def attend(
     q_len, kv_len, device = query.shape[2], key.shape[2], query.device
     if now is None:
         first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
-        kv_positions = run(0, kv_len, device)
-        positions = kv_positions if first == 0 else run(first, q_len, device)
+        kv_positions = counted(0, kv_len, device)
+        positions = kv_positions if first == 0 else counted(first, q_len, device)
         encoding, state, kv_state = PositionEncoding(), None, None
     else:
         encoding, positions, kv_positions = now.encoding, now.positions, now.kv_positions
@@ -183,10 +183,11 @@ def _attending(module: nn.Module, key: Tensor) -> Attending | None:
             f"posenc: the forward of {type(module).__name__} was called past the module itself, so "
             "that the encoding attached to it was never asked. Call the module, not its forward."
         )
-    if now.kv_positions.shape[-1 if now.encoding.claims.num_axes == 1 else -2] != key.shape[2]:
+    known = length_of(now.kv_positions, now.encoding.claims.num_axes)
+    if known != key.shape[2]:
         raise ValueError(
             f"posenc: {type(module).__name__} attends to {key.shape[2]} keys, and "
-            f"{now.kv_positions.shape[-1]} positions are known: its keys come from a cache that "
+            f"{known} positions are known: its keys come from a cache that "
             "transformers' Cache.update did not fill."
         )
     return now
@@ -207,8 +208,8 @@ def _refuse_unread(kwargs: dict[str, Any]) -> None:
 def _mask(
     attention_mask: LazyMask | Tensor | None,
     is_causal: bool,
-    q_positions: Tensor,
-    kv_positions: Tensor,
+    q_positions: Tensor | range,
+    kv_positions: Tensor | range,
     lengths: tuple[int, int],
     now: Attending | None,
 ) -> Mask | None:
@@ -216,8 +217,9 @@ def _mask(
     q_len, kv_len = lengths
     several = now is not None and now.encoding.claims.num_axes > 1
     if several:  # such positions have no order
-        kv_positions = run(0, kv_len, kv_positions.device)
-        q_positions = run(kv_len - q_len, q_len, q_positions.device)
+        device = kv_positions.device if isinstance(kv_positions, Tensor) else None
+        kv_positions = counted(0, kv_len, device)
+        q_positions = counted(kv_len - q_len, q_len, device)
     if isinstance(attention_mask, LazyMask) and attention_mask.plain is None:
         return attention_mask.bound(q_positions, kv_positions)
     if isinstance(attention_mask, Tensor):
@@ -227,7 +229,7 @@ def _mask(
         return dense.bind(q_positions, kv_positions)
     if q_len == 1 or not is_causal or (attention_mask and attention_mask.plain == "full"):
         return None
-    if several or all(run_start(t) is not None for t in (q_positions, kv_positions)):
+    if several or all(as_range(t) is not None for t in (q_positions, kv_positions)):
         return causal
     in_memory = Mask(lambda sight: sight.q_idx + (kv_len - q_len) >= sight.kv_idx)
     if now is not None and now.forward.documents is not None and q_len == kv_len:

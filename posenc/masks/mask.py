@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,11 +11,9 @@ import torch
 from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.positions import FlatKeys, FlatQueries, same, version
+from posenc.positions import FlatKeys, FlatQueries, same
 
 Predicate = Callable[["Sight"], Tensor]
-MOST_KEPT = 2**20
-"""Booleans of the last results that a mask keeps together; a larger one is kept alone."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,10 @@ class Mask:
     causal: bool = False
     window: int | None = None
     exact: bool = False
-    q_positions: FlatQueries | None = None
-    kv_positions: FlatKeys | None = None
+    q_positions: FlatQueries | range | None = None
+    kv_positions: FlatKeys | range | None = None
     reads: tuple[Read, ...] = ()
     separates: bool = True
-    _last: dict[tuple, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         q_position = take(self.q_positions, batch, q_idx)
@@ -101,8 +98,8 @@ class Mask:
             separates=self.separates and other.separates,
         )._bound_like(self, other)
 
-    def bind(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> Mask:
-        """The same mask over these positions, (len) or (batch, len)."""
+    def bind(self, q_positions: FlatQueries | range, kv_positions: FlatKeys | range) -> Mask:
+        """Return the same mask over these positions, (len), (batch, len) or a range."""
         return replace(self, q_positions=q_positions, kv_positions=kv_positions)
 
     def _bound_like(self, a: Mask, b: Mask) -> Mask:
@@ -120,13 +117,6 @@ class Mask:
     def bound(self) -> bool:
         return self.q_positions is not None
 
-    @property
-    def _tensors(self) -> tuple[Tensor, ...]:
-        """All that an answer depends on."""
-        positions = (self.q_positions, self.kv_positions)
-        own = tuple(t for t in positions if t is not None)
-        return own + tuple(read.tensor for read in self.reads)
-
     def rows(
         self,
         batch: int,
@@ -138,29 +128,16 @@ class Mask:
         *,
         first_key: int = 0,
     ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:
-        """Booleans for queries start .. stop and the kv_len keys from first_key on, that broadcast
-        to (batch, num_heads, stop - start, kv_len).
-
-        The last results are kept, because all layers of a model ask a bound mask for the same rows.
+        """Return booleans for queries start .. stop and the kv_len keys from first_key on; they
+        broadcast to (batch, num_heads, stop - start, kv_len).
         """
-        versions = tuple(version(t) for t in self._tensors)
-        key = (batch, num_heads, start, stop, kv_len, device, first_key, versions)
-        # A key hashes the sizes: a compiler would specialise the code to each length.
-        keep = not torch.compiler.is_compiling()
-        if keep and key in self._last:
-            return self._last[key]
         seen = self(
             torch.arange(batch, device=device)[:, None, None, None],
             torch.arange(num_heads, device=device)[:, None, None],
             torch.arange(start, stop, device=device)[:, None],
             torch.arange(first_key, first_key + kv_len, device=device),
         )
-        seen = seen.view((1,) * (4 - seen.ndim) + seen.shape)
-        if keep:
-            if sum(t.numel() for t in self._last.values()) + seen.numel() > MOST_KEPT:
-                self._last.clear()
-            self._last[key] = seen
-        return seen
+        return seen.view((1,) * (4 - seen.ndim) + seen.shape)
 
 
 def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> None:
@@ -184,11 +161,12 @@ def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> No
     for name, positions in (("q", mask.q_positions), ("kv", mask.kv_positions)):
         if positions is None:
             continue
-        length, rows = positions.shape[-1], positions.shape[0] if positions.ndim == 2 else 1
+        shape = (len(positions),) if isinstance(positions, range) else tuple(positions.shape)
+        length, rows = shape[-1], shape[0] if len(shape) == 2 else 1
         if length != sizes[f"{name}_len"] or rows not in (1, batch):
             raise ValueError(
                 f"{owner}: the mask is bound to {name}_positions of shape "
-                f"{tuple(positions.shape)}, and attention has {sizes[f'{name}_len']} tokens in "
+                f"{shape}, and attention has {sizes[f'{name}_len']} tokens in "
                 f"{batch} rows. Bind it to these, or hand it over unbound."
             )
 
@@ -208,11 +186,16 @@ def _either(a: Predicate, b: Predicate, sight: Sight) -> Tensor:
 
 
 def take(
-    positions: Shaped[Tensor, "..."] | None, batch: Int[Tensor, "..."], index: Int[Tensor, "..."]
+    positions: Shaped[Tensor, "..."] | range | None,
+    batch: Int[Tensor, "..."],
+    index: Int[Tensor, "..."],
 ) -> Shaped[Tensor, "..."]:
-    """The positions, (len) or (batch, len), at these indices; None: the indices themselves."""
+    """Return the positions, (len), (batch, len) or a range, at these indices; None: the indices
+    themselves."""
     if positions is None:
         return index
+    if isinstance(positions, range):
+        return index * positions.step + positions.start
     if positions.ndim == 2 and positions.shape[0] == 1:
         positions = positions[0]
     return positions[index] if positions.ndim == 1 else positions[batch, index]

@@ -9,7 +9,6 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from posenc.masks.mask import Mask, Read, Sight, take
-from posenc.positions import one_row
 
 
 def _everyone(sight: Sight) -> Tensor:
@@ -70,7 +69,7 @@ def document(
     """Only keys of the query's own document; ids (len) or (batch, len), kv ids default to the
     query's."""
     q_ids, kv_ids = (
-        one_row(ids) if ids.ndim == 2 and ids.shape[0] == 1 else ids
+        ids[0] if ids.ndim == 2 and ids.shape[0] == 1 else ids
         for ids in (q_documents, q_documents if kv_documents is None else kv_documents)
     )
     return Mask(

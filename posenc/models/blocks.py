@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,6 +16,7 @@ from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.models.norms import RMSNorm
 from posenc.models.swiglu import swiglu
+from posenc.positions import Positions
 
 
 def norm_layer(config: DecoderConfig) -> nn.Module:
@@ -73,7 +74,7 @@ class Context:
     """What the layers of a decoder attend to beside their own tokens."""
 
     hidden: Float[Tensor, "batch context_len embed_dim"]
-    positions: Real[Tensor, "..."]
+    positions: Positions
     mask: Mask | None
     encoding: PositionEncoding
     """How position enters the attention to the context."""
@@ -100,7 +101,7 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch len embed_dim"],
-        positions: Real[Tensor, "..."],
+        positions: Positions,
         encoding: PositionEncoding,
         mask: Mask | None,
         cache: KVCache | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxtyping import Float, Int, Real
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,6 +18,7 @@ from posenc.models.blocks import head_layer
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise
 from posenc.models.stack import Stack, check_caches
+from posenc.positions import Positions
 
 
 class Decoder(Stack):
@@ -58,7 +59,7 @@ class Decoder(Stack):
     def forward(
         self,
         tokens: Int[Tensor, "batch len"],
-        positions: Real[Tensor, "..."] | None = None,
+        positions: Positions | None = None,
         *,
         caches: Sequence[KVCache] | None = None,
         mask: Mask | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float, Int, Real
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc import masks
@@ -12,6 +12,7 @@ from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise
 from posenc.models.stack import Stack, require_bidirectional
+from posenc.positions import Positions
 
 
 class Encoder(Stack):
@@ -50,7 +51,7 @@ class Encoder(Stack):
     def forward(
         self,
         tokens: Int[Tensor, "batch len"],
-        positions: Real[Tensor, "..."] | None = None,
+        positions: Positions | None = None,
         *,
         mask: Mask | None = None,
         length: int | None = None,

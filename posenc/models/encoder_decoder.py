@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxtyping import Float, Int, Real, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,6 +23,7 @@ from posenc.models.stack import (
     one_per_model,
     require_bidirectional,
 )
+from posenc.positions import Positions
 
 
 class EncoderDecoder(nn.Module):
@@ -81,7 +82,7 @@ class EncoderDecoder(nn.Module):
     def given(
         self,
         source: Int[Tensor, "batch source_len"],
-        source_positions: Real[Tensor, "..."] | None = None,
+        source_positions: Positions | None = None,
         *,
         source_valid: Shaped[Tensor, "batch source_len"] | None = None,
         length: int | None = None,
@@ -106,9 +107,9 @@ class EncoderDecoder(nn.Module):
         source: Int[Tensor, "batch source_len"],
         tokens: Int[Tensor, "batch len"],
         *,
-        source_positions: Real[Tensor, "..."] | None = None,
+        source_positions: Positions | None = None,
         source_valid: Shaped[Tensor, "batch source_len"] | None = None,
-        positions: Real[Tensor, "..."] | None = None,
+        positions: Positions | None = None,
         mask: Mask | None = None,
     ) -> Float[Tensor, "batch len vocab_size"]:
         """Logits of the token after each token; `mask` replaces masks.causal over the target."""
@@ -123,7 +124,7 @@ class Conditioned:
         self,
         model: EncoderDecoder,
         hidden: Float[Tensor, "batch source_len embed_dim"],
-        positions: Real[Tensor, "..."],
+        positions: Positions,
         valid: Shaped[Tensor, "batch source_len"] | None,
     ) -> None:
         self.model, self.source, self.positions, self.valid = model, hidden, positions, valid
@@ -139,7 +140,7 @@ class Conditioned:
     def __call__(
         self,
         tokens: Int[Tensor, "batch len"],
-        positions: Real[Tensor, "..."] | None = None,
+        positions: Positions | None = None,
         *,
         caches: Sequence[KVCache] | None = None,
         mask: Mask | None = None,
@@ -177,7 +178,8 @@ class Conditioned:
             return t if batch == rows else t.repeat_interleave(batch // rows, dim=0)
 
         axes = self.model.encoder.encoding.claims.num_axes
-        one_for_all = self.positions.ndim == (1 if axes == 1 else 2)
+        ranges = isinstance(self.positions, range)
+        one_for_all = ranges or self.positions.ndim == (1 if axes == 1 else 2)
         positions = self.positions if one_for_all else for_rows(self.positions)
         mask = None if self.valid is None else masks.padding(for_rows(self.valid))
         return Context(for_rows(self.source), positions, mask, self.model.cross_encoding)

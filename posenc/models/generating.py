@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int, Real, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from posenc import masks
 from posenc.attend.cache import KVCache
 from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
+from posenc.positions import Positions
 
 
 class LanguageModel(Protocol):
@@ -28,7 +29,7 @@ class LanguageModel(Protocol):
     def __call__(
         self,
         tokens: Int[Tensor, "batch len"],
-        positions: Real[Tensor, "..."] | None = None,
+        positions: Positions | None = None,
         *,
         caches: Sequence[KVCache] | None = None,
         mask: Mask | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
-from jaxtyping import Float, Int, Real, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,7 +17,7 @@ from posenc.encoding.per_layer import PerLayer
 from posenc.masks import Mask, check_mask
 from posenc.models.blocks import Context, Layer, norm_layer
 from posenc.models.config import DecoderConfig
-from posenc.positions import run
+from posenc.positions import Positions, counted, tensor
 
 
 class Stack(nn.Module):
@@ -43,7 +43,7 @@ class Stack(nn.Module):
     def hidden(
         self,
         x: Float[Tensor, "batch len embed_dim"],
-        positions: Real[Tensor, "..."] | None,
+        positions: Positions | None,
         mask: Mask,
         *,
         caches: Sequence[KVCache] | None = None,
@@ -61,7 +61,7 @@ class Stack(nn.Module):
         positions = check_embedded(owner, x, positions, num_axes=self.encoding.claims.num_axes)
         encoding = self.encoding.prepare(positions, length)
         mask = bind(mask, positions, past, encoding)
-        x = encoding.embed(x, positions)
+        x = encoding.embed(x, tensor(positions, x.device))
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
         with ExitStack() as unchanged:  # a layer that fails leaves the caches of all as they were
@@ -90,22 +90,24 @@ def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> Positio
 
 def default_positions(
     tokens: Shaped[Tensor, "batch len *channels"], past: int, encoding: PositionEncoding
-) -> Int[Tensor, "len *axes"]:
-    """past, past + 1, ...: the same for every row and every component."""
-    positions = run(past, tokens.shape[1], tokens.device)
+) -> Int[Tensor, "len *axes"] | range:
+    """Return past, past + 1, ...: the same for every row and every component."""
+    positions = counted(past, tokens.shape[1], tokens.device)
     if encoding.claims.num_axes == 1:
         return positions
-    return positions[:, None].expand(-1, encoding.claims.num_axes).contiguous()
+    return (
+        tensor(positions, tokens.device)[:, None].expand(-1, encoding.claims.num_axes).contiguous()
+    )
 
 
-def bind(mask: Mask, positions: Tensor, past: int, encoding: PositionEncoding) -> Mask:
+def bind(mask: Mask, positions: Tensor | range, past: int, encoding: PositionEncoding) -> Mask:
     """Bind the mask once for all layers; with a cache, attention binds it, which knows the keys.
 
     Positions of several components have no order, so there a token's index is its position.
     """
     if mask.bound or past:
         return mask
-    if encoding.claims.num_axes > 1:
+    if isinstance(positions, Tensor) and encoding.claims.num_axes > 1:
         positions = torch.arange(positions.shape[-2], device=positions.device)
     return mask.bind(positions, positions)
 

@@ -12,7 +12,7 @@ from posenc.attend.attention import attention
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.boundary import check_encoding
 from posenc.nn.masks import mask_of
-from posenc.positions import positions_from_mask, run, run_start
+from posenc.positions import as_range, counted, positions_from_mask, tensor
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -74,8 +74,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
-        positions: Tensor | None = None,
-        key_positions: Tensor | None = None,
+        positions: Tensor | range | None = None,
+        key_positions: Tensor | range | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As torch's, with positions (len) or (batch, len) of queries and keys.
 
@@ -97,13 +97,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         if positions is None:
             positions = _counted(query, key_padding_mask if q_len == kv_len else None)
         if key_positions is None:
-            key_positions = positions if q_len == kv_len else run(0, kv_len, key.device)
-        in_order = key_positions is positions and run_start(positions) is not None
+            key_positions = positions if q_len == kv_len else counted(0, kv_len, key.device)
+        in_order = key_positions is positions and as_range(positions) is not None
         mask = mask_of(attn_mask, key_padding_mask, sizes, is_causal, in_order)
         if mask is not None and self.encoding.claims.num_axes == 1:
             mask = mask.bind(positions, key_positions)
-        kv_state = self.encoding.state(key, key_positions)
-        q_state = kv_state if same else self.encoding.state(query, positions)
+        kv_state = self.encoding.state(key, tensor(key_positions, key.device))
+        q_state = kv_state if same else self.encoding.state(query, tensor(positions, query.device))
         q, k, v = (self._heads(x) for x in self._project(query, key, value))
         options: dict[str, Any] = {
             "q_positions": positions, "kv_positions": key_positions, "q_state": q_state,
@@ -147,9 +147,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
 
-def _counted(x: Tensor, padding: Tensor | None) -> Tensor:
-    """The positions of tokens (batch, len, embed_dim): 0, 1, ... for those that are no padding."""
+def _counted(x: Tensor, padding: Tensor | None) -> Tensor | range:
+    """Return the positions of tokens (batch, len, embed_dim): 0, 1, ... for those that are no
+    padding."""
     if padding is None:
-        return run(0, x.shape[1], x.device)
+        return counted(0, x.shape[1], x.device)
     real = padding == 0 if padding.is_floating_point() else ~padding
-    return run(0, x.shape[1], x.device) if bool(real.all()) else positions_from_mask(real)
+    if bool(real.all()):
+        return counted(0, x.shape[1], x.device)
+    return positions_from_mask(real)

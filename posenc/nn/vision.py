@@ -12,7 +12,7 @@ from posenc.encoding.base import PositionEncoding
 from posenc.encoding.boundary import check_encoding
 from posenc.masks import Mask, causal
 from posenc.models.stack import one_per_model
-from posenc.positions import grid, run
+from posenc.positions import counted, grid, tensor
 
 _PARTS = ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop")
 
@@ -72,13 +72,15 @@ class VisionAttention(nn.Module):
         usual = q.shape[-1] ** -0.5
         if self.scale != usual:
             q = q * (self.scale / usual)
-        positions = self.positions if self.positions is not None else run(0, x.shape[1], x.device)
-        if len(positions) != x.shape[1]:
+        positions = self.positions
+        if positions is None:
+            positions = counted(0, x.shape[1], x.device)
+        elif len(positions) != x.shape[1]:
             raise ValueError(
                 f"VisionAttention: made for {len(positions)} tokens, got {x.shape[1]}: the "
                 "picture has another size. Attach again with its positions."
             )
-        state = self.encoding.state(x, positions)
+        state = self.encoding.state(x, tensor(positions, x.device))
         out = attention(
             q, k, v, self.encoding, q_positions=positions, kv_positions=positions, q_state=state,
             kv_state=state, mask=_mask(attn_mask, is_causal),

@@ -13,7 +13,7 @@ from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
-from posenc.positions import Positions, Remembered
+from posenc.positions import Positions
 from posenc.queries_keys.query_key import QueryKeyEncoding, check_keys
 from posenc.terms.tokens import Tokens
 
@@ -54,16 +54,13 @@ class PoPE(QueryKeyEncoding):
         self.num_kv_heads = num_kv_heads
         self.angles = Angles(inverse_frequencies(2 * head_dim, rope_theta))
         self.weight = nn.Parameter(torch.empty(num_kv_heads, head_dim))
-        self._ready: tuple[Remembered, Tensor, Tensor] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
     def prepare(self, positions: Positions, length: int | None = None) -> PoPE:
-        prepared = self.shallow_copy()
-        prepared._ready = (Remembered(positions), *self._cos_sin(positions, torch.float32))
-        return prepared
+        return self.with_kept_tables()
 
     def transform(
         self, q: Tokens, k: Tokens
@@ -74,21 +71,23 @@ class PoPE(QueryKeyEncoding):
         assert q.x is not None and k.x is not None
         check_keys(self, k.x)
         dtype = at_least_float32(q.x.dtype)
-        q_cos, q_sin = self._cos_sin(q.positions, dtype)
-        cos, sin = self._cos_sin(k.positions, dtype)
+        q_cos, q_sin = self._cos_sin(q, dtype)
+        cos, sin = self._cos_sin(k, dtype)
         delta = self.weight.to(dtype).clamp(-2 * math.pi, 0)[:, None]  # (num_kv_heads, 1, head_dim)
         delta_cos, delta_sin = delta.cos(), delta.sin()
         k_cos, k_sin = cos * delta_cos - sin * delta_sin, sin * delta_cos + cos * delta_sin
         return _polar(q.x, q_cos, q_sin), _polar(k.x, k_cos, k_sin)
 
-    def _cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(..., 1, len, head_dim), to broadcast over heads."""
-        if self._ready is not None and dtype == torch.float32:
-            ready, cos, sin = self._ready
-            if ready.fits(positions):
-                return cos, sin
-        cos, sin = self.angles.cos_sin(positions, dtype)
-        return cos.unsqueeze(-3), sin.unsqueeze(-3)
+    def _cos_sin(self, tokens: Tokens, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cos and sin (..., 1, len, head_dim), to broadcast over heads."""
+
+        def compute() -> tuple[Tensor, Tensor]:
+            cos, sin = self.angles.cos_sin(tokens.positions, dtype)
+            return cos.unsqueeze(-3), sin.unsqueeze(-3)
+
+        if not isinstance(tokens.where, range):
+            return compute()
+        return self.kept((tokens.where, dtype, tokens.device), compute)
 
 
 def _polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

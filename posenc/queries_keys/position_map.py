@@ -60,6 +60,8 @@ class PositionMap(RoPE):
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = super().prepare(positions, length)
+        if isinstance(positions, range):  # mapped on the device of the first queries
+            return prepared
         parts = self.passes(positions, positions)
         mapped = [p for part in parts for p in (part.q_positions, part.kv_positions)]
         prepared._prepared = (Remembered(positions), parts)

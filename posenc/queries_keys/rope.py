@@ -147,12 +147,13 @@ class RoPE(Rotation):
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         if length is None or self.claims.cache_safe:
             return super().prepare(positions)
-        stretched = self.shallow_copy()
+        stretched = self.with_kept_tables()
         if torch.compiler.is_compiling():
             stretched._traced_length, stretched._ready = length, ()
         else:
             stretched._rotate_by(self.frequencies(length), self.angles.axes)
-        stretched._ready = ((Remembered(positions), *stretched.cos_sin(positions)),)
+        if isinstance(positions, Tensor):
+            stretched._ready = ((Remembered(positions), *stretched.cos_sin(positions)),)
         return stretched
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,6 @@ from posenc.numbers.device_copies import Constants
 from posenc.numbers.frequencies import inverse_frequencies
 from posenc.numbers.precision import at_least_float32
 from posenc.numbers.tracking import free_ends
-from posenc.positions import Positions, Remembered
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.base import Rotation, Turned
 from posenc.queries_keys.rotation.rotate import rotate
@@ -74,7 +73,6 @@ class XPos(Rotation):
         zeta = [(2 * t + 0.4 * head_dim) / (1.4 * head_dim) for t in range(head_dim // 2)]
         self._decay = Constants([math.log(z) / scale_base for z in zeta])
         self._rotate_by(Frequencies(inverse_frequencies(head_dim, rope_theta)))
-        self._faded: tuple[tuple[Remembered, int, Tensor, Tensor], ...] = ()
         limit = origin + self.reach(torch.float32) + 1
         self.claims = replace(self.claims, max_positions=limit)
 
@@ -85,14 +83,6 @@ class XPos(Rotation):
         room = math.log(largest / _HEADROOM)
         return int(room / -self._decay.values[0])
 
-    def prepare(self, positions: Positions, length: int | None = None) -> XPos:
-        prepared = super().prepare(positions)
-        prepared._faded = tuple(
-            (Remembered(positions), sign, *prepared._faded_tables(positions, torch.float32, sign))
-            for sign in (1, -1)
-        )
-        return prepared
-
     def transform(self, q: Tokens, k: Tokens) -> Turned:
         out = []
         for tokens, sign in ((q, 1), (k, -1)):
@@ -100,20 +90,22 @@ class XPos(Rotation):
             assert x is not None
             self._check(x)
             self._check_reach(tokens.positions, x.dtype)
-            tables = self._faded_tables(tokens.positions, at_least_float32(x.dtype), sign)
+            tables = self._faded_tables(tokens, at_least_float32(x.dtype), sign)
             out.append(rotate(x, *tables, interleaved=self.interleaved))
         return out[0], out[1]
 
-    def _faded_tables(
-        self, positions: Tensor, dtype: torch.dtype, sign: int
-    ) -> tuple[Tensor, Tensor]:
-        for ready, ready_sign, cos, sin in self._faded:
-            if sign == ready_sign and dtype == cos.dtype and ready.fits(positions):
-                return cos, sin
-        cos, sin = self.cos_sin(positions, dtype)
-        steps = (positions - self.origin).double()[..., None]
-        fade = (sign * steps * self._decay.like(steps)).exp().to(dtype)
-        return cos * fade, sin * fade
+    def _faded_tables(self, tokens: Tokens, dtype: torch.dtype, sign: int) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, each multiplied by what the position fades."""
+
+        def compute() -> tuple[Tensor, Tensor]:
+            cos, sin = self.cos_sin(tokens.where, dtype, tokens.device)
+            steps = (tokens.positions - self.origin).double()[..., None]
+            fade = (sign * steps * self._decay.like(steps)).exp().to(dtype)
+            return cos * fade, sin * fade
+
+        if not isinstance(tokens.where, range):
+            return compute()
+        return self.kept((tokens.where, dtype, tokens.device, sign), compute)
 
     def _check_reach(self, positions: Tensor, dtype: torch.dtype) -> None:
         ends = free_ends(positions)

@@ -105,10 +105,10 @@ class ALiBi(DistanceBias):
     def term(self, q: Tokens, k: Tokens) -> Dense:
         term = super().term(q, k)
         if self._sides is None:
-            term.split = lambda: self._split(q.positions.double(), k.positions.double())
+            term.per_key = lambda: self._per_key(q.positions.double(), k.positions.double())
         return term
 
-    def _split(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _per_key(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
         """In float64 and not centred: kernels subtract the middle of each block."""
         slope = self._slope(q_positions)[:, None]
         return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)

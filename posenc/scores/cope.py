@@ -14,7 +14,6 @@ from posenc.encoding.base import PositionEncoding, check_head_dim
 from posenc.encoding.claims import Claims
 from posenc.numbers.heads import grouped_matmul
 from posenc.numbers.precision import at_least_float32
-from posenc.scores import in_place
 from posenc.terms.skew import Part, add_parts
 from posenc.terms.term import Scores, Shown, Term
 from posenc.terms.tokens import Tokens
@@ -142,8 +141,6 @@ class CountedGates(Term):
             state = self.k[keys].state
             assert state is not None
             gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
-        if in_place.applies(scores, gates, table):
-            return in_place.count_gates(scores, gates, table, mask)
         if scores.device.type != "cpu" or torch.compiler.is_compiling():
             count = _count(gates, mask, 0, scores.shape[-1])
             return scores.add_(_at(table, count.clamp(max=table.shape[-1] - 1)))
@@ -172,7 +169,8 @@ def _count(gates: Tensor, mask: Tensor | None, first: int, last: int) -> Tensor:
 
 
 def _at(table: Tensor, count: Tensor) -> Tensor:
-    """The table at fractional counts."""
-    below, above = count.detach().floor().long(), count.detach().ceil().long()
+    """Return the table at fractional counts; NaN where the count is."""
+    whole = count.detach().nan_to_num(0)
+    below, above = whole.floor().long(), whole.ceil().long()
     low, high = table.gather(-1, below), table.gather(-1, above)
     return low + (count - below) * (high - low)

@@ -41,7 +41,7 @@ class DAPE(PositionEncoding):
     score[:, i, j] += B[:, i, j] + mlp([score[:, i, j]; B[:, i, j]]), mlp: 2 heads -> width -> heads
 
     The network sees a pair's scores in all heads at once, so this runs where whole scores are
-    formed (reference and blockwise). Each layer has its own network and its own inner bias, as in
+    formed (reference and blocks). Each layer has its own network and its own inner bias, as in
     the authors' code.
 
     Args:

@@ -3,7 +3,9 @@ keys."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -14,10 +16,9 @@ from posenc.encoding.base import PositionEncoding, check_head_dim, check_heads
 from posenc.encoding.claims import Claims
 from posenc.numbers.biases import deberta_ends
 from posenc.numbers.heads import for_every_head
-from posenc.numbers.kept import Kept
 from posenc.numbers.precision import at_least_float32
-from posenc.numbers.tracking import free_ends, watched
-from posenc.scores.deberta_row import OneQuery
+from posenc.numbers.tracking import free_ends
+from posenc.positions import Positions
 from posenc.terms.by_distance import ByDistance, require_whole
 from posenc.terms.term import Term
 from posenc.terms.tokens import Tokens
@@ -109,7 +110,6 @@ class DeBERTa(PositionEncoding):
         self.share_att_key = share_att_key
         self._attention_projections: tuple[nn.Linear, nn.Linear] | None = None
         self.pos_key = self.pos_query = None
-        self._kept = Kept()
         if c2p and not share_att_key:
             self.pos_key = nn.Linear(embed_dim, num_heads * self.head_dim)
         if p2c and not share_att_key:
@@ -163,31 +163,27 @@ class DeBERTa(PositionEncoding):
         check_heads(self, self.num_heads, q.x)
         check_head_dim(self, self.head_dim, q.x)
         dtype, scale = at_least_float32(q.x.dtype), self.scale(self.head_dim)
-        in_a_row = q.positions.ndim == k.positions.ndim == 1
-        if len(q) == 1 and in_a_row and q.x.device.type == "cpu" and not watched():
-            return OneQuery(self, q, k, dtype)
-
-        def vectors(projection: nn.Linear | None, rows: Tensor) -> Tensor:
-            assert projection is not None
-            given = projection.weight, projection.bias, rows, self.table
-            return self._kept(
-                (projection, dtype),
-                lambda: _side_by_side(scale * self._projected(projection, rows, dtype)),
-                *given, *norm,
-            )  # fmt: skip
 
         def for_q(distance: Tensor) -> Tensor:
-            return vectors(self._projections()[1], self.row(distance))
+            return scale * self._projected(self._projections()[1], self.row(distance), dtype)
 
         def for_k(distance: Tensor) -> Tensor:
-            return vectors(self._projections()[0], self._k_row(distance))
+            return scale * self._projected(self._projections()[0], self._k_row(distance), dtype)
 
-        norm = () if self.norm is None else (self.norm.weight, self.norm.bias)
+        def kept(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
+            layers = (*self._projections(), self.norm)
+            weights = (t for layer in layers if layer is not None for t in layer.parameters())
+            return self.kept((key, dtype), compute, self.table, *weights)
+
         return ByDistance(
             q, k, (-self.max_distance, self.max_distance),
             q.x.to(dtype) if self.c2p else None, for_q if self.c2p else None,
             k.x.to(dtype) if self.p2c and k.x is not None else None, for_k if self.p2c else None,
+            kept=kept,
         )  # fmt: skip
+
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        return self.with_kept_tables()
 
     def _projections(self) -> tuple[nn.Linear | None, nn.Linear | None]:
         if not self.share_att_key:
@@ -200,10 +196,11 @@ class DeBERTa(PositionEncoding):
         return self._attention_projections
 
     def _projected(
-        self, projection: nn.Linear, rows: Int[Tensor, " rows"], dtype: torch.dtype
+        self, projection: nn.Linear | None, rows: Int[Tensor, " rows"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads rows head_dim"]:
         """These rows of the table by head; a projection of fewer heads serves its groups. A row
         that several distances share is projected once."""
+        assert projection is not None
         ends = free_ends(rows)
         first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)
         shared = 2 * (last + 1 - first) < len(rows)
@@ -226,8 +223,3 @@ class DeBERTa(PositionEncoding):
             return table
         weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
         return F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)
-
-
-def _side_by_side(vectors: Tensor) -> Tensor:
-    """The same (..., rows, width), with the rows side by side in memory."""
-    return vectors.mT.contiguous().mT

@@ -15,9 +15,7 @@ from posenc.encoding.distance_bias import BiasMatrix
 from posenc.encoding.placed import check_distances
 from posenc.encoding.shape import ModelShape
 from posenc.numbers.precision import without_autocast
-from posenc.numbers.tracking import watched
 from posenc.positions import FlatKeys, FlatQueries, distances
-from posenc.scores import in_place
 from posenc.terms.dense import Dense
 from posenc.terms.skew import run_distances, shared_run
 from posenc.terms.term import Scores, Shown
@@ -88,9 +86,9 @@ class FIRE(PositionEncoding):
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
         """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
         batched positions."""
-        return self.of_share(
-            self.share(*check_distances("FIRE", q_positions, kv_positions), q_positions.dtype)
-        )
+        q_positions, kv_positions = check_distances("FIRE", q_positions, kv_positions)
+        q, k = Tokens(None, q_positions), Tokens(None, kv_positions)
+        return self.of_share(self.share(q, k, q_positions.dtype))
 
     def of_share(
         self, share: Float[Tensor, "*batch q_len kv_len"]
@@ -101,24 +99,21 @@ class FIRE(PositionEncoding):
             return F.linear(hidden, *_as(self.out, share.dtype)).movedim(-1, -3)
 
     def share(
-        self, q_positions: FlatQueries, kv_positions: FlatKeys, like: torch.dtype
+        self, q: Tokens, k: Tokens, like: torch.dtype
     ) -> Float[Tensor, "*batch q_len kv_len"]:
-        """What the network reads for each pair: (q_len, kv_len) or (batch, q_len, kv_len), in
-        float32, or in float64 where `like` or the parameters are."""
-        double = torch.float64 in (like, q_positions.dtype, self.c.dtype)
+        """Return what the network reads for each pair: (q_len, kv_len) or (batch, q_len, kv_len),
+        in float32, or in float64 where `like` or the parameters are."""
+        double = torch.float64 in (like, q.positions.dtype, self.c.dtype)
         dtype = torch.float64 if double else torch.float32
-        q, c = q_positions.to(dtype), self.c.to(dtype)
+        c = self.c.to(dtype)
         start = (self.multiplier.to(dtype) * self.init_L).abs()
-        reach = (c * torch.maximum(q, start)).abs().log1p() + self.eps
-        shift = shared_run(q_positions, kv_positions)
+        reach = (c * torch.maximum(q.positions.to(dtype), start)).abs().log1p() + self.eps
+        shift = shared_run(q, k)
         if shift is None:
-            logs = (c * distances(q_positions, kv_positions).to(dtype)).abs().log1p()
+            logs = (c * distances(q.positions, k.positions).to(dtype)).abs().log1p()
         else:  # a row of them by falling distance, one number further for each earlier query
-            q_len, kv_len = q_positions.shape[-1], kv_positions.shape[-1]
-            distance = run_distances(shift, q_len, kv_len, q.device).to(dtype)
-            logs = (c * distance).abs().log1p().unfold(0, kv_len, 1)[:q_len].flip(0)
-            batch = torch.broadcast_shapes(q_positions.shape[:-1], kv_positions.shape[:-1])
-            logs = logs.expand(*batch, q_len, kv_len)
+            distance = run_distances(shift, len(q), len(k), reach.device).to(dtype)
+            logs = (c * distance).abs().log1p().unfold(0, len(k), 1)[: len(q)].flip(0)
         return logs / reach.unsqueeze(-1)
 
     def term(self, q: Tokens, k: Tokens) -> Network:
@@ -132,13 +127,11 @@ class Network(Dense):
 
     additive = True
     HIDDEN_BYTES = 2**20
-    """Memory for the hidden layer, small enough to stay in the processor's cache."""
+    """Memory for the hidden layer, small enough to stay in the CPU's cache."""
 
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
-        super().__init__(
-            q, k, lambda q, k: fire.of_share(fire.share(q.positions, k.positions, self.dtype))
-        )
+        super().__init__(q, k, lambda q, k: fire.of_share(fire.share(q, k, self.dtype)))
         self.fire, self.dtype = fire, q.x.dtype
 
     def held(self, needs_grad: bool) -> float:
@@ -148,32 +141,29 @@ class Network(Dense):
         return 3 * units / heads
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
-        if self.fire.activation is not F.relu or watched():
+        fire = self.fire
+        followed = torch.is_grad_enabled() and any(p.requires_grad for p in fire.parameters())
+        if fire.activation is not F.relu or followed or torch.compiler.is_compiling():
             return super().add(scores, rows, keys, mask)
-        share = self.fire.share(self.q[rows].positions, self.k[keys].positions, self.dtype)
+        share = fire.share(self.q[rows], self.k[keys], self.dtype)
         return self._in_chunks(scores, share if share.ndim == 3 else share[None])
 
     def _in_chunks(self, scores: Tensor, share: Tensor) -> Tensor:
+        """Add the network's output a few rows at a time."""
         weight, bias = _as(self.fire.hidden, share.dtype)
         out_weight, out_bias = _as(self.fire.out, share.dtype)
-        # relu(w s + b) = max(w s, -b) + b; the last hidden unit is 1 and carries the constants.
-        out = torch.cat([out_weight, (out_weight @ bias + out_bias)[:, None]], 1)
-        if len(bias) <= in_place.UNITS and in_place.applies(scores, share, out):
-            return in_place.add_network(scores, share, weight[:, 0], -bias, out[:, :-1], out[:, -1])
+        # relu(w s + b) = max(w s, -b) + b, and b goes into the next layer's bias.
+        constant = (out_weight @ bias + out_bias)[:, None]
         weight, limit = weight[:, 0, None, None], -bias[:, None, None]
         rows, keys = scores.shape[-2:]
-        units = out.shape[1]
-        step = max(1, self.HIDDEN_BYTES // max(1, units * keys * share.element_size()))
-        hidden = share.new_ones(units, min(step, rows), keys)
+        step = max(1, self.HIDDEN_BYTES // max(1, len(bias) * keys * share.element_size()))
         for index, each in enumerate(share):
             mine = scores if len(share) == 1 else scores[index, None]
             for start in range(0, rows, step):
                 part = each[start : start + step]
-                now = hidden[:, : len(part)]
-                torch.mul(weight, part, out=now[:-1])
-                now[:-1].clamp_(min=limit)
-                added = (out @ now.flatten(1)).unflatten(1, part.shape)
-                mine[:, :, start : start + len(part)].add_(added)
+                hidden = torch.maximum(weight * part, limit)
+                added = torch.addmm(constant, out_weight, hidden.flatten(1))
+                mine[:, :, start : start + len(part)].add_(added.unflatten(1, part.shape))
         return scores
 
 

@@ -109,9 +109,9 @@ class ForgottenBetween(Dense):
     def __init__(self, q: Tokens, k: Tokens, values: Callable[[Tokens, Tokens], Tensor]) -> None:
         super().__init__(q, k, values)
         if values is _backwards:
-            self.split = self._split
+            self.per_key = self._per_key
 
-    def _split(self) -> tuple[Tensor, Tensor]:
+    def _per_key(self) -> tuple[Tensor, Tensor]:
         assert self.q.state is not None and self.k.state is not None
         return self.q.state, self.k.state
 

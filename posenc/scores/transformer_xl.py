@@ -14,16 +14,11 @@ from posenc.encoding.base import PositionEncoding, QueriesKeys, check_head_dim, 
 from posenc.encoding.claims import Claims
 from posenc.numbers.angles import Angles
 from posenc.numbers.frequencies import inverse_frequencies
-from posenc.numbers.kept import Kept
 from posenc.numbers.precision import at_least_float32
-from posenc.numbers.tracking import free_ends
-from posenc.positions import distances, run_start
+from posenc.positions import Positions, distances
 from posenc.terms.by_distance import ByDistance
 from posenc.terms.term import ScoreMod
 from posenc.terms.tokens import Tokens
-
-FEW, TILE = 16, 256
-"""Queries that are projected themselves, not a vector for each distance; keys that share sines."""
 
 
 class TransformerXL(PositionEncoding):
@@ -86,7 +81,6 @@ class TransformerXL(PositionEncoding):
         self.u = nn.Parameter(torch.empty(num_heads, head_dim))
         self.v = nn.Parameter(torch.empty(num_heads, head_dim))
         self.projection = nn.Linear(embed_dim, num_heads * head_dim, bias=False)
-        self._kept = Kept()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -101,14 +95,8 @@ class TransformerXL(PositionEncoding):
         cosines."""
         if self.clamp_len is not None:
             distance = distance.clamp(-self.clamp_len, self.clamp_len)
-        whole = distance.ndim == 1 and not distance.is_floating_point()
-        ends = free_ends(distance) if whole else None
-        if ends is None or ends[1] - ends[0] >= len(distance):
-            cos, sin = self.angles.cos_sin(distance, dtype)
-            return torch.cat([sin, cos], dim=-1)
-        first, count = int(ends[0]), int(ends[1] - ends[0]) + 1
-        cos, sin = self.angles.of_run(first, count, distance.device, dtype)
-        return torch.cat([sin, cos], dim=-1)[distance - first]
+        cos, sin = self.angles.cos_sin(distance, dtype)
+        return torch.cat([sin, cos], dim=-1)
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
         assert q.x is not None and k.x is not None
@@ -123,26 +111,15 @@ class TransformerXL(PositionEncoding):
         queries = (q.x.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.x.shape[-1])
         return DistanceVectors(q, k, queries, self)
 
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        return self.with_kept_tables()
+
     def projected(
         self, distance: Real[Tensor, " distances"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads distances head_dim"]:
-        """W R of each distance, the distances side by side in memory."""
-        weight = self.projection.weight
-
-        def project() -> Tensor:
-            projected = weight.to(dtype) @ self.sinusoid(distance, dtype).mT
-            return projected.unflatten(0, self.u.shape).mT
-
-        return self._kept(dtype, project, weight, distance)
-
-    def tile(self, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "embed_dim tile"]:
-        """cos and sin of the first positions."""
-
-        def first() -> Tensor:
-            both = self.angles.cos_sin(torch.arange(TILE, device=device), dtype)
-            return torch.cat(both, dim=-1).mT.contiguous()
-
-        return self._kept(("tile", dtype, device), first)
+        """Return W R of each distance."""
+        projected = self.projection.weight.to(dtype) @ self.sinusoid(distance, dtype).mT
+        return projected.unflatten(0, self.u.shape).mT
 
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "num_heads head_dim embed_dim"]:
         """The projection by head."""
@@ -163,40 +140,25 @@ class DistanceVectors(ByDistance):
         super().__init__(
             q, k, None if clamp is None else (-clamp, clamp), queries,
             lambda distance: xl.projected(distance, dtype),
+            kept=lambda key, compute: xl.kept((key, dtype), compute, xl.projection.weight),
         )  # fmt: skip
         self.xl = xl
-
-    def ready(self, rows: int, causal: bool) -> Self:
-        # Projecting a vector for each distance costs what head_dim queries cost by themselves.
-        return self.copy() if self._few else super().ready(rows, causal)
-
-    @property
-    def _few(self) -> bool:
-        return not torch.compiler.is_compiling() and len(self.q) <= FEW
 
     def _gathered(
         self,
         scores: Tensor,
-        q_positions: Tensor,
-        kv_positions: Tensor,
-        q: Tensor | None,
-        k: Tensor | None,
+        q: Tokens,
+        k: Tokens,
+        q_vectors: Tensor | None,
+        k_vectors: Tensor | None,
     ) -> Tensor:
-        """The products with sinusoids of distances, which are not made for each distance."""
-        assert q is not None
-        coefficients, clamp = q @ self.xl.weight(q.dtype), self.xl.clamp_len
-        start = run_start(kv_positions) if self._few else None
-        if start is None:
-            values = self._by_difference(coefficients, q_positions, kv_positions)
-        else:  # key TILE a + b is b behind a query that is TILE a nearer
-            tiles = torch.arange(-(-scores.shape[-1] // TILE), device=q_positions.device)
-            coarse = q_positions[..., None] - start - TILE * tiles
-            left = self._turned(coefficients.repeat_interleave(len(tiles), 2), coarse.flatten(-2))
-            values = left.flatten(0, 2) @ self.xl.tile(q.dtype, q.device)
-            values = values.view(*q.shape[:3], -1)[..., : scores.shape[-1]]
+        """Add the products with sinusoids of distances, which are not made for each distance."""
+        assert q_vectors is not None
+        coefficients, clamp = q_vectors @ self.xl.weight(q_vectors.dtype), self.xl.clamp_len
+        values = self._by_difference(coefficients, q.positions, k.positions)
         if clamp is None:
             return scores + values
-        distance = distances(q_positions, kv_positions)
+        distance = distances(q.positions, k.positions)
         distance = distance if distance.ndim == 2 else distance[:, None]
         for limit, beyond in ((clamp, distance > clamp), (-clamp, distance < -clamp)):
             end = self.xl.sinusoid(torch.tensor([limit], device=values.device), values.dtype)
@@ -206,12 +168,12 @@ class DistanceVectors(ByDistance):
     def _by_difference(
         self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor
     ) -> Tensor:
-        """sin and cos of a difference as products of the query's and the key's own."""
+        """Return sin and cos of a difference as products of the query's and the key's own."""
         both = self.xl.angles.cos_sin(kv_positions, coefficients.dtype)
         return self._turned(coefficients, q_positions) @ torch.cat(both, dim=-1).unsqueeze(-3).mT
 
     def _turned(self, coefficients: Tensor, q_positions: Tensor) -> Tensor:
-        """What cos and sin of a key's position are multiplied with."""
+        """Return what cos and sin of a key's position are multiplied with."""
         on_sin, on_cos = coefficients.chunk(2, dim=-1)
         cos, sin = (
             t.unsqueeze(-3) for t in self.xl.angles.cos_sin(q_positions, coefficients.dtype)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.positions import distances
-from posenc.terms.bands import Bands, Table
+from posenc.terms.bands import Bands, Keep, Table
 from posenc.terms.term import ScoreMod, Scores, Shown, Term
 from posenc.terms.tokens import Tokens
 
@@ -29,6 +29,7 @@ class ByDistance(Term):
         q_vectors, for_q: (batch, num_heads, q_len, width), and from distances to (num_heads or 1,
             distances, width); or both None.
         k_vectors, for_k: the same for the keys.
+        kept: from a key and what computes a table to the table, which it may have kept.
     """
 
     additive = True
@@ -42,11 +43,13 @@ class ByDistance(Term):
         for_q: Table | None = None,
         k_vectors: Float[Tensor, "batch num_heads {len(k)} k_width"] | None = None,
         for_k: Table | None = None,
+        kept: Keep | None = None,
     ) -> None:
         super().__init__(q, k)
         self.ends = ends
         self.q_vectors, self.for_q = q_vectors, for_q
         self.k_vectors, self.for_k = k_vectors, for_k
+        self.kept = kept
         self.bands: Bands | None = None
         self._all_q: Tensor | None = None
         self._all_k: Tensor | None = None
@@ -60,9 +63,16 @@ class ByDistance(Term):
         ):
             return self._with_all_vectors()
         bands = Bands.of(
-            self.q.positions, self.k.positions, rows, causal, self.ends, self.for_q, self.for_k,
+            self.q,
+            self.k,
+            rows,
+            causal,
+            self.ends,
+            self.for_q,
+            self.for_k,
             self.k_vectors,
-        )  # fmt: skip
+            self.kept,
+        )
         if bands is None:
             return self._with_all_vectors()
         ready = self.copy()
@@ -73,7 +83,7 @@ class ByDistance(Term):
         ready = self.copy()
         if self.ends is not None:
             low, high = self.ends
-            distance = torch.arange(low, high + 1, device=self.q.positions.device)
+            distance = torch.arange(low, high + 1, device=self.q.device)
             ready._all_q = None if self.for_q is None else self.for_q(distance)
             ready._all_k = None if self.for_k is None else self.for_k(distance)
         return ready
@@ -81,22 +91,22 @@ class ByDistance(Term):
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
         q = None if self.q_vectors is None else self.q_vectors[:, :, rows]
         k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
-        where = self.q[rows].positions, self.k[keys].positions
+        tokens = self.q[rows], self.k[keys]
         if self.bands is not None:
-            return self.bands.add(scores, *where, q, k)
-        return self._gathered(scores, *where, q, k)
+            return self.bands.add(scores, *tokens, q, k)
+        return self._gathered(scores, *tokens, q, k)
 
     def _gathered(
         self,
         scores: Tensor,
-        q_positions: Tensor,
-        kv_positions: Tensor,
-        q: Tensor | None,
-        k: Tensor | None,
+        q: Tokens,
+        k: Tokens,
+        q_vectors: Tensor | None,
+        k_vectors: Tensor | None,
     ) -> Tensor:
-        index = self._row(distances(q_positions, kv_positions))
+        index = self._row(distances(q.positions, k.positions))
         index = index if index.ndim == 2 else index[:, None]
-        for_q, for_k = self._products(q, k)
+        for_q, for_k = self._products(q_vectors, k_vectors)
         if for_q is not None:
             scores = scores + for_q.gather(-1, index.expand(scores.shape))
         if for_k is not None:

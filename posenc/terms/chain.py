@@ -25,11 +25,10 @@ class Chain(Term):
         if len(combining) > 1:
             raise ValueError("Two encodings act on the values, and there is only one place 4.")
         self.combine = combining[0] if combining else None
-        self.gather = next((t.gather for t in terms if t.gather is not None), None)
         if all(t.by_distance is not None for t in terms):
             self.by_distance = self._by_distance
-        if all(t.split is not None for t in terms):
-            self.split = self._split
+        if all(t.per_key is not None for t in terms):
+            self.per_key = self._per_key
         if all(t.pair is not None for t in terms):
             self.pair = self._pair
 
@@ -48,10 +47,10 @@ class Chain(Term):
         parts = [t.by_distance(farthest, count, like) for t in self.terms]  # type: ignore[misc]
         return sum(parts[1:], parts[0])
 
-    def _split(self) -> tuple[Tensor, Tensor]:
-        row, key = self.terms[0].split()  # type: ignore[misc]
+    def _per_key(self) -> tuple[Tensor, Tensor]:
+        row, key = self.terms[0].per_key()  # type: ignore[misc]
         for term in self.terms[1:]:
-            more_row, more_key = term.split()  # type: ignore[misc]
+            more_row, more_key = term.per_key()  # type: ignore[misc]
             row, key = row + more_row, key + more_key
         return row, key
 

@@ -20,15 +20,10 @@ class Dense(Term):
     Args:
         values: from the tokens of a block to (num_heads, rows, keys) or (batch, num_heads, rows,
             keys).
-        by_distance, split: as in Term.
-
-    fold: from the scale of the products to what is added to the queries, (batch or 1, num_heads,
-        q_len, width), and to the scores then, (batch, num_heads, q_len, keys), where the keys are
-        as they were before place 2; together they are the term. None where there is no such form.
+        by_distance, per_key: as in Term.
     """
 
     additive = True
-    fold: Callable[[float], tuple[Tensor, Tensor]] | None = None
 
     def __init__(
         self,
@@ -37,11 +32,11 @@ class Dense(Term):
         values: Callable[[Tokens, Tokens], Tensor],
         *,
         by_distance: ByDistance | None = None,
-        split: Callable[[], tuple[Tensor, Tensor]] | None = None,
+        per_key: Callable[[], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         super().__init__(q, k)
         self._values = values
-        self.by_distance, self.split = by_distance, split
+        self.by_distance, self.per_key = by_distance, per_key
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
         """What is added, (batch or 1, num_heads, rows, keys)."""

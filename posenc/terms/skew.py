@@ -7,24 +7,26 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from posenc.positions import run_start
+from posenc.terms.tokens import Tokens
 
 
-def shared_run(q_positions: Tensor, kv_positions: Tensor) -> int | None:
-    """First query position minus first key position, where both are runs p, p+1, ... known without
-    synchronising."""
-    q_start, kv_start = run_start(q_positions), run_start(kv_positions)
-    return None if q_start is None or kv_start is None else q_start - kv_start
+def shared_run(q: Tokens, k: Tokens) -> int | None:
+    """Return the first query's position minus the first key's, where both are known to be
+    consecutive positions."""
+    if isinstance(q.where, range) and isinstance(k.where, range):
+        return q.where.start - k.where.start
+    return None
 
 
 def run_distances(shift: int, q_len: int, kv_len: int, device: torch.device) -> Tensor:
-    """The distances of two runs in the order that `skew` expects: falling, one more than needed."""
+    """Return the distances of consecutive positions in the order that `skew` expects: falling, one
+    more than needed."""
     return shift + q_len - 1 - torch.arange(q_len + kv_len, device=device)
 
 
 def skew(by_distance: Tensor, kv_len: int) -> Tensor:
-    """(..., q_len, q_len + kv_len) with columns as in `run_distances` -> (..., q_len, kv_len), by
-    views.
+    """Turn (..., q_len, q_len + kv_len), with columns as in `run_distances`, into (..., q_len,
+    kv_len) by views.
 
     Query i starts q_len - 1 - i columns to the right, so each row moves by one column.
     """
@@ -38,8 +40,8 @@ Part = tuple[int, int, Tensor]
 
 
 def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -> Tensor:
-    """Add the parts, which cover all columns, to the scores in place. Each of `tiles` holds the
-    parts of the next `rows` rows; None: there is one, for all rows."""
+    """Add the parts, which cover all columns, to the scores in place. Each of `tiles` has the parts
+    of the next `rows` rows; None: there is one, for all rows."""
     blocks = scores.split(rows or scores.shape[-2], -2)
     if not torch.is_grad_enabled():
         for block, parts in zip(blocks, tiles, strict=True):

@@ -27,23 +27,19 @@ Shown = Bool[Tensor, "#batch #num_heads #rows #keys"]
 class Term:
     """What an encoding makes of the scores of one attention; it knows the queries and the keys.
 
-    A kernel calls `ready` once, and then `add` for one block of the scores after the other. Each
-    other member is None if the term has no such form; kernels choose by them.
+    Attention calls `ready` once, and then `add` for one block of the scores after the other. Each
+    other member is None if the term has no such form; posenc/attend/choose.py looks at them.
 
-    additive: `add` adds the same numbers to any scores, whatever the mask, so that a kernel may ask
-        for the numbers alone; a subclass with an `add` of its own says it anew.
+    additive: `add` adds the same numbers to any scores, whatever the mask, so that they can be
+        asked for on their own; a subclass with an `add` of its own says it anew.
     reads_mask: `add` needs to know which keys are visible.
     by_distance: the term by falling distance, if it depends only on the distance and the head.
-    split: (row, key), each (num_heads, len) or (batch, num_heads, len): where the key is not later
-        than the query, row[i] - key[j] is added to the score and nothing else.
+    per_key: returns (row, key), each (num_heads, len) or (batch, num_heads, len): where the key is
+        not later than the query, row[i] - key[j] is added to the score and nothing else.
     pair: makes a FlexAttention score_mod that only looks up single numbers and computes with them;
         the tables it reads are computed when `pair` is called.
     combine: place 4, from weights (batch, num_heads, rows, keys), v (batch, num_kv_heads, keys,
         v_dim), the rows and the keys to (batch, num_heads, rows, v_dim).
-    gather: what `combine` adds to weights @ v where queries see no later position, without the
-        weights: from q (batch, num_heads, rows, width), k (batch, num_kv_heads, keys, width), the
-        scale, what is added to scale * q . k (batch, num_heads, rows, keys), the log-sum-exp
-        (batch, num_heads, rows), all in float32, the rows and the keys; set by `ready`.
 
     >>> tokens = posenc.Tokens(torch.randn(1, 2, 3, 16), torch.arange(3))
     >>> term = posenc.ALiBi(num_heads=2).term(tokens, tokens).ready(3, causal=True)
@@ -56,10 +52,9 @@ class Term:
     additive: bool = False
     reads_mask: bool = False
     by_distance: ByDistance | None = None
-    split: Callable[[], tuple[Tensor, Tensor]] | None = None
+    per_key: Callable[[], tuple[Tensor, Tensor]] | None = None
     pair: Callable[[], ScoreMod] | None = None
     combine: Callable[[Tensor, Tensor, slice, slice], Tensor] | None = None
-    gather: Callable[[Tensor, Tensor, float, Tensor, Tensor, slice, slice], Tensor] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

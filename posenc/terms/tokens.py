@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from posenc.positions import Positions, part
+from posenc.positions import Positions, as_range, tensor
 
 
-@dataclass(frozen=True)
 class Tokens:
     """The queries or the keys of one attention; sliceable along the tokens.
 
@@ -18,42 +16,94 @@ class Tokens:
         x: (batch, heads, len, width). At place 2 the vectors to transform; in a term those from
             before place 2. A term's keys have as many heads as its queries, and are None unless the
             encoding claims needs_raw_k.
-        positions: (len) or (batch, len), with a last axis of components where num_axes > 1.
+        positions: (len) or (batch, len), with a last axis of components where num_axes > 1; or a
+            range.
         state: what `state` gave for these tokens, (batch, heads, len, ...), or None.
         num_axes: number of components of a position.
         true_positions: the tokens' own positions, if `positions` are what a position map made of
             them; None: `positions` are their own.
+        device: of the positions, where neither x nor positions say it.
+
+    where: the positions as a range, if they are consecutive and that is known without
+        synchronising; else the tensor.
 
     >>> import torch
     >>> keys = Tokens(torch.randn(1, 4, 10, 16), torch.arange(10))
     >>> keys[2:5].positions
     tensor([2, 3, 4])
+    >>> keys[2:5].where
+    range(2, 5)
     """
 
-    x: Float[Tensor, "batch heads len width"] | None
-    positions: Positions
-    state: Shaped[Tensor, "batch state_heads len *state"] | None = None
-    num_axes: int = 1
-    true_positions: Positions | None = None
+    def __init__(
+        self,
+        x: Float[Tensor, "batch heads len width"] | None,
+        positions: Positions,
+        state: Shaped[Tensor, "batch state_heads len *state"] | None = None,
+        num_axes: int = 1,
+        true_positions: Positions | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.x, self.state, self.num_axes = x, state, num_axes
+        self.true_positions = true_positions
+        given = next((t for t in (positions, x) if isinstance(t, Tensor)), None)
+        self.device = given.device if device is None and given is not None else device
+        known = as_range(positions) if num_axes == 1 else None
+        if isinstance(positions, range) and known is None:
+            positions = tensor(positions, self.device)
+        self._tensor = positions if isinstance(positions, Tensor) else None
+        self.where: Tensor | range = positions if known is None else known
+
+    @property
+    def positions(self) -> Tensor:
+        """The positions as a tensor."""
+        if self._tensor is None:
+            self._tensor = tensor(self.where, self.device)
+        return self._tensor
 
     def __getitem__(self, span: slice) -> Tokens:
-        true = self.true_positions
-        return Tokens(
-            None if self.x is None else self.x[:, :, span],
-            self._part(self.positions, span),
-            None if self.state is None else self.state[:, :, span],
-            self.num_axes,
-            None if true is None else self._part(true, span),
-        )
+        part = self._copy()
+        if self.x is not None:
+            part.x = self.x[:, :, span]
+        part.where, part._tensor = self._part(self.where, span), None
+        if self._tensor is not None:
+            part._tensor = self._part(self._tensor, span)  # type: ignore[assignment]
+        if self.state is not None:
+            part.state = self.state[:, :, span]
+        if self.true_positions is not None:
+            part.true_positions = self._part(self.true_positions, span)
+        return part
 
     def __len__(self) -> int:
-        return self.positions.shape[-1 if self.num_axes == 1 else -2]
+        if isinstance(self.where, range):
+            return self.where.stop - self.where.start
+        return self.where.shape[-1 if self.num_axes == 1 else -2]
 
-    def _part(self, positions: Tensor, span: slice) -> Tensor:
-        if self.num_axes > 1:
-            return positions[..., span, :]
-        return part(positions, span.start or 0, len(self) if span.stop is None else span.stop)
+    def _part(self, positions: Tensor | range, span: slice) -> Tensor | range:
+        if isinstance(positions, range):
+            return positions[span]
+        return positions[..., span] if self.num_axes == 1 else positions[..., span, :]
 
     def given(self, x: Float[Tensor, "batch heads {len(self)} width"] | None) -> Tokens:
-        """The same tokens with other vectors."""
-        return Tokens(x, self.positions, self.state, self.num_axes, self.true_positions)
+        """Return the same tokens with other vectors."""
+        given = self._copy()
+        given.x = x
+        return given
+
+    def with_state(self, state: Shaped[Tensor, "batch state_heads len *state"] | None) -> Tokens:
+        """Return the same tokens with another state."""
+        changed = self._copy()
+        changed.state = state
+        return changed
+
+    def _copy(self) -> Tokens:
+        copied = object.__new__(Tokens)  # torch.compile cannot trace copy.copy
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def at(self, positions: Positions, *, mapped: bool = True) -> Tokens:
+        """Return the same tokens at other positions: those of a position map, beside which their
+        own are kept, or not `mapped`."""
+        own = self.where if self.true_positions is None else self.true_positions
+        true = own if mapped else None
+        return Tokens(self.x, positions, self.state, self.num_axes, true, self.device)

@@ -1,5 +1,5 @@
 """Whether a result depends on its inputs alone, whoever needs gradients: memory that nobody has
-written holds NaN or large numbers here, and each implementation is compared with the reference
+written holds NaN or large numbers here, and each way is compared with the reference
 twice."""
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-from posenc.attend.attention import IMPLEMENTATIONS
 from posenc.attend.cache import KVCache
+from posenc.attend.choose import WAYS
 from posenc.testing.harness import SHAPE, Layer, Make, build, hidden, room, tokens
 
 LENGTH, BATCH = 130, 4
 """Enough for several blocks of queries and for tables by distance."""
 BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-9}
-"""Errors, as a part of the largest number. By name, implementations run in float64 alone, which
+"""Errors, as a part of the largest number. By name, ways run in float64 alone, which
 FlexAttention does not take: it compiles for seconds."""
 
 Setting = Callable[[Layer, Tensor], list[Tensor]]
@@ -53,7 +53,7 @@ def _compare(make: Make, setting: Setting) -> None:
         model = Layer(encoding, SHAPE, "reference").to(dtype)
         x = hidden(room(encoding, LENGTH), batch=BATCH, dtype=dtype)
         wanted = _with_gradients(model, x.clone().requires_grad_())
-        for impl in ("auto", *(IMPLEMENTATIONS if dtype == torch.float64 else ())):
+        for impl in ("auto", *(WAYS if dtype == torch.float64 else ())):
             model.attention.impl = impl
             for spoil in (_nan, _large):
                 try:

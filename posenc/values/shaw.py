@@ -4,7 +4,6 @@ distance."""
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Self
 
 import torch
@@ -18,9 +17,7 @@ from posenc.numbers.precision import at_least_float32
 from posenc.positions import distances
 from posenc.terms.bands import Bands
 from posenc.terms.by_distance import ByDistance, require_whole
-from posenc.terms.skew import shared_run
 from posenc.terms.tokens import Tokens
-from posenc.values import near
 
 
 class Shaw(PositionEncoding):
@@ -105,22 +102,14 @@ class ShawTerm(ByDistance):
         ready, values = super().ready(rows, causal), self.shaw.value_table
         if values is not None and ready.bands is not None:
             ready.value_bands = Bands.of(
-                self.q.positions, self.k.positions, rows, causal, self.ends,
+                self.q,
+                self.k,
+                rows,
+                causal,
+                self.ends,
                 for_q=lambda d: values.to(self.dtype)[None, self.shaw.row(d)],
-            )  # fmt: skip
-            near_distances = torch.arange(self.shaw.max_distance + 1, device=values.device)
-            table = values[self.shaw.row(near_distances)].to(self.dtype)
-            if near.applies(table):
-                ready.gather = partial(ready._gather, table)
+            )
         return ready
-
-    def _gather(
-        self, table: Tensor, q: Tensor, k: Tensor, scale: float, added: Tensor, lse: Tensor,
-        rows: slice, keys: slice,
-    ) -> Tensor:  # fmt: skip
-        shift = shared_run(self.q[rows].positions, self.k[keys].positions)
-        assert shift is not None  # a part of a run is a run
-        return near.near_values(q, k, scale, added, lse, table, shift)
 
     def _combine(self, weights: Tensor, v: Tensor, rows: slice, keys: slice) -> Tensor:
         shaw = self.shaw
@@ -130,11 +119,11 @@ class ShawTerm(ByDistance):
                 "Use values=False where values have another width."
             )
         out = grouped_matmul(weights, v.to(weights.dtype))
-        where = self.q[rows].positions, self.k[keys].positions
+        mine, theirs = self.q[rows], self.k[keys]
         if self.value_bands is not None:
-            return out + self.value_bands.weigh(weights, *where)
+            return out + self.value_bands.weigh(weights, mine, theirs)
         assert shaw.value_table is not None
-        distance = distances(*where)
+        distance = distances(mine.positions, theirs.positions)
         index = shaw.row(distance if distance.ndim == 2 else distance[:, None])
         sums = weights.new_zeros(*weights.shape[:-1], shaw.value_table.shape[0])
         sums = sums.scatter_add(-1, index.expand(weights.shape), weights)

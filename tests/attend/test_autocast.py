@@ -54,7 +54,7 @@ def test_a_bias_of_hundreds_is_not_rounded(name, rows, mask):
     [
         *((name, "sdpa", True) for name in ("alibi", "fox", "t5", "kerple")),
         *((name, "auto", False) for name in ("nope", "shaw")),
-        *((name, "blockwise", False) for name in ("nope", "fox", "t5", "shaw")),
+        *((name, "blocks", False) for name in ("nope", "fox", "t5", "shaw")),
     ],
 )
 def test_gradients_may_be_taken_within_it(name, impl, exact):

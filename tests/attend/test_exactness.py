@@ -65,7 +65,7 @@ def test_folding_is_as_exact_among_131_thousand_keys_as_among_a_thousand(encodin
         mask = masks.causal & masks.padding(valid)
         kind = FOX if encoding == "fox" else ALIBI
         wide = [t.double() for t in (q, k, v)]
-        want = attend(*wide, kind, positions, mask, state, impl="blockwise")
+        want = attend(*wide, kind, positions, mask, state, impl="blocks")
         got = attend(q, k, v, kind, positions, mask, state, impl="sdpa")
         errors.append((got.double() - want).abs().max().item())
     assert errors[1] <= 4 * max(errors[0], torch.finfo(dtype).eps)
@@ -86,8 +86,8 @@ def test_terms_of_queries_and_keys_are_exact_with_gradients(padded):
         out = attend(*leaves, FOX, positions, mask, sums, impl=impl)
         return [g.double() for g in torch.autograd.grad(out.square().sum(), [*leaves, sums])]
 
-    exact = gradients("blockwise", torch.float64)
-    ours, plain = gradients("sdpa", torch.float32), gradients("blockwise", torch.float32)
+    exact = gradients("blocks", torch.float64)
+    ours, plain = gradients("sdpa", torch.float32), gradients("blocks", torch.float32)
     for got, also, want in zip(ours, plain, exact, strict=True):
         # Terms within a block of queries reach 44, which float32 rounds at 2e-6; folded, they are
         # divided by the scale and summed with the products.

@@ -45,7 +45,7 @@ def measured(name: str, impl: str, grad: bool, mask: posenc.Mask) -> tuple[float
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("impl", ["auto", "blockwise"])
+@pytest.mark.parametrize("impl", ["auto", "blocks"])
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_is_what_explain_says(name, impl, grad):
     said, held = measured(name, impl, grad, masks.causal)

@@ -6,7 +6,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.attend.attention import explain
-from posenc.attend.kernels import sdpa
+from posenc.attend.choose import choose
 from posenc.attend.problem import Problem
 from posenc.attend.request import Request
 from posenc.terms.tokens import Tokens
@@ -82,8 +82,8 @@ def test_autocast_rounds_no_row_of_bias(name):
             return_lse=False,
         )  # fmt: skip
         (found,) = request.problems()
-        assert sdpa.takes_rows(found)
-        return sdpa._rows(found)
+        assert choose(found).form == "row"
+        return found.ready(1).bias(0, 1)
 
     want = rows()
     with torch.autocast("cpu", torch.bfloat16):
@@ -125,33 +125,41 @@ def test_states_are_one_row_of_bias_for_a_few_queries():
         assert ("few queries" in plan.reason) == few
 
 
-def turned(rope: posenc.RoPE, positions: torch.Tensor) -> torch.Tensor:
-    ones = torch.ones(1, 1, positions.shape[-1], WIDTH)
+def turned(rope: posenc.RoPE, positions: torch.Tensor | range) -> torch.Tensor:
+    ones = torch.ones(1, 1, len(positions), WIDTH)
     return rope.transform(Tokens(ones, positions), Tokens(ones, positions))[0]
 
 
-def test_kept_tables_serve_equal_positions_only():
-    rope, fresh = (posenc.RoPE(WIDTH, interleaved=False) for _ in range(2))
-    positions = torch.arange(30)
-    first = turned(rope, positions)
-    calls = []
-    made = rope._tables
-    rope._tables = lambda *args: calls.append(args) or made(*args)  # type: ignore[method-assign]
-    assert torch.equal(turned(rope, torch.arange(30)), first)
-    assert not calls, "the same positions in another tensor"
+@pytest.mark.parametrize("kind", [torch.arange, range])
+def test_tables_are_kept_by_what_prepare_returns_only(kind, monkeypatch):
+    rope, calls = posenc.RoPE(WIDTH, interleaved=False), []
+    made = type(rope)._tables
+    monkeypatch.setattr(
+        type(rope), "_tables", lambda self, *given: calls.append(1) or made(self, *given)
+    )
+    first = turned(rope, kind(30))
+    assert torch.equal(turned(rope, kind(30)), first) and len(calls) == 2
+    prepared = rope.prepare(kind(30))
+    for _ in range(3):
+        assert torch.equal(turned(prepared, torch.arange(30)), first)
+    assert len(calls) <= 4
+    later = torch.arange(30) * 2 + 5
+    assert torch.equal(turned(prepared, later), turned(rope, later))
+
+
+def test_prepared_positions_that_are_changed_in_place_are_noticed():
+    rope, positions = posenc.RoPE(WIDTH, interleaved=False), torch.arange(30) * 2
+    prepared = rope.prepare(positions)
     positions += 5
-    assert torch.equal(turned(rope, positions), turned(fresh, positions))
-    assert len(calls) == 1, "positions that were changed in place"
-    rope._rotate_by(posenc.RoPE(WIDTH, rope_theta=500.0, interleaved=False).frequencies())
-    assert not torch.equal(turned(rope, positions), turned(fresh, positions))
+    assert torch.equal(turned(prepared, positions), turned(rope, positions))
 
 
 def test_tables_of_inference_mode_are_not_kept_for_training():
-    rope, positions = posenc.RoPE(WIDTH, interleaved=False), torch.arange(6)
+    rope = posenc.RoPE(WIDTH, interleaved=False).prepare(range(6))
     with torch.inference_mode():
-        turned(rope, positions)
+        turned(rope, range(6))
     x = torch.randn(1, 1, 6, WIDTH, requires_grad=True)
-    rope.transform(Tokens(x, positions), Tokens(x, positions))[0].sum().backward()
+    rope.transform(Tokens(x, range(6)), Tokens(x, range(6)))[0].sum().backward()
     assert x.grad is not None
 
 

@@ -7,7 +7,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.attend.attention import IMPLEMENTATIONS
+from posenc.attend.choose import WAYS
 
 SHAPE = posenc.ModelShape(48, 2, train_length=32)
 VALID = torch.tensor([[True, True, False, True, True], [False, True, True, True, True]])
@@ -44,7 +44,7 @@ def test_more_queries_than_keys_see_what_the_mask_says(name, mask):
         **where,
     )  # fmt: skip
     ran = 0
-    for impl in ("auto", *IMPLEMENTATIONS):
+    for impl in ("auto", *WAYS):
         try:
             out = posenc.attention(q, k, v, encoding, mask=given, impl=impl, **where)
         except ValueError as refusal:

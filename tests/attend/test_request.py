@@ -30,7 +30,7 @@ def attend(encoding=None, q_positions=P, kv_positions=None, mask=masks.causal, *
 @pytest.mark.parametrize(
     ("positions", "error", "message"),
     [
-        ([0, 1, 2, 3, 4], TypeError, "must be a tensor of positions, got list"),
+        ([0, 1, 2, 3, 4], TypeError, "must be a tensor of positions or a range, got list"),
         (None, TypeError, "got NoneType"),
         (5, TypeError, "got int"),
         (torch.ones(5, dtype=torch.bool), TypeError, "positions_from_mask"),
@@ -238,7 +238,7 @@ def test_empty_inputs_give_empty_or_zero_outputs():
     q, k, v = (t.requires_grad_() for t in qkv())
     none = torch.arange(0)
     for encoding in (None, ROPE, posenc.ALiBi(2), posenc.FIRE(2)):
-        for impl in ("auto", "reference", "blockwise"):
+        for impl in ("auto", "reference", "blocks"):
             out = attend(encoding, none, P, qkv=(q[:, :, :0], k, v), mask=None, impl=impl)
             assert out.shape == (1, 2, 0, 8)
             out = attend(encoding, P, none, qkv=(q, k[:, :, :0], v[:, :, :0]), mask=None, impl=impl)
@@ -249,7 +249,7 @@ def test_empty_inputs_give_empty_or_zero_outputs():
 def test_the_output_has_the_dtype_of_q_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         for encoding in (None, posenc.ALiBi(2), ROPE):
-            for impl in ("reference", "blockwise", "sdpa"):
+            for impl in ("reference", "blocks", "sdpa"):
                 assert attend(encoding, impl=impl).dtype == torch.float32
 
 

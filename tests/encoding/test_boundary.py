@@ -15,7 +15,7 @@ SHAPE = posenc.ModelShape(16, 2, train_length=8)
 CONFIG = posenc.DecoderConfig(11, 16, 2, 2)
 P, X, TOKENS = torch.arange(4), torch.randn(2, 4, 16), torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 WRONG = {
-    "a list": ([0, 1, 2, 3], TypeError, "must be a tensor of positions, got list"),
+    "a list": ([0, 1, 2, 3], TypeError, "must be a tensor of positions or a range, got list"),
     "None": (None, TypeError, "got NoneType"),
     "an int": (4, TypeError, "got int"),
     "booleans": (P.bool(), TypeError, "positions_from_mask"),

@@ -20,7 +20,7 @@ from posenc import masks
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS = ("run", "offset", "scattered", "batched", "one row", "real")
 MASKS = ("causal", "window", "padding", "documents", "prefix", "none")
-IMPLS = ("auto", "auto", "blockwise", "sdpa")
+IMPLS = ("auto", "auto", "blocks", "sdpa")
 ROUNDINGS = {torch.float64: 1e4, torch.float32: 256, torch.bfloat16: 8, torch.float16: 16}
 """Allowed error in epsilons of the dtype, times the size of the values: q and k are rounded after
 place 2, weights and sums are accumulated, half types round the output."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from posenc.attend.kernels import blockwise, reference
+from posenc.attend.ways import blocks, reference
 from tests.fuzz import attention
 
 
@@ -20,9 +20,9 @@ def test_a_kernel_that_is_slightly_off_is_found(monkeypatch):
         out, lse = reference.run(problem)
         return out * 1.01, lse
 
-    monkeypatch.setattr(blockwise, "run", off)
+    monkeypatch.setattr(blocks, "run", off)
     found = attention.main(60, 0)
-    assert found and all(case.impl in ("blockwise", "auto") for case, _ in found)
+    assert found and all(case.impl in ("blocks", "auto") for case, _ in found)
 
 
 def test_a_nan_is_found(monkeypatch):
@@ -30,5 +30,5 @@ def test_a_nan_is_found(monkeypatch):
         out, lse = reference.run(problem)
         return out * float("nan"), lse
 
-    monkeypatch.setattr(blockwise, "run", nothing)
+    monkeypatch.setattr(blocks, "run", nothing)
     assert attention.main(60, 0)

@@ -1,13 +1,10 @@
-"""What is kept is given again while its weights hold the same bits, and never else."""
-
-import copy
-import pickle
+"""What is kept is given again until what it was made from is written into."""
 
 import pytest
 import torch
 
 import posenc
-from posenc.numbers.kept import Kept
+from posenc.numbers.kept import MOST, Kept
 
 
 class Counted:
@@ -39,92 +36,106 @@ def test_the_same_weights_are_computed_once_for_each_key(counted):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda w: w.data.neg_(),
-        lambda w: w.data.copy_(w.flip(0)),
-        lambda w: w.data.view(-1)[-1:].add_(1e-6),
-        lambda w: w.data[0, 0].copy_(torch.tensor(float("nan"))),
-        lambda w: setattr(w, "data", w.data.double()),
-        lambda w: setattr(w, "data", w.data.view(5, 3)),
+        lambda w: w.neg_(),
+        lambda w: w.view(-1)[-1:].add_(1e-6),
+        lambda w: w[0, 0].copy_(torch.tensor(float("nan"))),
     ],
 )
-def test_any_change_is_seen_even_one_that_leaves_no_version(counted, change):
+def test_a_change_in_place_is_seen(counted, change):
     counted()
-    version = counted.weight._version
     change(counted.weight)
-    assert counted.weight._version == version
     torch.testing.assert_close(counted(), 3 * counted.weight, equal_nan=True)
     assert counted.count == 2
     counted()
-    assert counted.count == 2  # NaN too is the same bits
+    assert counted.count == 2
+
+
+def test_another_tensor_in_its_place_is_seen(counted):
+    counted()
+    counted.weight = torch.randn(3, 5)
+    assert torch.equal(counted(), 3 * counted.weight) and counted.count == 2
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_step_of_an_optimizer_is_seen(counted, optimizer):
+    counted.weight = torch.nn.Parameter(counted.weight)
+    before = counted().clone()
+    counted.weight.grad = torch.ones(3, 5)
+    optimizer([counted.weight], lr=0.5).step()
+    assert torch.equal(counted(), 3 * counted.weight) and not torch.equal(counted(), before)
 
 
 def test_what_else_it_was_computed_from_counts(counted):
     one = torch.arange(3)
     counted("x", one, None)
-    counted("x", one.clone())
+    counted("x", one)
     assert counted.count == 1
-    counted("x", one + 1)
+    one += 1
+    counted("x", one)
     counted("x")
     assert counted.count == 3
 
 
-def test_no_more_are_kept_than_asked_for(counted):
-    counted.kept = Kept(most=2)
-    for key in ("x", "y", "x", "y"):
+def test_no_more_are_kept_than_the_latest(counted):
+    for key in range(MOST):
         counted(key)
-    assert counted.count == 2
-    counted("z")
-    counted("y")
-    assert counted.count == 3
-    counted("x")  # the oldest had gone
-    assert counted.count == 4 and len(counted.kept._last) == 2
+    counted(1)
+    assert counted.count == MOST
+    counted("another")
+    counted(0)  # the oldest had gone
+    assert counted.count == MOST + 2 and len(counted.kept._last) == MOST
 
 
-def test_where_something_watches_it_is_computed_each_time(counted):
-    counted()
+def test_where_a_gradient_is_followed_it_is_computed_each_time(counted):
+    counted.weight = torch.nn.Parameter(counted.weight)
     with torch.enable_grad():
-        counted()
-    with torch.autocast("cpu", torch.bfloat16):
-        counted()
-    torch.func.vmap(lambda _: counted())(torch.zeros(2))
-    assert counted.count == 4
+        assert counted().requires_grad and counted().requires_grad
+    assert counted.count == 2
+    assert not counted().requires_grad and counted.count == 3
 
 
-def test_a_copy_begins_anew(counted):
-    counted()
-    for other in (copy.deepcopy(counted.kept), pickle.loads(pickle.dumps(counted.kept))):
-        assert not other._last
+def test_inference_mode_has_results_of_its_own(counted):
+    with torch.inference_mode():
+        assert counted().is_inference()
+    assert not counted().is_inference()
 
 
 @pytest.mark.parametrize("name", ["transformer_xl", "deberta"])
-def test_an_encoding_gives_what_it_gives_without_it(name, monkeypatch):
+def test_a_prepared_encoding_gives_what_the_encoding_gives(name):
+    torch.manual_seed(0)
     encoding = posenc.create(name, posenc.ModelShape(64, 4, train_length=16))
     with torch.no_grad():
         for parameter in encoding.parameters():
             parameter.normal_()
     q = k = v = torch.randn(2, 4, 40, 16)
 
-    def attended(q_len=40):
-        p = torch.arange(40)
+    def attended(prepared=None, q_len=40):
         return posenc.attention(
-            q[:, :, -q_len:], k, v, encoding, q_positions=p[-q_len:], kv_positions=p,
-            mask=posenc.masks.causal,
+            q[:, :, -q_len:], k, v, encoding, q_positions=range(40 - q_len, 40),
+            kv_positions=range(40), mask=posenc.masks.causal, prepared=prepared,
         )  # fmt: skip
 
-    calls, plain = [], encoding._kept
+    prepared = encoding.prepare(range(40))
+    assert encoding._kept is None
     with torch.no_grad():
-        first = [attended(n) for n in (40, 1, 20, 40)]
-        assert plain._last
-        again = [attended(n) for n in (40, 1, 20, 40)]
-        encoding.projection.weight.data.mul_(2) if name == "transformer_xl" else (
-            encoding.pos_query.bias.data.add_(1)
-        )
-        changed = attended()
-        monkeypatch.setattr(
-            encoding, "_kept", lambda key, compute, *given: calls.append(1) or compute()
-        )
-        fresh = attended()
-    assert all(map(torch.equal, first, again)) and torch.equal(first[0], first[-1])
-    assert calls and torch.equal(changed, fresh) and not torch.equal(changed, first[0])
-    attended().sum().backward()
+        for q_len in (40, 1, 20, 40):
+            first = attended(prepared, q_len)
+            assert prepared._kept._last
+            assert torch.equal(first, attended(q_len=q_len))
+    optimizer = torch.optim.SGD(encoding.parameters(), lr=0.1)
+    attended(prepared).square().mean().backward()
     assert all(p.grad is not None for p in encoding.parameters())
+    optimizer.step()
+    with torch.no_grad():  # what was prepared before the step follows the weights
+        assert torch.equal(attended(prepared), attended())
+        assert not torch.equal(attended(prepared), first)
+
+
+def test_what_was_prepared_for_another_encoding_is_refused():
+    q = torch.randn(1, 4, 5, 16)
+    where = {"q_positions": range(5), "kv_positions": range(5)}
+    prepared = posenc.T5Bias(4).prepare(range(5))
+    with pytest.raises(ValueError, match="of the same encoding"):
+        posenc.attention(q, q, q, posenc.ALiBi(4), prepared=prepared, **where)
+    with pytest.raises(TypeError, match="prepared"):
+        posenc.attention(q, q, q, prepared="t5", **where)

@@ -149,6 +149,6 @@ def test_blocks_read_what_lies_beyond_the_furthest_distance_on_either_side(mask,
     q, k, v = (torch.randn(1, 2, 700, 8, dtype=torch.float64) for _ in range(3))
     where = {"q_positions": torch.arange(700), "kv_positions": torch.arange(700), "mask": mask}
     with torch.no_grad():
-        blocks = posenc.attention(q, k, v, encoding, impl="blockwise", **where)
+        blocks = posenc.attention(q, k, v, encoding, impl="blocks", **where)
         whole = posenc.attention(q, k, v, encoding, impl="reference", **where)
     torch.testing.assert_close(blocks, whole, rtol=0, atol=1e-12)

@@ -8,7 +8,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.attend.kernels import blockwise
+from posenc.attend.ways import blocks
 
 HEADS, HEAD_DIM, EMBED = 2, 8, 16
 ENCODINGS = {
@@ -37,7 +37,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_blocks_equal_the_reference(name, layout, monkeypatch):
-    monkeypatch.setattr(blockwise, "block_rows", lambda call: 16)
+    monkeypatch.setattr(blocks, "block_rows", lambda call: 16)
     torch.manual_seed(0)
     encoding = ENCODINGS[name]().double()
     for parameter in encoding.parameters():
@@ -56,10 +56,10 @@ def test_blocks_equal_the_reference(name, layout, monkeypatch):
             impl=impl,
         )  # fmt: skip
 
-    want, got = run("reference"), run("blockwise")
+    want, got = run("reference"), run("blocks")
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
     with torch.no_grad():
-        torch.testing.assert_close(run("blockwise"), want, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(run("blocks"), want, rtol=1e-9, atol=1e-9)
     weight = torch.randn_like(want)
     ours, theirs = (torch.autograd.grad((t * weight).sum(), leaves) for t in (got, want))
     torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)

@@ -8,7 +8,7 @@ from posenc import masks
 
 
 @pytest.mark.parametrize("name", ["inkling", "fox"])
-@pytest.mark.parametrize("impl", ["auto", "reference", "blockwise"])
+@pytest.mark.parametrize("impl", ["auto", "reference", "blocks"])
 @pytest.mark.parametrize("scattered", [False, True])
 def test_float64_states_serve_float32_queries(name, impl, scattered):
     torch.manual_seed(0)

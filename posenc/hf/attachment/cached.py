@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from posenc.hf.calls import ATTENDING, Attending
+from posenc.positions import tensor
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Columns:
         state = now.state
         shape = None if state is None else (state.shape[1], *state.shape[3:])
         kept = None if state is None or shape is None else (shape, state.dtype)
-        return cls(axes, now.positions.dtype, kept)
+        dtype = torch.int64 if isinstance(now.positions, range) else now.positions.dtype
+        return cls(axes, dtype, kept)
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +90,7 @@ def self_attention(cache: Any) -> Any:
     return getattr(cache, "self_attention_cache", cache)
 
 
-def past_state(cache: Any, now: Attending) -> Tensor | None:
+def past_state(cache: Any, now: Attending, device: torch.device) -> Tensor | None:
     """What the cache holds of the states of earlier tokens."""
     layer = _layer(cache, now.layer.cache_index)
     columns = now.layer.columns
@@ -100,7 +102,7 @@ def past_state(cache: Any, now: Attending) -> Tensor | None:
     keys = layer.keys if layer.keys.shape[2] <= seen else layer.keys[:, :, :seen]
     if keys.shape[-1] != now.layer.head_dim + columns.width(keys):
         raise ValueError(_STRANGE)
-    return columns.split(keys.to(now.positions.device), now.layer.head_dim)[2]
+    return columns.split(keys.to(device), now.layer.head_dim)[2]
 
 
 def watch(cache: Any) -> None:
@@ -132,7 +134,8 @@ def _update(
     width = key_states.shape[-1] + columns.width(key_states)
     if before is not None and int(before.get_seq_length()) and before.keys.shape[-1] != width:
         raise ValueError(_STRANGE)
-    joined = columns.join(key_states, now.positions, now.state)
+    positions = tensor(now.positions, key_states.device)
+    joined = columns.join(key_states, positions, now.state)
     joined, values = update(self, joined, value_states, layer_idx, *args, **options)
     length = key_states.shape[2]
     if joined.shape[2] == length:  # nothing came before

@@ -14,7 +14,7 @@ from posenc.encoding.compose import Compose
 from posenc.hf.attachment.cached import Columns, past_state, self_attention, watch
 from posenc.hf.attention import LazyMask
 from posenc.hf.calls import ATTENDING, FORWARD, LAYER, Attending, Forward
-from posenc.positions import documents_from_positions, positions_from_mask, run
+from posenc.positions import counted, documents_from_positions, positions_from_mask, tensor
 
 ENCODING = "posenc_encoding"
 """The submodule of a stack under which the encoding's parameters are the model's."""
@@ -48,13 +48,16 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
         prepared = encoding
     else:
         changing = not encoding.claims.cache_safe
-        length = int(positions.max()) + 1 if changing and positions.numel() else None
+        last = tensor(positions)
+        length = int(last.max()) + 1 if changing and last.numel() else None
         prepared = encoding.prepare(positions, length)
     forward = Forward(stack, prepared, positions, documents)
     forward.token = FORWARD.set(forward)
     embeds = kwargs.get("inputs_embeds")
     if 1 in encoding.claims.places and embeds is not None:
-        kwargs = {**kwargs, "inputs_embeds": prepared.embed(embeds, positions)}
+        assert positions is not None
+        embeds = prepared.embed(embeds, tensor(positions, embeds.device))
+        kwargs = {**kwargs, "inputs_embeds": embeds}
     return args, kwargs
 
 
@@ -74,7 +77,7 @@ def embedded(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
             "positions are unknown."
         )
     assert forward.positions is not None
-    return forward.encoding.embed(out, forward.positions)
+    return forward.encoding.embed(out, tensor(forward.positions, out.device))
 
 
 def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -96,7 +99,7 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         forward = Forward(layer.stack, getattr(layer.stack, ENCODING), None)
     positions = forward.positions
     if positions is None:
-        positions = run(0, x.shape[1], x.device)
+        positions = counted(0, x.shape[1], x.device)
     encoding = forward.encoding.for_layer(layer.index)
     if layer.own is not None:
         encoding = layer.own if type(encoding) is PositionEncoding else Compose(layer.own, encoding)
@@ -106,8 +109,8 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
     if cache is not None:
         cache = self_attention(cache)
         watch(cache)
-        past = past_state(cache, now)
-    now.state = now.kv_state = encoding.state(x, positions, past)
+        past = past_state(cache, now, x.device)
+    now.state = now.kv_state = encoding.state(x, tensor(positions, x.device), past)
     now.token = ATTENDING.set(now)
 
 
@@ -125,7 +128,7 @@ def _bound(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, A
     return dict(inspect.signature(stack.forward).bind_partial(*args, **kwargs).arguments) | kwargs
 
 
-def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | None, Tensor | None]:
+def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None, Tensor | None]:
     """The positions of the new tokens, and the documents of a packed row.
 
     They are position_ids where they are given; else tokens are counted from the attention mask, so
@@ -149,9 +152,9 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | None, Tensor 
     if given.get("cu_seq_lens_q") is not None:
         raise ValueError("posenc: packed rows need position_ids, which begin anew in each text.")
     if not isinstance(mask, Tensor) or mask.ndim != 2 or bool((mask != 0).all()):
-        return run(past, length, device), None
-    counted = positions_from_mask(mask)[:, past : past + length]
-    return counted.to(device), None
+        return counted(past, length, device), None
+    real = positions_from_mask(mask)[:, past : past + length]
+    return real.to(device), None
 
 
 def _told(told: Tensor, axes: int, packed: bool) -> tuple[Tensor, Tensor | None]:

@@ -11,20 +11,11 @@ from torch import Tensor
 
 from posenc.numbers.angles import Angles
 from posenc.numbers.precision import at_least_float32
-from posenc.numbers.tracking import followed, transformed
-from posenc.positions import Positions, Remembered, run_start, same, version
+from posenc.positions import Positions, Remembered, same, tensor
 from posenc.queries_keys.query_key import QueryKeyEncoding
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.rotate import rotate_together
 from posenc.terms.tokens import Tokens
-
-KEPT = 2
-"""Tables that an encoding keeps from its last calls: those of queries and of keys."""
-MANY = 256
-"""Positions from which it pays to ask whether they are consecutive."""
-MOST_KEPT = 1 << 20
-"""Larger tables are made at each call: numbers in one of them, 4 MB."""
-
 
 Turned = tuple[
     Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
@@ -45,53 +36,36 @@ class Rotation(QueryKeyEncoding):
         self.head_dim = head_dim
         self.interleaved = interleaved
         self._ready: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
-        self._last: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
 
     def _rotate_by(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
         """Use these frequencies; pair t turns with component axes[t] of the positions."""
         self.angles = Angles(frequencies.inv_freq, axes)
         self.attention_factor = frequencies.attention_factor
-        self._ready = self._last = ()
+        self._ready = ()
 
     def cos_sin(
-        self, positions: Positions, dtype: torch.dtype = torch.float32
+        self,
+        positions: Positions,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
     ) -> tuple[Table, Table]:
-        """cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
-        attention_factor."""
-        # What calls have left here must not decide what is compiled.
-        kept = () if torch.compiler.is_compiling() else self._last
-        for ready, cos, sin in (*self._ready, *kept):
+        """Return cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
+        attention_factor. `device` is for a range, which has none."""
+        if isinstance(positions, range):
+            key = positions, dtype, device
+            return self.kept(key, lambda: self._tables(tensor(positions, device), dtype))
+        for ready, cos, sin in self._ready:
             if dtype == cos.dtype and ready.fits(positions):
                 return cos, sin
-        cos, sin = self._tables(positions, dtype)
-        if self._may_keep(positions, cos):  # the next call is likely to ask for them again
-            self._last = ((Remembered(positions), cos, sin), *self._last[: KEPT - 1])
-        return cos, sin
-
-    def forget_tables(self) -> None:
-        """Let go of the tables that earlier calls made, which serve the same positions again."""
-        self._last = ()
-
-    def _may_keep(self, positions: Tensor, cos: Tensor) -> bool:
-        if torch.compiler.is_compiling() or transformed() or type(cos) is not Tensor:
-            return False
-        if cos.requires_grad or cos.is_inference():  # a later backward pass could not use them
-            return False
-        counted = positions.device.type == "cpu" or version(positions) is not None
-        return counted and cos.numel() <= MOST_KEPT
+        return self._tables(positions, dtype)
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        plain = not followed(positions) and positions.device.type == "cpu"  # only then its length
-        long = plain and positions.ndim == 1 and len(positions) >= MANY and self.angles.axes is None
-        first = run_start(positions) if long else None
-        if first is None:
-            return self.angles.cos_sin(positions, dtype, self.attention_factor)
-        count, device = len(positions), positions.device
-        return self.angles.of_run(first, count, device, dtype, self.attention_factor)
+        return self.angles.cos_sin(positions, dtype, self.attention_factor)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
-        prepared = self.shallow_copy()
-        prepared._ready = ((Remembered(positions), *self.cos_sin(positions)),)
+        prepared = self.with_kept_tables()
+        if isinstance(positions, Tensor):
+            prepared._ready = ((Remembered(positions), *self.cos_sin(positions)),)
         return prepared
 
     def transform(self, q: Tokens, k: Tokens) -> Turned:
@@ -99,12 +73,12 @@ class Rotation(QueryKeyEncoding):
         self._check(q.x)
         self._check(k.x)
         dtype = at_least_float32(q.x.dtype)
-        cos, sin = self.cos_sin(q.positions, dtype)
-        if same(q.positions, k.positions):
+        cos, sin = self.cos_sin(q.where, dtype, q.device)
+        if same(q.where, k.where):
             new_q, new_k = self._turn((q.x, k.x), cos, sin)
             return new_q, new_k
         (new_q,) = self._turn((q.x,), cos, sin)
-        (new_k,) = self._turn((k.x,), *self.cos_sin(k.positions, dtype))
+        (new_k,) = self._turn((k.x,), *self.cos_sin(k.where, dtype, k.device))
         return new_q, new_k
 
     def _turn(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Sequence[Tensor]:

@@ -6,16 +6,12 @@ import itertools
 
 import pytest
 import torch
-from torch.autograd import forward_ad
 
 import posenc
 from posenc import masks
-from posenc.attend.kernels import blockwise, fused_blocks
-from posenc.attend.problem import _fill as problem_fill
-from posenc.numbers import native
+from posenc.attend.ways import blocks
 from posenc.terms.dense import Dense
 from posenc.terms.term import Term
-from tests.compilers import needs_c_compiler
 
 HEADS, WIDTH, LENGTH = 4, 8, 150
 NAMES = ("fire", "deberta", "transformer_xl", "inkling", "t5+fire", "shaw", "rope+shaw")
@@ -31,14 +27,6 @@ MASKS = {
 CASES = [(name, mask) for name in NAMES for mask in MASKS if (name, mask) != ("inkling", "all")]
 """Inkling is for causal masks only."""
 BOUND = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
-
-
-@pytest.fixture(params=["torch", pytest.param("c", marks=needs_c_compiler)])
-def implementation(request, monkeypatch):
-    monkeypatch.setenv("POSENC_NATIVE", "01"[request.param == "c"])
-    native.load.cache_clear()
-    yield request.param
-    native.load.cache_clear()
 
 
 def built(name: str) -> posenc.PositionEncoding:
@@ -63,21 +51,20 @@ def attended(encoding, q, k, v, positions, mask, impl: str, **options):
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize(("name", "mask"), CASES)
 @pytest.mark.parametrize("where", POSITIONS)
-def test_it_is_the_reference(name, where, mask, dtype, implementation, monkeypatch):
+def test_it_is_the_reference(name, where, mask, dtype, monkeypatch):
     ran = []
-    monkeypatch.setattr(blockwise, "block_rows", lambda call: 48)
-    plain = fused_blocks.run
-    monkeypatch.setattr(fused_blocks, "run", lambda *given: ran.append(1) or plain(*given))
+    monkeypatch.setattr(blocks, "block_rows", lambda call: 48)
+    plain = blocks._masked
+    monkeypatch.setattr(blocks, "_masked", lambda *given: ran.append(1) or plain(*given))
     encoding, positions = built(name), POSITIONS[where]
     q = torch.randn(2, HEADS, LENGTH, WIDTH).to(dtype)
     k, v = torch.randn(2, 2, 2, LENGTH, WIDTH).to(dtype)
     k, v = (k, v) if name != "deberta" else (t.repeat_interleave(2, 1) for t in (k, v))
-    by_c = implementation == "c" and where == "run" and mask != "all" and dtype != torch.float64
-    fused = "shaw" not in name or by_c
+    fused = "shaw" not in name
     if mask == "padding" and fused:  # what nobody sees may hold anything
         k[1, :, :70], v[1, :, :70] = torch.nan, torch.inf
     dtypes = encoding if dtype != torch.float64 else encoding.double()
-    got = attended(dtypes, q, k, v, positions, MASKS[mask], "blockwise", return_lse=True)
+    got = attended(dtypes, q, k, v, positions, MASKS[mask], "blocks", return_lse=True)
     assert bool(ran) == fused
     exact = (t.double().nan_to_num(0, 0, 0) for t in (q, k, v))
     want = attended(
@@ -91,14 +78,14 @@ def test_it_is_the_reference(name, where, mask, dtype, implementation, monkeypat
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["fire", "transformer_xl", "deberta"])
-def test_under_autocast_products_are_rounded_and_what_is_added_is_not(name, dtype, implementation):
+def test_under_autocast_products_are_rounded_and_what_is_added_is_not(name, dtype):
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH).to(dtype)
     encoding, positions = built(name), POSITIONS["run"]
     with torch.autocast("cpu", torch.bfloat16):
         got = attended(encoding, q, k, v, positions, masks.causal, "auto")
-        asked = attended(encoding, q, k, v, positions, masks.causal, "blockwise")
+        asked = attended(encoding, q, k, v, positions, masks.causal, "blocks")
     rounded = [t.bfloat16() for t in (q, k, v)]
-    plain = attended(encoding, *rounded, positions, masks.causal, "blockwise")
+    plain = attended(encoding, *rounded, positions, masks.causal, "blocks")
     assert got.dtype == dtype and torch.equal(got, asked)
     # The term sees the tokens as they came; all else is what rounded tokens give.
     torch.testing.assert_close(got.float(), plain.float(), rtol=2e-2, atol=2e-2)
@@ -111,12 +98,12 @@ def test_under_autocast_products_are_rounded_and_what_is_added_is_not(name, dtyp
 @torch.no_grad()
 @pytest.mark.parametrize("v_dim", [5, 12])
 def test_values_of_another_width(v_dim, monkeypatch):
-    monkeypatch.setattr(blockwise, "block_rows", lambda call: 48)
+    monkeypatch.setattr(blocks, "block_rows", lambda call: 48)
     q, k = torch.randn(2, 2, HEADS, LENGTH, WIDTH)
     v = torch.randn(2, HEADS, LENGTH, v_dim)
     both = [
         attended(built("fire"), q, k, v, POSITIONS["run"], masks.causal, impl)
-        for impl in ("blockwise", "reference")
+        for impl in ("blocks", "reference")
     ]
     torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
 
@@ -136,7 +123,7 @@ def test_parts_of_one_projection_are_taken_whatever_their_strides(rows):
                 q, k, v, built("shaw"), q_positions=keys[-rows:], kv_positions=keys,
                 mask=masks.causal, impl=impl,
             )
-            for impl in ("blockwise", "reference")
+            for impl in ("blocks", "reference")
         ]  # fmt: skip
         torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
 
@@ -184,8 +171,8 @@ class Doubled(posenc.PositionEncoding):
     ids=["not said", "growing scores", "one of two"],
 )
 def test_what_changes_scores_otherwise_is_not_taken(encoding, monkeypatch):
-    monkeypatch.setattr(blockwise, "block_rows", lambda call: 48)
-    monkeypatch.setattr(fused_blocks, "run", None)
+    monkeypatch.setattr(blocks, "block_rows", lambda call: 48)
+    monkeypatch.setattr(blocks, "_masked", None)
     q, k, v = torch.randn(3, 2, HEADS, LENGTH, WIDTH)
     x = torch.randn(2, LENGTH, HEADS * WIDTH)
     state = encoding.state(x, POSITIONS["run"])
@@ -194,30 +181,6 @@ def test_what_changes_scores_otherwise_is_not_taken(encoding, monkeypatch):
             q, k, v, encoding, q_positions=POSITIONS["run"], kv_positions=POSITIONS["run"],
             q_state=state, kv_state=state, mask=masks.causal, impl=impl,
         )
-        for impl in ("blockwise", "reference")
+        for impl in ("blocks", "reference")
     ]  # fmt: skip
     torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("value", [-torch.inf, torch.finfo(torch.float32).min])
-@pytest.mark.parametrize("rows", [1, 2])
-def test_what_is_hidden_is_filled_as_torch_fills_it(dtype, value, rows):
-    scores = torch.randn(rows, 4, 6, 10, dtype=dtype)
-    scores[..., 2, 9] = torch.nan
-    visible = torch.ones(rows, 1, 6, 10, dtype=torch.bool).tril(3)  # two rows of their own
-    want = scores.masked_fill(~visible, value)
-    assert not want.isnan().any()
-    problem_fill(scores, visible, value)
-    assert torch.equal(scores, want)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_a_tangent_is_filled_too():
-    x, tangent = torch.randn(1, 4, 6, 10), torch.ones(1, 4, 6, 10)
-    visible = torch.ones(6, 10, dtype=torch.bool).tril(3)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(x, tangent)
-        problem_fill(dual, visible, -1.0)
-        got = forward_ad.unpack_dual(dual).tangent
-    assert got is not None and torch.equal(got[0, 0] != 0, visible)

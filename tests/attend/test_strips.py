@@ -5,7 +5,7 @@ import torch
 
 import posenc
 from posenc import masks
-from posenc.attend.kernels import toeplitz, toeplitz_forward
+from posenc.attend.ways import flash, strips
 
 
 def call(encoding, q, k, v, impl):
@@ -53,21 +53,48 @@ class Rare(posenc.DistanceBias):
         return low.expand(4, *distance.shape)
 
 
-@pytest.mark.parametrize(("period", "cut"), [(500, False), (3, True)])
-def test_few_negligible_distances_are_not_cut(period, cut, monkeypatch):
-    """Heads of one reach attend together, which a cut of little would give up."""
-    tables = []
-
-    def spy(q, k, v, table, *rest):
-        tables.append(table)
-        return toeplitz_forward.forward(q, k, v, table, *rest)
-
-    monkeypatch.setattr(toeplitz, "forward", spy)
+@pytest.mark.parametrize("period", [3, 500])
+def test_distances_that_do_not_count_change_nothing(period):
     q, k, v = inputs(1500)
     with torch.no_grad():
         got, expected = (call(Rare(period), q, k, v, impl) for impl in ("sdpa", "reference"))
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-    assert bool(tables[0][:, :1500].isinf().any()) == cut
+
+
+@pytest.mark.parametrize("window", [None, 500, 1500])
+@pytest.mark.parametrize("form", ["symmetric", "left_right"])
+def test_keys_that_strips_share_are_attended_to_once(form, window, monkeypatch):
+    """Unless a head sees none of them, as half of the heads of left_right do."""
+    spans, plain = [], flash.attend
+
+    def spy(q, k, v, bias, scale):
+        spans.append((q.shape[2], k.shape[2]))
+        return plain(q, k, v, bias, scale)
+
+    monkeypatch.setattr(flash, "attend", spy)
+    q, k, v = (t.detach() for t in inputs(2300))
+    encoding, positions = posenc.ALiBi(4, form=form), torch.arange(2300)
+    mask = masks.causal if window is None else masks.causal & masks.sliding_window(window)
+    where = {"q_positions": positions, "kv_positions": positions, "mask": mask}
+    got = posenc.attention(q, k, v, encoding, impl="sdpa", **where)
+    shared = any(rows > strips.ROWS for rows, _ in spans)
+    assert shared == (form == "symmetric" and window != 500)
+    want = posenc.attention(q, k, v, encoding, impl="reference", **where)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_torch_without_the_operators_gives_the_same(monkeypatch):
+    monkeypatch.setattr(strips, "ROWS", 64)
+    monkeypatch.setattr(strips, "TOGETHER", 256)
+    q, k, v = inputs(300)
+    grad, found = torch.randn(1, 4, 300, 16), {}
+    for missing in (False, True):
+        if missing:
+            monkeypatch.setattr(flash, "_FORWARD", None)
+            monkeypatch.setattr(flash, "_BACKWARD", None)
+        out = call(posenc.ALiBi(4), q, k, v, "sdpa")
+        found[missing] = out, *torch.autograd.grad(out, [q, k, v], grad)
+    torch.testing.assert_close(found[True], found[False], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("odd", ["q", "k", "v"])
@@ -133,4 +160,4 @@ def test_a_window_computes_only_what_it_shows():
     plan = posenc.explain(q.detach(), k.detach(), v.detach(), posenc.ALiBi(4), **arguments)
     assert plan.impl == "sdpa"
     assert "64" in plan.time
-    assert {"reference", "blockwise", "flex"} <= set(plan.rejected)
+    assert {"reference", "blocks", "flex"} <= set(plan.rejected)

@@ -7,25 +7,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.attend.kernels.cost import Cost, dense_bytes
 from posenc.attend.problem import Problem
-
-
-def refuse(problem: Problem) -> str | None:
-    return None
+from posenc.attend.ways.cost import Cost, dense_bytes
 
 
 def cost(problem: Problem) -> Cost:
+    """Return what it is expected to cost."""
     return Cost("O(q_len * kv_len)", dense_bytes(problem, problem.q_len))
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Attend with all scores at once."""
     return attend(problem.ready(problem.q_len), 0, problem.q_len)
 
 
 def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-    """Attention of queries start .. stop to all keys: out, and log-sum-exp where the call needs
-    it."""
+    """Return attention of queries start .. stop to all keys, and the log-sum-exp where the problem
+    needs it."""
     visible = problem.visible(start, stop)
     scores = problem.scores(start, stop, visible)
     if visible is not None:
@@ -34,7 +32,7 @@ def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
         scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1)
     lse = scores.logsumexp(-1) if problem.need_lse else None
-    if visible is not None and not problem.every_row_sees_a_key:
+    if visible is not None and not problem.known.every_row_sees_a_key:
         weights = weights.masked_fill(~visible, 0)
         if lse is not None:
             lse = lse.masked_fill(~visible.any(-1), -torch.inf)

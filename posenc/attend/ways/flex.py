@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.attend.kernels import toeplitz
-from posenc.attend.kernels.cost import Cost
 from posenc.attend.problem import Problem
+from posenc.attend.ways.cost import Cost
 from posenc.numbers.precision import without_autocast
 from posenc.terms.term import ScoreMod
 
@@ -19,29 +18,8 @@ BLOCK = 128
 """FlexAttention's block of queries and of keys."""
 
 
-def refuse(problem: Problem) -> str | None:
-    device = problem.q.device.type
-    if torch.compiler.is_compiling():
-        return "it compiles by itself and does not nest"
-    if problem.dropout_p:
-        return "only reference and blockwise apply dropout"
-    term = problem.term
-    if term is not None and term.combine is not None:
-        return "place 4 must see the weights"
-    if term is not None and term.pair is None:
-        return "place 3 must see whole rows"
-    if problem.q.dtype == torch.float64:
-        return "it takes float32, bfloat16 and float16"
-    if device == "cpu" and problem.needs_grad:
-        return "FlexAttention has no backward pass on the CPU"
-    if device == "cpu" and problem.need_lse:
-        return "FlexAttention gives no log-sum-exp on the CPU"
-    if device not in ("cpu", "cuda"):
-        return f"it runs on CPU and CUDA, not on {device}"
-    return None
-
-
 def cost(problem: Problem) -> Cost:
+    """Return what it is expected to cost."""
     heads, term = problem.q.shape[1], problem.term
     table = 0
     if term is not None:
@@ -54,11 +32,12 @@ def cost(problem: Problem) -> Cost:
 
 def _is_run(problem: Problem) -> bool:
     by_distance = problem.term is not None and problem.term.by_distance is not None
-    return by_distance and toeplitz.distance_run(problem) is not None
+    return by_distance and problem.known.runs is not None
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    grad = problem.needs_grad
+    """Attend by the compiled kernel."""
+    grad = problem.known.needs_grad
     with torch.set_grad_enabled(grad):
         mod = _score_mod(problem)
         out = _compiled(problem.q.device.type)(
@@ -71,8 +50,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def _score_mod(problem: Problem) -> ScoreMod | None:
-    """The term's own; for a bias by distance over a run, a table of one row per head in its
-    place."""
+    """Return the term's own; for a bias by distance over consecutive positions, one that reads a
+    row per head."""
     term = problem.term
     if term is None:
         return None
@@ -80,8 +59,8 @@ def _score_mod(problem: Problem) -> ScoreMod | None:
         assert term.pair is not None
         with without_autocast(problem.q.device):
             return term.pair()
-    farthest = toeplitz.distance_run(problem)
-    assert farthest is not None and term.by_distance is not None
+    assert problem.known.runs is not None and term.by_distance is not None
+    farthest = problem.known.runs[0] + problem.q_len - 1 - problem.known.runs[1]
     table = term.by_distance(farthest, problem.q_len + problem.kv_len - 1, problem.q)
     last_query = problem.q_len - 1
 
@@ -99,7 +78,8 @@ def _block_mask(problem: Problem) -> Any:
     mask = problem.mask
     assert problem.first_key == 0
     assert mask.q_positions is not None
-    one_row = mask.exact and mask.q_positions.ndim == 1  # no batch row differs
+    q_where = mask.q_positions
+    one_row = mask.exact and (isinstance(q_where, range) or q_where.ndim == 1)  # rows are alike
     return create_block_mask(
         mask, None if one_row else problem.q.shape[0], None, problem.q_len, problem.kv_len,
         device=problem.q.device,

@@ -1,5 +1,4 @@
-"""Every registered encoding gives the same results and gradients in every implementation that
-takes it."""
+"""Every registered encoding gives the same results and gradients in every way that takes it."""
 
 from __future__ import annotations
 
@@ -12,21 +11,13 @@ from torch import Tensor
 
 import posenc
 from posenc import masks
-from posenc.attend.attention import IMPLEMENTATIONS
-from posenc.attend.kernels import (
-    blockwise,
-    reference,
-    sdpa,
-    split,
-    toeplitz,
-    toeplitz_forward,
-    toeplitz_gradients,
-)
+from posenc.attend import choose
+from posenc.attend.choose import WAYS
+from posenc.attend.ways import blocks, key_rows, reference, sdpa, strips, strips_backward
 from posenc.encoding import distance_bias
 
 HEADS, KV_HEADS, HEAD_DIM, EMBED = 4, 2, 16, 64
-NARROW = ("short_rows", "by_head", "few_queries")
-IMPLS = [n for n in IMPLEMENTATIONS if n not in ("reference", "flex", *NARROW)]
+IMPLS = [n for n in WAYS if n not in ("reference", "flex")]
 
 
 @dataclass(frozen=True)
@@ -100,32 +91,35 @@ def setup(
     )  # fmt: skip
 
 
-MAPS = {"rerope", "leaky_rerope", "self_extend", "dual_chunk"}
-"""Several passes, joined by their log-sum-exp, under masks that are more than causality."""
-SEEN = {"fire", "dape", "inkling", "shaw", "transformer_xl", "deberta", "cope"}
-"""Terms that torch's kernels would have to show the scores to."""
-BIASES = {"alibi", "t5", "kerple", "kerple_power", "sandwich"}
-EXACT = {"causal", "everything", "decoding", "window"}
-"""Situations whose mask is causality and a window over runs of positions, and nothing else."""
-
-
-def taken(name: str, impl: str, situation: str) -> tuple[bool, bool]:
-    """Whether `impl` gives the output, and the log-sum-exp with it. What it does not give, it must
-    refuse."""
-    exact = situation in EXACT and name != "irope"  # which sees its own chunk only
-    if impl == "blockwise":
+def taken(case: Setup, impl: str) -> tuple[bool, bool]:
+    """Return whether `impl` gives the output, and the log-sum-exp with it, by what the encoding's
+    term offers. What it does not give, it must refuse."""
+    if impl == "blocks":
         return True, True
-    both_ways = name == "fox" and situation == "everything"  # gates of its own for the future
-    if name in MAPS | SEEN or both_ways:
+    passes = case.encoding.passes(case.q_positions, case.kv_positions)
+    shown = [m for m in (case.mask, *(p.mask for p in passes)) if m is not None]
+    exact = all(m.exact for m in shown)
+    if len(passes) > 1:  # joined by their log-sum-exp
+        return exact, exact
+    axes = case.encoding.claims.num_axes
+    k = case.k.repeat_interleave(HEADS // KV_HEADS, 1)
+    term = case.encoding.term(
+        posenc.Tokens(case.q, case.q_positions, case.q_state, axes),
+        posenc.Tokens(k, case.kv_positions, case.kv_state, axes),
+    )
+    if term is None:
+        return True, exact
+    if term.combine is not None:
         return False, False
-    if name in BIASES:
-        return exact or name == "alibi", exact
-    return True, exact and name != "fox"
+    by_distance = term.by_distance is not None and exact
+    causal = case.mask is not None and case.mask.causal
+    return by_distance or (term.per_key is not None and causal), by_distance
 
 
-def assert_same(case: Setup, impl: str, takes: tuple[bool, bool], *, gradients: bool = True):
+def assert_same(case: Setup, impl: str, *, gradients: bool = True):
     """Output, log-sum-exp and gradients of `impl` equal the reference's where it is to take the
     call; elsewhere it refuses it."""
+    takes = taken(case, impl)
     want, want_lse = case.run("reference", return_lse=True)
     if takes[1]:
         _, got_lse = case.run(impl, return_lse=True)
@@ -138,7 +132,7 @@ def assert_same(case: Setup, impl: str, takes: tuple[bool, bool], *, gradients: 
             case.run(impl)
         return
     torch.testing.assert_close(case.run(impl), want, rtol=1e-9, atol=1e-9)
-    with torch.no_grad():  # implementations are leaner there
+    with torch.no_grad():  # ways are leaner there
         torch.testing.assert_close(case.run(impl), want, rtol=1e-9, atol=1e-9)
     if not gradients:
         return
@@ -151,103 +145,102 @@ def assert_same(case: Setup, impl: str, takes: tuple[bool, bool], *, gradients: 
             torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
-def test_a_kernel_that_refuses_what_it_should_run_fails_the_contract(monkeypatch):
-    monkeypatch.setattr(sdpa, "refuse", lambda problem: "it is Sunday")
+def test_a_way_that_is_refused_what_it_should_run_fails_the_contract(monkeypatch):
+    monkeypatch.setattr(choose, "sdpa_form", lambda problem: ("", "it is Sunday"))
     with pytest.raises(ValueError, match="Sunday"):
-        assert_same(setup("alibi", torch.arange(9), masks.causal), "sdpa", (True, True))
+        assert_same(setup("alibi", torch.arange(9), masks.causal), "sdpa")
 
 
-def test_a_kernel_that_runs_what_it_should_refuse_fails_the_contract(monkeypatch):
-    monkeypatch.setattr(sdpa, "refuse", lambda problem: None)
-    monkeypatch.setattr(sdpa, "run", reference.run)
+def test_a_way_that_runs_what_it_should_be_refused_fails_the_contract(monkeypatch):
+    monkeypatch.setattr(choose, "sdpa_form", lambda problem: ("plain", ""))
+    monkeypatch.setattr(sdpa, "run", lambda problem, form: reference.run(problem))
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        assert_same(setup("cope", torch.arange(9), masks.causal), "sdpa", (False, False))
+        assert_same(setup("cope", torch.arange(9), masks.causal), "sdpa")
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks so small that odd lengths leave a remainder."""
-    monkeypatch.setattr(blockwise, "block_rows", lambda call: 16)
-    monkeypatch.setattr(toeplitz, "ROWS", 16)
+    monkeypatch.setattr(blocks, "block_rows", lambda call: 16)
+    monkeypatch.setattr(strips, "ROWS", 8)
+    monkeypatch.setattr(strips, "TOGETHER", 32)
     monkeypatch.setattr(distance_bias, "KEYS", 16)
-    monkeypatch.setattr(toeplitz_forward, "GROUP", 32)
-    monkeypatch.setattr(toeplitz_forward, "HEADS", 3)
-    monkeypatch.setattr(toeplitz_forward, "SHORT", 0)
-    monkeypatch.setattr(toeplitz_gradients, "ROWS", 7)
-    monkeypatch.setattr(split, "ROWS", 16)
-    monkeypatch.setattr(split, "STEEP_ROWS", 8)
+    monkeypatch.setattr(strips_backward, "ROWS", 7)
+    monkeypatch.setattr(strips_backward, "KEYS", 9)
+    monkeypatch.setattr(key_rows, "ROWS", 16)
+    monkeypatch.setattr(key_rows, "STEEP_ROWS", 8)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("name", posenc.names())
-def test_every_implementation_equals_the_reference_at_odd_lengths(name, impl):
-    assert_same(setup(name, torch.arange(41), masks.causal), impl, taken(name, impl, "causal"))
+def test_every_way_equals_the_reference_at_odd_lengths(name, impl):
+    assert_same(setup(name, torch.arange(41), masks.causal), impl)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("name", posenc.names())
-def test_every_implementation_equals_the_reference_without_a_mask(name, impl):
+def test_every_way_equals_the_reference_without_a_mask(name, impl):
     case = setup(name, torch.arange(41), None, causal=False)
     if case.encoding.claims.causal_only:
         pytest.skip("needs a causal mask")
-    assert_same(case, impl, taken(name, impl, "everything"))
+    assert_same(case, impl)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("name", posenc.names())
-def test_every_implementation_equals_the_reference_when_decoding(name, impl):
+def test_every_way_equals_the_reference_when_decoding(name, impl):
     for queries in (1, 5):
         case = setup(name, torch.arange(423), masks.causal, queries=queries, grad=False)
-        assert_same(case, impl, taken(name, impl, "decoding"), gradients=False)
+        assert_same(case, impl, gradients=False)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("name", posenc.names())
-def test_every_implementation_equals_the_reference_under_padding(name, impl):
+def test_every_way_equals_the_reference_under_padding(name, impl):
     valid = torch.ones(2, 41, dtype=torch.bool)
     valid[0, :7] = False
     valid[1, 30:] = False
     case = setup(name, torch.arange(41), masks.causal & masks.padding(valid))
-    assert_same(case, impl, taken(name, impl, "padding"))
+    assert_same(case, impl)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("name", posenc.names())
-def test_every_implementation_equals_the_reference_on_packed_documents(name, impl):
+def test_every_way_equals_the_reference_on_packed_documents(name, impl):
     positions = torch.cat([torch.arange(19), torch.arange(22)])
     ids = torch.cat([torch.zeros(19), torch.ones(22)])
     case = setup(name, positions, masks.causal & masks.document(ids))
-    assert_same(case, impl, taken(name, impl, "documents"))
+    assert_same(case, impl)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("name", posenc.names())
-def test_every_implementation_equals_the_reference_in_a_window(name, impl):
+def test_every_way_equals_the_reference_in_a_window(name, impl):
     case = setup(name, torch.arange(41), masks.causal & masks.sliding_window(9))
-    assert_same(case, impl, taken(name, impl, "window"))
+    assert_same(case, impl)
 
 
 @pytest.mark.parametrize("name", posenc.names())
-def test_blockwise_honours_dropout(name):
+def test_blocks_honour_dropout(name):
     case = setup(name, torch.arange(41), masks.causal)
     weight = torch.randn(2, HEADS, 41, HEAD_DIM, dtype=torch.float64)
     results = []
     for _ in range(2):
         torch.manual_seed(3)
-        out = case.run("blockwise", dropout_p=0.5)
+        out = case.run("blocks", dropout_p=0.5)
         results.append((out, torch.autograd.grad((out * weight).sum(), case.v)[0]))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert not torch.allclose(results[0][0], case.run("reference"))
     torch.manual_seed(3)
     with torch.no_grad():
-        torch.testing.assert_close(case.run("blockwise", dropout_p=0.5), results[0][0])
+        torch.testing.assert_close(case.run("blocks", dropout_p=0.5), results[0][0])
     # Linear in v where place 4 does not add tables: the gradient saw the same dropped weights.
     if 4 not in case.encoding.claims.places:
         out, grad = results[0]
         torch.testing.assert_close((grad * case.v).sum(), (out * weight).sum())
 
 
-def test_implementations_that_cannot_drop_weights_refuse():
+def test_ways_that_cannot_drop_weights_refuse():
     case = setup("alibi", torch.arange(41), masks.causal)
     with pytest.raises(ValueError, match="dropout"):
         case.run("sdpa", dropout_p=0.1)

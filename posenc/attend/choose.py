@@ -1,0 +1,221 @@
+"""What runs, and why not the others: the whole decision, for `attention` and `explain` alike.
+
+There are four ways, from the cheapest down:
+
+    sdpa       torch's kernel, in one of four forms (FORMS)
+    flex       FlexAttention, compiled: on CUDA, on the CPU by name only
+    blocks     query blocks: any encoding, in memory that grows with the length only
+    reference  all scores at once: defines what is correct
+
+and what they mean for some encodings on the CPU, in float32:
+
+               training          prefill         decoding (up to FEW queries)
+    RoPE       sdpa plain        sdpa plain      sdpa plain
+    ALiBi, T5  sdpa strips       sdpa strips     sdpa row
+    FoX        sdpa key rows     sdpa key rows   sdpa row
+    DeBERTa    reference, blocks blocks          sdpa row
+    CoPE       reference, blocks blocks          reference
+
+Training in half types, or with a bias, over at most SHORT keys is fastest by `reference`. Where two
+ways are named the second one runs once scores no longer fit DENSE_BYTES.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from posenc.attend.problem import Problem
+from posenc.attend.ways import blocks, flex, reference, sdpa
+from posenc.attend.ways.cost import Cost, scores_bytes
+
+WAYS: dict[str, ModuleType] = {
+    "reference": reference,
+    "blocks": blocks,
+    "sdpa": sdpa,
+    "flex": flex,
+}
+FORMS = {
+    "plain": "torch's kernel computes it",
+    "row": "torch's kernel, with a row of bias for each of a few queries",
+    "strips": "torch's kernel, which reads the bias by distance as a view of one row per head",
+    "key rows": "torch's kernel, which reads one row of bias for each block of queries",
+}
+FEW = 8
+"""Up to this many queries, a row of bias for each is handed over as a mask."""
+SHORT = 512
+"""Up to this many keys, dense softmax attention trains faster on the CPU than the flash kernel in
+half types or with a bias; in plain float32 a step at 128 keys is 10 % faster with flash."""
+DENSE_BYTES, LEAN_BYTES = 64 * 2**20, 4 * 2**20
+"""Scores and weights below this size are computed whole; below the second on the CPU without
+gradients, where blocks stay in the cache."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The way that runs, and why."""
+
+    way: str
+    reason: str
+    form: str = ""
+    """Of sdpa: one of FORMS."""
+
+    def run(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, where the problem needs it, the log-sum-exp."""
+        if self.way == "sdpa":
+            return sdpa.run(problem, self.form)
+        return WAYS[self.way].run(problem)
+
+    def cost(self, problem: Problem) -> Cost:
+        """Return what running it is expected to cost."""
+        if self.way == "sdpa":
+            return sdpa.cost(problem, self.form)
+        return WAYS[self.way].cost(problem)
+
+
+def choose(problem: Problem, impl: str = "auto") -> Choice:
+    """Return the way named by `impl`, or the cheapest that can run.
+
+    Raises: ValueError for an unknown name, or for a way that cannot run this problem.
+    """
+    if impl == "auto":
+        return _cheapest(problem)
+    if impl not in WAYS:
+        raise ValueError(f"attention: unknown impl {impl!r}; known: auto, {', '.join(WAYS)}.")
+    why_not = refusal(problem, impl)
+    if why_not:
+        raise ValueError(
+            f"attention: impl={impl!r} cannot run {type(problem.encoding).__name__}: {why_not}."
+        )
+    form = sdpa_form(problem)[0] if impl == "sdpa" else ""
+    return Choice(impl, "asked for by name", form)
+
+
+def others(problem: Problem, chosen: str) -> dict[str, str]:
+    """Return, for each other way, why it cannot run or is not taken."""
+    slower = "expected to be slower here"
+    if problem.q.device.type == "cpu":
+        slower_flex = "compiling takes seconds; ask for it by name"
+    else:
+        slower_flex = slower
+    return {
+        name: refusal(problem, name) or (slower_flex if name == "flex" else slower)
+        for name in WAYS
+        if name != chosen
+    }
+
+
+def refusal(problem: Problem, way: str) -> str | None:
+    """Return why this way cannot run the problem, or None."""
+    match way:
+        case "sdpa":
+            form, why_not = sdpa_form(problem)
+            return None if form else why_not
+        case "flex":
+            return _why_not_flex(problem)
+        case "blocks" if problem.known.transformed:
+            return "torch.func's transforms do not go with recomputation"
+    return None
+
+
+def _cheapest(problem: Problem) -> Choice:
+    on_cpu, needs_grad = problem.q.device.type == "cpu", problem.known.needs_grad
+    lean = on_cpu and not needs_grad
+    dense = 2 * scores_bytes(problem, problem.q_len) <= (LEAN_BYTES if lean else DENSE_BYTES)
+    if on_cpu and needs_grad and dense and problem.kv_len <= SHORT and _slows_flash(problem):
+        return Choice("reference", "short rows that need gradients")
+    form, _ = sdpa_form(problem)
+    if form:
+        return Choice("sdpa", FORMS[form], form)
+    if not on_cpu and not dense and _why_not_flex(problem) is None:
+        return Choice("flex", "one fused kernel with the encoding's score_mod")
+    if refusal(problem, "blocks") is None:
+        if blocks.masks(problem):
+            return Choice("blocks", "torch's kernel takes what the encoding adds as a mask")
+        if not dense:
+            return Choice("blocks", "the scores are too large to hold at once")
+    return Choice("reference", "the scores are small" if dense else "nothing else can run here")
+
+
+def _slows_flash(problem: Problem) -> bool:
+    """True if torch's flash kernel trains slower than dense operations over short rows."""
+    half = problem.q.dtype in (torch.bfloat16, torch.float16) or problem.autocast
+    return half or problem.term is not None
+
+
+def sdpa_form(problem: Problem) -> tuple[str, str]:
+    """Return the form in which torch's kernel computes the problem and "", or "" and why none
+    does."""
+    if problem.known.transformed:
+        return "", "torch.func's transforms do not reach into its kernels"
+    if problem.dropout_p:
+        return "", "only reference and blocks apply dropout"
+    if _takes_a_row(problem):
+        return "row", ""
+    window = problem.mask is not None and problem.mask.window is not None
+    strips = None
+    if problem.term is not None or problem.need_lse or window:
+        strips = _why_not_strips(problem)
+        if strips is None:
+            return "strips", ""
+    if problem.need_lse:
+        return "", f"the log-sum-exp comes with strips of queries, and {strips}"
+    if problem.term is None:
+        return "plain", ""
+    key_rows = _why_not_key_rows(problem)
+    return ("", f"{strips}; {key_rows}") if key_rows else ("key rows", "")
+
+
+def _takes_a_row(problem: Problem) -> bool:
+    known, term = problem.known, problem.term
+    adds = term is not None and term.additive and term.combine is None
+    few = problem.q_len <= FEW and problem.q.device.type == "cpu" and not problem.need_lse
+    return adds and few and not (known.needs_grad or known.compiling)
+
+
+def _why_not_strips(problem: Problem) -> str | None:
+    term, mask, known = problem.term, problem.mask, problem.known
+    if problem.q.device.type != "cpu":
+        return "CUDA's kernels would write the view out"
+    if term is not None and (term.by_distance is None or term.combine is not None):
+        return "it changes scores or values, which these kernels do not show"
+    if mask is not None and not mask.exact:
+        return "the mask is more than causality and a window"
+    if (mask is not None and known.mask_runs is None) or (term is not None and known.runs is None):
+        return "the positions are not known to be consecutive"
+    return None
+
+
+def _why_not_key_rows(problem: Problem) -> str | None:
+    term = problem.term
+    if problem.q.device.type != "cpu" or problem.known.compiling:
+        return "how many queries share the terms of the keys depends on the numbers"
+    if problem.mask is None or not problem.mask.causal:
+        return "a term per key is the bias under a causal mask only"
+    if term is None or term.per_key is None or term.combine is not None:
+        return "it is no term of the query minus a term of the key"
+    return None
+
+
+def _why_not_flex(problem: Problem) -> str | None:
+    device, term, needs_grad = problem.q.device.type, problem.term, problem.known.needs_grad
+    if problem.known.compiling:
+        return "it compiles by itself and does not nest"
+    if problem.dropout_p:
+        return "only reference and blocks apply dropout"
+    if term is not None and term.combine is not None:
+        return "place 4 must see the weights"
+    if term is not None and term.pair is None:
+        return "place 3 must see whole rows"
+    if problem.q.dtype == torch.float64:
+        return "it takes float32, bfloat16 and float16"
+    if device == "cpu" and needs_grad:
+        return "FlexAttention has no backward pass on the CPU"
+    if device == "cpu" and problem.need_lse:
+        return "FlexAttention gives no log-sum-exp on the CPU"
+    if device not in ("cpu", "cuda"):
+        return f"it runs on CPU and CUDA, not on {device}"
+    return None

@@ -1,1 +1,0 @@
-"""Ways to run an attention, with the same results at different costs."""

@@ -1,0 +1,87 @@
+"""Query blocks, recomputed in the backward pass: any encoding in memory that grows only with the
+length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from posenc.attend.problem import Problem
+from posenc.attend.ways import flash, reference
+from posenc.attend.ways.cost import Cost, dense_bytes
+from posenc.numbers.precision import without_autocast
+
+BLOCK_BYTES, MOST_BYTES = 2 * 2**20, 8 * 2**20
+"""Bytes of one block's scores where it has at least `ROWS` queries, and where it has fewer. Larger
+blocks leave the cache, smaller ones pay more for their overhead."""
+ROWS = 64
+
+
+def cost(problem: Problem) -> Cost:
+    """Return what it is expected to cost."""
+    return Cost("O(q_len * kv_len)", dense_bytes(problem, min(problem.q_len, block_rows(problem))))
+
+
+def block_rows(problem: Problem) -> int:
+    """Return the queries per block: a power of two from 16 to 512 that keeps the scores in the
+    cache, or has enough of them for a product."""
+    batch, heads = problem.q.shape[:2]
+    row_bytes = batch * heads * problem.kv_len * max(4, problem.q.element_size())
+    fit, most = (size // max(row_bytes, 1) for size in (BLOCK_BYTES, MOST_BYTES))
+    least = max(ROWS, problem.kv_len // 8) if masks(problem) else ROWS
+    rows = max(1, fit, min(least, most))
+    return min(512, max(16, 1 << (rows.bit_length() - 1)))
+
+
+def masks(problem: Problem) -> bool:
+    """True if a block hands what the term adds to torch's kernel as a mask: it only adds, and
+    nobody differentiates."""
+    term, known = problem.term, problem.known
+    adds = term is not None and term.additive and term.combine is None
+    free = not (known.needs_grad or known.compiling or problem.dropout_p)
+    return adds and free and problem.q.device.type == "cpu"
+
+
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Attend block by block of queries, each over the keys that the mask may show to it."""
+    rows = block_rows(problem)
+    spans = [(start, min(start + rows, problem.q_len)) for start in range(0, problem.q_len, rows)]
+    problem = problem.ready(rows)
+    attend = _masked if masks(problem) else reference.attend
+    if problem.known.needs_grad and not problem.known.compiling:
+        attend = _recomputed
+    results = [attend(problem.among(*problem.reach(*span)), *span) for span in spans]
+    lses = [lse for _, lse in results if lse is not None]
+    return torch.cat([out for out, _ in results], dim=2), torch.cat(lses, dim=2) if lses else None
+
+
+def _recomputed(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+    return checkpoint(  # type: ignore[return-value]
+        reference.attend,
+        problem,
+        start,
+        stop,
+        use_reentrant=False,
+        preserve_rng_state=problem.dropout_p > 0,
+        determinism_check="none",
+    )
+
+
+def _masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+    """Attend by torch's kernel, with what the term adds as its mask. Autocast rounds what is
+    multiplied, not the mask."""
+    with without_autocast(problem.q.device):
+        bias = problem.bias(start, stop)
+        bias = bias.expand(*problem.q.shape[:2], -1, -1).contiguous()  # one batch row may serve all
+        visible = problem.hide(bias, start, stop, -torch.inf)
+        tensors = (problem.q[:, :, start:stop], problem.k, problem.v)
+        q, k, v = flash.same_width(*(t.to(problem.product_dtype) for t in tensors))
+        if visible is not None:  # what nobody sees may hold anything, NaN too
+            unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]
+            k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
+        out, lse = flash.attend(q, k, v, bias, problem.scale)
+    if visible is not None and not problem.known.every_row_sees_a_key:
+        blind = ~visible.any(-1)
+        out, lse = out.masked_fill(blind[..., None], 0), lse.masked_fill(blind, -torch.inf)
+    return out[..., : problem.v.shape[-1]], lse if problem.need_lse else None

@@ -1,0 +1,99 @@
+"""torch's flash attention on the CPU with its log-sum-exp, forward and backward.
+
+These two operators are the only private names of torch that attention uses: torch's public function
+returns no log-sum-exp, and without it neither attention over parts of the keys can be joined nor a
+part be differentiated. Where a version of torch lacks them, plain operations take their place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.numbers.heads import for_every_head
+from posenc.numbers.precision import at_least_float32
+
+_FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+_BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return softmax(scale * q k^T + bias) v and the log-sum-exp of each row.
+
+    q (batch, num_heads, rows, width); k, v (batch, num_kv_heads, keys, width), all of one width as
+    `same_width` gives them; bias broadcasts to (batch, num_heads, rows, keys) and has four axes.
+    """
+    if _FORWARD is None:
+        return _plain(q, k, v, bias, scale)
+    return _FORWARD(q, k, v, attn_mask=bias, scale=scale)
+
+
+def gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k and v, all of as many heads, where `grad` is that of `out`.
+
+    k, v and bias may be a part of the keys that `out` and `lse` were computed from.
+    """
+    if _BACKWARD is None:
+        return _plain_gradients(grad, q, k, v, out, lse, bias, scale)
+    return _BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
+
+
+def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return attention over all keys from attention over disjoint parts of them, each (out,
+    log-sum-exp); -inf for a row that sees no key of a part, whose output is 0."""
+    out, lse = parts[0]
+    for more, more_lse in parts[1:]:
+        share = (more_lse - lse).nan_to_num(0).sigmoid()  # NaN: neither part has a key
+        out = torch.lerp(out, more, share.unsqueeze(-1).to(out.dtype))
+        lse = torch.logaddexp(lse, more_lse)
+    return out, lse
+
+
+def same_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v padded to one width, with the channels of a head next to each other in
+    memory, as the operators need them."""
+    width, v_dim = q.shape[-1], v.shape[-1]
+    if v_dim < width:
+        v = F.pad(v, (0, width - v_dim))
+    elif v_dim > width:
+        q, k = (F.pad(t, (0, v_dim - width)) for t in (q, k))
+    return adjacent(q), adjacent(k), adjacent(v)
+
+
+def adjacent(t: Tensor) -> Tensor:
+    """Return t, copied unless its channels are next to each other in memory."""
+    return t if t.stride(-1) == 1 else t.clone(memory_format=torch.contiguous_format)
+
+
+def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    wide = at_least_float32(q.dtype)
+    scores = scale * q.to(wide) @ for_every_head(k, q.shape[1]).to(wide).mT
+    return scores if bias is None else scores + bias
+
+
+def _plain(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    scores = _scores(q, k, bias, scale)
+    weights = scores.softmax(-1).nan_to_num(0)  # a row that sees no key
+    out = weights @ for_every_head(v, q.shape[1]).to(weights.dtype)
+    return out.to(q.dtype), scores.logsumexp(-1)
+
+
+def _plain_gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    weights = (_scores(q, k, bias, scale) - lse[..., None]).exp().nan_to_num(0)
+    wide = weights.dtype
+    grad, v, out = grad.to(wide), v.to(wide), out.to(wide)
+    mean = (grad * out).sum(-1, keepdim=True)
+    d_scores = scale * weights * (grad @ v.mT - mean)
+    d_q, d_k = d_scores @ k.to(wide), d_scores.mT @ q.to(wide)
+    return d_q.to(q.dtype), d_k.to(k.dtype), (weights.mT @ grad).to(q.dtype)

@@ -1,0 +1,110 @@
+"""torch's own kernel: where nothing is added to the scores, or the bias can be handed to it. Which
+of the forms runs is decided in choose.py."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.attend.problem import Problem
+from posenc.attend.ways import key_rows, strips, strips_backward
+from posenc.attend.ways.cost import Cost, scores_bytes
+from posenc.numbers.precision import without_autocast
+
+MASKED_ROWS = 256
+"""Queries that share one mask written out."""
+
+
+def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
+    """Attend in one of the forms of choose.py: "plain", "row", "strips" or "key rows"."""
+    if form == "strips":
+        return strips.run(problem)
+    if form == "key rows":
+        return key_rows.run(problem)
+    if form == "row":
+        bias = problem.ready(problem.q_len).bias(0, problem.q_len)
+        return _kernel(problem, 0, problem.q_len, bias=bias), None
+    if problem.known.causal_by_index:
+        return _kernel(problem, 0, problem.q_len, causal=True), None
+    if problem.mask is None or _mask_in_one(problem):
+        return _kernel(problem, 0, problem.q_len), None
+    starts = range(0, problem.q_len, MASKED_ROWS)
+    spans = [(start, min(start + MASKED_ROWS, problem.q_len)) for start in starts]
+    outs = [_kernel(problem.among(*problem.reach(*span)), *span) for span in spans]
+    return torch.cat(outs, dim=2), None
+
+
+def cost(problem: Problem, form: str) -> Cost:
+    """Return what the form is expected to cost."""
+    size, (batch, heads) = problem.q.element_size(), problem.q.shape[:2]
+    known, mask = problem.known, problem.mask
+    time = "O(q_len * kv_len)"
+    if mask is not None and mask.window is not None:
+        time = f"O(q_len * {min(mask.window, problem.kv_len)})"
+    if form == "row":
+        assert problem.term is not None
+        rows = scores_bytes(problem, problem.q_len)
+        return Cost(time, int(rows * (1 + problem.term.held(False))))
+    if form == "strips":
+        rows = min(problem.q_len, strips.TOGETHER)
+        block = 3 * batch * heads * rows * problem.q.shape[-1] * size
+        backward = 0
+        if known.needs_grad:
+            scores = scores_bytes(problem, min(problem.q_len, strips_backward.ROWS))
+            backward = 3 * min(strips_backward.BYTES, scores) + 4 * problem.k.numel()
+        row = 4 * heads * (problem.q_len + problem.kv_len)
+        return Cost(time, row + problem.q.numel() * size + block + backward)
+    dense_mask = 0
+    if mask is not None and not known.causal_by_index:  # torch makes numbers of it
+        rows = problem.q_len if _mask_in_one(problem) else min(problem.q_len, MASKED_ROWS)
+        dense_mask = batch * rows * problem.kv_len * (1 + size)
+        dense_mask += size * (problem.k.numel() + problem.v.numel())  # without what nobody sees
+    copied = 0
+    if form == "key rows":  # what the mask hides of a block, and with gradients a copy of all
+        dense_mask = scores_bytes(problem, key_rows.ROWS) // max(1, problem.kv_len // key_rows.ROWS)
+        copied = 2 * sum(t.numel() for t in (problem.q, problem.k, problem.v))
+        copied *= 1 if known.needs_grad else 0
+    if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output as wide as q
+        copied += problem.q.numel() + problem.k.numel()
+    if known.needs_grad:  # what the kernel makes of the three on the way back
+        copied += max(copied, problem.q.numel() + problem.k.numel())
+    return Cost(time, dense_mask + copied * size)
+
+
+def _mask_in_one(problem: Problem) -> bool:
+    """True if the mask is written out for all queries: the backward pass keeps it anyhow, and a
+    compiled graph is for any length."""
+    return problem.known.needs_grad or problem.known.compiling
+
+
+def _kernel(
+    problem: Problem, start: int, stop: int, *, causal: bool = False, bias: Tensor | None = None
+) -> Tensor:
+    """Call torch's kernel for queries start .. stop."""
+    visible = None if causal else problem.visible(start, stop)
+    if visible is not None:
+        # Every axis in full, else torch falls back to its dense path.
+        visible = visible.expand(*visible.shape[:-2], stop - start, problem.kv_len)
+    q, k, v = problem.q, problem.k, problem.v
+    q = q if stop - start == q.shape[2] else q[:, :, start:stop]
+    if visible is not None:  # what nobody sees may hold anything, NaN too
+        unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]
+        k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
+    width, v_dim = q.shape[-1], v.shape[-1]
+    v = F.pad(v, (0, width - v_dim)) if v_dim < width else v
+    mask = visible
+    if bias is not None:
+        mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+        mask = mask.expand(*problem.q.shape[:2], stop - start, problem.kv_len)
+        q, k, v = (t.to(problem.product_dtype) for t in (q, k, v))
+    with nullcontext() if bias is None else without_autocast(q.device):  # it would round the bias
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=problem.scale,
+            enable_gqa=bool(q.shape[1] != k.shape[1]),  # a trace counts in tensors
+        )  # fmt: skip
+    if visible is not None and not problem.known.every_row_sees_a_key:
+        out = out.masked_fill(~visible.any(-1, keepdim=True), 0)
+    return out if v_dim >= width else out[..., :v_dim]

@@ -1,0 +1,111 @@
+"""A bias that depends only on the distance, without a number for every pair.
+
+For n queries and m keys at consecutive positions, a head's bias is one row of n + m - 1 numbers:
+
+    row       b[4]  b[3]  b[2]  b[1]  b[0]  -inf  -inf      by falling distance
+              \\________________/                            what the last query sees of 3 keys
+                    \\________________/                      what the query before it sees
+                          \\__________________/              ...
+
+Each query reads a part of the row that begins one entry later than that of the query after it. With
+the queries in reverse order, entry (i, j) of the bias is row[offset + i + j]: a view of the row
+with strides (1, 1), which takes no memory. torch's flash kernel reads it as its mask. So a bias by
+distance costs what attention without one costs, forward and, if it is constant, backward.
+
+Three files: this one makes the row; `strips_forward` runs blocks ("strips") of queries, each over
+the keys that the mask shows to it; `strips_backward` differentiates, the row included.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.attend.problem import Problem
+from posenc.attend.ways.strips_backward import Strips
+from posenc.attend.ways.strips_forward import Group, Strip, forward
+from posenc.encoding.base import check_heads
+from posenc.numbers.precision import at_least_float32
+
+ROWS = 256
+"""Queries per strip: what a causal mask hides of a strip is computed all the same."""
+TOGETHER = 1024
+"""Queries that attend at once to the keys which all of them see: torch's kernel is up to a fifth
+faster with 768 queries and more."""
+
+
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Attend by strips; choose.py has checked that the bias depends only on the distance and the
+    mask only on order and distance, between known consecutive positions."""
+    row = falling_row(problem)
+    groups = [_group(problem, row, start) for start in range(0, problem.q_len, TOGETHER)]
+    if not (problem.need_lse or problem.known.needs_grad):
+        return forward(problem.q, problem.k, problem.v, row, problem.scale, groups)[0], None
+    out, lse = Strips.apply(problem.q, problem.k, problem.v, row, problem.scale, groups)  # type: ignore[misc]
+    if not problem.need_lse:
+        return out, None
+    return out, lse.masked_fill(~_sees_a_key(problem), -torch.inf)  # torch gives 0 there
+
+
+def _group(problem: Problem, row: Tensor, begin: int) -> Group:
+    """Return the strips from query `begin` on, and the keys that they look at together."""
+    end = min(begin + TOGETHER, problem.q_len)
+    size = ROWS if problem.mask is not None else TOGETHER
+    strips = []
+    for start in range(begin, end, size):
+        stop = min(start + size, end)
+        strips.append(Strip(start, stop, *problem.reach(start, stop)))
+    first, last = problem.clear(begin, end)
+    # One key less on either side, so that every query has one of its own there.
+    shared = Strip(begin, end, first + 1 if first else 0, last - 1)
+    if len(strips) == 1 or shared.last - shared.first < ROWS:
+        return Group(strips, None)
+    read = row[:, problem.q_len - end + shared.first : problem.q_len - begin + shared.last - 1]
+    return Group(strips, shared if bool(read.isfinite().all()) else None)
+
+
+def falling_row(problem: Problem) -> Tensor:
+    """Return the bias by falling distance, (num_heads, q_len + kv_len - 1), -inf where the mask
+    hides it; its first entry is for the last query and the first key."""
+    size = problem.q_len + problem.kv_len - 1
+    visible = _visible(problem)
+    # What the mask hides at the far end, which is all of the future, is not computed.
+    computed = (
+        size if visible is None else int(visible.nonzero().amax()) + 1 if visible.any() else 1
+    )
+    if problem.term is None:
+        dtype = at_least_float32(problem.q.dtype)
+        row = torch.zeros(problem.q.shape[1], computed, dtype=dtype, device=problem.q.device)
+    else:
+        assert problem.term.by_distance is not None and problem.known.runs is not None
+        q_start, k_start = problem.known.runs
+        farthest = q_start + problem.q_len - 1 - k_start
+        row = problem.term.by_distance(farthest, computed, problem.q)
+        check_heads(problem.encoding, row.shape[0], problem.q)
+    if visible is not None:
+        row = row.masked_fill(~visible[:computed], -torch.inf)
+    return F.pad(row, (0, size - computed), value=-torch.inf)
+
+
+def _visible(problem: Problem) -> Tensor | None:
+    """True for the entries of the row that the mask shows; None for all of them."""
+    mask, runs = problem.mask, problem.known.mask_runs
+    if mask is None or runs is None or not (mask.causal or mask.window):
+        return None
+    farthest = runs[0] + problem.q_len - 1 - runs[1]
+    distance = farthest - torch.arange(problem.q_len + problem.kv_len - 1, device=problem.q.device)
+    visible = torch.ones_like(distance, dtype=torch.bool)
+    if mask.causal:
+        visible &= distance >= 0
+    if mask.window is not None:
+        visible &= distance.abs() < mask.window
+    return visible
+
+
+def _sees_a_key(problem: Problem) -> Tensor:
+    """True for the queries, (q_len), that see a key."""
+    visible = _visible(problem)
+    if visible is None:
+        return torch.ones(problem.q_len, dtype=torch.bool, device=problem.q.device)
+    return visible.unfold(0, problem.kv_len, 1).any(-1).flip(0)

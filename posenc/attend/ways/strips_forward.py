@@ -1,0 +1,68 @@
+"""Attention with a bias by distance, strip by strip of queries: the forward pass."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posenc.attend.ways import flash
+
+
+class Strip(NamedTuple):
+    """Queries start .. stop and the keys first .. last that they may look at."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def reversed_bias(row: Tensor, q_len: int, strip: Strip) -> Tensor:
+    """Return the bias (1, num_heads, rows, keys) of a strip whose queries are in reverse order, as
+    a view of the row (num_heads, q_len + kv_len - 1)."""
+    start, stop, first, last = strip
+    shape = (1, row.shape[0], stop - start, last - first)
+    offset = row.storage_offset() + q_len - stop + first
+    return row.as_strided(shape, (0, row.stride(0), 1, 1), offset)
+
+
+class Group(NamedTuple):
+    """Strips of consecutive queries; `shared` are keys that all of them see, or None."""
+
+    strips: list[Strip]
+    shared: Strip | None
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float, groups: list[Group]
+) -> tuple[Tensor, Tensor]:
+    """Return the output (batch, num_heads, q_len, v_dim) and the log-sum-exp (batch, num_heads,
+    q_len) in the dtype of the row."""
+    v_dim, q_len = v.shape[-1], q.shape[2]
+    q, k, v = flash.same_width(q, k, v)
+    row = row.contiguous()
+
+    def attend(queries: Tensor, strip: Strip) -> tuple[Tensor, Tensor]:
+        keys, bias = slice(strip.first, strip.last), reversed_bias(row, q_len, strip)
+        return flash.attend(queries, k[:, :, keys], v[:, :, keys], bias, scale)
+
+    outs, lses = [], []
+    for strips, shared in groups:
+        begin, end = strips[0].start, strips[-1].stop
+        queries = q[:, :, begin:end].flip(2)
+        common = None if shared is None else attend(queries, shared)
+        for strip in strips:
+            own = slice(end - strip.stop, end - strip.start)
+            parts, spans = [], [(strip.first, strip.last)]
+            if common is not None and shared is not None:
+                parts = [(common[0][:, :, own], common[1][:, :, own])]
+                spans = [(strip.first, shared.first), (shared.last, strip.last)]
+            for first, last in spans:
+                if first < last:
+                    parts.append(attend(queries[:, :, own], Strip(*strip[:2], first, last)))
+            out, lse = flash.join(parts)
+            outs.append(out.flip(2))
+            lses.append(lse.flip(2))
+    return torch.cat(outs, 2)[..., :v_dim], torch.cat(lses, 2)
