@@ -8,24 +8,33 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 import posenc
 from posenc import masks
+from posenc.attend.ways import blocks, key_rows, strips, strips_backward
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-LAYOUTS = ("run", "offset", "scattered", "batched", "one row", "real")
+LAYOUTS = ("run", "offset", "range", "scattered", "batched", "one row", "real", "packed")
 MASKS = ("causal", "window", "padding", "documents", "prefix", "none")
+NEEDS = ("nothing", "frozen", "gradients", "gradients", "parameters")
+"""Who needs gradients: nobody, without grad mode; nobody, in grad mode; q, k, v and the parameters;
+the parameters only."""
 IMPLS = ("auto", "auto", "blocks", "sdpa")
 ROUNDINGS = {torch.float64: 1e4, torch.float32: 256, torch.bfloat16: 8, torch.float16: 16}
 """Allowed error in epsilons of the dtype, times the size of the values: q and k are rounded after
 place 2, weights and sums are accumulated, half types round the output."""
 AUTOCAST = 4
 """Times the error that the reference makes under autocast, or that of rounding the result."""
+PACKED = 5
+"""Tokens of a packed document."""
 HALF_EPS = torch.finfo(torch.bfloat16).eps
 NAMES = tuple(name for name in posenc.names() if not name.startswith(("sinusoidal", "learned")))
 
@@ -46,49 +55,87 @@ class Case:
     q_len: int
     kv_len: int
     strided: bool
-    gradients: bool
+    needs: str
+    """One of NEEDS."""
     prepared: bool
     """As a model prepares it, and called before: elsewhere, then where what is kept serves."""
     autocast: bool
     """To bfloat16, which rounds q, k, v, scores and weights of float32. How far that may go, the
     reference shows under it. Torch itself cannot join two tensors of float16 under it."""
+    small: bool
+    """Blocks and strips of a few queries, as long sequences have many of them."""
+    spoiled: bool
+    """Memory that nobody has written holds NaN."""
+
+    @property
+    def gradients(self) -> bool:
+        return self.needs in ("gradients", "parameters")
 
 
 def draw(seed: int) -> Case:
     dice = random.Random(seed)
     kv_heads = dice.choice((1, 2))
-    kv_len = dice.choice((1, 2, 7, 33, 130))
-    whole = dice.random() < 0.6
+    kv_len = dice.choice((0, 1, 2, 7, 33, 130))
+    lengths = (kv_len, kv_len, kv_len, 0, 1, dice.randint(0, kv_len), kv_len + dice.randint(1, 9))
     drawn = Case(
         seed, dice.choice(NAMES), dice.choice(DTYPES), dice.choice(LAYOUTS), dice.choice(MASKS),
         dice.choice(IMPLS), dice.choice((1, 2, 3)), kv_heads * dice.choice((1, 2)), kv_heads,
-        kv_len if whole else dice.choice((1, dice.randint(1, kv_len))), kv_len, dice.random() < 0.3,
-        dice.random() < 0.4, dice.random() < 0.4, dice.random() < 0.2,
+        dice.choice(lengths), kv_len, dice.random() < 0.3, dice.choice(NEEDS),
+        dice.random() < 0.4, dice.random() < 0.2, dice.random() < 0.5, dice.random() < 0.3,
     )  # fmt: skip
     return replace(drawn, autocast=drawn.autocast and drawn.dtype != torch.float16)
 
 
-def positions_of(case: Case, axes: int) -> Tensor:
-    """(kv_len) or (batch, kv_len), with a last axis of components where there are several."""
-    n, generator = case.kv_len, torch.Generator().manual_seed(case.seed)
+@contextmanager
+def conditions(case: Case) -> Iterator[None]:
+    """Run with small blocks and spoiled memory, where the case says so."""
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        if case.spoiled:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        if not case.small:
+            yield
+            return
+        with (
+            mock.patch.object(blocks, "block_rows", lambda problem: 16),
+            mock.patch.multiple(strips, ROWS=8, TOGETHER=32),
+            mock.patch.multiple(strips_backward, ROWS=7, KEYS=9),
+            mock.patch.multiple(key_rows, ROWS=16, STEEP_ROWS=8),
+        ):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def positions_of(case: Case, axes: int) -> tuple[Any, Any]:
+    """Positions of queries and keys, (len) or (batch, len) or a range, with a last axis of
+    components where there are several. Queries are the last of the longer side."""
+    n, generator = max(case.q_len, case.kv_len), torch.Generator().manual_seed(case.seed)
     steps = {
         "run": torch.arange(n),
+        "range": torch.arange(n),
         "offset": torch.arange(n) + 5000,
         "scattered": torch.randperm(4 * n, generator=generator)[:n].sort().values,
         "batched": torch.stack([torch.arange(n) + 11 * row for row in range(case.batch)]),
         "one row": torch.arange(n)[None],
         "real": torch.arange(n).double() * 1.5,
+        "packed": torch.arange(n) % PACKED,
     }[case.layout]
+    ends = slice(n - case.q_len, n), slice(n - case.kv_len, n)
+    if case.layout == "range" and axes == 1:
+        return tuple(range(end.start, end.stop) for end in ends)
     if axes == 1:
-        return steps
-    return torch.stack([steps // (axis + 1) for axis in range(axes)], -1)
+        return tuple(steps[..., end] for end in ends)
+    components = torch.stack([steps // (axis + 1) for axis in range(axes)], -1)
+    return tuple(components[..., end, :] for end in ends)
 
 
 def mask_of(case: Case) -> masks.Mask | None:
     valid = torch.ones(case.batch, case.kv_len, dtype=torch.bool)
     valid[:, : case.kv_len // 3] = False
-    ids = torch.arange(case.kv_len) // 5
-    q_ids = ids[case.kv_len - case.q_len :]
+    longer = max(case.q_len, case.kv_len)
+    every = torch.arange(longer) // PACKED
+    q_ids, ids = every[longer - case.q_len :], every[longer - case.kv_len :]
     return {
         "causal": masks.causal,
         "window": masks.causal & masks.sliding_window(4),
@@ -112,36 +159,44 @@ def outcome(case: Case) -> str | None:
     if encoding.claims.causal_only and case.mask in ("none", "prefix"):
         return "refused: it is for causal attention"
     axes = encoding.claims.num_axes
-    kv_positions = positions_of(case, axes)
-    span = -1 if axes == 1 else -2
-    start = case.kv_len - case.q_len
-    q_positions = kv_positions.narrow(span, start, case.q_len)
-    x = torch.randn(case.batch, case.kv_len, 32, dtype=torch.float64)
-    state = encoding.state(x, kv_positions)
+    q_positions, kv_positions = positions_of(case, axes)
+    longer = max(case.q_len, case.kv_len)
+    x = torch.randn(case.batch, longer, 32, dtype=torch.float64)
+    known = q_positions if case.q_len == longer else kv_positions
+    known = torch.arange(known.start, known.stop) if isinstance(known, range) else known
+    state = encoding.state(x, known)
     inputs = [_values(case, heads, n) for heads, n in (
         (case.heads, case.q_len), (case.kv_heads, case.kv_len), (case.kv_heads, case.kv_len)
     )]  # fmt: skip
     own = posenc.create(case.name, shape).for_layer(0).to(case.dtype)
     own.load_state_dict(encoding.state_dict())
+    for kind in (encoding, own):
+        kind.requires_grad_(case.gradients)
 
-    def run(
-        kind: posenc.PositionEncoding, tensors: list[Tensor], impl: str, ahead: int = 0
-    ) -> list[Tensor]:
-        leaves = [t.clone().requires_grad_(case.gradients) for t in tensors]
+    def run(kind: posenc.PositionEncoding, tensors: list[Tensor], impl: str, ahead: int = 0):
+        followed = case.needs == "gradients"
+        leaves = [t.clone().requires_grad_(followed) for t in tensors]
         leaves = [_laid_out(t, case.strided) for t in leaves]
-        with torch.set_grad_enabled(case.gradients):
+        if isinstance(q_positions, range):
+            moved = range(q_positions.start + ahead, q_positions.stop + ahead)
+        else:
+            moved = q_positions + ahead
+        with torch.set_grad_enabled(case.needs != "nothing"):
             out = posenc.attention(
-                *leaves, kind, q_positions=q_positions + ahead, kv_positions=kv_positions,
-                q_state=None if state is None else state[:, :, start:].detach(),
-                kv_state=None if state is None else state.detach(),
+                *leaves, kind, q_positions=moved, kv_positions=kv_positions,
+                q_state=None if state is None else state[:, :, longer - case.q_len :].detach(),
+                kv_state=None if state is None else state[:, :, longer - case.kv_len :].detach(),
                 mask=mask_of(case), impl=impl,
             )  # fmt: skip
         assert isinstance(out, Tensor)
-        if not case.gradients:
+        wanted = (leaves if followed else []) + list(kind.parameters())
+        if not (wanted and out.requires_grad):  # a state is what depends on the others
             return [out]
         # Signs, which no dtype rounds: both sides go back from the same gradient.
         signs = torch.randint(2, out.shape, generator=torch.Generator().manual_seed(case.seed))
-        return [out, *torch.autograd.grad(out, leaves, (2 * signs - 1).to(out.dtype))]
+        signs = (2 * signs - 1).to(out.dtype)
+        found = torch.autograd.grad(out, wanted, signs, allow_unused=True)
+        return [out, *(t.new_zeros(()) if g is None else g for t, g in zip(wanted, found))]  # noqa: B905
 
     wide = [t.double() for t in inputs]
     try:
@@ -157,16 +212,25 @@ def outcome(case: Case) -> str | None:
             got = run(own, inputs, case.impl)
     except (ValueError, TypeError) as error:
         return f"refused: {error}"
-    both = zip(got, want, rounded, strict=True)
-    for what, (a, b, c) in zip(("output", "q", "k", "v"), both, strict=False):
-        size = max(1.0, b.abs().max().item())
+    whats = ("output", *(("q", "k", "v") if case.needs == "gradients" else ()))
+    whats += tuple(name for name, _ in encoding.named_parameters())
+    for what, a, b, c in zip(whats, got, want, rounded, strict=False):
+        size = max(1.0, _largest(b))
         bound = ROUNDINGS[case.dtype] * torch.finfo(case.dtype).eps * size
+        if what not in ("output", "q", "k", "v"):  # sums over all pairs, of terms that may cancel
+            bound *= max(1, case.batch * case.q_len)
         if rounded is not want:
-            bound += AUTOCAST * max((c.double() - b).abs().max().item(), HALF_EPS * size)
-        error = (a.double() - b).abs().max().item()
+            bound += AUTOCAST * max(
+                (c.double() - b).abs().max().item() if b.numel() else 0.0, HALF_EPS * size
+            )
+        error = (a.double() - b).abs().max().item() if b.numel() else 0.0
         if not error <= bound:
             return f"{what} off by {error:.2g} of {size:.2g}, allowed {bound:.2g}"
     return None
+
+
+def _largest(t: Tensor) -> float:
+    return t.abs().max().item() if t.numel() else 0.0
 
 
 def _values(case: Case, heads: int, length: int) -> Tensor:
@@ -184,7 +248,8 @@ def main(cases: int, seed: int = 0) -> list[tuple[Case, str]]:
     for number in range(seed, seed + cases):
         case = draw(number)
         try:
-            found = outcome(case)
+            with conditions(case):
+                found = outcome(case)
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
         counts["agree" if found is None else "refused" if found[:7] == "refused" else "wrong"] += 1
