@@ -127,7 +127,7 @@ def _model(folder: Path) -> Model:
 
 
 def _tokens(folder: Path, text: Path) -> list[int]:
-    from posenc.hf.text import load_tokenizer
+    from posenc.hf.checkpoint.text import load_tokenizer
 
     require_ordinary(text)
     words = text.read_text(encoding="utf-8")
@@ -138,7 +138,7 @@ def _losses(folder: Path, tokens: list[int]) -> Any:
     """Nats of each token, given those before it."""
     import torch
 
-    from posenc.hf.loading import load_checkpoint
+    from posenc.hf.checkpoint.loading import load_checkpoint
 
     ids = torch.tensor([tokens])
     model = load_checkpoint(folder).model

@@ -36,9 +36,9 @@ from posenc.extend.variants.candidates import (
     needs_search,
 )
 from posenc.extend.variants.variant import Variant, as_is
-from posenc.hf.apply import applied
-from posenc.hf.loading import Checkpoint, load_checkpoint
-from posenc.hf.text import Windows, mask_token, text_encoder
+from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
+from posenc.hf.checkpoint.text import Windows, mask_token, text_encoder
+from posenc.hf.rope.apply import applied
 from posenc.report.failure import RunFailed
 
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from posenc.extend import seen
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
-from posenc.hf.rope_config import RopeSetting
+from posenc.hf.rope.settings import RopeSetting
 from posenc.report.drawing import INK, figure, legend_above, length_axis, line_styles, style
 from posenc.report.page import Plot
 

@@ -16,10 +16,10 @@ from posenc.extend.restart import own_state
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
 from posenc.hf import tables
-from posenc.hf.apply import other_frequencies, rotary_frequencies
-from posenc.hf.folder import read_config, tokenizer_files
-from posenc.hf.loading import Checkpoint
-from posenc.hf.rope_config import EXTENDED_LAYERS
+from posenc.hf.checkpoint.files import read_config, tokenizer_files
+from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.rope.apply import other_frequencies, rotary_frequencies
+from posenc.hf.rope.settings import EXTENDED_LAYERS
 
 DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 NEAR = {"sliding_attention", "chunked_attention"}

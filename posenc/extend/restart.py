@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
 from posenc.report.atomic import write_atomically
 from posenc.report.lock import held
 from posenc.report.record import seal, unseal

@@ -16,7 +16,7 @@ from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_page
 from posenc.extend.task_table import task_rows
-from posenc.hf.text import split_documents
+from posenc.hf.checkpoint.text import split_documents
 from posenc.report.atomic import check_figures, check_writable, write_atomically
 from posenc.report.failure import RunFailed
 from posenc.report.progress import Narrator

@@ -18,7 +18,7 @@ from posenc.extend.tune.lora import (
     projections,
     save_adapter,
 )
-from posenc.hf.loading import load_checkpoint
+from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.hf_models import LENGTH, save, transformers
 
 TARGET = 3 * LENGTH

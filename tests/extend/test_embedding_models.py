@@ -13,7 +13,7 @@ import torch
 from posenc import extend as hf
 from posenc.extend.options import Options
 from posenc.hf import tables
-from posenc.hf.loading import load_checkpoint
+from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.hf_models import LENGTH, save, transformers
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from posenc.extend.page import make_page
 from posenc.extend.terminal import extend_and_show, show_losses, write_csv
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
-from posenc.hf.rope_config import RopeSetting
+from posenc.hf.rope.settings import RopeSetting
 from posenc.report.figure_files import write_figures
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 

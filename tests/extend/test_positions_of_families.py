@@ -11,9 +11,9 @@ import torch
 from posenc import extend as hf
 from posenc.extend.options import Options
 from posenc.extend.variants.methods import METHODS, stretch
-from posenc.hf.apply import applied, other_frequencies, rotary_frequencies
-from posenc.hf.loading import load_checkpoint
-from posenc.hf.rope_config import RopeSetting
+from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.rope.apply import applied, other_frequencies, rotary_frequencies
+from posenc.hf.rope.settings import RopeSetting
 from posenc.inspect.checkpoint.positions import Rotation
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.queries_keys.rope_scaling import LongRoPE, Proportional

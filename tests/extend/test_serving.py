@@ -18,8 +18,8 @@ from posenc.extend.options import Options
 from posenc.extend.search.genome import Genome, apply_genome
 from posenc.extend.tune.config import TuneConfig
 from posenc.extend.variants.methods import METHODS, stretch
-from posenc.hf.apply import applied, rotary_frequencies
-from posenc.hf.loading import load_checkpoint
+from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.rope.apply import applied, rotary_frequencies
 from tests.doctor.judging import judge
 from tests.hf_models import LENGTH, ROPE, save, transformers
 

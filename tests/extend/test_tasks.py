@@ -18,7 +18,7 @@ from posenc.extend.measure.puzzles import COMMON, PUZZLES
 from posenc.extend.measure.short_text import regression, short_pieces
 from posenc.extend.measure.tasks import TASKS, TaskGrid, parse_tasks
 from posenc.extend.options import Options
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
 from tests.hf_models import LENGTH, save
 
 TARGET = 8 * LENGTH

@@ -11,9 +11,9 @@ import torch
 from posenc import extend as hf
 from posenc.extend.options import Options
 from posenc.extend.variants.methods import METHODS, stretch
-from posenc.hf import apply
-from posenc.hf.apply import applied, attention_scales, rotary_frequencies
-from posenc.hf.loading import load_checkpoint
+from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.rope import apply
+from posenc.hf.rope.apply import applied, attention_scales, rotary_frequencies
 from tests.hf_models import COMMON, LENGTH, save
 
 TARGET, BEFORE = 3 * LENGTH, 4.0

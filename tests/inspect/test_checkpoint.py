@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("transformers")
 
 from posenc.cli import main
-from posenc.hf.loading import load_checkpoint
+from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.inspect.checkpoint import figures
 from posenc.inspect.checkpoint.page import make_page
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table

@@ -19,8 +19,8 @@ from posenc.extend.export.described import Export
 from posenc.extend.export.pooling import MODULES, copy_sentence_files
 from posenc.extend.export.prover import Proof, Prover, prove
 from posenc.extend.export.serve import mapped_page, page, plain_page
-from posenc.hf.folder import INDEX, tokenizer_files, weight_files
-from posenc.hf.loading import Checkpoint
+from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
+from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.report.atomic import write_atomically
 from posenc.report.clone import clone
 from posenc.report.failure import RunFailed

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from posenc.hf.apply import rotary_frequencies
-from posenc.hf.loading import Checkpoint
+from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.rope.apply import rotary_frequencies
 from posenc.report.failure import RunFailed
 
 STEPS_APART = 16

@@ -17,7 +17,7 @@ from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.passkey import PasskeyGrid
 from posenc.extend.measure.short_text import short_losses
 from posenc.extend.measure.tasks import Score, TaskGrid
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.extend.measure.losses import ROWS_BUDGET, Reader, last_logits
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from posenc.hf.text import Windows, encode_until, pack_windows
+from posenc.hf.checkpoint.text import Windows, encode_until, pack_windows
 
 STRETCHES = 16
 """Cut documents where there are fewer: both halves need some, and intervals resample them."""

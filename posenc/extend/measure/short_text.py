@@ -6,7 +6,7 @@ import numpy as np
 
 from posenc.extend.measure.intervals import Estimate, estimate
 from posenc.extend.measure.losses import Reader
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
 
 MOST = 64
 """Short texts that are read, at most."""

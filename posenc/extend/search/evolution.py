@@ -17,8 +17,8 @@ from posenc.extend.restart import identity, read_sealed, write_sealed
 from posenc.extend.search.genome import Genome, monotone
 from posenc.extend.search.probe import SHORT_WEIGHT, Probe, Tried
 from posenc.extend.variants.methods import METHODS, stretch
-from posenc.hf.rope_config import EXTENDED_LAYERS, RopeSetting
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
+from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
 from posenc.queries_keys import rope_scaling as rs
 
 PARENTS = 6

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from posenc.hf.rope_config import EXTENDED_LAYERS, RopeSetting
+from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
 from posenc.queries_keys import rope_scaling as rs
 
 

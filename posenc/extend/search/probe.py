@@ -11,9 +11,9 @@ import numpy as np
 from posenc.extend.measure.evaluation import position_edges
 from posenc.extend.measure.losses import NotFinite, Reader
 from posenc.extend.search.genome import Genome, apply_genome
-from posenc.hf.apply import applied
-from posenc.hf.rope_config import RopeSetting
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
+from posenc.hf.rope.apply import applied
+from posenc.hf.rope.settings import RopeSetting
 
 SHORT_WEIGHT = 1.75
 """What a nat lost within the trained length counts in nats beyond it."""

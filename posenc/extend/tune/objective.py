@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.extend.tune.config import TuneConfig
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
 
 
 def step_tokens(windows: Windows, trained: int, config: TuneConfig, step: int) -> Tensor:

@@ -22,8 +22,8 @@ from posenc.extend.variants.variant import (
     window_variant,
 )
 from posenc.hf import tables
-from posenc.hf.loading import Checkpoint
-from posenc.hf.text import Windows, mask_token
+from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.checkpoint.text import Windows, mask_token
 
 SEARCH_WINDOWS = 36
 Builders = dict[str, Callable[[], Variant]]

@@ -14,9 +14,9 @@ from posenc.extend.search.evolution import Found
 from posenc.extend.search.genome import apply_genome
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf import tables
-from posenc.hf.apply import applied
-from posenc.hf.loading import Checkpoint
-from posenc.hf.rope_config import RopeSetting
+from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.rope.apply import applied
+from posenc.hf.rope.settings import RopeSetting
 
 WINDOW = "window"
 

@@ -12,9 +12,9 @@ from torch import nn
 from posenc.encoding.base import PositionEncoding, require_encoding
 from posenc.encoding.shape import ModelShape
 from posenc.hf.attachment import hooks, own_positions
+from posenc.hf.attachment.attention import NAME, register_attention
+from posenc.hf.attachment.calls import LAYER
 from posenc.hf.attachment.find import Stack, example_of, run, shape_from, trial, try_out
-from posenc.hf.attention import NAME, register_attention
-from posenc.hf.calls import LAYER
 from posenc.models.stack import one_per_model
 from posenc.registry import create
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.hf.calls import ATTENDING, Attending
+from posenc.hf.attachment.calls import ATTENDING, Attending
 
 
 @dataclass(frozen=True)

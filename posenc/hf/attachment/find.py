@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding.shape import ModelShape
-from posenc.hf.calls import TRIAL, Reached, Trial
+from posenc.hf.attachment.calls import TRIAL, Reached, Trial
 
 LENGTH, SOURCE_LENGTH = 5, 7
 """Tokens of a trial, and those that a decoder of two stacks reads from its encoder."""

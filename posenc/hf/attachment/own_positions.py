@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.hf.apply import rotary_modules
+from posenc.hf.attachment.attention import attend
 from posenc.hf.attachment.find import Stack, run, trial
-from posenc.hf.attention import attend
+from posenc.hf.rope.apply import rotary_modules
 from posenc.hf.tables import table_of
 from posenc.scores.alibi import ALiBi
 from posenc.scores.t5 import T5Bias

@@ -16,11 +16,11 @@ from posenc.dialects.inside import inside
 from posenc.dialects.json_object import read_json
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.per_layer import PerLayer
-from posenc.hf import folder as files
 from posenc.hf.attachment.attach import ATTACHMENT, attach
 from posenc.hf.attachment.hooks import ENCODING
 from posenc.hf.attachment.written import name_of, rebuilt, written
-from posenc.hf.loading import quiet_transformers
+from posenc.hf.checkpoint import files
+from posenc.hf.checkpoint.loading import quiet_transformers
 from posenc.report.atomic import write_atomically
 
 RECORD, NUMBERS = "posenc.json", "posenc.safetensors"

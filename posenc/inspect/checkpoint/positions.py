@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.hf import tables
-from posenc.hf.loading import Checkpoint
-from posenc.hf.rope_config import RopeSetting, head_size
+from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.rope.settings import RopeSetting, head_size
 from posenc.inspect.checkpoint import alibi
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from posenc.hf.text import load_tokenizer, text_kind, token_ids
+from posenc.hf.checkpoint.text import load_tokenizer, text_kind, token_ids
 
 Span = tuple[int, int]
 """Characters from, up to; equal for a token that stands for no text."""
@@ -55,7 +55,7 @@ def tokenize_sentence(
 ) -> Sentence:
     """The sentence in tokens, with the marks around it that the tokenizer adds.
 
-    Raises: ValueError where there is no tokenizer, see posenc.hf.text, or no text.
+    Raises: ValueError where there is no tokenizer, see posenc.hf.checkpoint.text, or no text.
     """
     if not text.strip():
         raise ValueError("--text is empty: give a sentence.")

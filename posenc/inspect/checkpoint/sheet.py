@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from posenc.hf.loading import Checkpoint, load_checkpoint
-from posenc.hf.text import text_kind
+from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
+from posenc.hf.checkpoint.text import text_kind
 from posenc.inspect.checkpoint import positions, structure
 from posenc.inspect.checkpoint import reading as readings
 from posenc.inspect.checkpoint.positions import Disentangled, Kind

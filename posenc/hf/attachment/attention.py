@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posenc.attend.attention import attention
 from posenc.encoding.base import PositionEncoding
-from posenc.hf.calls import ATTENDING, FORWARD, LAYER, TRIAL, Attending, Forward, Reached
+from posenc.hf.attachment.calls import ATTENDING, FORWARD, LAYER, TRIAL, Attending, Forward, Reached
 from posenc.masks import Mask, causal, document
 from posenc.positions import run, run_start
 

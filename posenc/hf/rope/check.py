@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.dialects.runtimes.transformers5 import ALPHA
-from posenc.hf.config_values import is_count, is_positive
+from posenc.hf.checkpoint.config_values import is_count, is_positive
 
 FAR = "full_attention"
 KNOWN_KEYS = frozenset(

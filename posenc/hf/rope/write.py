@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from posenc.hf.rope_config import RopeSetting, head_size
+from posenc.hf.rope.settings import RopeSetting, head_size
 from posenc.queries_keys import rope_scaling as rs
 
 FEW_WORDS = ("phi3", "phi4_multimodal")

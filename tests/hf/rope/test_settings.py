@@ -10,12 +10,11 @@ import torch
 
 from posenc.extend.export.config import exported
 from posenc.extend.variants.methods import METHODS, stretch
-from posenc.hf import rope_config
-from posenc.hf.apply import applied, rotary_frequencies
-from posenc.hf.loading import load_checkpoint
-from posenc.hf.rope_config import read_settings
-from posenc.hf.rope_config_check import check_rotary_keys
-from posenc.hf.rope_config_write import FEW_WORDS
+from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.rope.apply import applied, rotary_frequencies
+from posenc.hf.rope.check import check_rotary_keys
+from posenc.hf.rope.settings import RopeSetting, read_settings
+from posenc.hf.rope.write import FEW_WORDS
 from posenc.queries_keys import rope_scaling as rs
 from tests.hf_models import LENGTH, ROPE, save
 
@@ -30,7 +29,7 @@ def checkpoint(request, tmp_path_factory):
 
 def test_own_frequencies_are_read_as_transformers_computes_them(checkpoint):
     held = rotary_frequencies(checkpoint.model)
-    for setting in rope_config.read_settings(checkpoint.config):
+    for setting in read_settings(checkpoint.config):
         inv_freq, factor = held[setting.layer_type] if setting.layer_type in held else held[None]
         ours = setting.frequencies()
         torch.testing.assert_close(inv_freq, floats(ours.inv_freq), rtol=1e-6, atol=0)
@@ -40,7 +39,7 @@ def test_own_frequencies_are_read_as_transformers_computes_them(checkpoint):
 @pytest.mark.parametrize("name", [n for n in METHODS if n != "none"])
 def test_every_method_reaches_stock_transformers_exactly(checkpoint, name):
     method = METHODS[name]
-    plain = rope_config.read_settings(checkpoint.config)
+    plain = read_settings(checkpoint.config)
     if plain[0].rotary_dim < 4 and name.startswith(("ntk", "dynamic", "longrope")):
         pytest.skip("NTK needs two pairs of channels")
     if checkpoint.config.model_type in FEW_WORDS and name == "dynamic":
@@ -61,13 +60,13 @@ def test_every_method_reaches_stock_transformers_exactly(checkpoint, name):
 
 def test_a_sliding_layer_keeps_its_frequencies(tmp_path):
     gemma = load_checkpoint(save("gemma3_text", tmp_path / "gemma"))
-    for setting in stretch(rope_config.read_settings(gemma.config), METHODS["yarn"], TARGET):
+    for setting in stretch(read_settings(gemma.config), METHODS["yarn"], TARGET):
         assert (setting.scaling is None) == (setting.layer_type == "sliding_attention")
 
 
 def test_yarn_on_yarn_is_edited_and_never_stacked(tmp_path):
     oss = load_checkpoint(save("gpt_oss", tmp_path / "oss"))
-    (setting,) = stretch(rope_config.read_settings(oss.config), METHODS["yarn"], TARGET)
+    (setting,) = stretch(read_settings(oss.config), METHODS["yarn"], TARGET)
     assert isinstance(setting.scaling, rs.YaRN)
     assert setting.scaling.factor == TARGET / (LENGTH // 2)
     assert setting.scaling.truncate is False
@@ -76,9 +75,9 @@ def test_yarn_on_yarn_is_edited_and_never_stacked(tmp_path):
 
 def test_the_carrier_holds_any_frequencies(tmp_path):
     llama = load_checkpoint(save("llama", tmp_path / "llama"))
-    (plain,) = rope_config.read_settings(llama.config)
+    (plain,) = read_settings(llama.config)
     odd = rs.LongRoPE(4.0, LENGTH, (1.0, 1.3, 2.9, 17.0), (1.0, 1.3, 2.9, 17.0), 1.07)
-    settings = (rope_config.RopeSetting(None, plain.rope_theta, plain.rotary_dim, odd, LENGTH),)
+    settings = (RopeSetting(None, plain.rope_theta, plain.rotary_dim, odd, LENGTH),)
     with applied(llama.model, settings, TARGET):
         inv_freq, factor = rotary_frequencies(llama.model)[None]
         expected = [10000.0 ** (-t / 4) / f for t, f in enumerate((1.0, 1.3, 2.9, 17.0))]
@@ -120,7 +119,7 @@ def test_an_unknown_rope_type_is_never_assumed_to_be_another(tmp_path):
     llama = load_checkpoint(save("llama", tmp_path / "llama"))
     llama.config.rope_parameters = {"rope_type": "spiral", "rope_theta": 10000.0}
     with pytest.raises(ValueError, match="spiral"):
-        rope_config.read_settings(llama.config)
+        read_settings(llama.config)
 
 
 def test_pickled_weights_are_refused(tmp_path):

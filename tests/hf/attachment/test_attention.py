@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from posenc.encoding.base import PositionEncoding
 from posenc.extend.variants.position_maps import position_maps
 from posenc.hf.attachment.attach import attached
-from posenc.hf.attention import register_attention
-from posenc.hf.loading import load_checkpoint
+from posenc.hf.attachment.attention import register_attention
+from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.own_biases import own_biases
 from tests.hf_models import save, transformers
 

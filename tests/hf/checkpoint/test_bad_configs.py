@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from posenc.cli import main
-from posenc.hf.loading import load_checkpoint
+from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.hf_models import LENGTH, save
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": LENGTH}

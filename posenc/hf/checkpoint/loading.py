@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.hf import folder as files
-from posenc.hf.config_values import check_layers, check_values
+from posenc.hf.checkpoint import files
+from posenc.hf.checkpoint.config_values import check_layers, check_values
 from posenc.hf.placement import DTYPES, has_accelerate, place_of
-from posenc.hf.rope_config import RopeSetting, read_settings
-from posenc.hf.rope_config_check import check_rotary_keys
+from posenc.hf.rope.check import check_rotary_keys
+from posenc.hf.rope.settings import RopeSetting, read_settings
 from posenc.hf.tables import table_of
 
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from posenc.cli import main
-from posenc.hf.folder import TOKENIZER_FILES
-from posenc.hf.loading import load_checkpoint
-from posenc.hf.text import text_encoder
+from posenc.hf.checkpoint.files import TOKENIZER_FILES
+from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.checkpoint.text import text_encoder
 from tests.hf_models import LENGTH, save, transformers
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nclass Evil: pass\n"
@@ -73,7 +73,7 @@ def test_code_beside_a_tokenizer_never_runs_whatever_stdin_says(where, kind, fol
     done = subprocess.run(
         [sys.executable, "-m", "posenc.cli", *command(folder, kind)], input="y\n" * 9,
         capture_output=True, text=True, timeout=120, check=False,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert list(folder.glob("ran")) == []
     assert done.returncode == 2

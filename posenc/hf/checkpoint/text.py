@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc.hf.folder import tokenizer_files
+from posenc.hf.checkpoint.files import tokenizer_files
 
 SEPARATOR = "<|endoftext|>"
 
@@ -86,7 +86,7 @@ def load_tokenizer(folder: Path) -> Any:
 
     Raises: ValueError for a tokenizer that cannot be read, or that needs code.
     """
-    from posenc.hf.loading import quiet_transformers
+    from posenc.hf.checkpoint.loading import quiet_transformers
 
     tokenizer_files(folder)
     try:

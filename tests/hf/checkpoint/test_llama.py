@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.hf.llama import export_llama, import_llama
+from posenc.hf.checkpoint.llama import export_llama, import_llama
 from posenc.models import Decoder, DecoderConfig
 
 transformers = pytest.importorskip("transformers")
