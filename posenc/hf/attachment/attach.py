@@ -13,14 +13,13 @@ from posenc.encoding.base import PositionEncoding, require_encoding
 from posenc.encoding.shape import ModelShape
 from posenc.hf.attachment import hooks, own_positions
 from posenc.hf.attachment.attention import NAME, register_attention
-from posenc.hf.attachment.calls import LAYER
+from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, LAYER
 from posenc.hf.attachment.find import Stack, example_of, run, shape_from, trial, try_out
+from posenc.hf.attachment.save import save_beside
 from posenc.models.stack import one_per_model
 from posenc.registry import create
 
 Own = Literal["replace", "keep"]
-ATTACHMENT = "posenc_attachment"
-"""The attribute of a model to which an encoding is attached."""
 
 
 @dataclass(eq=False)
@@ -111,8 +110,6 @@ def _attach(
             _put(attachment, stack, each, "input_ids" in example)
         with trial():
             run(model, example)
-        from posenc.hf.attachment.save import save_beside
-
         save_beside(model)
     except BaseException:
         _undo(model)
@@ -127,7 +124,7 @@ def detach(model: Any) -> tuple[PositionEncoding, ...]:
     """
     if not hasattr(model, ATTACHMENT):
         raise ValueError("detach: the model has no encoding attached.")
-    encodings = tuple(getattr(s, hooks.ENCODING) for s in getattr(model, ATTACHMENT).stacks)
+    encodings = tuple(getattr(s, ENCODING) for s in getattr(model, ATTACHMENT).stacks)
     _undo(model)
     return encodings
 
@@ -236,7 +233,7 @@ def _put(attachment: Attachment, stack: Stack, encoding: PositionEncoding, told:
     """Attach the encoding to every attention of the stack."""
     module = stack.module
     first = next(module.parameters())
-    module.add_module(hooks.ENCODING, encoding.to(first.device))
+    module.add_module(ENCODING, encoding.to(first.device))
     attachment.stacks.append(module)
     attachment.handles += [
         module.register_forward_pre_hook(hooks.begin, with_kwargs=True),
@@ -270,7 +267,7 @@ def _undo(model: Any) -> None:
             vars(module).pop(name, None)
         vars(module).update(old)
     for stack in attachment.stacks:
-        delattr(stack, hooks.ENCODING)
+        delattr(stack, ENCODING)
     for config, name in attachment.implementations:
         config._attn_implementation = name
     delattr(model, ATTACHMENT)

@@ -10,6 +10,10 @@ from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding
 
+ATTACHMENT = "posenc_attachment"
+"""The attribute of a model to which an encoding is attached."""
+ENCODING = "posenc_encoding"
+"""The submodule of a stack under which the encoding's parameters are the model's."""
 LAYER = "posenc_layer"
 """The attribute of an attention module that an encoding is attached to."""
 

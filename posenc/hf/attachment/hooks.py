@@ -13,11 +13,8 @@ from posenc.encoding.base import PositionEncoding
 from posenc.encoding.compose import Compose
 from posenc.hf.attachment.attention import LazyMask
 from posenc.hf.attachment.cached import Columns, past_state, self_attention, watch
-from posenc.hf.attachment.calls import ATTENDING, FORWARD, LAYER, Attending, Forward
+from posenc.hf.attachment.calls import ATTENDING, ENCODING, FORWARD, LAYER, Attending, Forward
 from posenc.positions import documents_from_positions, positions_from_mask, run
-
-ENCODING = "posenc_encoding"
-"""The submodule of a stack under which the encoding's parameters are the model's."""
 
 
 @dataclass(eq=False)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from posenc.hf.checkpoint import files
 from posenc.hf.checkpoint.config_values import check_layers, check_values
-from posenc.hf.placement import DTYPES, has_accelerate, place_of
 from posenc.hf.rope.check import check_rotary_keys
 from posenc.hf.rope.settings import RopeSetting, read_settings
 from posenc.hf.tables import table_of
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda", "mps")
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """safetensors' names of dtypes, and torch's."""
 LOG = logging.getLogger("posenc.hf")
@@ -145,6 +149,29 @@ def load_checkpoint(
     most = max(tensors, key=lambda kind: tensors[kind][1], default="F32")
     stored = STORED.get(most, "float32")
     return Checkpoint(folder, model.eval(), raw, masked, settings, longest, stored)
+
+
+def has_accelerate() -> bool:
+    """Whether transformers can load weights straight to their device."""
+    return importlib.util.find_spec("accelerate") is not None
+
+
+def place_of(device: str) -> str:
+    """The device that a model goes to. "auto" is the GPU where there is one, and stays "auto" where
+    accelerate can spread the weights over all of them and on to the CPU.
+
+    Raises: ValueError for a device that torch does not see.
+    """
+    if device not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}.")
+    seen = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device in seen and not seen[device]:
+        raise ValueError(f"--device {device}: torch sees no such device here; take cpu or auto.")
+    if device == "auto":
+        device = next((name for name, there in seen.items() if there), "cpu")
+        if device == "cuda" and has_accelerate():
+            return "auto"
+    return device
 
 
 def quiet_transformers() -> Any:
