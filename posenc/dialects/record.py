@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from posenc.dialects.computed import Computed, Switch
-from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.files.gguf_metadata import Metadata
+from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes.llama_cpp import from_metadata
-from posenc.dialects.source import Source
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posenc.dialects.json_object import read_json
+from posenc.dialects.files.json_object import read_json
+from posenc.dialects.files.source import ADAPTER_CONFIG, Source, load
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.model import model_of
-from posenc.dialects.source import ADAPTER_CONFIG, Source, load
-from posenc.dialects.writers.fold import plan_adapter, scale
-from posenc.dialects.writers.folder import copy_files
-from posenc.dialects.writers.layout import convert
+from posenc.dialects.weights.fold import plan_adapter, scale
+from posenc.dialects.weights.layout import convert
+from posenc.dialects.writers.copies import copy_files
 from posenc.dialects.writers.recipes import best, require_static
 from posenc.report.new_folder import new_folder
 

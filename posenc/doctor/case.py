@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any, Literal
 
 from posenc.dialects.computed import Computed, Layer, RefusedError
-from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.files.gguf_metadata import Metadata
+from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.model import BadConfigError, Model, model_of
 from posenc.dialects.record import Record, of_meaning, record_of
 from posenc.dialects.runtimes import RUNTIMES, VERSIONS, emulate
 from posenc.dialects.runtimes.llama_cpp import from_metadata
-from posenc.dialects.source import Source
 
 Aspect = Literal["error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers"]
 FREQUENCY_TOLERANCE = 1e-5

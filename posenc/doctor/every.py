@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from posenc.dialects.json_object import read_json
-from posenc.dialects.source import NoRotationError
+from posenc.dialects.files.json_object import read_json
+from posenc.dialects.files.source import NoRotationError
 from posenc.doctor import running
 
 MODEL = ("model_type", "architectures", "n_heads")

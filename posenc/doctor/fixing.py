@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from posenc.dialects.json_object import read_json
+from posenc.dialects.files.json_object import read_json
+from posenc.dialects.files.source import Source, load
 from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.runtimes.llama_cpp import sliding_base
-from posenc.dialects.source import Source, load
+from posenc.dialects.weights.fold import fold, foldable
 from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.changes import config_changes
+from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.dialects.writers.dual import OURS
-from posenc.dialects.writers.fold import fold, foldable
-from posenc.dialects.writers.folder import copy_files, write_config
 from posenc.dialects.writers.proof import failures
 from posenc.dialects.writers.recipes import Recipe, best, require_static
 from posenc.report.new_folder import new_folder

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.json_object import require_ordinary
+from posenc.dialects.files.json_object import require_ordinary
+from posenc.dialects.files.source import load
 from posenc.dialects.model import Model, model_of
-from posenc.dialects.source import load
-from posenc.dialects.writers.folder import copy_files
-from posenc.dialects.writers.layout import convert
+from posenc.dialects.weights.layout import convert
+from posenc.dialects.writers.copies import copy_files
 from posenc.report.new_folder import new_folder
 
 FEWEST, MOST = 50, 512

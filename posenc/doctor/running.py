@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.files.source import Source, is_adapter, load
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.source import Source, is_adapter, load
 from posenc.dialects.writers.overrides import overridden, override
 from posenc.doctor import comparing, page, sarif
 from posenc.doctor.case import Case

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from posenc.dialects.files.source import load
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import RUNTIMES, emulate
-from posenc.dialects.source import load
 from posenc.dialects.writers.proof import disagreement, failures
 from posenc.doctor.fixing import fix
 from tests.dialects.golden_cases import FOLDER, config
@@ -149,8 +149,8 @@ def test_a_link_out_of_the_folder_is_not_copied(tmp_path):
 
 def test_an_index_larger_than_a_config_may_be_is_read(tmp_path):
     """DeepSeek-V3's index has 9 MB."""
-    from posenc.dialects.json_object import LARGEST_CONFIG, read_json
-    from posenc.dialects.writers.folder import check_index
+    from posenc.dialects.files.json_object import LARGEST_CONFIG, read_json
+    from posenc.dialects.writers.copies import check_index
 
     shards = {f"model.layers.{i}.{'x' * 200}": "a.safetensors" for i in range(40000)}
     index = tmp_path / "model.safetensors.index.json"

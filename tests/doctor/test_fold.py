@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from posenc.dialects import formulas
+from posenc.dialects.files.source import load
 from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.source import load
-from posenc.dialects.writers.fold import fold, foldable
-from posenc.dialects.writers.tensors import decode, encode, entries
+from posenc.dialects.weights.fold import fold, foldable
+from posenc.dialects.weights.tensors import decode, encode, entries
 from posenc.doctor.fixing import fix
 from tests.doctor.threads import BASE, EIGHT
 

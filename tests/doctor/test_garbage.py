@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from posenc.dialects.files.spelling import as_transformers
 from posenc.dialects.meaning import meaning_of
-from posenc.dialects.spelling import as_transformers
 from posenc.dialects.writers.overrides import override
 from posenc.dialects.writers.recipes import best, require_static
 from posenc.doctor import page

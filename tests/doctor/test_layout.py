@@ -10,8 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from posenc.dialects.model import model_of
 from posenc.dialects.pairs import order
-from posenc.dialects.writers.layout import convert
-from posenc.dialects.writers.rows import rotary_dim
+from posenc.dialects.weights.layout import convert
+from posenc.dialects.weights.rows import rotary_dim
 from posenc.doctor.layout import FEWEST, measure, report, write
 from tests.doctor.test_fold import FAMILIES, checkpoint
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import RefusedError, UnknownModelError, number
-from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
 

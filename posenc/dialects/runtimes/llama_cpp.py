@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import Computed, Layer, RefusedError, Switch
-from posenc.dialects.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
+from posenc.dialects.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes.gguf_converter import convert
 from posenc.dialects.runtimes.running import emulator, version_of

@@ -10,8 +10,8 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import Computed, Layer, RefusedError
-from posenc.dialects.gguf_metadata import KEYS, Metadata
-from posenc.dialects.gguf_reader import FACTORS, open_gguf, read_metadata
+from posenc.dialects.files.gguf_metadata import KEYS, Metadata
+from posenc.dialects.files.gguf_reader import FACTORS, open_gguf, read_metadata
 from posenc.dialects.runtimes.llama_cpp import from_metadata
 from posenc.dialects.writers.dual import STANDSTILL
 from posenc.dialects.writers.proof import disagreement

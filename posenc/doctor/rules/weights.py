@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from posenc.dialects.files.safetensors_header import read_header
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.safetensors_header import read_header
 from posenc.doctor.case import Case
 from posenc.doctor.rule import Hit, rule
 

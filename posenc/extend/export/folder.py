@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.dialects.json_object import read_json
+from posenc.dialects.files.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import exported
 from posenc.extend.export.described import Export

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.inside import inside
-from posenc.dialects.json_object import read_json, require_ordinary
+from posenc.dialects.files.inside import inside
+from posenc.dialects.files.json_object import read_json, require_ordinary
 from posenc.report.atomic import write_atomically
 from posenc.report.clone import clone
 

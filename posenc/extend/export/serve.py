@@ -9,7 +9,7 @@ from typing import Any
 
 from posenc.dialects.record import LayerKind, of_meaning
 from posenc.dialects.runtimes import VERSIONS, emulate
-from posenc.dialects.writers.fold import foldable
+from posenc.dialects.weights.fold import foldable
 from posenc.dialects.writers.recipes import best, changes_with_length
 from posenc.extend.export import gguf, original
 from posenc.extend.export.described import Export

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from posenc.dialects.inside import inside
-from posenc.dialects.json_object import read_json
+from posenc.dialects.files.inside import inside
+from posenc.dialects.files.json_object import read_json
 from posenc.encoding.base import PositionEncoding
 from posenc.hf.attachment.attach import attach
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING

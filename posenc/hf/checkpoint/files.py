@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.inside import inside
-from posenc.dialects.json_object import LARGEST_INDEX, read_json
+from posenc.dialects.files.inside import inside
+from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = (

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from posenc.dialects import formulas
+from posenc.dialects.files.source import load
+from posenc.dialects.files.spelling import as_transformers, name_of_spelling
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.record import record_of
-from posenc.dialects.source import load
-from posenc.dialects.spelling import as_transformers, name_of_spelling
 from tests.doctor.threads import BASE
 
 META = {"dim": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "vocab_size": 100,

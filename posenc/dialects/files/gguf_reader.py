@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.gguf_metadata import KEYS, Metadata
+from posenc.dialects.files.gguf_metadata import KEYS, Metadata
 
 FACTORS = {
     "rope_freqs": "rope_freqs.weight",

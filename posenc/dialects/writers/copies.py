@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.inside import inside
-from posenc.dialects.json_object import LARGEST_INDEX, read_json
+from posenc.dialects.files.inside import inside
+from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 
 INDEX = "model.safetensors.index.json"
 CLONE = 0x40049409

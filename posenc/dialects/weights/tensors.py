@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posenc.dialects.safetensors_header import read_header
+from posenc.dialects.files.safetensors_header import read_header
 
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 

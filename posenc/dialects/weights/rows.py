@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.dialects.model import Model
-from posenc.dialects.writers.tensors import Entry, entries
+from posenc.dialects.weights.tensors import Entry, entries
 
 LAYER = re.compile(
     r"(?:^|\.)layers\.(\d+)\.(?:self_attn|attention|attn)\.(\w+?)(?:\.base_layer)?"

@@ -12,7 +12,7 @@ import numpy as np
 
 from posenc.dialects.model import Model
 from posenc.dialects.pairs import order
-from posenc.dialects.writers.rows import Rows, find, require_all
+from posenc.dialects.weights.rows import Rows, find, require_all
 
 
 def convert(folder: Path, model: Model, *, to_interleaved: bool) -> list[str]:

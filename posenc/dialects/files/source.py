@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from posenc.dialects.families import WITHOUT_ROTATION
-from posenc.dialects.gguf_metadata import Metadata
-from posenc.dialects.json_object import read_json, require_ordinary
+from posenc.dialects.files.gguf_metadata import Metadata
+from posenc.dialects.files.json_object import read_json, require_ordinary
+from posenc.dialects.files.spelling import as_transformers, name_of_spelling
 from posenc.dialects.model import flatten
-from posenc.dialects.spelling import as_transformers, name_of_spelling
 
 NAMES = ("config.json", "params.json")
 ADAPTER_CONFIG = "adapter_config.json"
@@ -68,7 +68,7 @@ def load(path: Path) -> Source:
     with path.open("rb") as file:
         is_gguf = file.read(4) == b"GGUF"
     if is_gguf or path.suffix == ".gguf":
-        from posenc.dialects.gguf_reader import read_metadata
+        from posenc.dialects.files.gguf_reader import read_metadata
 
         return Source(path, "gguf", metadata=read_metadata(path))
     raw = read_json(path)

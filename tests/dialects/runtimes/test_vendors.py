@@ -3,7 +3,7 @@ classes.
 
 vendors.json has one line per model, widths and depths small, written from memory of its config. The
 emulator of transformers 5 is held to the classes that are installed here; `python
-tests/dialects/test_vendors.py` prints the same for any transformers, posenc on its path.
+tests/dialects/runtimes/test_vendors.py` prints the same for any transformers, posenc on its path.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from posenc.dialects.model import Model
-from posenc.dialects.writers.rows import Rows, find, require_all
-from posenc.dialects.writers.tensors import rewrite
+from posenc.dialects.weights.rows import Rows, find, require_all
+from posenc.dialects.weights.tensors import rewrite
 
 ONE_PLUS_WEIGHT = ("gemma", "vaultgemma", "t5gemma")
 """Families whose norms multiply by 1 + weight."""
