@@ -14,7 +14,7 @@ from posenc.dialects.runtimes.gguf_converter import convert
 from posenc.dialects.runtimes.llama_cpp import from_metadata
 from posenc.dialects.writers import gguf_edit
 from posenc.doctor.case import Case
-from posenc.doctor.fixing import fix
+from posenc.doctor.cures.fixing import fix
 from posenc.doctor.rules import findings
 from posenc.doctor.running import Options, run
 from tests.dialects.golden_cases import config

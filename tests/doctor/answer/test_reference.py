@@ -5,7 +5,7 @@ import re
 import pytest
 
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.doctor.reference import markdown
+from posenc.doctor.answer.reference import markdown
 from posenc.doctor.rules import RULES
 from tests.test_readme import ROOT, load_script
 

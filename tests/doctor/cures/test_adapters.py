@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from posenc.doctor.running import Options, run
-from tests.doctor.test_fold import checkpoint
+from tests.doctor.cures.test_fold import checkpoint
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

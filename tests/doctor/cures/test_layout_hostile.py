@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.doctor.test_fold import checkpoint
+from tests.doctor.cures.test_fold import checkpoint
 
 
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json"])

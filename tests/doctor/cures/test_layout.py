@@ -12,10 +12,10 @@ from posenc.dialects.model import model_of
 from posenc.dialects.pairs import order
 from posenc.dialects.weights.layout import convert
 from posenc.dialects.weights.rows import rotary_dim
-from posenc.doctor.layout import FEWEST, measure, report, write
-from tests.doctor.test_fold import FAMILIES, checkpoint
+from posenc.doctor.cures.layout import FEWEST, measure, report, write
+from tests.doctor.cures.test_fold import FAMILIES, checkpoint
 
-LLAMA2XS = Path(__file__).parents[2] / ".." / "shared" / "checkpoints" / "llama2xs"
+LLAMA2XS = Path(__file__).parents[3] / ".." / "shared" / "checkpoints" / "llama2xs"
 TEXT = (
     "Once upon a time, there was a little girl named Lily. She loved to play outside in the park "
     "with her friends. One day, she saw a big red ball under a tree. She wanted to play with it, "

@@ -12,7 +12,7 @@ from posenc.dialects.model import model_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.weights.fold import fold, foldable
 from posenc.dialects.weights.tensors import decode, encode, entries
-from posenc.doctor.fixing import fix
+from posenc.doctor.cures.fixing import fix
 from tests.doctor.threads import BASE, EIGHT
 
 torch = pytest.importorskip("torch")

@@ -8,7 +8,7 @@ from posenc.dialects.files.source import load
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.runtimes import RUNTIMES, emulate
 from posenc.dialects.writers.proof import disagreement, failures
-from posenc.doctor.fixing import fix
+from posenc.doctor.cures.fixing import fix
 from tests.dialects.golden_cases import FOLDER, config
 from tests.doctor.judging import judge
 from tests.doctor.threads import BASE
