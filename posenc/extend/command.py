@@ -68,7 +68,7 @@ def extend(
     **given: Any,
 ) -> None:
     """Give a trained checkpoint a longer context: try, measure, recommend, tune, export, prove."""
-    from posenc.extend.terminal import extend_and_show
+    from posenc.extend.answer.terminal import extend_and_show
 
     tuning = record_of(TuneConfig, given)
     if unread := [] if tuning.steps else changed_options(tuning):

@@ -15,10 +15,10 @@ from torch import Tensor
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import exported
-from posenc.extend.export.described import Export
 from posenc.extend.export.pooling import MODULES, copy_sentence_files
 from posenc.extend.export.prover import Proof, Prover, prove
-from posenc.extend.export.serve import mapped_page, page, plain_page
+from posenc.extend.export.serving.described import Export
+from posenc.extend.export.serving.page import mapped_page, page, plain_page
 from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.report.atomic import write_atomically

@@ -16,7 +16,7 @@ from posenc.hf import tables
 from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.hf_models import LENGTH, save, transformers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TARGET = 3 * LENGTH
 DOCUMENTS = [" ".join(f"w{(7 * i + j) % 200 + 20}" for j in range(400)) for i in range(8)]
 QUICK = Options(windows=1, search_evaluations=0, tasks="none")

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from posenc.extend.answer.terminal import OUT_OF_DOMAIN, read_documents
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
-from posenc.extend.terminal import OUT_OF_DOMAIN, read_documents
 from posenc.report.atomic import check_figures
 
 
@@ -67,7 +67,7 @@ def run(
     path = report or (written / "extend.html" if written is not None else None)
     if path is None and figures is None:
         return outcome
-    from posenc.extend.page import make_page
+    from posenc.extend.answer.page import make_page
     from posenc.report.figure_files import write_page
 
     call = f"posenc.extend.run({str(folder)!r}, {to})"

@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from posenc.extend.as_json import to_json
+from posenc.extend.answer.as_json import to_json
+from posenc.extend.answer.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_page
+from posenc.extend.answer.task_table import task_rows
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import Outcome, extend
-from posenc.extend.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_page
-from posenc.extend.task_table import task_rows
 from posenc.hf.checkpoint.text import split_documents
 from posenc.report.atomic import check_figures, check_writable, write_atomically
 from posenc.report.failure import RunFailed

@@ -12,8 +12,8 @@ import torch
 from posenc import extend as hf
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.extend.export.config import exported
-from posenc.extend.export.described import Export
-from posenc.extend.export.serve import page
+from posenc.extend.export.serving.described import Export
+from posenc.extend.export.serving.page import page
 from posenc.extend.options import Options
 from posenc.extend.search.genome import Genome, apply_genome
 from posenc.extend.tune.config import TuneConfig

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from posenc.extend import run, seen
+from posenc.extend import run
+from posenc.extend.answer import captions
+from posenc.extend.answer.page import make_page
+from posenc.extend.answer.terminal import extend_and_show, show_losses, write_csv
 from posenc.extend.export.prover import Proof
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation, position_edges
 from posenc.extend.measure.intervals import Estimate
-from posenc.extend.page import make_page
-from posenc.extend.terminal import extend_and_show, show_losses, write_csv
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
 from posenc.hf.rope.settings import RopeSetting
@@ -150,28 +151,28 @@ def test_figures_are_written_with_their_numbers(page):
 
 def test_what_is_seen_in_the_figures():
     ends = (128, 256, 512)
-    said = seen.in_losses({"none": [2, 2, 6.0], "ntk": [2, 2, 3.0]}, ends, 256)
+    said = captions.in_losses({"none": [2, 2, 6.0], "ntk": [2, 2, 3.0]}, ends, 256)
     assert said == (
         "Unchanged, the model loses 4.00 nats beyond 256 tokens; ntk is lowest there, at 3.00 nats."
     )
-    assert "does not lose" in seen.in_losses({"none": [2, 2, 2.0]}, ends, 256)
+    assert "does not lose" in captions.in_losses({"none": [2, 2, 2.0]}, ends, 256)
     nan = math.nan
-    assert "cannot read beyond" in seen.in_losses({"none": [2, 2, nan]}, ends, 256)
+    assert "cannot read beyond" in captions.in_losses({"none": [2, 2, nan]}, ends, 256)
     falls, rises = {256: 3.0, 512: 2.5}, {256: 3.0, 512: 4.0}
     assert "Better from context beyond 256 tokens: ntk; none loses most, 1.00" in (
-        seen.in_contexts({"none": rises, "ntk": falls}, 256)
+        captions.in_contexts({"none": rises, "ntk": falls}, 256)
     )
-    assert "No way here gets better" in seen.in_contexts({"none": rises}, 256)
-    assert "was read with more context" in seen.in_contexts({"none": {256: 3.0}}, 256)
-    spread = seen.in_entropies({"none": [1, 2.0], "ntk": [1, 3.0]})
+    assert "No way here gets better" in captions.in_contexts({"none": rises}, 256)
+    assert "was read with more context" in captions.in_contexts({"none": {256: 3.0}}, 256)
+    spread = captions.in_entropies({"none": [1, 2.0], "ntk": [1, 3.0]})
     assert "over about 20 tokens with ntk, over 7 with none" in spread
-    assert "with" not in seen.in_entropies({"none": [1, 2.0]})
-    assert seen.in_wavelengths(2, 4) == "2 of 4 pairs do not finish a turn in training."
-    assert "All 4 pairs finish" in seen.in_wavelengths(0, 4)
+    assert "with" not in captions.in_entropies({"none": [1, 2.0]})
+    assert captions.in_wavelengths(2, 4) == "2 of 4 pairs do not finish a turn in training."
+    assert "All 4 pairs finish" in captions.in_wavelengths(0, 4)
     found = {"ntk": {(256, 0.0): 0.9, (512, 0.0): 0.8}, "none": {(256, 0.0): 1, (512, 0.0): 0.1}}
-    assert seen.in_passkeys(found) == "At 512 tokens ntk finds most, 80% of the key's tokens."
+    assert captions.in_passkeys(found) == "At 512 tokens ntk finds most, 80% of the key's tokens."
     poor = {name: dict.fromkeys(grid, 0.1) for name, grid in found.items()}
-    assert "Read nothing into this" in seen.in_passkeys(poor)
+    assert "Read nothing into this" in captions.in_passkeys(poor)
 
 
 def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path):

@@ -14,9 +14,9 @@ from posenc.dialects.writers.dual import OURS
 from posenc.dialects.writers.overrides import override
 from posenc.dialects.writers.proof import failures
 from posenc.dialects.writers.recipes import changes_with_length
-from posenc.extend.export import gguf
-from posenc.extend.export.described import Export
-from posenc.extend.export.lines import fenced
+from posenc.extend.export.serving import gguf
+from posenc.extend.export.serving.described import Export
+from posenc.extend.export.serving.lines import fenced
 
 LONGEST = "max_position_embeddings"
 NEW = ("rope_parameters", "original_max_position_embeddings", LONGEST)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 
-from posenc.extend import figures
+from posenc.extend.answer import figures
+from posenc.extend.answer.task_table import task_rows
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.intervals import Estimate
-from posenc.extend.task_table import task_rows
 from posenc.extend.variants.variant import Variant
 from posenc.report.page import Caution, Code, Facts, Headline, Page
 from posenc.report.table import Cell, Heading, Table

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from posenc.extend import seen
+from posenc.extend.answer import captions
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.evaluation import Evaluation
 from posenc.hf.rope.settings import RopeSetting
@@ -38,7 +38,7 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
         drawn,
         "Loss by position, mean of each bucket; lower is better.",
         _words(named, edges),
-        seen.in_losses(
+        captions.in_losses(
             {n: [e.mean for e in x.by_position] for n, x in named.items()}, edges[1:], trained
         ),
         "loss-by-position",
@@ -60,7 +60,7 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
             drawn,
             "Loss of the same target tokens as their context grows; it falls where it is used.",
             "One line per method over context length.",
-            seen.in_contexts(
+            captions.in_contexts(
                 {n: {c: e.mean for c, e in x.by_context.items()} for n, x in with_context.items()},
                 trained,
             ),
@@ -80,7 +80,7 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
             drawn,
             "Mean entropy of attention over layers and heads: how widely a token looks.",
             "One line per method over position.",
-            seen.in_entropies(shown),
+            captions.in_entropies(shown),
             "attention-entropy",
         )
 
@@ -102,7 +102,7 @@ def frequencies(outcome: Outcome) -> Iterator[Plot]:
             "model has not seen all of its angles.",
             f"{unfinished(setting)} of {setting.rotary_dim // 2} pairs never finish a turn in "
             f"{setting.original_length} tokens.",
-            seen.in_wavelengths(unfinished(setting), setting.rotary_dim // 2),
+            captions.in_wavelengths(unfinished(setting), setting.rotary_dim // 2),
             f"wavelengths{f'-{setting.layer_type}' * bool(setting.layer_type)}",
         )
 
@@ -172,7 +172,7 @@ def passkeys(outcome: Outcome) -> Iterator[Plot]:
         "Tokens of a random key repeated right, in percent, by where the key stood (0 %: at the "
         "start) and how long the text was.",
         "; ".join(f"{name}: {100 * mean:.0f} % on average" for name, mean in means.items()),
-        seen.in_passkeys(named),
+        captions.in_passkeys(named),
         "passkeys",
         wide=columns > 2,
     )

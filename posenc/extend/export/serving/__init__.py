@@ -1,0 +1,1 @@
+"""SERVE.md: how each runtime serves an exported folder, and what it makes of it."""
