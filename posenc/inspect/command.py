@@ -100,7 +100,7 @@ def inspect(
     if contract and (kinds != {"encoding"} or compare or out or figures or shape_given or of_model):
         raise ValueError("posenc inspect --contract takes encodings, and --json.")
     if contract:
-        from posenc.inspect.contract.command import run as run_contract
+        from posenc.inspect.contract import run as run_contract
 
         run_contract(names, as_json)
         return

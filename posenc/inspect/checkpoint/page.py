@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from posenc.inspect.checkpoint import figures, seen
+from posenc.inspect.checkpoint import captions, figures
 from posenc.inspect.checkpoint import words as rows
 from posenc.inspect.checkpoint.answer import answer, next_line, who_saw_whom
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
 from posenc.inspect.checkpoint.reading import by_group
 from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.swap import ROUNDING, Swap
+from posenc.inspect.encoding import captions as encoding_captions
 from posenc.inspect.encoding import figures as encodings
-from posenc.inspect.encoding import seen as encoding_seen
 from posenc.report.page import Code, Facts, Headline, Items, Page, Plot
 from posenc.report.table import Table as Rows
 
@@ -105,7 +105,7 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                     "stretched, it meets new angles beyond them.",
                     f"{len(kind.unfinished)} of {len(kind.unscaled)} pairs lie above the line of "
                     f"{kind.trained} tokens.",
-                    encoding_seen.in_wavelengths(waves, kind.trained),
+                    encoding_captions.in_wavelengths(waves, kind.trained),
                     f"wavelengths-{kind.layers.replace(' ', '-')}",
                 )
             case Table():
@@ -113,7 +113,7 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                     figures.similarity(np.array(kind.similarity), kind.step),
                     f"Similarity of positions: cosines between rows of {kind.where}.",
                     f"Heat map; neighbouring rows have cosine {kind.neighbours:.3f} on average.",
-                    encoding_seen.in_similarity(np.array(kind.similarity), kind.step),
+                    encoding_captions.in_similarity(np.array(kind.similarity), kind.step),
                     f"similarity-{kind.where}",
                 )
             case Bias() | Disentangled() if kind.values:
@@ -126,7 +126,7 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                     f"{learned}; {kind.where}.",
                     f"{len(kind.values)} curves from distance {kind.distances[0]} to "
                     f"{kind.distances[-1]}.",
-                    encoding_seen.in_bias(np.array(kind.values), kind.distances),
+                    encoding_captions.in_bias(np.array(kind.values), kind.distances),
                     f"bias-{kind.where.replace(' ', '-')}",
                 )
                 if isinstance(kind, Bias) and kind.slopes:
@@ -134,7 +134,7 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                         encodings.slopes(kind.slopes),
                         "The slope of each head: logits taken off for each token of distance.",
                         kind.settings,
-                        encoding_seen.in_slopes(kind.slopes),
+                        encoding_captions.in_slopes(kind.slopes),
                         "slopes",
                     )
 
@@ -147,7 +147,7 @@ def distance_plots(sheet: Sheet) -> Iterator[Plot]:
             encodings.attention_distance(values.numpy()),
             f"Mean distance of attention of each head{of_stack}.",
             f"Dots by layer, from {values.min():.1f} to {values.max():.1f} tokens.",
-            encoding_seen.in_attention_distance(values.numpy()),
+            encoding_captions.in_attention_distance(values.numpy()),
             f"attention-distance{f'-{stack}' * bool(stack)}",
         )
 
@@ -174,7 +174,7 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
                 f"Attention, {of_stack}layer {layer}: rows are queries, columns the keys they "
                 "look at.",
                 f"{heads} maps of {len(labels)} by {len(labels)} tokens.",
-                seen.in_attention(maps),
+                captions.in_attention(maps),
                 f"attention{f'-{stack}' * bool(stack)}-layer-{layer}",
                 wide=True,
             )
@@ -200,7 +200,7 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
         figures.changed_words({n: c.by_group for n, c in changes.items()}, labels),
         "How far the last layer's state of each token moves when the words change places.",
         "; ".join(f"{name} up to {max(c.by_group):.2g}" for name, c in changes.items()),
-        seen.in_changed_words({n: c.by_group for n, c in changes.items()}, labels),
+        captions.in_changed_words({n: c.by_group for n, c in changes.items()}, labels),
         "changed-words",
         wide=len(labels) > 20,
     )
@@ -214,6 +214,6 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
         figures.changed_layers(by_layer, ROUNDING),
         f"By layer: how far {which} moves.",
         "; ".join(f"{n}: {', '.join(map(_moved, vs))}" for n, vs in by_layer.items()),
-        seen.in_changed_layers(by_layer, ROUNDING),
+        captions.in_changed_layers(by_layer, ROUNDING),
         "changed-layers",
     )

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.settings import RopeSetting, head_size
-from posenc.inspect.checkpoint import alibi
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")
 """How transformers' families call a table of absolute positions."""
@@ -135,7 +134,7 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
     config = model.config
     if config.model_type in FIXED_ROTATIONS:
         found.append(_rotation(_fixed(config), model))
-    values = alibi.alibi_by_distance(model, SHOWN_DISTANCE + 1)
+    values = alibi_by_distance(model, SHOWN_DISTANCE + 1)
     if values is not None:
         found.append(_alibi(values))
     if getattr(config, "relative_attention", False):
@@ -214,6 +213,31 @@ def _t5(name: str, attention: Any) -> list[Bias]:
         f"{'past only' if attention.is_decoder else 'both ways'}"
     )
     return [Bias(name, settings, distances, values.tolist())]
+
+
+def alibi_by_distance(model: Any, length: int) -> Tensor | None:
+    """The bias in logits, (heads, length), against the key at the query's own position; None for
+    a model without one.
+
+    Raises: ValueError for Falcon with ALiBi, whose bias transformers (5.23) counts twice in the
+        eager implementation, the only one that shows attention: in the mask and in the scores.
+    """
+    if model.config.model_type == "falcon" and model.config.alibi:
+        raise ValueError(
+            "Falcon with ALiBi: transformers counts its bias twice where it shows attention, so "
+            "what could be drawn here is not what the model does."
+        )
+    heads = model.config.num_attention_heads
+    for module in model.modules():
+        if hasattr(module, "build_alibi_tensor"):
+            row = module.build_alibi_tensor(torch.ones(1, length), heads, torch.float32)
+        elif hasattr(module, "build_mpt_alibi_tensor"):
+            row = module.build_mpt_alibi_tensor(heads, length)
+        else:
+            continue
+        row = row.view(heads, length)
+        return (row - row[:, -1:]).flip(-1)
+    return None
 
 
 def _alibi(values: Tensor) -> Bias:

@@ -23,10 +23,9 @@ from posenc.inspect.checkpoint import figures
 from posenc.inspect.checkpoint.page import make_page
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
 from posenc.inspect.checkpoint.reading import by_group, mean_distance, read_sentence
-from posenc.inspect.checkpoint.removal import without_positions
 from posenc.inspect.checkpoint.sentence import tokenize_sentence
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
-from posenc.inspect.checkpoint.swap import exchanged_order
+from posenc.inspect.checkpoint.swap import exchanged_order, without_positions
 from posenc.report.drawing import to_svg
 from posenc.scores.alibi import ALiBi
 from posenc.scores.t5 import T5Bias
@@ -39,7 +38,7 @@ KINDS = {
     "opt": Table, "bloom": Bias, "t5": Bias, "deberta": Disentangled, "deberta-v2": Disentangled,
     "falcon": Rotation, "gptj": Rotation, "mpt": Bias,
 }  # fmt: skip
-LLAMA2XS = Path(__file__).parents[2].parent / "shared/checkpoints/llama2xs"
+LLAMA2XS = Path(__file__).parents[3].parent / "shared/checkpoints/llama2xs"
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +270,7 @@ def test_a_trained_checkpoint_with_its_tokenizer():
 def ask(folder, *options):
     return subprocess.run(
         [sys.executable, "-m", "posenc.cli", "inspect", str(folder), *options],
-        capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3],
     )  # fmt: skip
 
 

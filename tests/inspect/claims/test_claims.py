@@ -10,7 +10,7 @@ import pytest
 from posenc.cli import main
 from posenc.inspect.claims.sheet import GROUPS, check, markdown
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 KNOWN = {
     "cosine 0.99": ("0.9731", "false"),
