@@ -17,11 +17,11 @@ from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
 
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
-NUMBERS = (
-    "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "attn_factor",
-    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor",
-    "partial_rotary_factor", "alpha",
-)  # fmt: skip
+NUMBERS = tuple(
+    "rope_theta factor original_max_position_embeddings attention_factor attn_factor "
+    "beta_fast beta_slow mscale mscale_all_dim low_freq_factor high_freq_factor "
+    "partial_rotary_factor alpha".split()
+)
 YARN_KEYS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor")
 
 

@@ -97,9 +97,22 @@ def doctor(
     from posenc.doctor.running import Options, run
 
     options = Options(
-        tuple(paths or ()), length, for_, overrides, with_, fix, out, like, explain, as_json,
-        as_sarif, layout, text, convert_layout, each,
-    )  # fmt: skip
+        paths=tuple(paths or ()),
+        length=length,
+        for_=for_,
+        overrides=overrides,
+        with_=with_,
+        fix=fix,
+        out=out,
+        like=like,
+        explain=explain,
+        as_json=as_json,
+        as_sarif=as_sarif,
+        layout=layout,
+        text=text,
+        convert_layout=convert_layout,
+        each=each,
+    )
     said, code = run(options)
     typer.echo(said)
     if code == 2:  # of --each: what it is about stands above, file by file

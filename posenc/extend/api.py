@@ -60,9 +60,16 @@ def run(
     check_figures(figures)
     texts = read_documents([]) if documents is None else documents
     outcome = extend(
-        folder, to, texts, method=method, out=out, options=options, as_bytes=as_bytes,
-        as_ids=as_ids, progress=progress,
-    )  # fmt: skip
+        folder,
+        to,
+        texts,
+        method=method,
+        out=out,
+        options=options,
+        as_bytes=as_bytes,
+        as_ids=as_ids,
+        progress=progress,
+    )
     written = None if out is None or outcome.proof is None else Path(out)
     path = report or (written / "extend.html" if written is not None else None)
     if path is None and figures is None:

@@ -76,7 +76,17 @@ def extend(
     options = replace(record_of(Options, given), tune=tuning if tuning.steps else None)
     command = shlex.join(["posenc", *sys.argv[1:]])
     extend_and_show(
-        model, to, text or [], command, report,
-        method=method, out=out, options=options, as_json=as_json, lm_eval=lm_eval,
-        as_bytes=as_bytes, as_ids=as_ids, figures=figures,
-    )  # fmt: skip
+        model,
+        to,
+        text or [],
+        command,
+        report,
+        method=method,
+        out=out,
+        options=options,
+        as_json=as_json,
+        lm_eval=lm_eval,
+        as_bytes=as_bytes,
+        as_ids=as_ids,
+        figures=figures,
+    )

@@ -172,9 +172,14 @@ def _load(folder: str | Path, options: Options) -> Checkpoint:
 
 
 def _measure_all(
-    checkpoint: Checkpoint, builders: Builders, method: str | None, windows: Windows,
-    options: Options, progress: Progress, encode: Encode | None,
-) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:  # fmt: skip
+    checkpoint: Checkpoint,
+    builders: Builders,
+    method: str | None,
+    windows: Windows,
+    options: Options,
+    progress: Progress,
+    encode: Encode | None,
+) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:
     """Every variant measured, and why some could not be: hours of measuring are not lost to a
     method that this model's code does not take."""
     measured, failed = {}, {}
@@ -200,10 +205,16 @@ def _measure_all(
 
 
 def export_variant(
-    outcome: Outcome, chosen: Variant, out: Path, prover: Prover, fitting: Windows | None,
-    windows: Windows, options: Options, progress: Progress = lambda what, share: None,
+    outcome: Outcome,
+    chosen: Variant,
+    out: Path,
+    prover: Prover,
+    fitting: Windows | None,
+    windows: Windows,
+    options: Options,
+    progress: Progress = lambda what, share: None,
     encode: Encode | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Tune a variant that was measured if that is asked for, write it and prove it; what came of it
     goes into the outcome."""
     checkpoint, trained = outcome.checkpoint, outcome.checkpoint.trained_length
@@ -220,19 +231,29 @@ def export_variant(
             adapter = options.state / ADAPTER
             shutil.rmtree(adapter, ignore_errors=True)
             outcome.tuning_losses = tune(
-                checkpoint.model, fitting, trained, options.tune, options.state / "tune", progress,
-                masked, teacher, lambda: save_adapter(checkpoint.model, adapter, checkpoint.folder),
-            )  # fmt: skip
+                checkpoint.model,
+                fitting,
+                trained,
+                options.tune,
+                options.state / "tune",
+                progress,
+                masked,
+                teacher,
+                lambda: save_adapter(checkpoint.model, adapter, checkpoint.folder),
+            )
             for weight in checkpoint.model.parameters():  # what is measured is what is written
                 weight.data = weight.data.to(getattr(torch, checkpoint.stored))
             same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
             outcome.tuned = measure_variant(checkpoint, same, windows, options, progress, encode)
         tokens = _proof_tokens(windows, trained)
         plan = Plan(
-            f"{chosen.name}, {chosen.summary}", outcome.target, chosen.cache_safe,
-            changed=options.tune is not None or not checkpoint.rotary, extra=chosen.extra,
+            f"{chosen.name}, {chosen.summary}",
+            outcome.target,
+            chosen.cache_safe,
+            changed=options.tune is not None or not checkpoint.rotary,
+            extra=chosen.extra,
             adapter=options.state / ADAPTER if options.tune and options.state else None,
-        )  # fmt: skip
+        )
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
         )

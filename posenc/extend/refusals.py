@@ -26,9 +26,7 @@ NEAR = {"sliding_attention", "chunked_attention"}
 """Kinds of layers that look through a window."""
 RECURRENT = {"linear_attention", "conv", "mamba"}
 """Kinds of layers that keep a state instead of keys."""
-NEAR_ROTATE_ALONE = (
-    *SLIDING_ROTATES_ALONE, "afmoe", "exaone4", "exaone_moe", "flint", "kolibri1",
-)  # fmt: skip
+NEAR_ROTATE_ALONE = (*SLIDING_ROTATES_ALONE, *"afmoe exaone4 exaone_moe flint kolibri1".split())
 """Families whose other layers have no rotation, by their code in transformers 5.23."""
 SCALED = ("default", "yarn")
 """rope_types beside which the meaning of mscale_all_dim is known; the first reads nothing of it."""
@@ -73,9 +71,14 @@ def _stopped(out: Path) -> str:
 
 
 def check_request(
-    checkpoint: Checkpoint, to: int, method: str | None, *, writes: bool, options: Options,
+    checkpoint: Checkpoint,
+    to: int,
+    method: str | None,
+    *,
+    writes: bool,
+    options: Options,
     words: bool = True,
-) -> None:  # fmt: skip
+) -> None:
     """What needs the loaded model to know. words: there is a tokenizer.
 
     Raises: ValueError with the reason.

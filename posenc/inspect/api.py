@@ -18,15 +18,23 @@ if TYPE_CHECKING:
 
 @overload
 def run(
-    what: str | Sequence[str], *, shape: ModelShape | None = None,
-    out: str | Path | None = None, figures: str | Path | None = None,
-) -> list[SpecSheet]: ...  # fmt: skip
+    what: str | Sequence[str],
+    *,
+    shape: ModelShape | None = None,
+    out: str | Path | None = None,
+    figures: str | Path | None = None,
+) -> list[SpecSheet]: ...
 @overload
 def run(
-    what: Path, *, text: str | None = None, swap: tuple[str, str] | None = None,
-    as_bytes: bool = False, as_ids: bool = False,
-    out: str | Path | None = None, figures: str | Path | None = None,
-) -> Sheet: ...  # fmt: skip
+    what: Path,
+    *,
+    text: str | None = None,
+    swap: tuple[str, str] | None = None,
+    as_bytes: bool = False,
+    as_ids: bool = False,
+    out: str | Path | None = None,
+    figures: str | Path | None = None,
+) -> Sheet: ...
 def run(
     what: str | Sequence[str] | Path,
     *,

@@ -39,10 +39,15 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         super().__init__(d_model, nhead, *arguments, **options)
         stock = self.self_attn
         self.self_attn = MultiheadAttention(
-            d_model, nhead, dropout=stock.dropout, bias=stock.in_proj_bias is not None,
-            batch_first=stock.batch_first, device=stock.out_proj.weight.device,
-            dtype=stock.out_proj.weight.dtype, encoding=encoding,
-        )  # fmt: skip
+            d_model,
+            nhead,
+            dropout=stock.dropout,
+            bias=stock.in_proj_bias is not None,
+            batch_first=stock.batch_first,
+            device=stock.out_proj.weight.device,
+            dtype=stock.out_proj.weight.dtype,
+            encoding=encoding,
+        )
         # By this TransformerEncoder knows that rows may not become nested tensors.
         self.activation_relu_or_gelu = 0
 
@@ -60,9 +65,15 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
 
         def attend(x: Tensor) -> Tensor:
             out, _ = self.self_attn(
-                x, x, x, key_padding_mask=src_key_padding_mask, need_weights=False,
-                attn_mask=src_mask, is_causal=is_causal, positions=positions,
-            )  # fmt: skip
+                x,
+                x,
+                x,
+                key_padding_mask=src_key_padding_mask,
+                need_weights=False,
+                attn_mask=src_mask,
+                is_causal=is_causal,
+                positions=positions,
+            )
             return self.dropout1(out)
 
         def feed_forward(x: Tensor) -> Tensor:

@@ -58,9 +58,16 @@ class MultiheadAttention(nn.MultiheadAttention):
                 "position; leave them out."
             )
         super().__init__(
-            embed_dim, num_heads, dropout=dropout, bias=bias, kdim=kdim, vdim=vdim,
-            batch_first=batch_first, device=device, dtype=dtype,
-        )  # fmt: skip
+            embed_dim,
+            num_heads,
+            dropout=dropout,
+            bias=bias,
+            kdim=kdim,
+            vdim=vdim,
+            batch_first=batch_first,
+            device=device,
+            dtype=dtype,
+        )
         self.encoding = check_encoding("MultiheadAttention", encoding)
 
     def forward(  # type: ignore[override]
@@ -106,9 +113,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         q_state = kv_state if same else self.encoding.state(query, positions)
         q, k, v = (self._heads(x) for x in self._project(query, key, value))
         options: dict[str, Any] = {
-            "q_positions": positions, "kv_positions": key_positions, "q_state": q_state,
-            "kv_state": kv_state, "mask": mask,
-        }  # fmt: skip
+            "q_positions": positions,
+            "kv_positions": key_positions,
+            "q_state": q_state,
+            "kv_state": kv_state,
+            "mask": mask,
+        }
         dropout = self.dropout if self.training else 0.0
         out = attention(q, k, v, self.encoding, dropout_p=dropout, **options)
         assert isinstance(out, Tensor)

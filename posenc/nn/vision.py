@@ -79,11 +79,19 @@ class VisionAttention(nn.Module):
                 "picture has another size. Attach again with its positions."
             )
         state = self.encoding.state(x, positions)
+        dropout = 0.0 if self.attn_drop is None or not self.training else self.attn_drop.p
         out = attention(
-            q, k, v, self.encoding, q_positions=positions, kv_positions=positions, q_state=state,
-            kv_state=state, mask=_mask(attn_mask, is_causal),
-            dropout_p=self.attn_drop.p if self.training and self.attn_drop is not None else 0.0,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            self.encoding,
+            q_positions=positions,
+            kv_positions=positions,
+            q_state=state,
+            kv_state=state,
+            mask=_mask(attn_mask, is_causal),
+            dropout_p=dropout,
+        )
         assert isinstance(out, Tensor)
         out = self._normed(self.norm, out.transpose(1, 2).flatten(2))
         if self.gate is not None:

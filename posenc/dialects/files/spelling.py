@@ -17,18 +17,16 @@ META_LLAMA31 = {
 """What `use_scaled_rope` stands for in Meta's params.json; Llama 3.2 wrote 32 for 8."""
 ROTARY_BASES = ("rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta")
 ROTARY_SHARES = ("rotary_pct", "rotary_percentage", "rope_pct", "rotary_emb_fraction")
-NUMBERS = (
-    "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "attn_factor",
-    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor",
-    "partial_rotary_factor", "alpha", "short_mscale", "long_mscale", "rope_local_base_freq",
-    "rotary_emb_base", "rotary_pct", "query_pre_attn_scalar", "attention_multiplier",
-    "model_max_length",
-)  # fmt: skip
-POSITIVE = (
-    "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor",
-    "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "attn_factor",
-    "rope_local_base_freq", "rotary_emb_base",
-)  # fmt: skip
+NUMBERS = tuple(
+    "rope_theta factor original_max_position_embeddings attention_factor attn_factor "
+    "beta_fast beta_slow mscale mscale_all_dim low_freq_factor high_freq_factor "
+    "partial_rotary_factor alpha short_mscale long_mscale rope_local_base_freq "
+    "rotary_emb_base rotary_pct query_pre_attn_scalar attention_multiplier model_max_length".split()
+)
+POSITIVE = tuple(
+    "rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor "
+    "beta_fast beta_slow attention_factor attn_factor rope_local_base_freq rotary_emb_base".split()
+)
 """Zero and less are values that no formula has."""
 LISTS = ("short_factor", "long_factor", "mrope_section", "no_rope_layers")
 WORDS = ("rope_type", "type", "model_type")

@@ -134,9 +134,12 @@ def _fixed_alpha(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any
     if not usual or not (dense or (alpha == 1000 and dims == 128)):
         raise RefusedError("AssertionError: HunYuan dynamic RoPE scaling assumptions changed")
     return {
-        "freq_base": formulas.ntk_theta(base, alpha, dims), "scaling_type": "none",
-        "scaling_factor": 1.0, "original_length": HUNYUAN_LENGTH, "context_length": HUNYUAN_LENGTH,
-    }  # fmt: skip
+        "freq_base": formulas.ntk_theta(base, alpha, dims),
+        "scaling_type": "none",
+        "scaling_factor": 1.0,
+        "original_length": HUNYUAN_LENGTH,
+        "context_length": HUNYUAN_LENGTH,
+    }
 
 
 def _own_factors(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> dict[str, Any]:

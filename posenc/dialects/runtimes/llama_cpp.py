@@ -11,31 +11,30 @@ from posenc.dialects.model import Model
 from posenc.dialects.runtimes.gguf_converter import convert
 from posenc.dialects.runtimes.running import emulator, version_of
 
-LOADS_FREQS = (
-    "llama", "llada", "llama4", "deci", "minicpm", "granite", "granitemoe", "granitehybrid",
-    "granite_swa", "exaone", "exaone4", "exaone-moe", "apertus", "arcee", "falcon-h1", "nanbeige",
-    "pangu-embedded", "refact", "gemma4", "step35", "mistral3", "cogvlm",
-)  # fmt: skip
+LOADS_FREQS = tuple(
+    "llama llada llama4 deci minicpm granite granitemoe granitehybrid granite_swa exaone "
+    "exaone4 exaone-moe apertus arcee falcon-h1 nanbeige pangu-embedded refact gemma4 "
+    "step35 mistral3 cogvlm".split()
+)
 """Architectures that load rope_freqs.weight; the others refuse a file that has it."""
-LOADS_FACTORS = (
-    "llama", "deci", "granite", "granitemoe", "granite_swa", "apertus", "minicpm", "minicpm3",
-    "mistral3", "pangu-embedded", "phi3", "phimoe", "refact", "step35",
-)  # fmt: skip
+LOADS_FACTORS = tuple(
+    "llama deci granite granitemoe granite_swa apertus minicpm minicpm3 mistral3 "
+    "pangu-embedded phi3 phimoe refact step35".split()
+)
 """Architectures that load rope_factors_long.weight and rope_factors_short.weight."""
 READS_BETAS = ("mistral3", "grok")
 READS_LOG_MULTIPLIER = ("deepseek2", "deepseek32", "mistral3")
 WHOLE_HEAD_ONLY = ("llama", "llada", "deci", "llama4")
 """Architectures that refuse a rotated width other than the head's."""
-OWN_SLIDING_BASE = (
-    "gemma3", "gemma3n", "gemma-embedding", "gemma4", "gemma4-assistant", "mimo2", "step35",
-    "plamo3", "dots3note",
-)  # fmt: skip
+OWN_SLIDING_BASE = tuple(
+    "gemma3 gemma3n gemma-embedding gemma4 gemma4-assistant mimo2 step35 plamo3 dots3note".split()
+)
 """Architectures whose windowed layers have the base 10000 unless rope.freq_base_swa says another;
 those of the others have the base of the full layers."""
-SCALED_SLIDING = (
-    "exaone4", "exaone-moe", "llama4", "gpt-oss", "cohere2", "cohere2moe", "gemma2", "afmoe",
-    "mellum", "spark2-5", "smallthinker",
-)  # fmt: skip
+SCALED_SLIDING = tuple(
+    "exaone4 exaone-moe llama4 gpt-oss cohere2 cohere2moe gemma2 afmoe mellum spark2-5 "
+    "smallthinker".split()
+)
 """Architectures that scale their windowed layers as the full ones."""
 TWO_KINDS = (*OWN_SLIDING_BASE, *SCALED_SLIDING, "olmo2", "laguna", "muse-glimmer")
 FREQS_OF_FULL_LAYERS = ("gemma4", "step35")

@@ -238,11 +238,13 @@ def _yarn(scaling: Mapping[str, Any], theta: float, dim: int) -> Layer:
     mscale = number(scaling.get("mscale", 1), "mscale")
     all_dim = number(scaling.get("mscale_all_dim", 0), "mscale_all_dim")
     inv_freq = formulas.yarn(
-        dim, theta, factor,
+        dim,
+        theta,
+        factor,
         number(scaling.get("original_max_position_embeddings", 4096), "original length"),
         number(scaling.get("beta_fast", 32), "beta_fast"),
         number(scaling.get("beta_slow", 1), "beta_slow"),
-    )  # fmt: skip
+    )
     upper, lower = formulas.yarn_scale(factor, mscale), formulas.yarn_scale(factor, all_dim)
     return Layer(inv_freq, upper / lower)
 

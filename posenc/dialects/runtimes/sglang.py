@@ -20,10 +20,9 @@ from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.server import longrope, serve
 
-LENGTH_KEYS = (
-    "max_sequence_length", "seq_length", "max_seq_len", "model_max_length",
-    "max_position_embeddings",
-)  # fmt: skip
+LENGTH_KEYS = tuple(
+    "max_sequence_length seq_length max_seq_len model_max_length max_position_embeddings".split()
+)
 """The first of these that is given is the model's length."""
 DROPS_SCALING = ("gemma3_text",)
 """Families whose model file sets every layer to plain RoPE."""
@@ -101,11 +100,15 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     if kind == "yarn" and "mrope_section" in p:
         _check_mrope(p)
     inv_freq = formulas.yarn(
-        dim, theta, factor, original,
-        number(p.get("beta_fast", 32), "beta_fast"), number(p.get("beta_slow", 1), "beta_slow"),
+        dim,
+        theta,
+        factor,
+        original,
+        number(p.get("beta_fast", 32), "beta_fast"),
+        number(p.get("beta_slow", 1), "beta_slow"),
         kind == "deepseek_yarn" or bool(p.get("truncate", True)),
         number(p.get("extrapolation_factor", 1), "extrapolation_factor"),
-    )  # fmt: skip
+    )
     return Layer(inv_freq, _multiplier(p, factor, latent=kind == "deepseek_yarn"))
 
 

@@ -22,10 +22,10 @@ from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.server import longrope, serve
 
-LENGTH_KEYS = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
-    "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
+LENGTH_KEYS = tuple(
+    "max_position_embeddings n_positions max_seq_len seq_length model_max_length "
+    "max_target_positions max_sequence_length max_seq_length seq_len".split()
+)
 """The smallest of these is the model's length."""
 ALREADY_STRETCHED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Types whose factor does not multiply the length."""
@@ -154,9 +154,14 @@ def _yarn(
     if model.model_type == "gpt_oss":
         fast, slow = required(p, "beta_fast"), required(p, "beta_slow")
     inv_freq = formulas.yarn(
-        dim, theta, factor, original, number(fast, "beta_fast"), number(slow, "beta_slow"),
+        dim,
+        theta,
+        factor,
+        original,
+        number(fast, "beta_fast"),
+        number(slow, "beta_slow"),
         True if latent else bool(p.get("truncate", True)),
-    )  # fmt: skip
+    )
     if latent:
         upper = formulas.yarn_scale(factor, number(p.get("mscale", 1), "mscale"))
         lower = formulas.yarn_scale(factor, number(p.get("mscale_all_dim", 0), "mscale_all_dim"))

@@ -15,11 +15,11 @@ from posenc.dialects.runtimes.transformers5 import PHI3
 
 STANDSTILL = 1e30
 """A factor after which float32 sees no rotation at any position."""
-OURS = (
-    "rope_scaling", "rope_parameters", "rope_theta", "rope_local_base_freq",
-    "original_max_position_embeddings", "partial_rotary_factor", "rotary_emb_base", "rotary_pct",
-    "rotary_base", "rope_base", "rope_ratio",
-)  # fmt: skip
+OURS = tuple(
+    "rope_scaling rope_parameters rope_theta rope_local_base_freq "
+    "original_max_position_embeddings partial_rotary_factor rotary_emb_base rotary_pct "
+    "rotary_base rope_base rope_ratio".split()
+)
 """Keys that a recipe writes anew."""
 Parameters = dict[str, Any]
 

@@ -17,10 +17,10 @@ from posenc.dialects.writers.dual import STANDSTILL
 from posenc.dialects.writers.proof import disagreement
 from posenc.report.atomic import atomically
 
-SCALING_KEYS = (
-    "scaling_type", "scaling_factor", "original_length", "beta_fast", "beta_slow",
-    "yarn_attn_factor", "yarn_ext_factor", "log_multiplier", "attn_factor",
-)  # fmt: skip
+SCALING_KEYS = tuple(
+    "scaling_type scaling_factor original_length beta_fast beta_slow yarn_attn_factor "
+    "yarn_ext_factor log_multiplier attn_factor".split()
+)
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -44,9 +44,13 @@ def meant_by(meta: Metadata) -> dict[str, Layer]:
         return layers
     factor = meta.scaling_factor
     inv_freq = formulas.yarn(
-        meta.dimension_count, meta.freq_base, factor, meta.original_length,
-        meta.beta_fast or 32.0, meta.beta_slow or 1.0,
-    )  # fmt: skip
+        meta.dimension_count,
+        meta.freq_base,
+        factor,
+        meta.original_length,
+        meta.beta_fast or 32.0,
+        meta.beta_slow or 1.0,
+    )
     usual = formulas.yarn_scale(factor)
     given = meta.yarn_attn_factor
     full = Layer(inv_freq, (usual if given is None else given) * meta.attn_factor)
@@ -152,9 +156,9 @@ def edited(meta: Metadata, edit: Edit) -> Metadata:
     defaults = {f.name: f.default for f in fields(Metadata)}
     dropped = {name: defaults[name] for name in edit.drop}
     given = (meta.given - set(edit.drop)) | set(edit.keys)
-    tensors = {} if edit.rope_freqs is None else {
-        "rope_freqs": edit.rope_freqs, "factors_long": None, "factors_short": None,
-    }  # fmt: skip
+    tensors: dict[str, Any] = {}
+    if edit.rope_freqs is not None:
+        tensors = {"rope_freqs": edit.rope_freqs, "factors_long": None, "factors_short": None}
     return replace(meta, **dropped, **edit.keys, **tensors, given=frozenset(given))
 
 
@@ -188,10 +192,8 @@ def write(path: Path, out: Path, edit: Edit, wanted: Mapping[str, Layer]) -> Non
             writer.add_key_value(f"{named}.{KEYS[name]}", value, kind)
         tensors = [t for t in reader.tensors if t.name.rpartition("blk.0.")[2] not in own]
         if freqs is not None:
-            writer.add_tensor_info(
-                FACTORS["rope_freqs"], freqs.shape, freqs.dtype, freqs.nbytes,
-                GGMLQuantizationType.F32,
-            )  # fmt: skip
+            sizes = freqs.shape, freqs.dtype, freqs.nbytes
+            writer.add_tensor_info(FACTORS["rope_freqs"], *sizes, GGMLQuantizationType.F32)
         for tensor in tensors:
             data = tensor.data
             writer.add_tensor_info(

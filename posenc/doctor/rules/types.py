@@ -11,8 +11,9 @@ from posenc.doctor.rule import Hit, names, rule
 ALL = tuple(RUNTIMES)
 TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 OLD = ("su", "mrope", "deepseek_yarn", "telechat3-yarn", "deepseek_llama_scaling")
-COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section",
-          "mrope_interleaved"}  # fmt: skip
+COMMON = set(
+    "rope_type type rope_theta partial_rotary_factor mrope_section mrope_interleaved".split()
+)
 READ = {
     "default": set(),
     "linear": {"factor"},

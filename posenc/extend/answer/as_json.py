@@ -56,8 +56,10 @@ def _evaluation(found: Evaluation) -> dict[str, Any]:
         ],
         "tasks": [
             {
-                "task": task, "length": length,
-                "exact": _estimate(score.exact), "loss": _estimate(score.loss),
+                "task": task,
+                "length": length,
+                "exact": _estimate(score.exact),
+                "loss": _estimate(score.loss),
                 "by_depth": [
                     {"depth": depth, **cell._asdict()} for depth, cell in score.by_depth.items()
                 ],
@@ -70,7 +72,7 @@ def _evaluation(found: Evaluation) -> dict[str, Any]:
         ],
         "attention_entropy": list(found.entropy),
         "seconds": found.seconds,
-    }  # fmt: skip
+    }
 
 
 def _estimate(e: Estimate) -> dict[str, Any]:

@@ -65,9 +65,11 @@ def make_page(outcome: Outcome, command: str, caution: str | None) -> Page:
             "tokens generated past the old length": proof.generated,
         }
         page.section(
-            "Export, read back by stock transformers in a fresh process", Facts(facts),
-            "What changed in config.json:", Code("\n".join(outcome.config_diff)),
-        )  # fmt: skip
+            "Export, read back by stock transformers in a fresh process",
+            Facts(facts),
+            "What changed in config.json:",
+            Code("\n".join(outcome.config_diff)),
+        )
     page.section("Repeat it", Code(command))
     return page
 

@@ -107,10 +107,17 @@ def _described(
         said = plain_page(name, plan.longest, recipe.name, kind, sentences=sentences)
         return recipe.config, said
     export = Export(
-        folder, name, plan.method, checkpoint.trained_length, plan.longest, recipe, meaning, saved,
-        None if plan.changed else checkpoint.folder,
-        None if plan.changed else checkpoint.raw_config,
-    )  # fmt: skip
+        folder=folder,
+        name=name,
+        method=plan.method,
+        trained=checkpoint.trained_length,
+        longest=plan.longest,
+        recipe=recipe,
+        meaning=meaning,
+        saved=saved,
+        source=None if plan.changed else checkpoint.folder,
+        before=None if plan.changed else checkpoint.raw_config,
+    )
     if plan.extra:
         return {**recipe.config, **plan.extra}, mapped_page(export, plan.extra)
     return recipe.config, page(export)

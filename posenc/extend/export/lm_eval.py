@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 from posenc.report.failure import RunFailed
@@ -32,10 +33,14 @@ def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
     """
     results = folder / RESULTS
     given = f"pretrained={folder.resolve()},dtype={dtype},trust_remote_code=False"
-    command = [
-        sys.executable, "-P", "-m", "lm_eval", "--model", "hf", "--model_args", given,
-        "--tasks", tasks, "--device", device, "--output_path", str(results.resolve()),
-    ]  # fmt: skip
+    options = {
+        "--model": "hf",
+        "--model_args": given,
+        "--tasks": tasks,
+        "--device": device,
+        "--output_path": str(results.resolve()),
+    }
+    command = [sys.executable, "-P", "-m", "lm_eval", *chain.from_iterable(options.items())]
     # Its table goes where everything for people goes: stdout is for --json.
     ended = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
     if ended.returncode:

@@ -70,9 +70,13 @@ class Prover:
             script = Path(__file__).with_name("proof.py")
             # -P: the script imports no posenc, and its folder is not on the path.
             self._running = subprocess.Popen(
-                [sys.executable, "-P", str(script), str(os.getpid())], cwd=self._scratch.name,
-                text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
+                [sys.executable, "-P", str(script), str(os.getpid())],
+                cwd=self._scratch.name,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
         return self._running
 
     def compare(

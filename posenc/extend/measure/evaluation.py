@@ -132,14 +132,21 @@ def measure_reader(
     shown = windows.tokens[:1, : reader.limit]
     whole = reader.whole or reader.mask_token is not None
     curve = attention_entropy(reader.model, shown, whole=whole) if entropy else None
-    means = () if curve is None else tuple(
-        float(curve[low:high].mean()) for low, high in itertools.pairwise(edges)
-    )  # fmt: skip
+    means: tuple[float, ...] = ()
+    if curve is not None:
+        means = tuple(float(curve[a:b].mean()) for a, b in itertools.pairwise(edges))
     scores, left_out = {}, {}
     if tasks is not None:
         scores, left_out = tasks.scores(reader, windows.tokens.flatten(), progress)
     short = short_losses(reader, windows, trained) if short_text else None
     return Evaluation(
-        edges, by_position, by_context, grid, means, scores, left_out, short,
+        edges,
+        by_position,
+        by_context,
+        grid,
+        means,
+        scores,
+        left_out,
+        short,
         time.perf_counter() - began,
-    )  # fmt: skip
+    )

@@ -75,8 +75,11 @@ def common_words(rng: np.random.Generator, depth: float) -> Made:
 
 
 PUZZLES: dict[str, Puzzle] = {
-    "needle": needle, "needles": needles, "variables": variables, "common-words": common_words,
-}  # fmt: skip
+    "needle": needle,
+    "needles": needles,
+    "variables": variables,
+    "common-words": common_words,
+}
 
 
 def _told(name: str, number: str) -> str:

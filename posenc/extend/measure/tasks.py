@@ -136,13 +136,11 @@ class TaskGrid:
                 exact.append(bool((logits.argmax(-1) == answer).all()))
                 losses.append(F.cross_entropy(logits.float(), answer, reduction="none").numpy())
         right, mean = np.array(exact), np.array([loss.mean() for loss in losses])
+        parts = len(self.depths)
+        cells = zip(self.depths, np.split(right, parts), np.split(mean, parts), strict=True)
         by_depth = {
-            depth: Cell(float(cells.mean()), float(nats.mean()))
-            for depth, cells, nats in zip(
-                self.depths, np.split(right, len(self.depths)), np.split(mean, len(self.depths)),
-                strict=True,
-            )
-        }  # fmt: skip
+            depth: Cell(float(exact.mean()), float(nats.mean())) for depth, exact, nats in cells
+        }
         longest = max(len(loss) for loss in losses)
         padded = np.full((len(losses), longest), math.nan)
         for row, loss in zip(padded, losses, strict=True):

@@ -79,9 +79,13 @@ class Search:
         self.known: dict[str, Tried] = {}
         if state is not None:
             self.identity = identity(
-                reader.model, windows, settings=settings, trained=trained,
-                mask_token=reader.mask_token, scoring=(SHORT_WEIGHT, MARGIN, SEEDS, BANDED),
-            )  # fmt: skip
+                reader.model,
+                windows,
+                settings=settings,
+                trained=trained,
+                mask_token=reader.mask_token,
+                scoring=(SHORT_WEIGHT, MARGIN, SEEDS, BANDED),
+            )
             self._recall(state)
         self.probe = Probe(reader, settings, self.windows, trained)
         self.check = Probe(reader, settings, rest, trained)

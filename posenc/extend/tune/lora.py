@@ -100,11 +100,17 @@ def save_adapter(model: Any, folder: Path, base: Path) -> None:
         tensors[f"base_model.model.{name}.lora_B.weight"] = adapter.up.detach().contiguous()
     rank = first.down.shape[0]
     config = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": first.scale * rank,
-        "target_modules": sorted(adapters), "lora_dropout": 0.0, "bias": "none",
-        "fan_in_fan_out": first.transposed, "base_model_name_or_path": str(base),
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": first.scale * rank,
+        "target_modules": sorted(adapters),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": first.transposed,
+        "base_model_name_or_path": str(base),
         "inference_mode": True,
-    }  # fmt: skip
+    }
     folder.mkdir(parents=True)
     write_atomically(folder / ADAPTER_WEIGHTS, save(tensors, {"format": "pt"}))
     write_atomically(folder / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")

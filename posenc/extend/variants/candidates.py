@@ -70,9 +70,12 @@ def _search(
     state = None if options.state is None else options.state / "search.json"
     masked = mask_token(checkpoint.folder) if checkpoint.masked else None
     search = Search(
-        Reader(checkpoint.model, masked), checkpoint.rotary, fitting.take(SEARCH_WINDOWS),
-        checkpoint.trained_length, state,
-    )  # fmt: skip
+        Reader(checkpoint.model, masked),
+        checkpoint.rotary,
+        fitting.take(SEARCH_WINDOWS),
+        checkpoint.trained_length,
+        state,
+    )
     return searched_variant(checkpoint, search.evolve(options.search_evaluations, progress), to)
 
 
@@ -101,11 +104,17 @@ def measure_variant(
     with variant.active() as model:
         reader = Reader(model, masked, not variant.cache_safe, variant.limit, variant.window)
         return measure_reader(
-            reader, windows, trained, contexts=() if only_losses else contexts,
-            targets=options.targets, passkey=None if only_losses else grid,
-            tasks=None if only_losses else tasks, short_text=variant.window is None,
-            entropy=not variant.needs_runtime, progress=progress,
-        )  # fmt: skip
+            reader,
+            windows,
+            trained,
+            contexts=() if only_losses else contexts,
+            targets=options.targets,
+            passkey=None if only_losses else grid,
+            tasks=None if only_losses else tasks,
+            short_text=variant.window is None,
+            entropy=not variant.needs_runtime,
+            progress=progress,
+        )
 
 
 def _doublings(start: int, stop: int) -> list[int]:

@@ -52,9 +52,13 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
 
     def build(kind: type[PositionMap], **options: Any) -> PositionMap:
         return kind(
-            head_dim, setting.rope_theta, interleaved=False, rotary_dim=setting.rotary_dim,
-            scaling=scaling, **options,
-        )  # fmt: skip
+            head_dim,
+            setting.rope_theta,
+            interleaved=False,
+            rotary_dim=setting.rotary_dim,
+            scaling=scaling,
+            **options,
+        )
 
     maps = {
         "self-extend": (
@@ -71,11 +75,15 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     extra = {DUAL_CHUNK: {"dual_chunk_attention_config": sizes}}
     return [
         Variant(
-            name, summary, lambda e=encoding: exact_inside(checkpoint, e, window),
-            checkpoint.rotary, needs_runtime=True, extra=extra.get(name, {}),
+            name,
+            summary,
+            lambda e=encoding: exact_inside(checkpoint, e, window),
+            checkpoint.rotary,
+            needs_runtime=True,
+            extra=extra.get(name, {}),
         )
         for name, (summary, encoding) in maps.items()
-    ]  # fmt: skip
+    ]
 
 
 @contextmanager

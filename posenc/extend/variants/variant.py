@@ -45,9 +45,12 @@ def as_is(checkpoint: Checkpoint) -> Variant:
     """The checkpoint unchanged; a table of positions ends what it can read."""
     table = tables.find_table(checkpoint.model)
     return Variant(
-        "none", METHODS["none"].summary, lambda: nullcontext(checkpoint.model), checkpoint.rotary,
+        "none",
+        METHODS["none"].summary,
+        lambda: nullcontext(checkpoint.model),
+        checkpoint.rotary,
         limit=None if table is None else checkpoint.trained_length,
-    )  # fmt: skip
+    )
 
 
 def window_variant(checkpoint: Checkpoint) -> Variant:
@@ -55,9 +58,12 @@ def window_variant(checkpoint: Checkpoint) -> Variant:
     near, and pass if it uses what lies further back."""
     trained = checkpoint.trained_length
     return Variant(
-        WINDOW, f"as trained, reading only the last {trained} tokens",
-        lambda: nullcontext(checkpoint.model), needs_runtime=True, window=trained,
-    )  # fmt: skip
+        WINDOW,
+        f"as trained, reading only the last {trained} tokens",
+        lambda: nullcontext(checkpoint.model),
+        needs_runtime=True,
+        window=trained,
+    )
 
 
 def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:

@@ -79,9 +79,14 @@ def attach(
 
 
 def _attach(
-    model: Any, encoding: PositionEncoding | str | None, decoder: PositionEncoding | str | None,
-    own: Own, example: dict[str, Any] | None, *, alone: bool = True,
-) -> Any:  # fmt: skip
+    model: Any,
+    encoding: PositionEncoding | str | None,
+    decoder: PositionEncoding | str | None,
+    own: Own,
+    example: dict[str, Any] | None,
+    *,
+    alone: bool = True,
+) -> Any:
     """`attach`; alone: whether nothing else may tell the order of the tokens."""
     if own not in ("replace", "keep"):
         raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
@@ -246,10 +251,8 @@ def _put(attachment: Attachment, stack: Stack, encoding: PositionEncoding, told:
         attention: Any = reached.module
         own = own_positions.own_bias(attention) if attachment.own == "keep" else None
         cache_index = getattr(attention, "layer_idx", None)
-        layer = hooks.Layer(
-            module, index, index if cache_index is None else cache_index, reached.head_dim, own,
-            told,
-        )  # fmt: skip
+        cache_index = index if cache_index is None else cache_index
+        layer = hooks.Layer(module, index, cache_index, reached.head_dim, own, told)
         attachment.changed.append((attention, {LAYER: layer}, {}))
         vars(attention)[LAYER] = layer
         attachment.handles += [

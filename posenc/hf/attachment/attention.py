@@ -98,11 +98,18 @@ def lazy_mask(
     forward, sizes = FORWARD.get(), (batch_size, q_length, kv_length)
     if use_vmap:  # somebody's own mask, which may not take indices that broadcast
         dense = theirs.sdpa_mask(
-            batch_size=batch_size, q_length=q_length, kv_length=kv_length,
-            mask_function=mask_function, q_offset=q_offset, kv_offset=kv_offset,
-            attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip,
-            use_vmap=True, device=device, **options,
-        )  # fmt: skip
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            mask_function=mask_function,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            attention_mask=attention_mask,
+            allow_is_causal_skip=allow_is_causal_skip,
+            use_vmap=True,
+            device=device,
+            **options,
+        )
         if forward is None or dense is None:
             return dense
         return LazyMask(lambda b, h, q, k: dense[b, 0, q, k], 0, 0, sizes, device, None, forward)
@@ -161,10 +168,18 @@ def attend(
         query = query * (scaling / usual)
     sinks = kwargs.get("s_aux")
     found = attention(
-        query, key, value, encoding, q_positions=positions, kv_positions=kv_positions,
-        q_state=state, kv_state=kv_state, mask=mask,
-        dropout_p=dropout if module.training else 0.0, return_lse=sinks is not None,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        encoding,
+        q_positions=positions,
+        kv_positions=kv_positions,
+        q_state=state,
+        kv_state=kv_state,
+        mask=mask,
+        dropout_p=dropout if module.training else 0.0,
+        return_lse=sinks is not None,
+    )
     if sinks is not None:  # each head's sink takes its share of the softmax, and has no value
         found, lse = found
         share = torch.sigmoid(lse - sinks[:, None].to(lse.dtype))

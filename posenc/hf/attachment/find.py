@@ -119,9 +119,13 @@ def shape_from(stack: Stack, config: Any) -> ModelShape:
     ]
     known = [length for length in lengths if isinstance(length, int) and length > 0]
     return ModelShape(
-        embed_dim=stack.embed_dim, num_heads=first.num_heads, num_kv_heads=first.num_kv_heads,
-        head_dim=first.head_dim, train_length=known[0] if known else 512, causal=first.causal,
-    )  # fmt: skip
+        embed_dim=stack.embed_dim,
+        num_heads=first.num_heads,
+        num_kv_heads=first.num_kv_heads,
+        head_dim=first.head_dim,
+        train_length=known[0] if known else 512,
+        causal=first.causal,
+    )
 
 
 def _takes(model: Any, name: str) -> bool:

@@ -109,9 +109,15 @@ def bloom_attention(
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
     out, _ = attend(
-        module, query, key, value, attention_mask, module.attention_dropout.p,
-        scaling=module.inv_norm_factor, output_attentions=output_attentions,
-    )  # fmt: skip
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        module.attention_dropout.p,
+        scaling=module.inv_norm_factor,
+        output_attentions=output_attentions,
+    )
     out = F.dropout(module.dense(out.flatten(2)), module.hidden_dropout, module.training)
     return out + residual, None
 

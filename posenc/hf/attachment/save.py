@@ -33,9 +33,13 @@ def save_beside(model: Any) -> None:
 
 
 def _save(
-    self: Any, save_directory: Any, is_main_process: bool = True, state_dict: Any = None,
-    push_to_hub: bool = False, **options: Any,
-) -> None:  # fmt: skip
+    self: Any,
+    save_directory: Any,
+    is_main_process: bool = True,
+    state_dict: Any = None,
+    push_to_hub: bool = False,
+    **options: Any,
+) -> None:
     """`save_pretrained`, and the encoding beside the weights."""
     if push_to_hub:
         raise ValueError(

@@ -9,12 +9,14 @@ from typing import Any
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 """Where a family has such a key, null is no value for it."""
 COUNTS = (
-    *REQUIRED, "num_key_value_heads", "num_kv_heads", "head_dim", "max_position_embeddings",
-    "original_max_position_embeddings", "n_positions", "n_ctx", "n_embd", "n_head", "n_heads",
-    "n_layer", "n_layers", "d_model", "num_heads", "num_layers", "max_seq_len", "rotary_dim",
-)  # fmt: skip
-POSITIVE = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "partial_rotary_factor",
-            "rotary_pct")  # fmt: skip
+    *REQUIRED,
+    *"num_key_value_heads num_kv_heads head_dim max_position_embeddings "
+    "original_max_position_embeddings n_positions n_ctx n_embd n_head n_heads n_layer "
+    "n_layers d_model num_heads num_layers max_seq_len rotary_dim".split(),
+)
+POSITIVE = tuple(
+    "rope_theta rotary_emb_base rope_local_base_freq partial_rotary_factor rotary_pct".split()
+)
 LARGEST = 2**31 - 1
 
 

@@ -120,9 +120,14 @@ def load_checkpoint(
     mapped = {"device_map": place} if place != "cpu" and has_accelerate() else {}
     try:
         model, told = auto.from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, output_loading_info=True,
-            attn_implementation=attention, **mapped, **stock,
-        )  # fmt: skip
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            attn_implementation=attention,
+            **mapped,
+            **stock,
+        )
     except RuntimeError as error:  # other shapes
         raise ValueError(f"{folder}: the weights in {files.WEIGHTS} do not fit: {error}") from error
     except Exception as error:

@@ -22,11 +22,10 @@ NEEDED = {
 }  # fmt: skip
 """The rope_types that posenc knows ("su" and "mrope" are old words), and what each cannot do
 without."""
-NUMBERS = (
-    "rope_theta", "partial_rotary_factor", "factor", "attention_factor", "beta_fast", "beta_slow",
-    "mscale", "mscale_all_dim", "short_mscale", "long_mscale", "low_freq_factor",
-    "high_freq_factor", "alpha",
-)  # fmt: skip
+NUMBERS = tuple(
+    "rope_theta partial_rotary_factor factor attention_factor beta_fast beta_slow mscale "
+    "mscale_all_dim short_mscale long_mscale low_freq_factor high_freq_factor alpha".split()
+)
 
 
 def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> None:

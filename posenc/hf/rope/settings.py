@@ -157,7 +157,10 @@ def _from_hf(p: dict[str, Any], original: int, maximum: int) -> rs.Scaling | Non
 def _yarn(p: dict[str, Any], setting: RopeSetting) -> rs.YaRN:
     given = p.get("attention_factor")
     return rs.YaRN(
-        p["factor"], setting.original_length, p.get("beta_fast") or 32.0,
-        p.get("beta_slow") or 1.0, truncate=p.get("truncate", True),
+        p["factor"],
+        setting.original_length,
+        p.get("beta_fast") or 32.0,
+        p.get("beta_slow") or 1.0,
+        truncate=p.get("truncate", True),
         attention_factor=setting.yarn_temperature(p["factor"]) if given is None else given,
-    )  # fmt: skip
+    )

@@ -19,13 +19,12 @@ def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions
     """Put settings and the new maximum length into a transformers config, in place."""
     few_words = config.model_type in FEW_WORDS
     said = config.rope_parameters
-    written = {
-        s.layer_type: rope_parameters(
-            s, head_size(config, s.layer_type), few_words,
-            cut=(said[s.layer_type] if s.layer_type else said)["rope_type"] == "proportional",
-        )
-        for s in settings
-    }  # fmt: skip
+    written = {}
+    for s in settings:
+        own = said[s.layer_type] if s.layer_type else said
+        cut = own["rope_type"] == "proportional"
+        head_dim = head_size(config, s.layer_type)
+        written[s.layer_type] = rope_parameters(s, head_dim, few_words, cut=cut)
     if None in written and "partial_rotary_factor" in config.rope_parameters:
         # Phi-3 reads the key also where it says nothing.
         share = settings[0].rotary_dim / head_size(config)
@@ -66,11 +65,14 @@ def rope_parameters(
             pairs = setting.rotary_dim // 2
             short, long = scaling.short_factor, scaling.long_factor
             return {
-                "rope_type": "longrope", **common, **length, "factor": factor,
+                "rope_type": "longrope",
+                **common,
+                **length,
+                "factor": factor,
                 "short_factor": [f * squeeze for f in short or (1.0,) * pairs],
                 "long_factor": [f * squeeze for f in long or (factor,) * pairs],
                 "attention_factor": setting.frequencies().attention_factor,
-            }  # fmt: skip
+            }
         case rs.NTK(factor=factor) if squeeze == 1.0:
             base = theta * factor ** (setting.rotary_dim / (setting.rotary_dim - 2))
             return {"rope_type": "default", **common, "rope_theta": base}
@@ -92,10 +94,15 @@ def rope_parameters(
             return {"rope_type": "llama3", **common, **length, "factor": scaling.factor, **bounds}
         case rs.YaRN():
             return {
-                "rope_type": "yarn", **common, **length, "factor": scaling.factor,
-                "beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow,
-                "truncate": scaling.truncate, **_temperatures(setting, scaling.factor),
-            }  # fmt: skip
+                "rope_type": "yarn",
+                **common,
+                **length,
+                "factor": scaling.factor,
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+                "truncate": scaling.truncate,
+                **_temperatures(setting, scaling.factor),
+            }
         case rs.Proportional(p=share, factor=factor) if cut:
             kept = {"partial_rotary_factor": share, "factor": factor}
             return {"rope_type": "proportional", **common, **kept}

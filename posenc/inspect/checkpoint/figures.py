@@ -104,9 +104,15 @@ def changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> Fi
         axes.minorticks_off()
         axes.axhline(rounding, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
         axes.annotate(
-            "below: rounding", (1, rounding), xycoords=("axes fraction", "data"), xytext=(-2, -3),
-            textcoords="offset points", ha="right", va="top", fontsize=8,
-        )  # fmt: skip
+            "below: rounding",
+            (1, rounding),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, -3),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=8,
+        )
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         legend_above(drawn)
     return drawn

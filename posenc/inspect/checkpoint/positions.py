@@ -193,10 +193,14 @@ def _table(name: str, module: nn.Embedding, model: Any) -> Table:
     step = max(1, len(rows) // SHOWN_DISTANCE)
     few = unit[::step]
     return Table(
-        name, len(rows), offset, (unit[1:] * unit[:-1]).sum(-1).mean().item(),
-        (norms.min().item(), norms.mean().item(), norms.max().item()), step,
-        (few @ few.mT).tolist(),
-    )  # fmt: skip
+        where=name,
+        rows=len(rows),
+        reserved=offset,
+        neighbours=(unit[1:] * unit[:-1]).sum(-1).mean().item(),
+        norms=(norms.min().item(), norms.mean().item(), norms.max().item()),
+        step=step,
+        similarity=(few @ few.mT).tolist(),
+    )
 
 
 def _t5(name: str, attention: Any) -> list[Bias]:

@@ -9,13 +9,13 @@ from torch import nn
 
 PARTS = ("embeddings", "positions", "attention", "feed-forward", "norms", "head", "other")
 
-_POSITIONS = (
-    "position", "wpe", "embed_positions", "relative_attention_bias", "rel_embeddings", "pos_proj",
-    "pos_q_proj", "pos_key_proj", "pos_query_proj",
-)  # fmt: skip
-_FEED_FORWARD = (
-    "mlp", "fc1", "fc2", "intermediate", "output.dense", "densereludense", "feed_forward", "ffn",
-)  # fmt: skip
+_POSITIONS = tuple(
+    "position wpe embed_positions relative_attention_bias rel_embeddings pos_proj "
+    "pos_q_proj pos_key_proj pos_query_proj".split()
+)
+_FEED_FORWARD = tuple(
+    "mlp fc1 fc2 intermediate output.dense densereludense feed_forward ffn".split()
+)
 
 
 @dataclass(frozen=True)

@@ -106,10 +106,8 @@ def exchanged_order(length: int, a: Span, b: Span) -> list[int]:
     if b_start < a_stop:
         raise ValueError("--swap: the two words overlap or are the same.")
     places = range(length)
-    return [
-        *places[:a_start], *places[b_start:b_stop], *places[a_stop:b_start],
-        *places[a_start:a_stop], *places[b_stop:],
-    ]  # fmt: skip
+    first, between, second = places[a_start:a_stop], places[a_stop:b_start], places[b_start:b_stop]
+    return [*places[:a_start], *second, *between, *first, *places[b_stop:]]
 
 
 def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: bool) -> Swap:
@@ -133,9 +131,13 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
 
 
 def _change(
-    before: Reading, after: Reading, order: Sequence[int], stretch: Span, sentence: Sentence,
+    before: Reading,
+    after: Reading,
+    order: Sequence[int],
+    stretch: Span,
+    sentence: Sentence,
     masked: bool,
-) -> Change:  # fmt: skip
+) -> Change:
     old = before.hidden[:, torch.tensor(order)]  # the same words side by side
     gaps = (after.hidden - old).norm(dim=-1) / old.norm(dim=-1).clamp(min=1e-30)
     where = torch.tensor(order).argsort()  # back to the places of the original sentence

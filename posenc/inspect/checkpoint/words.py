@@ -91,10 +91,8 @@ def distances_lines(sheet: Sheet) -> tuple[list[str], list[list[str]]]:
     for stack, values in sheet.reading.distances().items():
         for layer, heads in enumerate(values):
             near, far = int(heads.argmin()), int(heads.argmax())
-            found.append(
-                [f"{stack} {layer}".strip(), f"{heads.mean():.1f}",
-                 f"{heads[near]:.1f} (head {near})", f"{heads[far]:.1f} (head {far})"]
-            )  # fmt: skip
+            nearest, farthest = (f"{heads[head]:.1f} (head {head})" for head in (near, far))
+            found.append([f"{stack} {layer}".strip(), f"{heads.mean():.1f}", nearest, farthest])
     return header, found
 
 

@@ -113,10 +113,8 @@ def buckets(past: Sequence[int], future: Sequence[int] | None) -> Figure:
     with figure("distance, tokens; the past is positive", "bucket") as (drawn, axes):
         axes.step(range(len(past)), past, where="mid", color=LIGHT[0], label="past")
         if future is not None:
-            axes.step(
-                [-d for d in range(len(future))], future, where="mid", color=LIGHT[1],
-                linestyle="--", label="future",
-            )  # fmt: skip
+            ahead = [-d for d in range(len(future))]
+            axes.step(ahead, future, "--", where="mid", color=LIGHT[1], label="future")
             legend_above(drawn)
     return drawn
 
@@ -151,10 +149,9 @@ def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Figure:
             mean = _gaps(decay.same if same else decay.mean)
             axes.plot(decay.distances, mean, label=name, **style.curve(len(mean)))
             if not same:
-                axes.fill_between(
-                    decay.distances, _gaps(decay.low), _gaps(decay.high), color=style.color,
-                    alpha=0.18, linewidth=0, label=f"_{name}",
-                )  # fmt: skip
+                low, high = _gaps(decay.low), _gaps(decay.high)
+                pale = {"color": style.color, "alpha": 0.18, "linewidth": 0}
+                axes.fill_between(decay.distances, low, high, label=f"_{name}", **pale)
         axes.set_xscale("symlog", base=2, linthresh=1)
         lowest = np.nanmin([np.nanmin(_gaps(d.mean)) for d in decays.values()])
         if lowest < -50:

@@ -90,9 +90,18 @@ def _last_row(
     new_q, new_k = encoding.transform(asks, keys)
     term = encoding.term(asks, keys)
     problem = Problem(
-        new_q, new_k, q, asks, keys, term, encoding, None, encoding.scale(q.shape[-1]), 0.0,
+        new_q,
+        new_k,
+        q,
+        asks,
+        keys,
+        term,
+        encoding,
+        None,
+        encoding.scale(q.shape[-1]),
+        0.0,
         False,
-    )  # fmt: skip
+    )
     return problem.ready(1).scores(0, 1)[:, :, 0]
 
 

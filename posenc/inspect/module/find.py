@@ -21,10 +21,10 @@ from posenc.inspect.module.view import CLOSE, find_view
 COUNTS = (7, 11)
 """Two lengths that no other axis has, so that the axes of positions can be told."""
 
-_SIZES = (
-    "head_dim", "dim", "channels", "embed_dim", "embedding_dim", "d_model", "dim_model",
-    "hidden_size", "rotary_dim", "dim_head",
-)  # fmt: skip
+_SIZES = tuple(
+    "head_dim dim channels embed_dim embedding_dim d_model dim_model hidden_size rotary_dim "
+    "dim_head".split()
+)
 
 
 class Unfit(ValueError):

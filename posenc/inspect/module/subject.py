@@ -18,10 +18,10 @@ LONGEST = 4096
 SLOW = 0.3
 """Seconds of one call beyond which no longer sequence is tried."""
 MOST_NUMBERS = 2**23
-_STATED = (
-    "max_position_embeddings", "max_positions", "max_seq_len", "max_seq_len_cached",
-    "max_sequence_length", "max_seqlen", "max_length", "max_len", "num_positions", "num_embeddings",
-)  # fmt: skip
+_STATED = tuple(
+    "max_position_embeddings max_positions max_seq_len max_seq_len_cached "
+    "max_sequence_length max_seqlen max_length max_len num_positions num_embeddings".split()
+)
 
 
 @dataclass(frozen=True)

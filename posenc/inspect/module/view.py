@@ -109,8 +109,8 @@ def find_view(run: Run, width: int, axes: Sequence[tuple[int, ...]]) -> View:
             probe[[i for i, _ in pairs]] = 1
             return View("rotation", "turned content", by_index, pairs, probe)
         return View("values", "values", by_index)
-    gaps = [rows(a, x[0]) - rows(b, x[0]) for a, b, x in
-            zip(parts, nothing, first_axes, strict=True)]  # fmt: skip
+    both = zip(parts, nothing, first_axes, strict=True)
+    gaps = [rows(with_content, x[0]) - rows(without, x[0]) for with_content, without, x in both]
     if not all(_same(gap, gap[:1].expand_as(gap)) for gap in gaps):
         return View("values", "values", by_index)
     found = _of_tables(nothing, by_index)  # what it adds; a sum is no angle

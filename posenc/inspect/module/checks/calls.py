@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -154,8 +156,11 @@ def own_start(subject: Subject) -> Measured:
     if counting is None or subject.view.kind == "bias" or {"q", "k"} <= counting.roles:
         return None, "has no argument for where it starts"
     whole = subject.see(subject.inputs(NEAR), form=counting)
-    for role, given in (("offset", {"offset": _LATER}),
-                        ("starts", {"starts": torch.tensor([0, _LATER])})):  # fmt: skip
+    later: dict[str, dict[str, Any]] = {
+        "offset": {"offset": _LATER},
+        "starts": {"starts": torch.tensor([0, _LATER])},
+    }
+    for role, given in later.items():
         if role not in counting.optional and role not in counting.roles:
             continue
         name = counting.optional.get(role, role)
