@@ -22,7 +22,7 @@ ARITHMETIC = (ArithmeticError, TypeError, ValueError, KeyError, AttributeError, 
 
 
 def first_switch(switches: Iterable[Switch]) -> Switch:
-    """The first kind of layer's that is not static."""
+    """Return the first switch that is not static."""
     for switch in switches:
         if switch != "static":
             return switch
@@ -64,7 +64,7 @@ class Computed:
     knows: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `posenc doctor --json` prints for a runtime."""
+        """Return the object that `posenc doctor --json` prints for a runtime."""
         return {
             "version": self.version,
             "error": self.error,
@@ -94,7 +94,7 @@ class UnknownModelError(RefusedError):
 
 
 def number(value: Any, name: str) -> float:
-    """The value, where a runtime calculates with it.
+    """Return the value, checked to be a number, where a runtime calculates with it.
 
     Raises: RefusedError where it is no number, as the runtime's own arithmetic does.
     """
@@ -105,14 +105,14 @@ def number(value: Any, name: str) -> float:
 
 
 def required(parameters: Mapping[str, Any], name: str) -> Any:
-    """parameters[name]. Raises: RefusedError as a dict in Python does."""
+    """Return parameters[name]. Raises: RefusedError where Python would raise KeyError."""
     if name not in parameters:
         raise RefusedError(f"KeyError: {name!r}")
     return parameters[name]
 
 
 def factors(parameters: Mapping[str, Any], name: str, pairs: int) -> tuple[float, ...]:
-    """A list of longrope, one factor per pair.
+    """Return a longrope list with one factor per pair.
 
     Raises: RefusedError where it is missing, holds no numbers, or has another length.
     """

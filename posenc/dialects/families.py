@@ -30,16 +30,16 @@ on the scores, recurrence."""
 
 @lru_cache(maxsize=1)
 def all_families() -> dict[str, dict[str, Any]]:
-    """model_type -> its facts."""
+    """Return the facts of every model_type."""
     text = resources.files("posenc.dialects").joinpath("families.json").read_text(encoding="utf-8")
     return json.loads(text)
 
 
 def family(model_type: str) -> dict[str, Any] | None:
-    """The facts of one model_type, None for one that is not known."""
+    """Return the facts of one model_type; None if it is unknown."""
     return all_families().get(model_type)
 
 
 def by_architecture(name: str) -> str | None:
-    """The model_type of a class such as LlamaForCausalLM."""
+    """Return the model_type of a class such as LlamaForCausalLM."""
     return next((m for m, f in all_families().items() if f["architecture"] == name), None)

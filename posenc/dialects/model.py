@@ -38,7 +38,7 @@ class BadConfigError(ValueError):
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The language model's keys on top, over those of the whole."""
+    """Lift the language model's keys to the top level, over those already there."""
     merged = dict(config)
     for name in INNER:
         inner = config.get(name)
@@ -62,14 +62,14 @@ class Model:
         return bool(self.facts)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A key of the config, or the family's default for it."""
+        """Return a key of the config, or the family's default for it."""
         value = self.config.get(name)
         if value is None:
             value = self.facts.get("defaults", {}).get(name)
         return default if value is None else value
 
     def size(self, *names: str, default: int | None = None) -> int:
-        """The first of these keys that is given: a whole number of at least 1.
+        """Return the first of these keys that is given, an integer of at least 1.
 
         Raises: BadConfigError where none is given or one is no such number.
         """
@@ -147,7 +147,7 @@ class Model:
         return None if found is None else tuple(found)
 
     def of_kind(self, kind: str) -> Model:
-        """The model with the head size of one kind of layer: Gemma 4's differ in it."""
+        """Return the model with the head dimension of one kind of layer; Gemma 4's differ."""
         if "global_head_dim" not in self.facts.get("defaults", {}):
             return self
         each, first = self.config.get("per_layer_config"), None
@@ -221,7 +221,7 @@ class Model:
 
 
 def model_of(config: Mapping[str, Any]) -> Model:
-    """The model that a config.json describes."""
+    """Return the model that a config.json describes."""
     flat = flatten(config)
     name = flat.get("model_type")
     architectures = flat.get("architectures")

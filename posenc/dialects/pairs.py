@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 def order(width: int, *, to_interleaved: bool) -> list[int]:
-    """new[i] = old[order[i]] for the `width` rotated channels of one head.
+    """Return the permutation new[i] = old[order[i]] of the `width` rotary dimensions of one head.
 
     >>> order(6, to_interleaved=False)
     [0, 2, 4, 1, 3, 5]

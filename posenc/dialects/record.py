@@ -58,7 +58,7 @@ class Record:
 
 
 def record_of(source: Source, length: int | None = None) -> Record:
-    """The record of a file that was read, at a length (default: the longest meant).
+    """Return the record of a file at a length (default: the longest meant).
 
     Raises: ValueError where the keys' meaning cannot be told.
     """
@@ -68,7 +68,7 @@ def record_of(source: Source, length: int | None = None) -> Record:
 
 
 def of_meaning(meaning: Meaning, spelling: str, length: int | None) -> Record:
-    """The record of a config's meaning."""
+    """Return the record of a config's meaning."""
     model, computed = meaning.model, meaning.computed
     return Record(
         model.model_type,

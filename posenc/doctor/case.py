@@ -115,7 +115,7 @@ class Case:
     def affected(
         self, among: Sequence[str], *aspects: Aspect, nothing_else: bool = False
     ) -> tuple[str, ...]:
-        """Which of these runtimes, named or not, differ from the meaning.
+        """Return those of these runtimes, named or not, that differ from the meaning.
 
         aspects: count a difference in one of these; none given: any. nothing_else: and in no
         other aspect, which another rule would explain.
@@ -130,11 +130,11 @@ class Case:
         return tuple(found)
 
     def only_named(self, runtimes: Sequence[str]) -> tuple[str, ...]:
-        """Those of these runtimes that the user cares for."""
+        """Return those of these runtimes that the user named."""
         return tuple(name for name in runtimes if name in self.named)
 
     def concerned(self, among: Sequence[str], *aspects: Aspect) -> tuple[str, ...]:
-        """The named runtimes of these that differ from the meaning."""
+        """Return the named runtimes among these that differ from the meaning."""
         return self.only_named(self.affected(among, *aspects))
 
     @property
@@ -155,7 +155,7 @@ class Case:
         return self.old or self.new or {}
 
     def dicts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Every flat rope dict of the file with its name."""
+        """Yield every flat rope dict of the file with its name."""
         for name, given in (("rope_scaling", self.old), ("rope_parameters", self.new)):
             if given is None:
                 continue
@@ -166,7 +166,7 @@ class Case:
                 yield f"{name}.{kind}", value
 
     def of_type(self, *kinds: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The flat dicts that most runtimes read, of these types."""
+        """Yield the flat dicts of these types that most runtimes read."""
         for name, p in self.dicts():
             if self.old is not None and name.startswith("rope_parameters"):
                 continue
@@ -175,19 +175,19 @@ class Case:
 
 
 def _about_positions(error: str) -> bool:
-    """mlx-lm stops for any key that its dataclass wants; only some are about positions."""
+    """True if an error concerns positions. mlx-lm stops for any missing key of its dataclass."""
     words = ("rope", "rotary", "max_position")
     return "positional argument" not in error or any(word in error for word in words)
 
 
 def type_of(p: Mapping[str, Any]) -> str:
-    """rope_type, else type, else default."""
+    """Return rope_type, else type, else default."""
     kind = p.get("rope_type", p.get("type"))
     return "default" if kind is None else str(kind)
 
 
 def differences(computed: Computed, meant: Computed) -> frozenset[Aspect]:
-    """In what one result differs from another."""
+    """Return the aspects in which one result differs from another."""
     found: set[Aspect] = set()
     for kind, layer in meant.layers.items():
         same_kind = [v for name, v in computed.layers.items() if name.startswith(kind)]
@@ -204,7 +204,7 @@ def differences(computed: Computed, meant: Computed) -> frozenset[Aspect]:
 
 
 def layer_differences(layer: Layer, meant: Layer) -> set[Aspect]:
-    """In what one rotation differs from another."""
+    """Return the aspects in which one rotation differs from another."""
     found: set[Aspect] = set()
     if len(layer.inv_freq) != len(meant.inv_freq):
         found.add("pairs")

@@ -69,7 +69,7 @@ class Rule:
         return " ".join((inspect.getdoc(self.check) or "").split())
 
     def judge(self, case: Case) -> Iterator[Finding]:
-        """An E is W where no named runtime is concerned."""
+        """Yield findings. An E becomes W if no named runtime is concerned."""
         for hit in self.check(case):
             severity: Severity = self.severity
             if severity == "E" and not hit.concerned and not hit.contradiction:

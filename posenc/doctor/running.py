@@ -48,7 +48,7 @@ class Options:
 
 
 def run(options: Options) -> tuple[str, int]:
-    """What to print, and the exit code: 1 where an E fired, a fix is incomplete, or two files
+    """Return what to print, and the exit code: 1 if an E fired, a fix is incomplete, or two files
     differ.
 
     Raises: ValueError and OSError for bad input.
@@ -120,7 +120,7 @@ def _check(options: Options) -> None:
 
 
 def _each(options: Options) -> tuple[str, int]:
-    """What to print of all files, judged one by one, and the gravest exit code."""
+    """Judge files one by one; return what to print and the gravest exit code."""
     pages, codes = [], [0]
     for path in options.paths:
         said, code = _one(path, options)
@@ -141,7 +141,7 @@ def _one(path: Path, options: Options) -> tuple[str, int]:
 
 
 def _adapter(options: Options) -> str:
-    """What is written of a LoRA adapter; there is nothing in it to judge."""
+    """Write a fixed LoRA adapter and return what to print. An adapter has nothing to judge."""
     from posenc.doctor.cures import adapters, layout
 
     folder = options.paths[0]
@@ -216,7 +216,8 @@ def _case(source: Source, options: Options) -> Case:
 
 
 def _ignored(folder: Path) -> frozenset[str]:
-    """Codes that a file `.posenc` beside the config silences: # posenc: ignore=PD013,PD021."""
+    """Return the codes that a file `.posenc` next to the config silences: # posenc:
+    ignore=PD013,PD021."""
     path = folder / SIDECAR
     if not path.is_file():
         return frozenset()

@@ -15,7 +15,7 @@ from posenc.hf.attachment.attach import attached
 
 @contextmanager
 def own_biases(model: Any) -> Iterator[nn.Module]:
-    """The model on posenc's attention inside the block, with the same answers.
+    """Run the model on posenc's attention inside the block, with the same results.
 
     T5's table is shared, so that it goes on learning. BLOOM's distances count tokens, which is its
     own rule wherever padding stands at one end.

@@ -56,7 +56,7 @@ class PositionTable:
 
 
 def find_table(model: Any) -> PositionTable | None:
-    """The table of a model of FAMILIES; None for the others.
+    """Return the position table of a model of FAMILIES; None for others.
 
     Raises: ValueError for a BERT whose config asks for relative positions as well.
     """
@@ -73,7 +73,7 @@ def find_table(model: Any) -> PositionTable | None:
 
 
 def table_of(model: Any) -> PositionTable | None:
-    """The same, whatever else the model does with positions."""
+    """Return the position table, whatever else the model does with positions."""
     path, key, offset_rows, counted_rows = FAMILIES.get(model.config.model_type, ("", "", 0, 0))
     for name, module in model.named_modules():
         if path and name.endswith(path) and isinstance(module, nn.Embedding):
@@ -89,7 +89,7 @@ def table_of(model: Any) -> PositionTable | None:
 
 @contextmanager
 def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
-    """The model with a table for `length` positions inside the block, as it was after it."""
+    """Give the model a table for `length` positions inside the block and restore it after."""
     table = find_table(model)
     assert table is not None
     module, config = table.module, model.config
@@ -111,7 +111,7 @@ def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
 
 
 def _position_buffers(model: nn.Module, length: int) -> list[tuple[nn.Module, str, Tensor]]:
-    """Buffers of BERT-like models with one column per position."""
+    """Return buffers of BERT-like models that have one column per position."""
     return [
         (owner, name, buffer)
         for owner in model.modules()

@@ -59,7 +59,7 @@ class Metadata:
             object.__setattr__(self, "original_length", float(self.context_length))
 
     def as_keys(self) -> dict[str, Any]:
-        """The keys of the fields that the file names, as GGUF spells them."""
+        """Return the file's keys as GGUF spells them."""
         return {
             f"{self.architecture}.{key}": getattr(self, name)
             for name, key in KEYS.items()

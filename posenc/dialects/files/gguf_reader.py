@@ -16,7 +16,7 @@ WHOLE = ("context_length", "dimension_count", "dimension_count_swa", "sliding_wi
 
 
 def open_gguf(path: Path, mode: str = "r") -> Any:
-    """A gguf.GGUFReader.
+    """Open a gguf.GGUFReader.
 
     Raises: ValueError where the package is missing or the file is damaged.
     """
@@ -33,7 +33,7 @@ def open_gguf(path: Path, mode: str = "r") -> Any:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """What decides positions in a GGUF file.
+    """Read what decides positions in a GGUF file.
 
     Raises: ValueError where the package is missing, or the file is damaged or lacks the keys.
     """

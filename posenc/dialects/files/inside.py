@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def inside(folder: Path, name: str, asked: str) -> Path:
-    """A file of the folder. The Hub's cache keeps a snapshot's files as links to its blobs, so
-    these count as inside.
+    """Return the path of a file in the folder. Links of the Hub's cache from a snapshot to its
+    blobs count as inside.
 
     Raises: ValueError where it is elsewhere or not there; `asked` says who names it.
     """

@@ -14,7 +14,7 @@ KINDS = {list: "a list", str: "a string", type(None): "null"}
 
 
 def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
-    """The object.
+    """Read a JSON object from a file.
 
     Raises: ValueError naming the file where it has more than `largest` bytes, is no UTF-8, no JSON,
     no object, or gives one key twice with two values.

@@ -10,7 +10,7 @@ LARGEST_HEADER = 100 << 20
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """name -> dtype, shape, data_offsets; and where the data begin.
+    """Return dtype, shape and data_offsets by tensor name, and the offset where data begin.
 
     Raises: ValueError where the file is damaged.
     """

@@ -41,7 +41,7 @@ class Source:
 
 
 def is_adapter(path: Path) -> bool:
-    """A folder of LoRA adapters, without a model's config."""
+    """True for a folder of LoRA adapters without a model's config."""
     return (path / ADAPTER_CONFIG).is_file() and not (path / NAMES[0]).is_file()
 
 

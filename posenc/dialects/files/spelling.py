@@ -37,7 +37,7 @@ KEEP_OWN_NAMES = ("gpt_neox", "gpt_neox_japanese")
 
 
 def name_of_spelling(raw: Mapping[str, Any]) -> str:
-    """Whose file this is: transformers, meta, mistral or deepseek."""
+    """Return whose spelling the file uses: transformers, meta, mistral or deepseek."""
     if "model_type" in raw or "architectures" in raw:
         return "transformers"
     if "n_heads" in raw and "n_layers" in raw and "dim" in raw:
@@ -50,8 +50,8 @@ def name_of_spelling(raw: Mapping[str, Any]) -> str:
 
 
 def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's settings under transformers' keys; a file in those words comes back with a few
-    vendors' names added.
+    """Return the settings under transformers' keys. A file that already uses them gets a few keys
+    that vendors spell differently.
 
     Raises: ValueError where the rotary keys are no dicts, or no size of a model is given.
     """
@@ -84,7 +84,7 @@ def _check_shapes(flat: Mapping[str, Any]) -> None:
 
 
 def _check_values(flat: Mapping[str, Any]) -> None:
-    """Raises: ValueError where a rotary key holds a value of another kind than it ever has."""
+    """Raise ValueError if a rotary key has a value of the wrong kind."""
     for place, values in _dicts(flat):
         for key in (*NUMBERS, *LISTS, *WORDS):
             value = values.get(key)
@@ -128,7 +128,7 @@ def _dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _vendors(config: dict[str, Any]) -> dict[str, Any]:
-    """rotary_emb_base and its like where transformers' own name is missing."""
+    """Copy vendors' keys, such as rotary_emb_base, to transformers' name where it is missing."""
     if config.get("model_type") in KEEP_OWN_NAMES:
         return config
     for target, names in (("rope_theta", ROTARY_BASES), ("partial_rotary_factor", ROTARY_SHARES)):
@@ -208,8 +208,9 @@ def _mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _deepseek(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """DeepSeek's inference/config: yarn beyond the original length, and the softmax scale times
-    the square of its temperature, which mscale = mscale_all_dim says in transformers' words."""
+    """Translate DeepSeek's inference config. It applies YaRN beyond the original length and
+    multiplies the softmax scale by the squared temperature, which transformers spells mscale =
+    mscale_all_dim."""
     config = _common(raw, "deepseek_v3")
     for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"):
         if name in raw:

@@ -18,7 +18,7 @@ WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
 
 
 def convert(model: Model) -> Metadata:
-    """The file that the converter writes, with transformers 5 installed beside it.
+    """Return the metadata that the converter writes, with transformers 5 installed.
 
     Raises: RefusedError where it stops; UnknownModelError where it has no such model.
     """
@@ -68,7 +68,7 @@ def _float32(value: Any) -> float:
 
 
 def _parameters(model: Model) -> tuple[Mapping[str, Any], Any]:
-    """The rope dict of the layers that are not windowed, and the windowed layers' theta.
+    """Return the rope dict of the full-attention layers, and theta of the windowed layers.
 
     The config goes through transformers 5 where that loads it, and is read raw where not. The
     top-level original length counts only for families whose config class has the field.
@@ -126,7 +126,7 @@ def _scaling(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _fixed_alpha(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any]:
-    """HunYuan's base, stretched; the converter stops where the rest is not the published one."""
+    """Stretch HunYuan's base. The converter refuses any other values than the published ones."""
     dense = model.model_type == "hunyuan_v1_dense"
     alpha = number(p.get("alpha", 50 if dense else 1000), "alpha")
     base = number(p.get("rope_theta", 10000.0), "rope_theta")

@@ -44,13 +44,13 @@ NO_ROPE_EVERY = {"smollm3": 4}
 
 @emulator("llama.cpp")
 def emulate(model: Model, length: int | None) -> Computed:
-    """What libllama computes from the file that its converter makes of a config.json, with a
-    context of `length` tokens."""
+    """Return what libllama computes, at a context of `length` tokens, from the file that its
+    converter makes of a config.json."""
     return from_metadata(convert(model), length, model)
 
 
 def from_metadata(meta: Metadata, length: int | None, model: Model | None = None) -> Computed:
-    """What libllama computes from a GGUF file's keys and factor tensors."""
+    """Return what libllama computes from a GGUF file's keys and factor tensors."""
     check_tensors(meta)
     full = rotation(meta, length or meta.context_length)
     layers = {"all": full}
@@ -82,7 +82,7 @@ def from_metadata(meta: Metadata, length: int | None, model: Model | None = None
 
 
 def check_tensors(meta: Metadata) -> None:
-    """Raises: RefusedError where the architecture does not take a tensor of the file."""
+    """Raise RefusedError if the architecture does not accept a tensor of the file."""
     if meta.rope_freqs is not None:
         if meta.architecture not in LOADS_FREQS:
             raise RefusedError(
@@ -107,7 +107,7 @@ def check_tensors(meta: Metadata) -> None:
 
 
 def rotation(meta: Metadata, length: int) -> Layer:
-    """The frequencies and multiplier of the layers that are not windowed."""
+    """Return frequencies and multiplier of the full-attention layers."""
     dim, theta = meta.dimension_count, meta.freq_base
     divisors = _divisors(meta, length)
     factor = 1.0 if meta.scaling_type == "none" else meta.scaling_factor
@@ -122,14 +122,14 @@ def rotation(meta: Metadata, length: int) -> Layer:
 
 
 def sliding_base(meta: Metadata) -> float:
-    """The base of the windowed layers."""
+    """Return the base of the windowed layers."""
     if meta.freq_base_swa is not None:
         return meta.freq_base_swa
     return DEFAULT_FREQ_BASE if meta.architecture in OWN_SLIDING_BASE else meta.freq_base
 
 
 def sliding(meta: Metadata) -> Layer:
-    """The windowed layers: a base of their own, in most architectures no scaling, and the same
+    """Return the rotation of the windowed layers: their own base, usually no scaling, and the same
     attn_factor."""
     base = sliding_base(meta)
     scaled = meta.architecture in SCALED_SLIDING

@@ -27,7 +27,7 @@ NOT_READ = ("mimo_v2_flash",)
 
 @emulator("mlx-lm")
 def emulate(model: Model, length: int | None) -> Computed:
-    """What mlx-lm 0.32 computes; it never refuses a length."""
+    """Return what mlx-lm 0.32 computes. It never refuses a length."""
     if model.known and "mlx" not in model.facts:
         raise UnknownModelError(f"mlx-lm has no model for {model.model_type!r}")
     if model.model_type in NOT_READ:
@@ -61,7 +61,7 @@ def _check_arguments(model: Model, facts: Mapping[str, Any]) -> None:
 
 
 def _settings(model: Model, facts: Mapping[str, Any]) -> tuple[float, Scaling]:
-    """Theta and the scaling dict; only some model files look into rope_parameters."""
+    """Return theta and the scaling dict. Only some model files read rope_parameters."""
     theta: Any = model.config.get("rope_theta", facts.get("rope_theta"))
     if facts["file"] == "gpt_neox":
         theta = model.config.get("rotary_emb_base")
@@ -92,8 +92,8 @@ def _ministral(modern: Any) -> tuple[float, Scaling]:
 
 
 def _layers(model: Model, facts: Mapping[str, Any], full: Layer) -> dict[str, Layer]:
-    """The rotation by the kind that a layer was meant to be; mlx-lm tells kinds by
-    sliding_window_pattern, never by layer_types."""
+    """Return the rotation of each kind of layer. mlx-lm decides kinds by sliding_window_pattern,
+    never by layer_types."""
     if not model.nested:
         return {"all": full}
     if facts["file"] == "olmo3":
@@ -166,7 +166,7 @@ def _dims(model: Model, facts: Mapping[str, Any]) -> int:
 def rotation(
     model: Model, facts: Mapping[str, Any], theta: float, scaling: Scaling, length: int
 ) -> Layer:
-    """The frequencies and multiplier of one of mlx-lm's rotary modules."""
+    """Return frequencies and multiplier of one of mlx-lm's rotary modules."""
     dim, way = _dims(model, facts), facts["scaling"]
     plain = formulas.plain(dim, theta)
     if way == "minicpm3" and scaling is not None:
@@ -232,8 +232,8 @@ def initialize(
 
 
 def _yarn(scaling: Mapping[str, Any], theta: float, dim: int) -> Layer:
-    """truncate, attention_factor and attn_factor mean nothing; the original length is 4096 unless
-    the dict says otherwise."""
+    """Compute mlx-lm's YaRN. It ignores truncate, attention_factor and attn_factor; its default
+    original length is 4096."""
     factor = number(required(scaling, "factor"), "factor")
     mscale = number(scaling.get("mscale", 1), "mscale")
     all_dim = number(scaling.get("mscale_all_dim", 0), "mscale_all_dim")
@@ -279,7 +279,8 @@ def _linear_only(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> Layer:
 def _su(
     model: Model, facts: Mapping[str, Any], scaling: Mapping[str, Any], plain: tuple[float, ...]
 ) -> Layer:
-    """phi3 and phimoe: the original length from the top level, and always long."""
+    """Compute the rotation of phi3 and phimoe. It reads the top-level original length and always
+    uses the long factors."""
     outer = model.config.get("original_max_position_embeddings")
     original = number(outer or facts["original_max_position_embeddings"], "original length")
     if facts["scaling"] == "phimoe":

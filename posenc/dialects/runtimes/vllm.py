@@ -37,7 +37,7 @@ SMALLEST_SERVER = 1024
 
 @emulator("vllm")
 def emulate(model: Model, length: int | None) -> Computed:
-    """What vLLM 0.33 computes for a server started with max_model_len = length."""
+    """Return what vLLM 0.33 computes for a server started with max_model_len = length."""
     if model.nested and not set(model.kinds) <= set(LAYER_KINDS):
         raise UnknownModelError(f"posenc has not read how vLLM rotates {model.model_type!r}")
     resolved = {kind: _patched(p, model) for kind, p in transformers5.resolve(model).items()}
@@ -51,7 +51,7 @@ def emulate(model: Model, length: int | None) -> Computed:
 
 
 def _patched(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
-    """The dict after vLLM has renamed the older types."""
+    """Return the dict after vLLM has renamed the older types."""
     p = dict(parameters)
     raw = _raw(model)
     old, new = raw.get("type"), raw.get("rope_type")
@@ -85,7 +85,7 @@ def _raw(model: Model) -> Mapping[str, Any]:
 
 
 def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
-    """The largest max_model_len that vLLM admits.
+    """Return the largest max_model_len that vLLM admits.
 
     Raises: RefusedError where scalars stand beside nested dicts.
     """
@@ -107,7 +107,7 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
 
 
 def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
-    """The frequencies and multiplier of vLLM's own rotary classes."""
+    """Return frequencies and multiplier of vLLM's own rotary classes."""
     kind, head_dim = p["rope_type"], model.head_dim
     share = number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     if not 0 < share <= 1:
@@ -182,8 +182,8 @@ def _dynamic(p: Mapping[str, Any], model: Model, theta: float, dim: int) -> tupl
 
 
 def _ntk(theta: float, factor: float, dim: int, mixed_b: Any) -> tuple[float, ...]:
-    """vLLM's own NTK, which no other runtime has: base times factor, and all pairs slower by
-    factor^(2/dim)."""
+    """Compute vLLM's own NTK, which no other runtime has: the base times factor, and all
+    frequencies divided by factor^(2/dim)."""
     if mixed_b is None:
         return tuple(f / factor ** (2 / dim) for f in formulas.plain(dim, theta * factor))
     power = number(mixed_b, "mixed_b")

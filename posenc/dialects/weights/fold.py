@@ -20,7 +20,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def foldable(folder: Path, model: Model) -> str:
-    """Why a temperature cannot be folded into a folder's weights; empty where it can."""
+    """Return why a temperature cannot be folded into a folder's weights; empty if it can."""
     try:
         plan(folder, model)
     except ValueError as error:
@@ -29,7 +29,7 @@ def foldable(folder: Path, model: Model) -> str:
 
 
 def plan(folder: Path, model: Model) -> list[Rows]:
-    """What is to be scaled: q's rows, or its norm's where it has one.
+    """Return the rows to scale: those of q, or of q's norm if it has one.
 
     Raises: ValueError where the rows are not to be found or cannot be scaled exactly.
     """
@@ -39,8 +39,8 @@ def plan(folder: Path, model: Model) -> list[Rows]:
 
 
 def plan_adapter(adapter: Path, base: Path, model: Model) -> list[Rows]:
-    """What is to be scaled of a LoRA adapter, so that base and adapter stay together: the rows of
-    q's B in the layers whose base scales q's rows, and not its norm's.
+    """Return the rows of a LoRA adapter to scale with its base: q's B in layers whose base scales
+    q's rows and not q's norm.
 
     Raises: ValueError as `plan` does for the base, or where the adapter's rows are not known.
     """

@@ -34,7 +34,7 @@ class Rows:
 
 
 def rotary_dim(model: Model) -> int:
-    """The leading channels of each head that rotate."""
+    """Return the number of leading channels of each head that rotate."""
     if not model.owns_partial or model.mla:
         return model.head_dim
     share = model.config.get("partial_rotary_factor", model.config.get("rotary_pct"))
@@ -47,7 +47,7 @@ def rotary_dim(model: Model) -> int:
 
 
 def find(folder: Path, model: Model) -> list[Rows]:
-    """The rotated rows of a folder's safetensors.
+    """Find the rotated rows in a folder's safetensors.
 
     Raises: ValueError where there are none, or a layer's are not to be found, packed in an unknown
     way, or quantised.
@@ -70,7 +70,7 @@ def find(folder: Path, model: Model) -> list[Rows]:
 
 
 def require_all(rows: list[Rows], model: Model, side: str) -> None:
-    """Raises: ValueError where a rotating layer has no rows of this side."""
+    """Raise ValueError if a rotating layer has no rows of this side."""
     have = {r.layer for r in rows if side in r.side and not r.norm}
     wanted = set(range(model.num_layers)) - set(model.without_rotation)
     missing = sorted(wanted - have)

@@ -25,7 +25,7 @@ class Entry:
 
 
 def entries(path: Path) -> list[Entry]:
-    """The tensors of a file.
+    """Return the tensors of a file.
 
     Raises: ValueError where the file is damaged.
     """
@@ -60,7 +60,7 @@ def rewrite(
 
 
 def decode(data: bytes, dtype: str) -> np.ndarray:
-    """Values as float64. Raises: ValueError for a dtype that is no float of 16 bits or more."""
+    """Decode bytes to float64. Raises: ValueError for dtypes other than floats of at least 16 bits."""
     if dtype == "BF16":
         wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
         return wide.view(np.float32).astype(np.float64)
@@ -70,7 +70,7 @@ def decode(data: bytes, dtype: str) -> np.ndarray:
 
 
 def encode(values: np.ndarray, dtype: str) -> bytes:
-    """The values' bytes, rounded to nearest, ties to even."""
+    """Encode values, rounded to nearest, ties to even."""
     if dtype != "BF16":
         return values.astype(DTYPES[dtype]).tobytes()
     bits = values.astype(np.float32).view(np.uint32)

@@ -29,7 +29,7 @@ def copy_files(source: Path, target: Path, leave: frozenset[str] = frozenset()) 
 
 
 def check_index(folder: Path) -> None:
-    """Raises: ValueError where the weights' index names no file of this folder."""
+    """Raise ValueError if the weights' index names a file that is not in this folder."""
     path = folder / INDEX
     if not path.is_file():
         return

@@ -37,8 +37,8 @@ class Edit:
 
 
 def meant_by(meta: Metadata) -> dict[str, Layer]:
-    """What a file's keys say, read with goodwill: the betas and yarn_attn_factor that the
-    converter writes for every architecture, though libllama reads them for two."""
+    """Read a file's keys with goodwill. The converter writes betas and yarn_attn_factor for every
+    architecture, though libllama reads them for two."""
     layers = dict(from_metadata(meta, None).layers)
     if meta.scaling_type != "yarn":
         return layers
@@ -60,7 +60,8 @@ def meant_by(meta: Metadata) -> dict[str, Layer]:
 def plan(
     meta: Metadata, wanted: Mapping[str, Layer], bases: Mapping[str, float], largest: int
 ) -> Edit:
-    """How to make libllama compute `wanted`, per kind of layer, from a file of this architecture.
+    """Plan an edit with which libllama computes `wanted`, per kind of layer, from a file of this
+    architecture.
 
     bases: the base of each kind.
 
@@ -96,8 +97,8 @@ def plan(
 def _spellings(
     meta: Metadata, full: Layer, theta: float
 ) -> Iterator[tuple[dict[str, Any], tuple[float, ...] | None]]:
-    """Keys of the scaling and rope_freqs.weight that give the full layers' rotation, the simplest
-    first."""
+    """Yield keys of the scaling and rope_freqs.weight that give the full layers' rotation, the
+    simplest first."""
     dim, multiplier = meta.dimension_count, full.multiplier
     plain = formulas.plain(dim, theta)
     if _same(full.inv_freq, plain):
@@ -116,7 +117,7 @@ def _spellings(
 
 
 def _differs(meta: Metadata, wanted: Mapping[str, Layer]) -> str:
-    """Why libllama would compute something else from a file; empty where not."""
+    """Return why libllama would compute something else from a file; empty if it would not."""
     got = from_metadata(meta, None).layers
     if set(wanted) == {"all"}:
         pairs = [(kind, layer, wanted["all"]) for kind, layer in got.items()]
@@ -152,7 +153,7 @@ def _edit(meta: Metadata, keys: dict[str, Any], freqs: tuple[float, ...] | None)
 
 
 def edited(meta: Metadata, edit: Edit) -> Metadata:
-    """The keys and tensors as they stand after an edit."""
+    """Return the metadata after an edit."""
     defaults = {f.name: f.default for f in fields(Metadata)}
     dropped = {name: defaults[name] for name in edit.drop}
     given = (meta.given - set(edit.drop)) | set(edit.keys)
@@ -213,5 +214,5 @@ def write(path: Path, out: Path, edit: Edit, wanted: Mapping[str, Layer]) -> Non
 
 
 def prove(path: Path, wanted: Mapping[str, Layer]) -> str:
-    """Why libllama would compute something else from a file; empty where not."""
+    """Return why libllama would compute something else from a file; empty if it would not."""
     return _differs(read_metadata(path), wanted)

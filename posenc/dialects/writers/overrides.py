@@ -19,7 +19,7 @@ SERVERS = ("vllm", "sglang")
 
 
 def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
-    """The options for vLLM or SGLang, proved by its emulator.
+    """Return the options for vLLM or SGLang, checked with its emulator.
 
     Raises: ValueError for another runtime, or where no options do it.
     """
@@ -44,7 +44,7 @@ def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
 def _overrides(
     parameters: Mapping[str, Mapping[str, Any]], largest: int, own: int
 ) -> dict[str, Any]:
-    """own: the file's own largest length."""
+    """Return the overrides. own: the file's own largest length."""
     flat = dict(parameters["all"]) if set(parameters) == {"all"} else dict(parameters)
     given: dict[str, Any] = {"rope_parameters": flat}
     if largest != own:
@@ -53,7 +53,7 @@ def _overrides(
 
 
 def overridden(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str) -> dict[str, Any]:
-    """The config as the server sees it: vLLM replaces the rope dict, SGLang merges into it."""
+    """Return the config as the server sees it: vLLM replaces the rope dict, SGLang merges into it."""
     result = flatten(config)
     for name in ("rope_parameters", "rope_scaling"):
         if name not in given:

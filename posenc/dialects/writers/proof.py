@@ -19,7 +19,7 @@ def failures(
     length: int | None = None,
     folded: float = 1.0,
 ) -> dict[str, str]:
-    """Runtime -> why it does not compute `meant` from this config; empty where all do.
+    """Return, by runtime, why it does not compute `meant` from this config; empty if all do.
 
     Runtimes without a model of the architecture are left out. folded: the share of the multiplier
     that went into the weights of q.
@@ -34,7 +34,7 @@ def failures(
 
 
 def disagreement(computed: Computed, meant: Computed, folded: float = 1.0) -> str:
-    """Why a result is not the one meant; empty where it is."""
+    """Return why a result differs from the one meant; empty if it does not."""
     if computed.error is not None:
         return f"refuses: {computed.error}"
     for kind, layer in meant.layers.items():

@@ -9,7 +9,7 @@ SEVERITY = {"E": "error", "W": "warning", "I": "note"}
 
 
 def markdown() -> str:
-    """docs/doctor.md's part about runtimes and rules."""
+    """Return docs/doctor.md's section about runtimes and rules."""
     lines = ["## Runtimes", "", "| runtime | versions |", "|---|---|"]
     lines += [f"| {name} | {versions} |" for name, versions in VERSIONS.items()]
     lines += ["", "## Rules", ""]

@@ -14,7 +14,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def report(case: Case, found: Sequence[Finding]) -> dict[str, Any]:
-    """One run with the rules that fired."""
+    """Return one SARIF run with the rules that fired."""
     codes = sorted({finding.code for finding in found})
     return {
         "$schema": SCHEMA,
@@ -64,7 +64,7 @@ def _result(case: Case, finding: Finding, codes: list[str]) -> dict[str, Any]:
 
 
 def _line(case: Case, message: str) -> int:
-    """The line of the first rotary key that the message names; 1 for GGUF."""
+    """Return the line of the first rotary key that the message names; 1 for GGUF."""
     if case.metadata is not None:
         return 1
     lines = case.source.path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -16,7 +16,7 @@ HEADER = ("runtime", "frequencies", "multiplier", "softmax scale", "switch", "ad
 
 
 def as_json(case: Case, found: Sequence[Finding]) -> dict[str, Any]:
-    """The object of --json."""
+    """Return the object of --json."""
     return {
         "record": None if case.record is None else case.record.as_json(),
         "rules": [finding.as_json() for finding in found],
@@ -25,7 +25,7 @@ def as_json(case: Case, found: Sequence[Finding]) -> dict[str, Any]:
 
 
 def text(case: Case, found: Sequence[Finding]) -> str:
-    """The page for a terminal."""
+    """Return the answer for a terminal."""
     lines = [_headline(case), ""]
     lines += _table([HEADER, *(_row(case, name) for name in RUNTIMES if name in case.named)])
     if case.record is not None and case.record.doubts:
@@ -108,7 +108,7 @@ def _verdict(case: Case, found: Sequence[Finding]) -> str:
 
 
 def explain(rule: Rule) -> str:
-    """What --explain prints of a rule."""
+    """Return what --explain prints of a rule."""
     words = {"E": "error", "W": "warning", "I": "note"}
     parts = (
         f"{rule.code}: {rule.title} ({words[rule.severity]})",
@@ -120,5 +120,5 @@ def explain(rule: Rule) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of whole words: a key or a runtime's name stays in one piece."""
+    """Wrap text at whole words, so that keys and runtime names are not split."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)

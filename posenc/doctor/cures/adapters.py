@@ -49,7 +49,7 @@ def convert_layout(adapter: Path, like: Path | None, out: Path, *, to_interleave
 
 
 def _base(adapter: Path, like: Path | None) -> Source:
-    """The model's config, and only adapters whose rows are B's."""
+    """Return the model's config. Raises: ValueError unless the adapter is plain LoRA."""
     settings = read_json(adapter / ADAPTER_CONFIG)
     kind = settings.get("peft_type", "LORA")
     if kind != "LORA" or settings.get("use_dora"):

@@ -55,8 +55,8 @@ def fix(
 
 
 def _convert_first(source: Source, meaning: Meaning, named: tuple[str, ...]) -> str:
-    """What to do with a checkpoint in its maker's own words, whose weights have other names and
-    mostly another order of rows than a config.json stands for."""
+    """Explain how to convert a checkpoint in its vendor's spelling first. Its weights have other
+    names, and mostly another order of rows, than a config.json implies."""
     try:
         written = best(source.config, meaning, named).config
     except ValueError:  # no spelling is better than what was read

@@ -53,7 +53,7 @@ class Verdict:
         }
 
     def sentence(self) -> str:
-        """What the command prints."""
+        """Return the verdict as the command prints it."""
         if self.found is None:
             return f"layout unknown: {self.why}"
         a, b = self.losses
@@ -97,8 +97,7 @@ def measure(folder: Path, text: Path) -> Verdict:
 
 
 def is_interleaved(target: str) -> bool:
-    """Whether a layout by its name is that of neighbouring channels. Raises: ValueError for a word
-    that is no layout."""
+    """True if the layout of this name is interleaved. Raises: ValueError for an unknown name."""
     if target not in WORDS.values():
         raise ValueError(
             f"--convert-layout: expected {' or '.join(sorted(WORDS.values()))}, got {target!r}."
@@ -135,7 +134,7 @@ def _tokens(folder: Path, text: Path) -> list[int]:
 
 
 def _losses(folder: Path, tokens: list[int]) -> Any:
-    """Nats of each token, given those before it."""
+    """Return the loss of each token in nats, given those before it."""
     import torch
 
     from posenc.hf.checkpoint.loading import load_checkpoint
@@ -148,7 +147,7 @@ def _losses(folder: Path, tokens: list[int]) -> Any:
 
 
 def report(folder: Path, text: Path, *, as_json: bool) -> tuple[str, int]:
-    """What `--layout` prints, and 1 where the rows are in the wrong layout."""
+    """Return what `--layout` prints, and 1 if the rows are in the wrong layout."""
     verdict = measure(folder, text)
     said = json.dumps(verdict.as_json(), indent=2) if as_json else verdict.sentence()
     return said, int(verdict.mismatch)

@@ -25,7 +25,7 @@ CATCH_ALL = ("PD038", "PD039")
 
 
 def findings(case: Case, ignore: frozenset[str] = frozenset()) -> list[Finding]:
-    """What the rules find in a case, gravest first.
+    """Return what the rules find in a case, gravest first.
 
     ignore: codes that the user does not want to hear.
     """

@@ -45,7 +45,7 @@ def attach(
     own: Own = "replace",
     example: dict[str, Any] | None = None,
 ) -> Any:
-    """The same model, whose attention has `encoding` at all its places from now on.
+    """Attach `encoding` to a model, at all its places, and return the same model.
 
     Its parameters are the model's: optimizers, Trainer and peft see them under `posenc_encoding`.
     Keys are cached as they were projected, with their positions; `model.save_pretrained` writes
@@ -87,7 +87,7 @@ def _attach(
     *,
     alone: bool = True,
 ) -> Any:
-    """`attach`; alone: whether nothing else may tell the order of the tokens."""
+    """Do what `attach` does. alone: True if no other layer may depend on the order of tokens."""
     if own not in ("replace", "keep"):
         raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
     if not hasattr(model, "set_attn_implementation"):
@@ -123,7 +123,7 @@ def _attach(
 
 
 def detach(model: Any) -> tuple[PositionEncoding, ...]:
-    """The model as it was, and the encodings that it had: one, or an encoder's and a decoder's.
+    """Restore the model and return its encodings: one, or the encoder's and the decoder's.
 
     Raises: ValueError for a model without one.
     """
@@ -138,9 +138,9 @@ def detach(model: Any) -> tuple[PositionEncoding, ...]:
 def attached(
     model: Any, encoding: PositionEncoding | None, own: Own = "replace", *, alone: bool = True
 ) -> Iterator[nn.Module]:
-    """The model with the encoding inside the block, as it was after it; in a model of two stacks,
-    both have it. alone=False: other layers may tell the order, too, as Mamba's do; who attaches
-    holds the model to what it was."""
+    """Attach the encoding inside the block and restore the model after it. A model with two stacks
+    gets it in both. alone=False allows layers that depend on order, such as Mamba's; the caller
+    must then compare the model with the original."""
     two = model.config.is_encoder_decoder
     _attach(model, encoding, encoding if two else None, own, None, alone=alone)
     try:
@@ -152,8 +152,7 @@ def attached(
 def shape_of(
     model: Any, *, encoder: bool = False, example: dict[str, Any] | None = None
 ) -> ModelShape:
-    """The sizes of a model of transformers, as encodings are built for it; of an encoder-decoder
-    those of its decoder, or of its encoder.
+    """Return the sizes that encodings for this model need: those of the decoder, or of the encoder.
 
     Raises: as attach.
 

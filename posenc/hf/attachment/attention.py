@@ -53,8 +53,8 @@ class LazyMask:
     _bound: tuple[Tensor, Tensor, Mask] | None = None
 
     def bound(self, q_positions: Tensor, kv_positions: Tensor) -> Mask:
-        """The same object for all layers of one forward, which then ask for the same rows only
-        once."""
+        """Bind the mask to positions and return one object for all layers of a forward, so that
+        they compute rows only once."""
         if self._bound is not None:
             q, kv, mask = self._bound
             if q is q_positions and kv is kv_positions:
@@ -68,7 +68,8 @@ class LazyMask:
         return mask
 
     def contiguous(self) -> Tensor:
-        """(batch, 1, queries, keys), written out: what `generate` hands on with a static cache."""
+        """Materialize the mask, (batch, 1, queries, keys), as `generate` wants it for a static
+        cache."""
         batch, q_len, kv_len = self.sizes
         rows = torch.arange(batch, device=self.device)[:, None, None, None]
         queries = torch.arange(q_len, device=self.device)[:, None] + self.q_offset
@@ -91,8 +92,8 @@ def lazy_mask(
     device: Any = "cpu",
     **options: Any,
 ) -> LazyMask | Tensor | None:
-    """What transformers asks for in place of a mask: None for plain causal attention or none, where
-    nobody needs to know the forward."""
+    """Return the mask that transformers hands to `attend`. None stands for plain causal attention
+    or no mask, outside of an attached model's forward."""
     from transformers import masking_utils as theirs
 
     forward, sizes = FORWARD.get(), (batch_size, q_length, kv_length)
@@ -139,7 +140,7 @@ def attend(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: (batch, heads, len, head_dim) in, (batch, len, heads,
+    """Attend as transformers calls it: (batch, heads, len, head_dim) in, (batch, len, heads,
     head_dim) out."""
     _refuse_unread(kwargs)
     # Under autocast, a rotation by float32 angles leaves q and k in float32.
@@ -189,7 +190,7 @@ def attend(
 
 
 def _attending(module: nn.Module, key: Tensor) -> Attending | None:
-    """What was found out when the module was called; None where no encoding is attached to it."""
+    """Return what `hooks.enter` found for this module; None if no encoding is attached to it."""
     if LAYER not in vars(module):
         return None
     now = ATTENDING.get()
@@ -227,7 +228,7 @@ def _mask(
     lengths: tuple[int, int],
     now: Attending | None,
 ) -> Mask | None:
-    """Who sees whom, by order in memory: positions may begin anew in it."""
+    """Return the mask by order in memory, because positions may restart in a packed row."""
     q_len, kv_len = lengths
     several = now is not None and now.encoding.claims.num_axes > 1
     if several:  # such positions have no order
@@ -251,8 +252,8 @@ def _mask(
 
 
 def exchangeable(model: Any) -> bool:
-    """Whether the model's attention can become posenc's. Where its code does not go through the
-    interface (Falcon), transformers ignores the wish and raises nothing."""
+    """True if posenc can replace the model's attention. transformers silently ignores the request
+    where the code bypasses its interface (Falcon)."""
     register_attention()
     before = model.config._attn_implementation
     model.set_attn_implementation(NAME)

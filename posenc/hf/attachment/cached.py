@@ -49,11 +49,11 @@ class Columns:
         )
 
     def width(self, k: Tensor) -> int:
-        """Channels that they take in each head of k."""
+        """Return the number of channels that the columns need in each head of k."""
         return -(-self.nbytes // (k.shape[1] * k.dtype.itemsize))
 
     def join(self, k: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
-        """k (batch, num_kv_heads, len, head_dim) with their bits behind its channels."""
+        """Append positions and states as channels to k (batch, num_kv_heads, len, head_dim)."""
         batch, heads, length, _ = k.shape
         if positions.ndim == 1 + (self.axes > 1):
             positions = positions.expand(batch, *positions.shape)
@@ -67,7 +67,7 @@ class Columns:
         return torch.cat([k, columns.transpose(1, 2)], dim=-1)
 
     def split(self, joined: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The keys, their positions (batch, len) or (batch, len, axes), and their states."""
+        """Return the keys, their positions (batch, len) or (batch, len, axes), and their states."""
         batch, _, length, _ = joined.shape
         columns = joined[..., head_dim:].detach().transpose(1, 2).reshape(batch, length, -1)
         raw = columns.contiguous().view(torch.uint8)
@@ -84,12 +84,12 @@ class Columns:
 
 
 def self_attention(cache: Any) -> Any:
-    """The part of a cache that holds a stack's own tokens."""
+    """Return the part of a cache that holds a stack's own tokens."""
     return getattr(cache, "self_attention_cache", cache)
 
 
 def past_state(cache: Any, now: Attending) -> Tensor | None:
-    """What the cache holds of the states of earlier tokens."""
+    """Return the cached states of earlier tokens."""
     layer = _layer(cache, now.layer.cache_index)
     columns = now.layer.columns
     if layer is None or columns is None or columns.state is None:
@@ -121,7 +121,7 @@ def watch(cache: Any) -> None:
 def _update(
     self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """`Cache.update` with the tokens' positions and states behind their keys."""
+    """Update the cache with the tokens' positions and states appended to their keys."""
     update = type(self).update
     now = ATTENDING.get()
     if now is None:

@@ -29,7 +29,7 @@ class Stack:
 
 
 def example_of(model: Any) -> dict[str, Tensor]:
-    """A few tokens, or one picture, of the kind that the model takes.
+    """Return a small input of the kind that the model takes: a few tokens or one picture.
 
     Raises: ValueError for a model that takes neither.
     """
@@ -88,7 +88,7 @@ def try_out(model: Any, example: dict[str, Any]) -> list[Stack]:
 
 @contextmanager
 def trial(*, blind: bool = False) -> Iterator[Trial]:
-    """A block in which attention notes who arrives."""
+    """Record inside the block which modules reach the attention interface."""
     seen = Trial(blind)
     token = TRIAL.set(seen)
     try:
@@ -99,7 +99,7 @@ def trial(*, blind: bool = False) -> Iterator[Trial]:
 
 @torch.no_grad()
 def run(model: Any, example: dict[str, Any]) -> Any:
-    """One forward as in evaluation, without a cache; dropout stays as it was afterwards."""
+    """Run one forward in evaluation mode without a cache, then restore the training flags."""
     training = {module: module.training for module in model.modules()}
     options = {"use_cache": False} if _takes(model, "use_cache") else {}
     try:
@@ -110,7 +110,7 @@ def run(model: Any, example: dict[str, Any]) -> Any:
 
 
 def shape_from(stack: Stack, config: Any) -> ModelShape:
-    """The sizes that an encoding may need."""
+    """Return the sizes that an encoding may need."""
     first = stack.attentions[0]
     text = config.get_text_config()
     lengths = [
@@ -135,8 +135,8 @@ def _takes(model: Any, name: str) -> bool:
 def _refuse_bypass(
     model: Any, names: dict[nn.Module, str], called: set[nn.Module], reached: set[nn.Module]
 ) -> None:
-    """Raises: ValueError where a module that ran and calls itself attention neither arrived at the
-    interface nor holds, or is held by, one that did."""
+    """Raise ValueError if a module that ran and is called attention never reached the interface and
+    neither contains nor is part of one that did."""
     arrived = [names[module] for module in reached]
     strangers = [
         name
@@ -158,7 +158,7 @@ def _within(name: str, other: str) -> bool:
 
 
 def _stack_of(model: Any, name: str, called: set[nn.Module]) -> nn.Module:
-    """The innermost model of transformers that holds the module and was called."""
+    """Return the innermost transformers model that contains the module and was called."""
     from transformers import PreTrainedModel
 
     found: nn.Module = model

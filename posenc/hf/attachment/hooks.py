@@ -35,7 +35,7 @@ class Layer:
 
 
 def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Before a stack's forward."""
+    """Find positions and prepare the encoding before a stack's forward."""
     given = _bound(stack, args, kwargs)
     if given.get("output_attentions"):
         raise ValueError("posenc attention keeps no weights to show: output_attentions is off.")
@@ -56,14 +56,14 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
 
 
 def end(stack: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """After a stack's forward, also where it raised."""
+    """Forget the forward after a stack has run, also where it raised."""
     forward = FORWARD.get()
     if forward is not None and forward.stack is stack:
         FORWARD.reset(forward.token)
 
 
 def embedded(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
-    """After the tokens were embedded, for encodings that act there."""
+    """Add the encoding to the token embeddings."""
     forward = FORWARD.get()
     if forward is None:
         raise ValueError(
@@ -75,7 +75,7 @@ def embedded(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
 
 
 def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Before an attention to which an encoding is attached."""
+    """Find encoding, positions and states before an attention module runs."""
     layer: Layer = vars(module)[LAYER]
     everything = (*args, *kwargs.values())
     masks = [v for v in everything if isinstance(v, LazyMask) and v.forward is not None]
@@ -109,21 +109,21 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """After it, also where it raised."""
+    """Forget the attention after its module has run, also where it raised."""
     now = ATTENDING.get()
     if now is not None and now.module is module:
         ATTENDING.reset(now.token)
 
 
 def _bound(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward by name."""
+    """Return the arguments of a forward by name."""
     if not args:
         return kwargs
     return dict(inspect.signature(stack.forward).bind_partial(*args, **kwargs).arguments) | kwargs
 
 
 def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | None, Tensor | None]:
-    """The positions of the new tokens, and the documents of a packed row.
+    """Return the positions of the new tokens, and the documents of a packed row.
 
     They are position_ids where they are given; else tokens are counted from the attention mask, so
     that padding does not count; else from what the cache holds.
@@ -152,7 +152,8 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | None, Tensor 
 
 
 def _told(told: Tensor, axes: int, packed: bool) -> tuple[Tensor, Tensor | None]:
-    """position_ids as posenc has them, and the documents that begin where they do not go on."""
+    """Return position_ids in posenc's shape, and the documents, which begin where positions
+    restart."""
     if told.ndim == 3 or axes > 1:
         if told.ndim != 3 or told.shape[0] != axes:
             raise ValueError(

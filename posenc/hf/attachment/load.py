@@ -26,7 +26,7 @@ def load(
     decoder: PositionEncoding | None = None,
     **options: Any,
 ) -> Any:
-    """The model of a folder, with the encoding that was attached when it was saved.
+    """Load a folder's model with the encoding that was attached when it was saved.
 
     Args:
         folder: what `model.save_pretrained` wrote.
@@ -65,7 +65,7 @@ def load(
 
 
 def _check(folder: Path, record: dict[str, Any], numbers: Path) -> None:
-    """Raises: ValueError unless the record is whole and of these weights and numbers."""
+    """Raise ValueError unless the record is complete and belongs to these weights and numbers."""
     path = folder / RECORD
     wanted = {"format", "own", "stacks", "weights", "numbers"}
     if record.get("format") != FORMAT or not wanted <= set(record):

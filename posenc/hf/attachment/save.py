@@ -40,7 +40,7 @@ def _save(
     push_to_hub: bool = False,
     **options: Any,
 ) -> None:
-    """`save_pretrained`, and the encoding beside the weights."""
+    """Save the model, and the encoding next to its weights."""
     if push_to_hub:
         raise ValueError(
             "posenc: save_pretrained(push_to_hub=True) would upload the weights without their "
@@ -63,7 +63,7 @@ def _save(
 
 
 def write_encoding(model: Any, folder: Path) -> None:
-    """posenc.json and posenc.safetensors, beside weights that are there already."""
+    """Write posenc.json and posenc.safetensors next to saved weights."""
     from safetensors.torch import save
 
     attachment = getattr(model, ATTACHMENT)
@@ -89,7 +89,7 @@ def write_encoding(model: Any, folder: Path) -> None:
 
 
 def classes_of(encoding: nn.Module) -> list[str]:
-    """Of an encoding and those in it; how many layers have a copy does not matter."""
+    """Return the class names of an encoding and of those inside it, each once."""
     kinds = {
         name_of(m)
         for m in encoding.modules()
@@ -103,7 +103,7 @@ def says(encoding: nn.Module) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """The weights by their names, shapes and first numbers, as the files hold them."""
+    """Hash the names, shapes and first elements of the weights in a folder."""
     from safetensors import safe_open
 
     found = hashlib.sha256()

@@ -21,7 +21,7 @@ LARGEST = 2**31 - 1
 
 
 def check_values(raw: dict[str, Any], path: Path) -> None:
-    """Raises: ValueError naming the file and the key."""
+    """Raise ValueError, naming file and key, if config.json has a value that no model can have."""
     for key, value in raw.items():
         if key in COUNTS and not (value is None and key not in REQUIRED) and not is_count(value):
             raise ValueError(
@@ -37,8 +37,9 @@ def check_values(raw: dict[str, Any], path: Path) -> None:
 
 
 def check_layers(raw: dict[str, Any], tensors: int, path: Path) -> None:
-    """A model of a million layers would take hours to build before its weights turn out missing.
-    Layers may share weights, but not many."""
+    """Raise ValueError if the config asks for far more layers than there are tensors. A million
+    layers would take hours to build before the missing weights show; some layers may share weights.
+    """
     for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         layers = raw.get(key) or 0
         if layers > max(128, tensors):
@@ -48,10 +49,10 @@ def check_layers(raw: dict[str, Any], tensors: int, path: Path) -> None:
 
 
 def is_count(value: Any) -> bool:
-    """A whole number from 1 on; true is none."""
+    """True for an integer of at least 1; False for True."""
     return type(value) is int and 1 <= value <= LARGEST
 
 
 def is_positive(value: Any) -> bool:
-    """A finite number above zero."""
+    """True for a finite number above zero."""
     return type(value) in (int, float) and 0 < value and math.isfinite(value)

@@ -23,7 +23,7 @@ TOKENIZER_FILES = tuple(
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json as it stands in the folder. Raises: ValueError where there is none to read."""
+    """Read the folder's config.json. Raises: ValueError where there is none."""
     folder = Path(folder)
     if not folder.exists():
         raise ValueError(f"{folder}: no such folder.")
@@ -35,7 +35,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> None:
-    """Raises: ValueError for a model that needs code from its folder, or from anywhere else."""
+    """Raise ValueError if the model needs code from its folder or from elsewhere."""
     kind = raw_config.get("model_type")
     if not isinstance(kind, str):
         raise ValueError(f"{folder / 'config.json'}: model_type must be a name, got {kind!r}.")
@@ -56,8 +56,8 @@ def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> N
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that transformers reads. Raises: ValueError where there are none, or an
-    index names a file that is not in the folder."""
+    """Return the safetensors files that transformers reads. Raises: ValueError if there are none,
+    or the index names a file outside of the folder."""
     if (folder / WEIGHTS).exists():
         return [inside(folder, WEIGHTS, "the weights")]
     if (folder / INDEX).exists():
@@ -74,8 +74,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """What belongs to the tokenizer. Raises: ValueError for a file that is a link out of the
-    folder, or a tokenizer that needs code from it."""
+    """Return the tokenizer's files. Raises: ValueError for a link out of the folder, or a tokenizer
+    that needs code."""
     files = [inside(folder, n, "its tokenizer") for n in TOKENIZER_FILES if (folder / n).exists()]
     for name in ("tokenizer_config.json", "config.json"):
         path = folder / name
@@ -90,7 +90,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def _nested(found: Any) -> list[tuple[str, Any]]:
-    """Every key of a JSON object and of the objects inside it, with its value."""
+    """Yield every key of a JSON object and of the objects inside it, with its value."""
     if isinstance(found, list):
         return [pair for value in found for pair in _nested(value)]
     if not isinstance(found, dict):

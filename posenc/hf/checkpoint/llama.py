@@ -82,7 +82,7 @@ def export_llama(
 
 
 def expressible(model: Decoder) -> bool:
-    """Whether `export_llama` can write the model."""
+    """True if `export_llama` can write the model."""
     try:
         _expressible(model)
     except ValueError:
@@ -91,7 +91,7 @@ def expressible(model: Decoder) -> bool:
 
 
 def import_llama(folder: str | Path) -> Decoder:
-    """The decoder, in float32, that a Llama folder describes.
+    """Return the decoder that a Llama folder describes, in float32.
 
     Raises: ValueError where it holds what Decoder cannot express, or a file is missing or damaged.
     """
@@ -122,7 +122,7 @@ def import_llama(folder: str | Path) -> Decoder:
 
 
 def _names(model: Decoder) -> Iterator[tuple[str, str]]:
-    """Our name of every weight, and Llama's."""
+    """Return our name of every weight with Llama's."""
     yield "tokens.weight", "model.embed_tokens.weight"
     for name, _ in model.layers.named_parameters():
         index, part, *rest = name.split(".")
@@ -133,7 +133,7 @@ def _names(model: Decoder) -> Iterator[tuple[str, str]]:
 
 
 def _expressible(model: Decoder) -> RoPE:
-    """The model's RoPE. Raises ValueError where Llama has no such model."""
+    """Return the model's RoPE. Raises: ValueError where Llama has no such model."""
     config, encoding = model.config, model.encoding
     for name, needed in (
         ("norm", "rms"),
@@ -162,8 +162,8 @@ def _expressible(model: Decoder) -> RoPE:
 
 
 def _plain_rope(config: dict[str, Any]) -> float:
-    """rope_theta of a Llama config. Raises ValueError where the config needs more than Decoder
-    has."""
+    """Return rope_theta of a Llama config. Raises: ValueError where Decoder cannot do what the
+    config asks."""
     if config.get("model_type") != "llama":
         raise ValueError(
             f"import_llama: expected model_type 'llama', got {config.get('model_type')!r}."

@@ -157,13 +157,13 @@ def load_checkpoint(
 
 
 def has_accelerate() -> bool:
-    """Whether transformers can load weights straight to their device."""
+    """True if transformers can load weights directly onto their device."""
     return importlib.util.find_spec("accelerate") is not None
 
 
 def place_of(device: str) -> str:
-    """The device that a model goes to. "auto" is the GPU where there is one, and stays "auto" where
-    accelerate can spread the weights over all of them and on to the CPU.
+    """Return the device for a model. "auto" means the GPU if there is one, and stays "auto" where
+    accelerate can spread the weights over all GPUs and the CPU.
 
     Raises: ValueError for a device that torch does not see.
     """
@@ -180,7 +180,7 @@ def place_of(device: str) -> str:
 
 
 def quiet_transformers() -> Any:
-    """transformers, without its progress bars and advice."""
+    """Import transformers and switch off its progress bars and advice."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -189,7 +189,7 @@ def quiet_transformers() -> Any:
 
 
 def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int | None]:
-    """Rotary settings and the longest sequence."""
+    """Return the rotary settings and the longest sequence."""
     try:
         return read_settings(config), _max_positions(config)
     except ValueError:
@@ -202,7 +202,7 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
 
 
 def _max_positions(config: Any) -> int | None:
-    """max_position_embeddings, or what a family calls it."""
+    """Return max_position_embeddings, whatever the family calls it."""
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         value = getattr(config, name, None)
         if isinstance(value, int):
@@ -211,7 +211,7 @@ def _max_positions(config: Any) -> int | None:
 
 
 def _tensors_of(weights: list[Path]) -> dict[str, tuple[int, int]]:
-    """How many tensors and numbers the files hold, by dtype."""
+    """Count tensors and elements in the files, by dtype."""
     from safetensors import SafetensorError, safe_open
 
     found: dict[str, tuple[int, int]] = {}

@@ -31,14 +31,15 @@ class Windows:
 
 
 def split_documents(text: str) -> list[str]:
-    """Documents between separators; one where there is none."""
+    """Split a text at its separators."""
     return [part.strip() for part in text.split(SEPARATOR) if part.strip()]
 
 
 def text_encoder(
     folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Callable[[str], list[int]]:
-    """A function from a document to token ids, a start token first where the tokenizer has one.
+    """Return a function from a document to token ids, which begin with the start token if there is
+    one.
 
     A checkpoint with 256 or 257 tokens and no tokenizer reads bytes (257: the last separates
     documents). as_ids: the text is token ids already, in words.
@@ -58,7 +59,7 @@ def text_encoder(
 def text_kind(
     folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Literal["ids", "bytes", "tokenizer"]:
-    """How text becomes tokens, see `text_encoder`. Raises: ValueError where there is no way."""
+    """Choose how text becomes tokens, see `text_encoder`. Raises: ValueError where no way exists."""
     if as_ids and as_bytes:
         raise ValueError("--bytes and --ids: a text is one or the other; leave one out.")
     if as_ids:
@@ -82,7 +83,7 @@ def text_kind(
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer; code from the folder is never run.
+    """Load the folder's tokenizer without running code from the folder.
 
     Raises: ValueError for a tokenizer that cannot be read, or that needs code.
     """
@@ -101,7 +102,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def token_ids(text: str, vocab_size: int) -> list[int]:
-    """Whole numbers between spaces. Raises: ValueError for what is no token."""
+    """Parse token ids between spaces. Raises: ValueError for anything else."""
     try:
         ids = [int(word) for word in text.split()]
     except ValueError as error:
@@ -128,7 +129,7 @@ def encode_until(
 
 
 def mask_token(folder: Path) -> int:
-    """The token that hides another. Raises: ValueError where the tokenizer has none."""
+    """Return the id of the mask token. Raises: ValueError where the tokenizer has none."""
     token = load_tokenizer(folder).mask_token_id
     if token is None:
         raise ValueError(f"{folder}: the tokenizer names no mask token to hide tokens with.")
@@ -136,7 +137,7 @@ def mask_token(folder: Path) -> int:
 
 
 def pack_windows(documents: list[list[int]], length: int, limit: int | None = None) -> Windows:
-    """Documents end to end, cut into windows of `length` tokens; what is left over is dropped.
+    """Concatenate documents, cut them into windows of `length` tokens and drop the rest.
 
     Raises: ValueError where there are fewer tokens than one window needs.
     """

@@ -19,7 +19,7 @@ _FIELDS = ("rope_parameters", "max_position_embeddings", "original_max_position_
 
 
 def rotary_modules(model: Any) -> list[tuple[nn.Module, str, Any]]:
-    """Every rotary module of a transformers model, after its parent and its name there."""
+    """Return every rotary module of a transformers model with its parent and its name there."""
     return [
         (parent, name, child)
         for parent in model.modules()
@@ -38,8 +38,8 @@ def rebuild_rotary(model: Any) -> int:
 
 
 def attention_scales(model: Any) -> dict[Any, float]:
-    """What each attention multiplies its scores by when it is built from the model's config as it
-    is now: DeepSeek's reads mscale_all_dim then, and never again."""
+    """Return the factor on the scores that each attention gets when it is built from the current
+    config. DeepSeek's reads mscale_all_dim at that moment only."""
     scales: dict[Any, float] = {}
     for module in model.modules():
         if isinstance(getattr(module, "scaling", None), float) and hasattr(module, "layer_idx"):
@@ -54,8 +54,8 @@ def _rescale(scales: Mapping[Any, float]) -> None:
 
 
 def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
-    """inv_freq and attention factor that the model's rotary module holds, by layer type (None:
-    all)."""
+    """Return inv_freq and attention factor of the model's rotary module by layer type (None: all
+    layers)."""
     found: dict[str | None, tuple[Tensor, float]] = {}
     for _, _, module in rotary_modules(model):
         for name, buffer in module.named_buffers(recurse=False):
@@ -69,8 +69,7 @@ def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
 
 
 def other_frequencies(model: Any, settings: tuple[RopeSetting, ...]) -> bool:
-    """Whether the model's rotary modules hold other frequencies than these settings say; a NaN
-    is one."""
+    """True if the model's rotary modules hold other frequencies than these settings, or NaN."""
     running = rotary_frequencies(model)
     return any(
         not _same(*running[setting.layer_type], setting.frequencies())
@@ -90,7 +89,7 @@ def _same(inv_freq: Tensor, scale: float, said: Frequencies) -> bool:
 
 
 def _validate(config: Any) -> None:
-    """What transformers checks when it loads or saves a config.
+    """Validate the config as transformers does when it loads or saves one.
 
     Raises: ValueError where it would not load this one.
     """
@@ -108,7 +107,7 @@ def _validate(config: Any) -> None:
 def applied(
     model: Any, settings: tuple[RopeSetting, ...], max_positions: int
 ) -> Iterator[nn.Module]:
-    """The model with these settings inside the block, as it was after it.
+    """Apply these settings inside the block and restore the model after it.
 
     Raises: ValueError where the model's code does not take them.
     """

@@ -116,13 +116,14 @@ def _check_values(parameters: dict[str, Any], kind: str, path: Path) -> None:
 
 
 def _flat(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """What a rope_scaling without layer types describes: the layers that look far."""
+    """Return the part of rope_parameters that a flat rope_scaling describes: the full-attention
+    layers."""
     nested = any(isinstance(value, dict) for value in old.values())
     far = new.get(FAR)
     return far if isinstance(far, dict) and not nested else new
 
 
 def _canonical(parameters: dict[str, Any]) -> dict[str, Any]:
-    """One spelling: old configs say type for rope_type and keep rope_theta outside."""
+    """Rename type to rope_type and leave out rope_theta, so that spellings compare equal."""
     renamed = {("rope_type" if k == "type" else k): v for k, v in parameters.items()}
     return {k: v for k, v in renamed.items() if k != "rope_theta"}

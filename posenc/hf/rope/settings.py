@@ -39,8 +39,8 @@ class RopeSetting:
     mscale_all_dim: float | None = None
 
     def yarn_temperature(self, factor: float) -> float:
-        """What multiplies cos and sin under YaRN by this factor, as transformers has it: from the
-        pair where both are given, else from the factor only."""
+        """Return what multiplies cos and sin under YaRN at this factor, as transformers computes
+        it: from mscale and mscale_all_dim if both are given, else from the factor."""
         if self.mscale and self.mscale_all_dim:
             all_dim = rs.yarn_temperature(factor, self.mscale_all_dim)
             return rs.yarn_temperature(factor, self.mscale) / all_dim
@@ -59,7 +59,7 @@ class RopeSetting:
         return type(self.scaling).__name__
 
     def frequencies(self, length: int | None = None) -> rs.Frequencies:
-        """As the model runs them at a length in tokens; None: at the trained one."""
+        """Return the frequencies at a length in tokens; None means the training length."""
         if length is not None:
             length = max(1, round(length / self.compression))
         found = rs.rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
@@ -70,7 +70,8 @@ class RopeSetting:
 
 
 def head_size(config: Any, layer_type: str | None = None) -> int:
-    """Channels of a head, which not every config names; Gemma 4's layers differ in it."""
+    """Return the head dimension, which some configs leave out and which differs between Gemma 4's
+    layers."""
     kinds = getattr(config, "layer_types", None) or ()
     if (each := getattr(config, "per_layer_config", None)) and layer_type in kinds:
         config = each[kinds.index(layer_type)]
@@ -78,7 +79,7 @@ def head_size(config: Any, layer_type: str | None = None) -> int:
 
 
 def read_settings(config: Any) -> tuple[RopeSetting, ...]:
-    """The rotary settings of a transformers config; empty where it has none.
+    """Read the rotary settings of a transformers config; empty where it has none.
 
     Raises: ValueError for a rope_type that posenc does not know.
     """

@@ -41,7 +41,7 @@ def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions
 def rope_parameters(
     setting: RopeSetting, head_dim: int, few_words: bool = False, *, cut: bool = False
 ) -> dict[str, Any]:
-    """rope_parameters that make stock transformers compute the setting's frequencies.
+    """Return rope_parameters with which stock transformers computes the setting's frequencies.
 
     Whatever transformers has no word for, or a family with few words does not take, is carried by
     longrope with short factors equal to the long ones. cut: the model has the word proportional
@@ -110,8 +110,8 @@ def rope_parameters(
 
 
 def _temperatures(setting: RopeSetting, factor: float) -> dict[str, float]:
-    """attention_factor, and YaRN's pair where the model has one; only the pair where both say the
-    same: beside attention_factor 1 vLLM leaves the pair out of the scale of DeepSeek's scores."""
+    """Return attention_factor and, where the model has it, YaRN's pair. If both say the same,
+    return only the pair: next to attention_factor 1, vLLM drops it from DeepSeek's scores."""
     meant = setting.frequencies().attention_factor
     pair = {"mscale": setting.mscale, "mscale_all_dim": setting.mscale_all_dim}
     given = {key: value for key, value in pair.items() if value is not None}
