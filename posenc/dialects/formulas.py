@@ -32,7 +32,7 @@ def divided(inv_freq: Sequence[float], factors: Sequence[float]) -> tuple[float,
 
 
 def ntk_theta(theta: float, factor: float, dim: int) -> float:
-    """Return the base that divides the slowest frequency by `factor`: theta factor^(dim/(dim-2))."""
+    """Return the base that divides the slowest frequency by factor: theta factor^(dim/(dim-2))."""
     return theta * factor ** (dim / (dim - 2))
 
 

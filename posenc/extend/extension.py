@@ -63,7 +63,7 @@ class Outcome:
     proof: Proof | None = None
 
     def short_text(self) -> dict[str, Estimate]:
-        """By how much short texts, read by themselves, got worse, in nats per token, by name."""
+        """Return the extra loss on short texts, read by themselves, in nats per token by name."""
         before = self.measured["none"][1].short_text
         if before is None or self.short_documents is None:
             return {}
@@ -74,7 +74,7 @@ class Outcome:
         }
 
     def evaluations(self) -> dict[str, Evaluation]:
-        """All that was measured, by name, the tuned checkpoint last."""
+        """Return all evaluations by name, the tuned checkpoint last."""
         found = {name: evaluation for name, (_, evaluation) in self.measured.items()}
         return found if self.tuned is None else {**found, "tuned": self.tuned}
 
@@ -180,8 +180,8 @@ def _measure_all(
     progress: Progress,
     encode: Encode | None,
 ) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:
-    """Every variant measured, and why some could not be: hours of measuring are not lost to a
-    method that this model's code does not take."""
+    """Measure every variant, and note why some could not be measured. A method that this model's
+    code refuses must not cost hours of measuring."""
     measured, failed = {}, {}
     for done, (name, build) in enumerate(builders.items()):
 
@@ -260,7 +260,7 @@ def export_variant(
 
 
 def _proof_tokens(windows: Windows, trained: int) -> Tensor:
-    """One window, a little beyond the trained length, so that the proof stays quick for large
+    """Return one window slightly beyond the training length, so that the proof is quick for large
     models."""
     length = min(windows.tokens.shape[1], trained + 64)
     return windows.tokens[:1, :length].to(torch.int64).contiguous()

@@ -93,12 +93,13 @@ def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def record_of(record: type, given: dict[str, Any]) -> Any:
-    """The dataclass with what the command received."""
+    """Build the dataclass from what the command received."""
     return record(**{name: given[name] for name, _, _ in _options(record)})
 
 
 def changed_options(given: Any) -> list[str]:
-    """The options, as the command spells them, in which a record is not the default."""
+    """Return the options, as the command spells them, in which a record differs from its
+    defaults."""
     names = []
     for name, hint, default in _options(type(given)):
         if getattr(given, name) != default:

@@ -41,7 +41,7 @@ NO_EXTENSION = {
 
 
 def check_folders(folder: Path, out: Path | None, options: Options) -> None:
-    """What can be refused before the model is loaded. Raises: ValueError with the reason."""
+    """Refuse what can be refused before the model is loaded. Raises: ValueError with the reason."""
     raw = read_config(folder)
     reason = NO_EXTENSION.get(str(raw.get("model_type")))
     if reason:
@@ -61,8 +61,8 @@ def check_folders(folder: Path, out: Path | None, options: Options) -> None:
 
 
 def _stopped(out: Path) -> str:
-    """What a command that was stopped after the export's last step left undone, in words; what it
-    kept for a restart is deleted, as nothing is left to do with it."""
+    """Return, in words, what a stopped command left undone after the export's last step. Its
+    restart state is deleted, because nothing remains to be done with it."""
     state = own_state(out)
     if not (state.exists() and (out / SERVE).exists()):
         return ""
@@ -79,7 +79,7 @@ def check_request(
     options: Options,
     words: bool = True,
 ) -> None:
-    """What needs the loaded model to know. words: there is a tokenizer.
+    """Refuse what only the loaded model can rule out. words: True if there is a tokenizer.
 
     Raises: ValueError with the reason.
     """
@@ -129,7 +129,7 @@ def check_request(
 
 
 def _no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
-    """Why vLLM could not run this model with dual chunk attention, or None."""
+    """Return why vLLM could not run this model with dual chunk attention, or None."""
     kind, setting = checkpoint.config.model_type, checkpoint.rotary[0]
     if kind not in DUAL_CHUNK_READERS:
         return (
@@ -146,7 +146,7 @@ def _no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
 
 
 def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
-    """What stands in the way in this model's own config, or None."""
+    """Return what in this model's own config prevents an extension, or None."""
     config, rotary = checkpoint.config, checkpoint.rotary
     if getattr(config, "alibi", False):
         return "it has ALiBi instead of a rotation, whose bias is defined at any distance"
@@ -195,7 +195,7 @@ def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
 
 
 def _rotates_far(config: Any) -> bool:
-    """Whether any layer that looks at the whole text rotates."""
+    """True if any full-attention layer rotates."""
     kinds = getattr(config, "layer_types", None)
     if not kinds or not set(kinds) & NEAR:
         return True
@@ -206,7 +206,7 @@ def _rotates_far(config: Any) -> bool:
 
 
 def _window(config: Any) -> int | None:
-    """The window of every layer that has one, where it is shorter than what was trained."""
+    """Return the window that the config sets, if it is shorter than the training length."""
     window = getattr(config, "sliding_window", None)
     on = getattr(config, "use_sliding_window", True)
     return window if on and window and window < config.max_position_embeddings else None

@@ -27,7 +27,8 @@ Identity = dict[str, str]
 
 
 def own_state(out: Path) -> Path:
-    """Where a restart of a command without --state finds what is done; gone after the export."""
+    """Return the folder in which a restart without --state finds finished work. It is deleted after
+    the export."""
     return out.parent / f".{out.name}.state"
 
 
@@ -49,8 +50,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def identity(model: nn.Module, windows: Windows, **settings: Any) -> Identity:
-    """What a search or a tuning is one of: the weights and config of the model as it is now, the
-    text, and the settings."""
+    """Hash everything that a search or a tuning depends on: the weights and config of the model as
+    it is now, the text and the settings."""
     config: Any = model.config
     plain = {k: v for k, v in config.to_dict().items() if k not in _OF_THE_FOLDER}
     weights = hashlib.sha256()
@@ -79,7 +80,8 @@ def write_sealed(path: Path, whose: Identity, content: dict[str, Any]) -> None:
 
 
 def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
-    """What `write_sealed` wrote; None where there is nothing, or nothing whole, which is said.
+    """Read what `write_sealed` wrote. Returns None if there is no file, or, with a warning, if it
+    is damaged.
 
     Raises: ValueError where it belongs to something else.
     """
@@ -115,5 +117,5 @@ def _hash(text: str) -> str:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """Its numbers as a buffer, without a copy."""
+    """Return the tensor's bytes as a buffer, without a copy."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -146,7 +146,7 @@ def inspect(
 
 
 def _kind(name: str) -> str:
-    """What a name means: "claims", "encoding", "module" of somebody else, or "folder"."""
+    """Return what a name means: "claims", "encoding", "module" (a foreign one) or "folder"."""
     from posenc.registry import names, parse
     from posenc.registry.code import find, is_encoding
 
@@ -173,12 +173,13 @@ def _kind(name: str) -> str:
 
 
 def _is_module(name: str) -> bool:
-    """Whether package.module:Class or file.py:Class is meant."""
+    """True if the name has the form package.module:Class or file.py:Class."""
     before, colon, _ = name.rpartition(":")
     plain = before.replace(".", "").replace("_", "").isalnum()
     return bool(colon) and (before.endswith(".py") or plain) and not Path(name).exists()
 
 
 def _is_path(name: str) -> bool:
-    """Whether what is no encoding's name is meant as a folder: it exists, or can only be a path."""
+    """True if a name that is no encoding's can only be a folder: it exists, or looks like a
+    path."""
     return "/" in name or "\\" in name or name.startswith((".", "~")) or Path(name).exists()

@@ -42,7 +42,7 @@ def run(names: Sequence[str], as_json: bool) -> None:
 
 
 def _check_size(name: str) -> None:
-    """Raises: ValueError for what cannot be built for the model of the checks."""
+    """Raise ValueError if the encoding cannot be built for the model of the checks."""
     try:
         create(name, SHAPE)
     except Exception as error:

@@ -66,11 +66,11 @@ class RotaryEmbedding(PositionLayer):
             self._unscaled = Phases(inverse_frequencies(self._width, self.rope_theta))
 
     def scale(self, head_dim: int) -> float:
-        """The factor of q . k in attention."""
+        """Return the factor of q . k in attention."""
         return head_dim**-0.5 * (1.0 if self.scaling is None else self.scaling.logit_scale)
 
     def cos_sin(self, positions: Any, length: int | None = None) -> tuple[Any, Any]:
-        """float32 cos and sin of every pair, (*positions.shape, pairs), times the attention
+        """Return float32 cos and sin of every pair, (*positions.shape, pairs), times the attention
         factor."""
         phases, factor = (self._phases, self._factor) if length is None else self._at(length)
         cos, sin = phases.cos_sin(positions, factor)

@@ -60,8 +60,8 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         *,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """As torch's, with positions (len) or (batch, len); without them tokens that are no padding
-        are counted from 0."""
+        """Run the layer as torch's, with positions (len) or (batch, len). Without positions, tokens
+        that are no padding are counted from 0."""
 
         def attend(x: Tensor) -> Tensor:
             out, _ = self.self_attn(

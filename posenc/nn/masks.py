@@ -15,8 +15,8 @@ def mask_of(
     is_causal: bool,
     in_order: bool = True,
 ) -> Mask | None:
-    """Who sees whom, from `attn_mask` (q_len, kv_len) or (batch * num_heads, q_len, kv_len) and
-    `key_padding_mask` (batch, kv_len); with is_causal, attn_mask is taken to be causal.
+    """Return the mask from `attn_mask` (q_len, kv_len) or (batch * num_heads, q_len, kv_len) and
+    `key_padding_mask` (batch, kv_len). With is_causal, attn_mask is taken to be causal.
 
     sizes: batch, num_heads, q_len, kv_len. in_order: whether positions grow with the order in
     memory, which is what is_causal goes by.
@@ -56,7 +56,7 @@ def mask_of(
 
 
 def _hidden(name: str, mask: Tensor) -> Tensor:
-    """Where a mask hides. Raises: ValueError for a bias in the shape of a mask."""
+    """Return where a mask hides. Raises: ValueError for a bias in the shape of a mask."""
     if mask.dtype == torch.bool:
         return mask
     if not mask.is_floating_point():

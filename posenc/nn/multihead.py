@@ -84,7 +84,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         positions: Tensor | None = None,
         key_positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As torch's, with positions (len) or (batch, len) of queries and keys.
+        """Attend as torch's, with positions (len) or (batch, len) of queries and keys.
 
         Without them both count from 0; padding does not count where key_padding_mask names it and
         query and key are of one length. is_causal takes attn_mask, if there is one, to be causal.
@@ -129,7 +129,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def _weights(self, q: Tensor, k: Tensor, options: dict[str, Any], average: bool) -> Tensor:
-        """The attention weights: what attention makes of values that are one for one key each."""
+        """Return the attention weights: the output for values that are one for one key each."""
         if 4 in self.encoding.claims.places:
             raise ValueError(
                 f"MultiheadAttention: {type(self.encoding).__name__} changes values by position, "
@@ -153,12 +153,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         return tuple(F.linear(*each) for each in zip(inputs, weights, biases, strict=True))
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(batch, len, embed_dim) -> (batch, num_heads, len, head_dim)"""
+        """Split (batch, len, embed_dim) into (batch, num_heads, len, head_dim)."""
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
 
 def _counted(x: Tensor, padding: Tensor | None) -> Tensor:
-    """The positions of tokens (batch, len, embed_dim): 0, 1, ... for those that are no padding."""
+    """Return the positions of tokens (batch, len, embed_dim): 0, 1, ... for those that are no
+    padding."""
     if padding is None:
         return run(0, x.shape[1], x.device)
     real = padding == 0 if padding.is_floating_point() else ~padding

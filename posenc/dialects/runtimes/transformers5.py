@@ -228,7 +228,7 @@ def _longrope(p: Parameters, theta: float, dim: int, trained: int, length: int) 
 
 
 def switch(parameters: Parameters, trained: int) -> Switch:
-    """Return whether the frequencies change with the current length, within the lengths looked at."""
+    """Return whether the frequencies change with the current length, among the lengths tried."""
     kind = parameters["rope_type"]
     looked_at = max(trained, LOOKED_AT)
     if kind == "dynamic":

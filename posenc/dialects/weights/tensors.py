@@ -60,7 +60,8 @@ def rewrite(
 
 
 def decode(data: bytes, dtype: str) -> np.ndarray:
-    """Decode bytes to float64. Raises: ValueError for dtypes other than floats of at least 16 bits."""
+    """Decode bytes to float64. Raises: ValueError for dtypes other than floats of 16 bits or
+    more."""
     if dtype == "BF16":
         wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
         return wide.view(np.float32).astype(np.float64)

@@ -18,7 +18,7 @@ Parameters = dict[str, Any]
 
 
 def parameter_sets(meaning: Meaning) -> Iterator[tuple[dict[str, Parameters], int]]:
-    """Yield the rope dicts that carry a meaning, per kind of layer, each with its largest length."""
+    """Yield the rope dicts, per kind of layer, that carry a meaning, with their largest length."""
     for _, parameters, _ in candidates(meaning, fold=False):
         yield parameters, largest(parameters, meaning)
 

@@ -136,7 +136,7 @@ def _period(types: tuple[str, ...]) -> int | None:
 
 def pair_for(multiplier: float, factor: float) -> Parameters:
     """Return keys that give yarn any multiplier on cos and sin: attention_factor for transformers
-    and vLLM's readers, the mscale pair for SGLang and mlx-lm.
+    and vLLM, the mscale pair for SGLang and mlx-lm.
 
     Raises: ValueError where mscale would be 0, which transformers takes for missing.
     """

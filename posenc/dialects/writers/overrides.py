@@ -53,7 +53,7 @@ def _overrides(
 
 
 def overridden(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str) -> dict[str, Any]:
-    """Return the config as the server sees it: vLLM replaces the rope dict, SGLang merges into it."""
+    """Return the config as the server sees it: vLLM replaces the rope dict, SGLang merges."""
     result = flatten(config)
     for name in ("rope_parameters", "rope_scaling"):
         if name not in given:

@@ -67,7 +67,7 @@ def refuses(case: Case) -> Iterator[Hit]:
 
 
 def unexplained(case: Case, explained: Iterable[str]) -> list[Finding]:
-    """Return findings for named runtimes that differ or refuse and that no E of another rule names."""
+    """Return findings for named runtimes that differ or refuse, unless an E names them already."""
     found = []
     for name in case.named:
         computed, seen = case.computed[name], case.differences[name]

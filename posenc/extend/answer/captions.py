@@ -13,7 +13,7 @@ LEVEL = 0.02
 
 
 def in_losses(losses: Mapping[str, Sequence[float]], ends: Sequence[int], trained: int) -> str:
-    """What the model does beyond its trained length, and which way does best there."""
+    """Return what the model does beyond its training length, and which method does best there."""
     beyond = [i for i, end in enumerate(ends) if end > trained]
     within = [i for i, end in enumerate(ends) if end <= trained]
     means = {
@@ -38,7 +38,7 @@ def in_losses(losses: Mapping[str, Sequence[float]], ends: Sequence[int], traine
 
 
 def in_contexts(losses: Mapping[str, Mapping[int, float]], trained: int) -> str:
-    """Which ways get better from context beyond the trained length."""
+    """Return which methods improve with context beyond the training length."""
     gains = {
         name: found[trained] - found[max(found)]
         for name, found in losses.items()
@@ -59,7 +59,7 @@ def in_contexts(losses: Mapping[str, Mapping[int, float]], trained: int) -> str:
 
 
 def in_entropies(entropies: Mapping[str, Sequence[float]]) -> str:
-    """Where attention spreads most and least at the far end."""
+    """Return where attention is broadest and narrowest at the longest context."""
     ends = {name: values[-1] for name, values in entropies.items() if not math.isnan(values[-1])}
     if not ends:
         return "Nothing was measured at the far end."
@@ -73,7 +73,7 @@ def in_entropies(entropies: Mapping[str, Sequence[float]]) -> str:
 
 
 def in_wavelengths(unfinished: int, pairs: int) -> str:
-    """How many pairs are at risk."""
+    """Return how many pairs are at risk."""
     if not unfinished:
         return f"All {pairs} pairs finish a turn in training; none of them meets a new angle."
     verb = "does" if unfinished == 1 else "do"
@@ -81,7 +81,8 @@ def in_wavelengths(unfinished: int, pairs: int) -> str:
 
 
 def in_passkeys(grids: Mapping[str, Mapping[tuple[int, float], float]]) -> str:
-    """Whether the model finds keys at all, and who finds most in the longest text."""
+    """Return whether the model finds keys at all, and which method finds most in the longest
+    text."""
     shortest = min(length for grid in grids.values() for length, _ in grid)
     longest = max(length for grid in grids.values() for length, _ in grid)
 

@@ -108,14 +108,14 @@ def frequencies(outcome: Outcome) -> Iterator[Plot]:
 
 
 def unfinished(setting: RopeSetting) -> int:
-    """Pairs that never finish a turn within the trained length."""
+    """Count the pairs that finish no turn within the training length."""
     return sum(
         float(f) * setting.original_length < 2 * math.pi for f in setting.frequencies().inv_freq
     )
 
 
 def wavelengths(outcome: Outcome, base: RopeSetting) -> Figure:
-    """Wavelength by pair for every method with frequencies of its own."""
+    """Draw the wavelength of each pair, for every method with frequencies of its own."""
     shown = {
         name: next(s for s in variant.settings if s.layer_type == base.layer_type)
         for name, (variant, _) in outcome.measured.items()
@@ -138,7 +138,7 @@ def wavelengths(outcome: Outcome, base: RopeSetting) -> Figure:
 
 
 def passkeys(outcome: Outcome) -> Iterator[Plot]:
-    """One grid of depth by length for each method that was asked for keys."""
+    """Draw one grid of depth by length for each method that was asked for keys."""
     named = {name: e.passkey for name, e in outcome.evaluations().items() if e.passkey}
     if not named:
         return

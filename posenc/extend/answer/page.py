@@ -24,7 +24,7 @@ INEXACT = "yes, but its cache is inexact"
 
 
 def make_page(outcome: Outcome, command: str, caution: str | None) -> Page:
-    """The page. `caution` says what the reader must know about the text that was measured."""
+    """Build the page. caution: what the reader must know about the text that was measured."""
     checkpoint = outcome.checkpoint
     page = Page(
         f"{checkpoint.folder.name}: {checkpoint.trained_length:,} to {outcome.target:,} tokens",
@@ -75,7 +75,7 @@ def make_page(outcome: Outcome, command: str, caution: str | None) -> Page:
 
 
 def by_position_table(outcome: Outcome) -> Table:
-    """Perplexity in each bucket of positions, with its 95 % interval."""
+    """Return a table of perplexity in each bucket of positions, with 95 % intervals."""
     edges = next(iter(outcome.evaluations().values())).edges
     trained = outcome.checkpoint.trained_length
     header = [
@@ -101,7 +101,7 @@ def _with_interval(e: Estimate) -> Cell | str:
 
 
 def loads(variant: Variant | None) -> str:
-    """Whether stock tools load a variant, in words."""
+    """Return, in words, whether stock tools load a variant."""
     if variant is not None and variant.window is not None:
         return NO_EXTENSION
     if variant is None or (variant.cache_safe and not variant.needs_runtime):

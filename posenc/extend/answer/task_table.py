@@ -10,9 +10,9 @@ SHORT = "short texts"
 
 
 def task_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
-    """A header and a row per method: the share of prompts answered exactly, with its interval and
-    the loss of the answer; and what short texts, read by themselves, cost more. Both are empty
-    where nothing of it was measured."""
+    """Return a header and a row per method. A row has the fraction of prompts answered exactly,
+    with its interval and the loss of the answer, and the extra loss on short texts. Both are empty
+    if nothing of this was measured."""
     evaluations, short = outcome.evaluations(), outcome.short_text()
     asked = list(dict.fromkeys(key for e in evaluations.values() for key in e.tasks))
     header = ["method", *(f"{task}, {length:,}" for task, length in asked)]
@@ -37,6 +37,6 @@ def task_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
 
 
 def _percent(mean: float, low: float, high: float) -> str:
-    """A rise of the loss as one of the perplexity."""
+    """Convert a rise of the loss to one of the perplexity."""
     mean, low, high = (100 * math.expm1(min(value, 50.0)) for value in (mean, low, high))
     return f"{mean:+.1f} % ({low:+.1f} to {high:+.1f})"

@@ -103,7 +103,8 @@ def extend_and_show(
 
 
 def write_csv(outcome: Outcome, path: Path) -> None:
-    """The losses by position beside the page: one row per method and bucket, nats per token."""
+    """Write the losses by position next to the page: a row per method and bucket, nats per
+    token."""
     rows = ["method,start,stop,loss,low,high,tokens"]
     for name, evaluation in outcome.evaluations().items():
         buckets = itertools.pairwise(evaluation.edges)
@@ -115,7 +116,7 @@ def write_csv(outcome: Outcome, path: Path) -> None:
 
 
 def read_documents(texts: list[Path]) -> list[str]:
-    """The documents of the files, or of the embedded corpus where there are none.
+    """Read the documents of the files, or the embedded corpus if there are none.
 
     Raises: ValueError for a file that is not there, is not UTF-8 or holds no text.
     """
@@ -141,7 +142,7 @@ def read_documents(texts: list[Path]) -> list[str]:
 
 
 def show_losses(outcome: Outcome, console: Console) -> None:
-    """Perplexity by position, and what the marks behind the names of the methods mean."""
+    """Print perplexity by position, and what the marks behind the methods' names mean."""
     for table in _tables(outcome, console.width):
         console.print(table)
     marks = {_mark(outcome, name) for name in outcome.evaluations()}
@@ -150,7 +151,7 @@ def show_losses(outcome: Outcome, console: Console) -> None:
 
 
 def show_tasks(outcome: Outcome, console: Console) -> None:
-    """Tasks answered, and what short texts cost."""
+    """Print tasks answered, and the cost on short texts."""
     header, rows = task_rows(outcome)
     if rows:
         table = Table(title="Tasks answered exactly; perplexity of short texts against as trained")
@@ -162,7 +163,7 @@ def show_tasks(outcome: Outcome, console: Console) -> None:
 
 
 def _tables(outcome: Outcome, width: int) -> Iterator[Table]:
-    """As many tables as the buckets need in a console of `width` columns."""
+    """Yield as many tables as the buckets need in a console of `width` columns."""
     evaluations = outcome.evaluations()
     names = {name: name + _mark(outcome, name) for name in evaluations}
     ends = next(iter(evaluations.values())).edges[1:]

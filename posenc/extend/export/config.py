@@ -14,7 +14,7 @@ from posenc.dialects.writers.recipes import Recipe, best, changes_with_length, s
 
 
 def exported(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
-    """The recipe that carries a model's rotary settings, and what they mean.
+    """Return the recipe that carries a model's rotary settings, and what they mean.
 
     The weights stay as they are, so no temperature is folded into them.
 

@@ -77,7 +77,7 @@ def export_checkpoint(
 
 
 def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> None:
-    """The weights in their dtype and their shards, and the config of the model in memory. Files
+    """Write the weights in their dtype and shards, and the config of the model in memory. Files
     whose weights did not change are copied."""
     model, files = checkpoint.model, weight_files(checkpoint.folder)
     if changed:
@@ -97,7 +97,7 @@ def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> Non
 def _described(
     checkpoint: Checkpoint, folder: Path, name: str, plan: Plan
 ) -> tuple[dict[str, Any], str]:
-    """config.json and SERVE.md of a folder that transformers 5 has written."""
+    """Return config.json and SERVE.md of a folder that transformers 5 has written."""
     saved = {k: v for k, v in read_json(folder / "config.json").items() if k not in DTYPE_KEYS}
     saved |= {k: v for k, v in checkpoint.raw_config.items() if k in DTYPE_KEYS}
     recipe, meaning = exported(saved, plan.longest)

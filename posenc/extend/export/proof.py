@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 
 def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """inv_freq of every layer type, before any forward could change it."""
+    """Return inv_freq of every layer type, before a forward could change it."""
     return {
         name.removesuffix("inv_freq").removesuffix("_"): buffer.cpu().clone()
         for module in model.modules()
@@ -40,7 +40,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def decode(model: torch.nn.Module, tokens: torch.Tensor, steps: int) -> torch.Tensor:
-    """Logits of the last `steps` tokens, fed one by one after the rest."""
+    """Return the logits of the last `steps` tokens, fed one by one after the rest."""
     out = model(tokens[:, :-steps], use_cache=True)
     rows = []
     for i in range(tokens.shape[1] - steps, tokens.shape[1]):

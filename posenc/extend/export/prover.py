@@ -43,7 +43,7 @@ class Proof:
     whose bounds are fixed."""
 
     def failures(self, *, cache_safe: bool) -> list[str]:
-        """What does not hold, in words; empty where the export is proved."""
+        """Return in words which checks failed; empty if the export is proved."""
         decoding = max(1e-3, STEPS_APART * self.rounding) if cache_safe else math.inf
         checks = [
             ("frequencies are", self.inv_freq_error, 1e-6),
@@ -65,7 +65,7 @@ class Prover:
         self._running: subprocess.Popen[str] | None = None
 
     def start(self) -> subprocess.Popen[str]:
-        """The process, waiting for a line that says what to compare."""
+        """Start the process, which waits for a line that says what to compare."""
         if self._running is None:
             script = Path(__file__).with_name("proof.py")
             # -P: the script imports no posenc, and its folder is not on the path.
@@ -82,7 +82,7 @@ class Prover:
     def compare(
         self, folder: Path, expected: dict[str, Tensor], model: Any, *, masked: bool
     ) -> Proof:
-        """The folder in the model's dtype and on its device, against what was expected.
+        """Compare the folder, in the model's dtype and on its device, with what was expected.
 
         Raises: RunFailed where the folder does not load there.
         """

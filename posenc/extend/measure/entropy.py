@@ -16,8 +16,8 @@ SCORES_BUDGET = 1 << 23
 
 @torch.inference_mode()
 def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Tensor | None:
-    """Mean entropy in nats of each position's attention over layers and heads, (length); None where
-    the model's attention does not go through the interface.
+    """Return the mean entropy, in nats, of each position's attention over layers and heads,
+    (length). None if the model's attention does not go through the interface.
 
     A sink logit counts as one more thing to look at. Tokens are read in pieces through the model's
     cache, so that no mask of length times length is held; `whole` reads them at once, for models

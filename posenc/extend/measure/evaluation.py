@@ -41,15 +41,16 @@ class Evaluation:
     seconds: float = 0.0
 
     def short(self, trained: int) -> float:
-        """Mean loss within the trained length."""
+        """Return the mean loss within the training length."""
         return _pooled(self, lambda edge: edge <= trained)
 
     def long(self, trained: int) -> float:
-        """Mean loss beyond the trained length."""
+        """Return the mean loss beyond the training length."""
         return _pooled(self, lambda edge: edge > trained)
 
     def average(self) -> float:
-        """Mean over buckets, each counting the same; infinite where one could not be read."""
+        """Return the mean over buckets, equally weighted; inf if any bucket could not be
+        evaluated."""
         if not all(e.tokens for e in self.by_position):
             return math.inf
         return sum(e.mean for e in self.by_position) / len(self.by_position)
@@ -68,8 +69,8 @@ def _pooled(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
 
 
 def position_edges(trained: int, target: int) -> tuple[int, ...]:
-    """Quarter, half and whole of the trained length, then 1.5, 2, 3, 4, 6, 8 ... times it, up to
-    the target."""
+    """Return a quarter, half and all of the training length, then 1.5, 2, 3, 4, 6, 8 ... times it,
+    up to the target."""
     edges = [0, trained // 4, trained // 2, trained]
     step = 1
     while edges[-1] < target:

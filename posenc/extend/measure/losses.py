@@ -39,7 +39,8 @@ class Reader:
     window: int | None = None
 
     def losses(self, tokens: Tensor) -> Tensor:
-        """(batch, length), NaN where a token is not predicted. Raises: NotFinite."""
+        """Return losses (batch, length), NaN for tokens that are not predicted. Raises:
+        NotFinite."""
         length = tokens.shape[1]
         if self.limit is not None and length > self.limit:
             read = self._losses(tokens[:, : self.limit])
@@ -49,7 +50,7 @@ class Reader:
         return self._losses(tokens)
 
     def all_losses(self, windows: Tensor) -> Tensor:
-        """`losses` of many windows, a few at a time."""
+        """Compute `losses` of many windows, a few at a time."""
         rows = max(1, ROWS_BUDGET // windows.shape[1])
         return torch.cat([self.losses(part) for part in windows.split(rows)])
 
@@ -71,7 +72,7 @@ class Reader:
 
 @torch.inference_mode()
 def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Tensor:
-    """Loss of tokens[:, 1:] given all before, (batch, length - 1).
+    """Return the loss of tokens[:, 1:] given all before, (batch, length - 1).
 
     `whole` reads a window in one piece whatever its size, for methods whose cache is not exact.
     """
@@ -93,8 +94,8 @@ def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
 def masked_token_losses(
     model: Any, tokens: Tensor, mask_token: int, *, share: float = 0.15, seed: int = 0
 ) -> Tensor:
-    """Loss of a random share of the tokens, each replaced by the mask token; NaN for the others,
-    (batch, length)."""
+    """Return the loss of a random fraction of the tokens, each replaced by the mask token; NaN for
+    the others, (batch, length)."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.rand(tokens.shape, generator=generator) < share
     shown = tokens.masked_fill(hidden, mask_token).to(model.device)
@@ -103,8 +104,8 @@ def masked_token_losses(
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """-log p of each target in float32, (batch, length) on the CPU, a few rows at a time: logits in
-    half precision are never widened all at once."""
+    """Return -log p of each target in float32, (batch, length), on the CPU. It works a few rows at
+    a time, so that logits in half precision are never widened all at once."""
     rows = [
         F.cross_entropy(some.flatten(0, 1).float(), wanted.flatten(), reduction="none")
         .view(wanted.shape)
@@ -123,8 +124,8 @@ def _finite(losses: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def last_logits(model: Any, tokens: Tensor, count: int) -> Tensor:
-    """Logits of the last `count` tokens, (batch, count, vocab), without those of the others where
-    the model can leave them out."""
+    """Return the logits of the last `count` tokens, (batch, count, vocab). Models that can skip the
+    other logits do."""
     fewer = "logits_to_keep" in inspect.signature(model.forward).parameters
     options = {"logits_to_keep": count} if fewer else {}
     return model(tokens.to(model.device), use_cache=False, **options).logits[:, -count:].cpu()

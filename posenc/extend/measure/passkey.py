@@ -30,8 +30,9 @@ class PasskeyGrid:
     def shares(
         self, reader: Reader, windows: Windows, progress: Callable[[str, float], None]
     ) -> dict[tuple[int, float], float]:
-        """Share of key tokens right, by (length, depth); without lengths that hold no more than
-        the key, and empty where the text has too few different tokens for one."""
+        """Return the fraction of key tokens that are right, by (length, depth). Lengths too short
+        for more than the key are skipped; the result is empty if the text has too few different
+        tokens."""
         filler = windows.tokens.flatten()
         words = torch.unique(filler)
         secret = self.marker_tokens + self.key_tokens
@@ -62,7 +63,7 @@ class PasskeyGrid:
         return torch.cat([text[:at], drawn, text[at:], drawn])
 
     def _accuracy(self, reader: Reader, tokens: Tensor) -> Tensor:
-        """Share of the key's tokens right in each prompt."""
+        """Return the fraction of the key's tokens that are right in each prompt."""
         right = []
         for part in tokens.split(max(1, ROWS_BUDGET // tokens.shape[1])):
             logits = last_logits(reader.model, part, self.key_tokens + 1)[:, :-1]

@@ -42,7 +42,7 @@ class Score:
 
 
 def parse_tasks(said: str) -> tuple[str, ...]:
-    """The tasks that a comma-separated list names; none for "none".
+    """Return the tasks in a comma-separated list; none for "none".
 
     Raises: ValueError for a name that is none of TASKS.
     """
@@ -75,7 +75,7 @@ class TaskGrid:
     def scores(
         self, reader: Reader, filler: Tensor, progress: Callable[[str, float], None]
     ) -> tuple[dict[tuple[str, int], Score], dict[tuple[str, int], str]]:
-        """By (task, length), and why a task has no score at a length."""
+        """Return the scores by (task, length), and why a task has no score at a length."""
         found, left_out = {}, {}
         asked = [(name, length) for name in self.names for length in self.lengths]
         for done, (name, length) in enumerate(asked):
@@ -89,8 +89,8 @@ class TaskGrid:
         return found, left_out
 
     def prompts(self, name: str, length: int, filler: Tensor) -> list[tuple[Tensor, int]]:
-        """Token ids of one prompt and its answer, (length), and how many of them are the answer; in
-        the order of the depths. Raises: TooShort where the task does not fit."""
+        """Make one prompt per depth, with its answer: token ids (length), and how many of them are
+        the answer. Raises: TooShort where the task does not fit."""
         rng = np.random.default_rng([length, *name.encode()])
         return [
             self._prompt(PUZZLES[name], length, depth, filler, rng)
@@ -158,7 +158,7 @@ class TooShort(Exception):
 def _read(
     reader: Reader, prompts: Sequence[tuple[Tensor, int]]
 ) -> list[tuple[Tensor, int, Tensor]]:
-    """Each prompt with the logits that predict its answer."""
+    """Yield each prompt with the logits that predict its answer."""
     tokens = torch.stack([ids for ids, _ in prompts])
     most = max(count for _, count in prompts)
     logits = last_logits(reader.model, tokens, most + 1)

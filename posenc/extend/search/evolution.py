@@ -114,7 +114,7 @@ class Search:
         raise AssertionError("generations never end")
 
     def _choose(self) -> Found:
-        """The finalist with the best mean of both scores."""
+        """Return the finalist with the best mean of both scores."""
         checked = [(best, self.check.score(best.genome).score) for best in self._best(FINALISTS)]
         best, held_out = min(checked, key=lambda pair: pair[0].score + pair[1])
         return Found(best.genome, best.score, len(self.tried), held_out)
@@ -192,12 +192,13 @@ class Search:
 
 
 def _json(score: float) -> float | None:
-    """JSON has no infinity."""
+    """Convert infinity, which JSON lacks, to null."""
     return None if score == math.inf else score
 
 
 def _bands(turns: Sequence[float]) -> list[np.ndarray]:
-    """Which pairs turn at least once within the trained length, which a quarter, which less."""
+    """Group the pairs into those that finish a turn within the training length, those that finish a
+    quarter, and the rest."""
     turned = np.array(turns)
     bands = [turned >= 1, (turned < 1) & (turned >= 0.25), turned < 0.25]
     return [band for band in bands if band.any()]

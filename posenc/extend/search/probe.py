@@ -48,8 +48,8 @@ class Probe:
             self.reference = sliding.all_losses(windows.tokens).numpy()
 
     def score(self, genome: Genome, bar: float = math.inf) -> Tried:
-        """The larger of two: the worst bucket beyond the trained length, and what is lost within it
-        times SHORT_WEIGHT; and a quarter of their sum, so that the smaller counts too. In nats.
+        """Return the larger of two losses plus a quarter of their sum, in nats: the worst bucket
+        beyond the training length, and SHORT_WEIGHT times what is lost within it.
 
         A genome that the first third of the windows puts above `bar`, or whose losses are not
         finite, is given up.

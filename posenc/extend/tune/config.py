@@ -82,11 +82,11 @@ class TuneConfig:
             raise ValueError("--adapter: there are none without --lora RANK.")
 
     def schedule(self, step: int) -> float:
-        """The share of the peak rate at a step."""
+        """Return the fraction of the peak learning rate at a step."""
         return min(1.0, (step + 1) / self.warmup, (self.steps - step) / (0.5 * self.steps))
 
     def rate(self, parameters: int) -> float:
-        """The peak rate for a model of this size."""
+        """Return the peak learning rate for a model of this size."""
         if self.lr is not None:
             return self.lr
         return min(1e-3, 2e-5 * math.sqrt(max(1.0, 1e9 / parameters)))

@@ -31,7 +31,7 @@ Builders = dict[str, Callable[[], Variant]]
 
 
 def needs_search(method: str | None, options: Options) -> bool:
-    """Whether frequencies are searched, where the checkpoint has any."""
+    """True if frequencies are to be searched, provided that the checkpoint has any."""
     return method == "search" or (method is None and options.search_evaluations > 0)
 
 
@@ -43,7 +43,8 @@ def candidates(
     options: Options,
     progress: Progress,
 ) -> Builders:
-    """What to measure: the unchanged model, `method` (None: every method), a sliding window."""
+    """Return what to measure: the unchanged model, `method` (None: every method) and a sliding
+    window."""
     found: Builders = {"none": partial(as_is, checkpoint)}
     if checkpoint.rotary:
         for name in METHODS if method is None else {method} & METHODS.keys():
@@ -87,8 +88,8 @@ def measure_variant(
     progress: Progress,
     encode: Encode | None = None,
 ) -> Evaluation:
-    """All that is measured of one variant, on windows of the new length. encode: text to tokens,
-    for tasks in words; None where there is no tokenizer."""
+    """Measure one variant on windows of the new length. encode: text to tokens, for tasks in words;
+    None without a tokenizer."""
     length, trained = windows.tokens.shape[1], checkpoint.trained_length
     contexts = tuple(sorted({c for c in _doublings(trained // 4, length) if c > options.targets}))
     lengths = tuple(_doublings(trained, length))
@@ -118,7 +119,7 @@ def measure_variant(
 
 
 def _doublings(start: int, stop: int) -> list[int]:
-    """start, 2 start, 4 start ... below stop, and stop."""
+    """Return start, 2 start, 4 start ... below stop, and stop."""
     lengths, start = [], max(1, start)
     while start < stop:
         lengths.append(start)

@@ -81,7 +81,7 @@ SEVERAL_PAIRS = ("ntk", "ntk-1.5x", "ntk-2x", "dynamic", "longrope-switch")
 def stretch(
     settings: tuple[RopeSetting, ...], method: Method, target: int
 ) -> tuple[RopeSetting, ...]:
-    """The settings with `method` applied to every layer that looks beyond a window.
+    """Apply `method` to the setting of every layer that looks beyond a window.
 
     A scaling that names the length before it is replaced, never stacked: the factor counts from
     that length. A linear scaling that the checkpoint was trained with stays underneath, and pairs
@@ -114,7 +114,7 @@ def stretch(
 def _stretch_share(
     setting: RopeSetting, trained: rs.Proportional, method: Method, factor: float
 ) -> RopeSetting:
-    """A setting of which the fastest pairs rotate only: the same pairs, slower.
+    """Stretch a setting in which only the fastest pairs rotate: the same pairs, slower.
 
     Raises: ValueError for a method that no word of a config can say of some of the pairs.
     """

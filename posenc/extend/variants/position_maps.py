@@ -27,8 +27,8 @@ least so many last bits: rounding stays far below, another rotation far above.""
 
 
 def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
-    """The maps of this checkpoint; empty where layers differ in their rotation or have sinks, or
-    attention cannot be exchanged (Falcon).
+    """Return the position maps of this checkpoint. Empty if layers differ in their rotation or have
+    sinks, or the attention cannot be replaced (Falcon).
 
     Whether a map rotates as the model does is not read from names: see `exact_inside`.
     """
@@ -88,8 +88,8 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
 
 @contextmanager
 def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> Iterator[nn.Module]:
-    """The model with a map, inside the block, after it was held to the model itself: within its
-    window a map must change nothing, and does where the model pairs other channels.
+    """Attach a map inside the block after comparing it with the model itself. Within its window a
+    map must change nothing; it does if the model pairs other channels.
 
     Raises: ValueError with the difference, where there is one.
     """

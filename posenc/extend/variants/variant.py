@@ -42,7 +42,7 @@ class Variant:
 
 
 def as_is(checkpoint: Checkpoint) -> Variant:
-    """The checkpoint unchanged; a table of positions ends what it can read."""
+    """Return the unchanged checkpoint; a position table limits what it can read."""
     table = tables.find_table(checkpoint.model)
     return Variant(
         "none",
@@ -54,8 +54,8 @@ def as_is(checkpoint: Checkpoint) -> Variant:
 
 
 def window_variant(checkpoint: Checkpoint) -> Variant:
-    """No extension: read only the last tokens, as many as in training. What a method must come
-    near, and pass if it uses what lies further back."""
+    """Return the baseline without extension, which reads only the last tokens, as many as in
+    training. A method is worth its cost only if it beats this."""
     trained = checkpoint.trained_length
     return Variant(
         WINDOW,
@@ -67,7 +67,7 @@ def window_variant(checkpoint: Checkpoint) -> Variant:
 
 
 def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
-    """A method of METHODS on this checkpoint. Raises: ValueError where it cannot be had."""
+    """Return a method of METHODS on this checkpoint. Raises: ValueError where it does not apply."""
     method = METHODS[name]
     settings = stretch(checkpoint.rotary, method, target)
     maximum = checkpoint.trained_length if method.keeps_maximum else target
@@ -81,13 +81,13 @@ def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
 
 
 def table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
-    """A longer table of learned positions."""
+    """Return a longer table of learned positions."""
     summary = tables.METHODS[name][0]
     return Variant(name, summary, lambda: tables.grown(checkpoint.model, name, target))
 
 
 def searched_variant(checkpoint: Checkpoint, found: Found, target: int) -> Variant:
-    """Frequencies that a search found."""
+    """Return the frequencies that a search found."""
     settings = apply_genome(checkpoint.rotary, found.genome, target)
     factors = ", ".join(f"{f:.3g}" for f in found.genome.factors)
     return Variant(

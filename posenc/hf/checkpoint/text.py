@@ -59,7 +59,7 @@ def text_encoder(
 def text_kind(
     folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Literal["ids", "bytes", "tokenizer"]:
-    """Choose how text becomes tokens, see `text_encoder`. Raises: ValueError where no way exists."""
+    """Choose how text becomes tokens, see `text_encoder`. Raises: ValueError if there is no way."""
     if as_ids and as_bytes:
         raise ValueError("--bytes and --ids: a text is one or the other; leave one out.")
     if as_ids:

@@ -21,7 +21,7 @@ from posenc.inspect.checkpoint.swap import ROUNDING, Change, Swap
 
 
 def answer(kinds: Sequence[Kind], longest: int | None) -> str:
-    """How far it was trained, and which part of it breaks beyond."""
+    """Return how far the model was trained, and which part of it breaks beyond."""
     if not kinds:
         said = "" if longest is None else f" Its config allows {longest:,} tokens."
         return (
@@ -71,7 +71,8 @@ def _of_rotation(kind: Rotation) -> str:
 def next_line(
     folder: Path, kinds: Sequence[Kind], built: Structure, longest: int | None
 ) -> str | None:
-    """The command that has it read twice as far; None where `posenc extend` cannot."""
+    """Return the command that extends the model to twice the length; None if `posenc extend`
+    cannot."""
     rotates = any(isinstance(kind, Rotation) for kind in kinds)
     takes = rotates and built.model_type not in FIXED_ROTATIONS
     if longest is None or not (takes or built.model_type in FAMILIES):
@@ -80,7 +81,7 @@ def next_line(
 
 
 def who_saw_whom(swap: Swap) -> str:
-    """What an exchange of two words changed, with positions and without, in one sentence."""
+    """Return one sentence on what the exchange of two words changed, with and without positions."""
     whose = "the last token's state" if swap.causal else "some token's state"
     said = (
         f"With {swap.words[0]} and {swap.words[1]} exchanged, {whose} "

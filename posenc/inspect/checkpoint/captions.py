@@ -14,7 +14,7 @@ MOSTLY = 0.5
 
 
 def in_attention(weights: Array) -> str:
-    """Where the heads of a layer look; weights (heads, queries, keys)."""
+    """Return where the heads of a layer look; weights (heads, queries, keys)."""
     heads, count = weights.shape[:2]
     queries = np.arange(1, count)  # the first token of a causal model sees itself only
     shares = {
@@ -38,7 +38,7 @@ def in_attention(weights: Array) -> str:
 
 
 def in_changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> str:
-    """Which token moves most and least, with positions."""
+    """Return which token moves most and least, with positions."""
     name, values = next(iter(series.items()))
     most, least = int(np.argmax(values)), int(np.argmin(values))
     return (
@@ -48,7 +48,7 @@ def in_changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str
 
 
 def in_changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> str:
-    """From which layer on each setting differs."""
+    """Return from which layer on each setting differs."""
     parts = []
     for name, values in series.items():
         first = next((i for i, value in enumerate(values) if not value < rounding), None)

@@ -23,7 +23,7 @@ MOST_CELLS = 2_000_000
 
 
 def make_page(sheet: Sheet, layers: Sequence[int], command: str) -> Page:
-    """The page; `layers` chooses whose attention is drawn, empty for all that fit."""
+    """Build the page. layers: whose attention is drawn; empty for as many as fit."""
     built = sheet.structure
     page = Page(
         f"What position does in {sheet.folder.resolve().name}",
@@ -83,7 +83,7 @@ def _swap(swap: Swap, labels: Sequence[str]) -> Iterator[str | Items | Rows | Pl
 
 
 def removed(swap: Swap) -> str:
-    """What was taken out, in words."""
+    """Return in words what was taken out."""
     if not swap.removed:
         return "nothing could be taken out"
     more = f" and {len(swap.removed) - 1} more" if len(swap.removed) > 1 else ""
@@ -91,7 +91,7 @@ def removed(swap: Swap) -> str:
 
 
 def position_plots(sheet: Sheet) -> Iterator[Plot]:
-    """A picture of whatever the model knows position by."""
+    """Draw everything that gives the model its positions."""
     for kind in sheet.positions:
         match kind:
             case Rotation():
@@ -140,7 +140,7 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
 
 
 def distance_plots(sheet: Sheet) -> Iterator[Plot]:
-    """Mean distance of attention, one dot per head."""
+    """Draw the mean distance of attention, one dot per head."""
     for stack, values in sheet.reading.distances().items():
         of_stack = f" of the {stack}" if stack else ""
         yield Plot(
@@ -153,7 +153,7 @@ def distance_plots(sheet: Sheet) -> Iterator[Plot]:
 
 
 def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | Plot]:
-    """The attention of every head of the layers asked for, tokens on both axes."""
+    """Draw the attention of every head of the chosen layers, tokens on both axes."""
     sentence = sheet.sentence
     for stack, weights in sheet.reading.attention.items():
         count, heads = weights.shape[:2]
@@ -188,12 +188,12 @@ def _fitting(layers: int, cells: int) -> list[int]:
 
 
 def _moved(change: float) -> str:
-    """One digit of a change, where it is not rounding, which differs between machines."""
+    """Return one digit of a change, or the word for rounding, which differs between machines."""
     return "rounding" if 0 < change < ROUNDING else f"{change:.1g}"
 
 
 def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
-    """What the exchange changes, by token and by layer."""
+    """Draw what the exchange changes, by token and by layer."""
     settings = {"with positions": swap.with_positions, "without positions": swap.without}
     changes = {name: change for name, change in settings.items() if change is not None}
     yield Plot(

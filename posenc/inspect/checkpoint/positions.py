@@ -111,7 +111,7 @@ class Disentangled:
     values: list[list[float]] = field(default_factory=list)
 
     def seen(self, scores: Tensor) -> Disentangled:
-        """With the scores (heads, length, length) of a sentence."""
+        """Return a copy with the mean scores of a sentence, from scores (heads, length, length)."""
         reach = scores.shape[-1] - 1
         distances = list(range(-reach, reach + 1))
         means = torch.stack([scores.diagonal(-d, -2, -1).mean(-1) for d in distances], dim=-1)
@@ -123,7 +123,7 @@ Kind = Rotation | Table | Bias | Disentangled
 
 @torch.no_grad()
 def find_positions(checkpoint: Checkpoint) -> list[Kind]:
-    """All that the model knows position by, empty where nothing known was found."""
+    """Return everything that gives the model positions; empty if nothing known was found."""
     model = checkpoint.model
     found: list[Kind] = [_rotation(setting, model) for setting in checkpoint.rotary]
     for name, module in model.named_modules():
@@ -148,7 +148,7 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
 
 
 def _fixed(config: Any) -> RopeSetting:
-    """The rotation of the families whose config has no word for it."""
+    """Return the rotation of the families whose config does not describe it."""
     rotary_dim = config.rotary_dim or config.hidden_size // config.num_attention_heads
     return RopeSetting(None, 10000.0, rotary_dim, None, config.max_position_embeddings)
 
@@ -171,7 +171,8 @@ def _rotation(setting: RopeSetting, model: Any) -> Rotation:
 
 
 def _rotating_layers(setting: RopeSetting, config: Any) -> str:
-    """Which layers the setting is for; in some families every fourth has no positions."""
+    """Return which layers the setting is for; some families have every fourth layer without
+    positions."""
     if setting.layer_type is not None:
         return f"{setting.layer_type} layers"
     rotates = getattr(config, "no_rope_layers", None)  # 1 for a layer that does
@@ -220,8 +221,8 @@ def _t5(name: str, attention: Any) -> list[Bias]:
 
 
 def alibi_by_distance(model: Any, length: int) -> Tensor | None:
-    """The bias in logits, (heads, length), against the key at the query's own position; None for
-    a model without one.
+    """Return the bias in logits, (heads, length), relative to the key at the query's own position;
+    None for a model without one.
 
     Raises: ValueError for Falcon with ALiBi, whose bias transformers (5.23) counts twice in the
         eager implementation, the only one that shows attention: in the mask and in the scores.

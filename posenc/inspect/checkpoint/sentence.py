@@ -31,7 +31,7 @@ class Sentence:
         return len(self.ids)
 
     def tokens_of(self, word: str) -> Span:
-        """First and last + 1 of the tokens that hold the first occurrence of `word`.
+        """Return first and last + 1 of the tokens that contain the first occurrence of `word`.
 
         Raises: ValueError where the text has no such word, or a token holds more than the word.
         """
@@ -53,7 +53,7 @@ class Sentence:
 def tokenize_sentence(
     folder: Path, vocab_size: int, text: str, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Sentence:
-    """The sentence in tokens, with the marks around it that the tokenizer adds.
+    """Split the sentence into tokens, with the special tokens that the tokenizer adds.
 
     Raises: ValueError where there is no tokenizer, see posenc.hf.checkpoint.text, or no text.
     """

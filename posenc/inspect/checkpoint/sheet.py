@@ -59,7 +59,7 @@ class Sheet:
     swap: Swap | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts; attention as its mean distances."""
+        """Return plain numbers, strings, lists and dicts; attention as its mean distances."""
         spent = {name or "all": d.tolist() for name, d in self.reading.distances().items()}
         return {
             "folder": str(self.folder),

@@ -40,7 +40,8 @@ class Structure:
 
 
 def measure_structure(model: Any) -> Structure:
-    """The structure of a loaded transformers model. Raises: ValueError where it has no heads."""
+    """Read the structure of a loaded transformers model. Raises: ValueError where it has no
+    heads."""
     config = model.config
     if not getattr(config, "num_attention_heads", None):
         raise ValueError(f"A {config.model_type} model has no attention heads to look at.")
@@ -64,8 +65,8 @@ def measure_structure(model: Any) -> Structure:
 
 
 def _head_dim(config: Any) -> int | None:
-    """Channels of a head; of the first layer's where layers differ (Gemma 4), None where the config
-    does not say it."""
+    """Return the head dimension, the first layer's where layers differ (Gemma 4); None where the
+    config does not say it."""
     layers = getattr(config, "per_layer_config", None)
     return getattr(layers[0] if layers else config, "head_dim", None)
 

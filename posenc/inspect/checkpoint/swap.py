@@ -98,7 +98,7 @@ class Swap:
 
 
 def exchanged_order(length: int, a: Span, b: Span) -> list[int]:
-    """Places of the old tokens after two spans have changed places.
+    """Return the order of the old tokens after two spans have changed places.
 
     Raises: ValueError where the spans overlap.
     """
@@ -166,7 +166,8 @@ def _largest(gaps: Tensor) -> list[float]:
 
 @contextmanager
 def without_positions(model: nn.Module) -> Iterator[list[str]]:
-    """Inside the block the model is blind to order but for its mask; yields what was removed.
+    """Remove the model's positions inside the block, so that only its mask depends on order; yields
+    what was removed.
 
     Rotations become the identity, rows of tables and T5's biases zero, ALiBi's and DeBERTa's terms
     of the scores zero. Everything is as before after the block.

@@ -39,7 +39,7 @@ class Group(list[Claim]):
     def add(
         self, claim: str, source: str = TUTORIALS
     ) -> Callable[[Callable[[], Measured]], Callable[[], Measured]]:
-        """Append the claim that the decorated function measures."""
+        """Add the claim that the decorated function measures."""
 
         def decorate(measure: Callable[[], Measured]) -> Callable[[], Measured]:
             self.append(Claim(claim, source, measure))
@@ -49,5 +49,5 @@ class Group(list[Claim]):
 
 
 def amount(x: float) -> str:
-    """A difference with two digits, or "rounding", which differs between machines."""
+    """Return a difference with two digits, or "rounding" where machines would differ."""
     return "nothing but rounding" if abs(x) < 1e-9 else f"{x:.2g}"

@@ -23,7 +23,7 @@ def _random(*size: int, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def _last_output(layers: int, x: Tensor, mask: Mask | None) -> Tensor:
-    """The last token after residual attention layers without positions."""
+    """Return the last token's state after residual attention layers without positions."""
     torch.manual_seed(0)
     positions = torch.arange(x.shape[1])
     for _ in range(layers):
@@ -98,7 +98,7 @@ def _half() -> Measured:
 
 
 def _gradient(rows_see_nothing: bool) -> tuple[Tensor, Tensor]:
-    """The output, and the gradient of the masked keys' values and keys."""
+    """Return the output, and the gradient of the masked keys' values and keys."""
     q, k, v = (_random(1, 1, 6, 8, seed=s).requires_grad_() for s in range(3))
     valid = torch.zeros(1, 6) if rows_see_nothing else torch.tensor([[1, 1, 0, 0, 1, 1]])
     out = _attend(q, k, v, masks.padding(valid))

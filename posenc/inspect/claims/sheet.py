@@ -40,7 +40,7 @@ def check(tell: Callable[[str], None] = lambda claim: None) -> dict[str, list[Ch
 
 
 def markdown() -> str:
-    """The document docs/claims.md."""
+    """Return the document docs/claims.md."""
     lines = [
         "# Claims about position encodings, checked",
         "",

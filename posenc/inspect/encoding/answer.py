@@ -39,13 +39,13 @@ class Answer:
         return f"{before}{self.name} {self.near_and_far}. It costs {self.cost}. {ends}."
 
     def cells(self) -> list[str]:
-        """As a row of a table."""
+        """Return the answer as the row of a table."""
         start = "before training " if self.untrained else ""
         return [self.name, start + self.near_and_far, self.cost, self.limits]
 
 
 def answer(sheet: SpecSheet) -> Answer:
-    """What its spec sheet says of an encoding first."""
+    """Return the first sentences about an encoding, from its spec sheet."""
     return Answer(
         sheet.name,
         near_and_far(sheet.decay, sheet.resolution is None),
@@ -56,8 +56,8 @@ def answer(sheet: SpecSheet) -> Answer:
 
 
 def near_and_far(decay: Decay, by_content: bool) -> str:
-    """What distance does to the weight of a key equal to the query, and of one unlike it: the end
-    of a sentence."""
+    """Return what distance does to the weight of a key equal to the query, and of a different one,
+    as the end of a sentence."""
     seen = [
         (d, same, other)
         for d, same, other in zip(decay.distances, decay.same, decay.mean, strict=True)
@@ -98,7 +98,7 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
 
 
 def cost(sheet: SpecSheet) -> str:
-    """What it makes a model learn, and wait for where the interval of its time tells."""
+    """Return the parameters that it adds, and its time if the interval excludes 1."""
     low, middle, high = sheet.cost
     learned = "no parameters"
     if sheet.parameters:
@@ -110,7 +110,7 @@ def cost(sheet: SpecSheet) -> str:
 
 
 def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
-    """Where it stops to work, the hardest limit first, two at most."""
+    """Return where the encoding stops working, the hardest limit first, two at most."""
     trained, found = sheet.shape.train_length, []
     if sheet.contract:
         found.append(
@@ -160,8 +160,8 @@ _WRONG = {
 
 
 def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> tuple[int, int] | None:
-    """The first position at which some pair of channels turns further than it ever did in training,
-    and how many pairs do so before twice that position; None where no pair ever does.
+    """Return the first position at which some pair turns further than ever in training, and how
+    many pairs do so before twice that position. None if no pair does.
 
     A scaled rotation is taken to be trained before its scaling. What maps positions into the
     trained range, has several axes, or frequencies that follow the length, meets none here.
@@ -191,7 +191,7 @@ def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> tuple[int, int] 
 
 
 def _times(logits: float) -> str:
-    """A difference of logits as a ratio of weights."""
+    """Return a difference of logits as a ratio of weights."""
     if logits > ALL:
         return "over 10,000 times"
     ratio = math.exp(logits)

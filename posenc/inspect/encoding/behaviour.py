@@ -20,7 +20,7 @@ COST_LENGTH = 512
 
 
 def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
-    """The places at which the encoding changes something, near or far from the start."""
+    """Return the places at which the encoding changes something, near or far from the start."""
     offsets = [0] if encoding.claims.max_positions is not None else [0, 4 * shape.train_length]
     return sorted({place for offset in offsets for place in _acting(encoding, shape, offset)})
 
@@ -57,8 +57,8 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
 
 
 def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float] | None:
-    """The smallest and largest norm of a query or key after place 2, relative to before; None
-    if place 2 does nothing."""
+    """Return the smallest and largest norm of a query or key after place 2, relative to before;
+    None if place 2 does nothing."""
     encoding = copy.deepcopy(encoding).double().for_layer(0)
     length = room(encoding, 64)
     q = heads(hidden(length, shape), shape)
@@ -119,8 +119,8 @@ of 100 measurements."""
 
 
 def cost(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float, float]:
-    """The time of one layer's forward, divided by that of the layer without an encoding: the median
-    of interleaved pairs, between the ends of an interval that holds it."""
+    """Time one layer's forward, divided by that of the layer without an encoding. Returns the
+    median of interleaved runs with its confidence interval."""
     length = room(encoding, COST_LENGTH)
     x = hidden(length, shape).float()
     layers = [

@@ -15,7 +15,8 @@ Array = np.ndarray
 
 
 def in_scores(decays: Mapping[str, Decay], *, same: bool) -> str:
-    """How far scores move from the nearest token to the farthest, and which encoding moves most."""
+    """Return how far scores move from the nearest token to the farthest, and which encoding moves
+    most."""
     moves = {}
     for name, decay in decays.items():
         points = zip(decay.distances, decay.same if same else decay.mean, strict=True)
@@ -37,7 +38,8 @@ def in_scores(decays: Mapping[str, Decay], *, same: bool) -> str:
 
 
 def in_wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> str:
-    """How many pairs turn less than once in training, and how far the slowest was stretched."""
+    """Return how many pairs turn less than once in training, and how far the slowest was
+    stretched."""
     slow, parts = {}, []
     for name, waves in series.items():
         slow[name] = sum(w is None or w > train_length for w in waves)
@@ -57,7 +59,7 @@ def in_wavelengths(series: Mapping[str, Sequence[float | None]], train_length: i
 
 
 def in_precision(reach: Mapping[str, int], last: int) -> str:
-    """Up to which position each way of computing angles is right."""
+    """Return up to which position each way of computing angles is right."""
     right = [name for name, position in reach.items() if position >= last]
     wrong = {name: position for name, position in reach.items() if position < last}
     if not wrong:
@@ -69,7 +71,8 @@ def in_precision(reach: Mapping[str, int], last: int) -> str:
 
 
 def in_added(table: Array) -> str:
-    """How many dimensions change sign over the positions shown; table (positions, dimensions)."""
+    """Return how many dimensions change sign over the positions shown; table (positions,
+    dimensions)."""
     turning = int((np.sign(table).min(0) < np.sign(table).max(0)).sum())
     still = int((np.ptp(table, 0) < 0.1 * max(1e-12, np.abs(table).max())).sum())
     return (
@@ -79,7 +82,7 @@ def in_added(table: Array) -> str:
 
 
 def in_lines(table: Array, picked: Sequence[int], what: str) -> str:
-    """Which of the curves moves most and which least; table (points, curves)."""
+    """Return which of the curves moves most and which least; table (points, curves)."""
     moves = {i: float(np.abs(np.diff(table[:, i])).sum()) for i in picked}
     most, least = max(moves, key=moves.__getitem__), min(moves, key=moves.__getitem__)
     if moves[most] <= 1.5 * moves[least]:
@@ -88,7 +91,7 @@ def in_lines(table: Array, picked: Sequence[int], what: str) -> str:
 
 
 def in_similarity(cosines: Array, step: int = 1) -> str:
-    """Whether near positions are more alike than far ones, of every `step`-th."""
+    """Return whether near positions are more alike than far ones, among every `step`-th."""
     near = float(np.diagonal(cosines, 1).mean())
     half = len(cosines) // 2
     far, half = float(np.diagonal(cosines, half).mean()), half * step
@@ -100,7 +103,7 @@ def in_similarity(cosines: Array, step: int = 1) -> str:
 
 
 def in_turns(inv_freq: Sequence[float], positions: int) -> str:
-    """How many pairs complete a turn within the positions shown."""
+    """Return how many pairs complete a turn within the positions shown."""
     turns = [abs(f) * (positions - 1) / (2 * math.pi) for f in inv_freq]
     done = sum(turn >= 1 for turn in turns)
     slow = 360 * min(turns)
@@ -109,14 +112,14 @@ def in_turns(inv_freq: Sequence[float], positions: int) -> str:
 
 
 def in_steps(degrees: float) -> str:
-    """When the pair has come round."""
+    """Return when the pair completes a turn."""
     if not degrees:
         return "This pair does not turn."
     return f"{degrees:.1f} degrees a token: after {360 / degrees:.1f} tokens it has come round."
 
 
 def in_bias(values: Array, distances: Sequence[int]) -> str:
-    """Which head lowers the farthest keys most; values (heads, distances)."""
+    """Return which head lowers the farthest keys most; values (heads, distances)."""
     start = list(distances).index(min(distances, key=abs))
     falls = values[:, start] - values[:, -1]
     most, least = int(falls.argmax()), int(falls.argmin())
@@ -135,7 +138,7 @@ def in_bias(values: Array, distances: Sequence[int]) -> str:
 
 
 def in_matrix(matrix: Array) -> str:
-    """Whether the bias lowers what lies away from the diagonal."""
+    """Return whether the bias lowers what is away from the diagonal."""
     near, far = float(np.diagonal(matrix).mean()), float(matrix[-1, 0])
     if abs(near - far) <= LEVEL:
         return f"Much the same on the diagonal, {near:.3g}, and at the farthest key, {far:.3g}."
@@ -144,7 +147,7 @@ def in_matrix(matrix: Array) -> str:
 
 
 def in_slopes(slopes: Sequence[float]) -> str:
-    """At what distance the steepest and the flattest head have halved a weight."""
+    """Return the distances at which the steepest and the flattest head have halved a weight."""
     steep, flat = max(slopes), min(slopes)
     if not flat > 0:
         return f"Slopes from {flat:.3g} to {steep:.3g} logits per token."
@@ -155,7 +158,7 @@ def in_slopes(slopes: Sequence[float]) -> str:
 
 
 def in_buckets(past: Sequence[int]) -> str:
-    """How far each distance has a bucket of its own, and where the last one begins."""
+    """Return how far each distance has a bucket of its own, and where the last bucket begins."""
     shared = next((d for d in range(1, len(past)) if past[d] == past[d - 1]), len(past) + 1)
     if past[-1] == past[0]:
         return "All distances share one bucket."
@@ -166,7 +169,7 @@ def in_buckets(past: Sequence[int]) -> str:
 
 
 def in_attention_distance(values: Array) -> str:
-    """Which layer and head look nearest and farthest; values (layers, heads)."""
+    """Return which layer and head look nearest and farthest; values (layers, heads)."""
     near, far = (np.unravel_index(f(values), values.shape) for f in (np.argmin, np.argmax))
     return (
         f"Head {far[1]} of layer {far[0]} looks farthest back, {values[far]:.1f} tokens on "

@@ -28,8 +28,8 @@ below a megabyte."""
 
 
 def make_page(sheets: Sequence[SpecSheet], compare: bool, command: str) -> Page:
-    """The answers first; with `compare` one row for each encoding and shared curves, else a section
-    for each."""
+    """Build the page, answers first. With `compare`, each encoding is a row and curves are shared;
+    otherwise each has a section."""
     names = ", ".join(sheet.name for sheet in sheets)
     shape = sheets[0].shape
     few = len(sheets) <= MOST_ALONE

@@ -70,7 +70,7 @@ class SpecSheet:
         object.__setattr__(self, "holds", holds)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts."""
+        """Return plain numbers, strings, lists and dicts."""
         return dataclasses.asdict(self)
 
 
@@ -140,8 +140,8 @@ def measure_encoding(
 
 
 def _axis_length(encoding: PositionEncoding, shape: ModelShape) -> int:
-    """Of two axes the side of a square grid; of three, where text counts along all at once, the
-    training length."""
+    """Return the length of each axis: for two axes the side of a square grid; for three, where text
+    counts along all at once, the training length."""
     if encoding.claims.num_axes != 2:
         return shape.train_length
     return math.isqrt(shape.train_length - 1) + 1

@@ -63,8 +63,8 @@ _INVARIANT = {
 
 
 def tables(sheets: Sequence[SpecSheet]) -> Iterator[tuple[str, dict[str, str], list[list[str]]]]:
-    """By subject: what is measured with its meaning, and a row for each sheet, its name first.
-    What no sheet has is left out."""
+    """Return, by subject, the measured properties with their meaning, and a row for each sheet that
+    begins with its name. Properties that no sheet has are left out."""
     lines = [rows(sheet) for sheet in sheets]
     known = {label for group in GROUPS.values() for label in group}
     left = {label: "" for each in lines for label in each if label not in known}
@@ -77,7 +77,7 @@ def tables(sheets: Sequence[SpecSheet]) -> Iterator[tuple[str, dict[str, str], l
 
 
 def rows(sheet: SpecSheet) -> dict[str, str]:
-    """The lines of one sheet, in order."""
+    """Return the lines of one sheet, in order."""
     lines = {
         "places": ", ".join(map(str, sheet.places)) or "none",
         "parameters": f"{sheet.parameters:,}"
@@ -162,7 +162,7 @@ def _decay(sheet: SpecSheet) -> dict[str, str]:
 
 
 def _with_error(decay: Decay, picked: Sequence[int]) -> str:
-    """Means with their standard errors, where these are more than rounding."""
+    """Return means with their standard errors, where these are more than rounding."""
     said = []
     for i in picked:
         mean, error = decay.mean[i], decay.mean_error[i]
@@ -182,7 +182,7 @@ def _number(value: float) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """3, 5-9, 12"""
+    """Return numbers as ranges: 3, 5-9, 12."""
     parts: list[list[int]] = []
     for n in numbers:
         if parts and n == parts[-1][1] + 1:

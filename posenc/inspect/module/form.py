@@ -59,7 +59,7 @@ class Form:
         return bool(self.roles & {"positions", "q_positions", "kv_positions"})
 
     def without_positions(self) -> Form | None:
-        """The same without being told where its tokens stand; None where it must be."""
+        """Return the form without arguments that say positions; None where the module needs one."""
         placed = {name for name, (role, _) in self.slots.items() if role.endswith("positions")}
         if not placed <= self.defaults:
             return None
@@ -67,7 +67,7 @@ class Form:
         return replace(self, slots=slots)
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        """The values of this form's arguments."""
+        """Return the values of this form's arguments."""
         given = {
             name: inputs.value(role, layout, name) for name, (role, layout) in self.slots.items()
         }
@@ -86,13 +86,13 @@ class Unbound(ValueError):
 
 
 def methods(module: nn.Module) -> list[str]:
-    """What may be called: methods that rotate, then `forward`."""
+    """Return the methods that may be called: those that rotate, then `forward`."""
     found = [n for n in dir(type(module)) if n.startswith("rotate_") and not n.endswith("half")]
     return [*sorted(found, key=lambda n: ("_and_" in n, "cached" in n, n)), "forward"]
 
 
 def forms(module: nn.Module, method: str) -> Iterator[Form]:
-    """Every way to call a method that the names of its arguments allow, the fullest first.
+    """Return every way to call a method that its argument names allow, the fullest first.
 
     Raises: Unbound, naming the arguments that nothing explains.
     """
@@ -135,12 +135,12 @@ def _layouts(
 
 
 def _alike(role: str) -> str:
-    """The role whose layout this one shares: keys have that of queries."""
+    """Return the role whose layout this one shares: keys have that of queries."""
     return "q" if role == "k" else role.removeprefix("q_").removeprefix("kv_")
 
 
 def from_expression(text: str) -> Form:
-    """The form of --call, as "module(x, position_ids=p[None])".
+    """Return the form of --call, as "module(x, position_ids=p[None])".
 
     >>> from_expression("module(x, position_ids=p[None])").roles == {"content", "positions"}
     True

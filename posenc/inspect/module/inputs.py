@@ -43,7 +43,8 @@ class Inputs:
         return rows if self.starts is None else len(self.starts)
 
     def content(self, name: str) -> Tensor:
-        """(batch, len, width): numbers that bfloat16 holds exactly, others for each name."""
+        """Return content (batch, len, width) that bfloat16 represents exactly, different for each
+        name."""
         if self.probe is None:
             seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             row = torch.randn(self.width, generator=seed).bfloat16()
@@ -55,7 +56,7 @@ class Inputs:
         return rows
 
     def value(self, role: str, layout: str, name: str) -> Any:
-        """What an argument of this role is given, see posenc.inspect.module.roles."""
+        """Return the value for an argument of this role, see posenc.inspect.module.roles."""
         queries = slice(None) if self.last is None else slice(self.count - self.last, None)
         match role:
             case "positions" | "q_positions" | "kv_positions":

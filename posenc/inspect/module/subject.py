@@ -50,7 +50,7 @@ class Subject:
     ignored: str | None = None
 
     def inputs(self, positions: Tensor | int, **given: Any) -> Inputs:
-        """A call at these positions, or at the first so many."""
+        """Return the inputs of a call at these positions, or at the first `positions` ones."""
         if isinstance(positions, int):
             positions = torch.arange(positions)
         return Inputs(positions, self.width, probe=self.view.probe, **given)
@@ -62,13 +62,14 @@ class Subject:
         form: Form | None = None,
         row: int = 0,
     ) -> Tensor:
-        """What the module shows for these inputs, from a fresh copy unless one is given."""
+        """Return what the module shows for these inputs, called on a fresh copy unless one is
+        given."""
         returned = (form or self.form).call(self.fresh() if module is None else module, inputs)
         return self.view.read(returned, inputs.batch, row)
 
 
 def stated_positions(module: nn.Module) -> int | None:
-    """How many positions a module or its config says it has."""
+    """Return how many positions a module or its config says it has."""
     claims, config = getattr(module, "claims", None), getattr(module, "config", None)
     if (own := getattr(claims, "max_positions", None)) is not None:
         return own
@@ -81,7 +82,8 @@ def stated_positions(module: nn.Module) -> int | None:
 
 
 def with_length(subject: Subject) -> Subject:
-    """The subject with the longest sequence that it does in reasonable time, up to LONGEST."""
+    """Return the subject with the longest sequence that it runs in reasonable time, up to
+    LONGEST."""
     good = 11
     for count in (2**i for i in range(4, LONGEST.bit_length())):
         start = time.perf_counter()
@@ -116,6 +118,6 @@ def _refusal(subject: Subject, count: int) -> str | None:
 
 
 def one_line(error: BaseException) -> str:
-    """A class of errors and the first line of its message."""
+    """Return the class of an error and the first line of its message."""
     line = (str(error).strip().splitlines() or [""])[0][:120]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__

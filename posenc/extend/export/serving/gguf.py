@@ -39,7 +39,7 @@ def lines(export: Export) -> Iterator[str]:
 
 
 def uneditable(recipe: Recipe, meaning: Meaning) -> str:
-    """Why no edit of the converted file makes libllama compute the meaning; empty where one
+    """Return why no edit of the converted file makes libllama compute the meaning; empty if one
     does."""
     what = changes_with_length(meaning)
     if what:
@@ -54,7 +54,7 @@ def uneditable(recipe: Recipe, meaning: Meaning) -> str:
 
 
 def options(before: Mapping[str, Any], meaning: Meaning) -> str:
-    """llama.cpp's options that make the original's GGUF file compute the meaning.
+    """Return the llama.cpp options that make the original's GGUF file compute the meaning.
 
     Raises: ValueError where none do.
     """
@@ -89,7 +89,7 @@ def options(before: Mapping[str, Any], meaning: Meaning) -> str:
 
 
 def _base(wanted: Layer, dim: int) -> float | None:
-    """The base of plain RoPE with these frequencies."""
+    """Return the base of plain RoPE with these frequencies; None if no base has them."""
     if len(wanted.inv_freq) < 2 or not wanted.inv_freq[1]:
         return None
     base = wanted.inv_freq[1] ** (-dim / 2)

@@ -10,7 +10,7 @@ PACKAGES = {"transformers-5": "transformers>=5", "transformers-4": "transformers
 
 
 def serve(name: str, folder: str, longest: int) -> Iterator[str]:
-    """The lines for a runtime, but for llama.cpp, which reads another file."""
+    """Yield the lines for a runtime other than llama.cpp, which reads another file."""
     quoted = shlex.quote(folder)
     if name == "vllm":
         yield from fenced("sh", f"vllm serve {quoted} --max-model-len {longest}")
@@ -24,14 +24,14 @@ def serve(name: str, folder: str, longest: int) -> Iterator[str]:
 
 
 def load(name: str, folder: str, kind: str = "AutoModelForCausalLM") -> Iterator[str]:
-    """The lines for transformers. kind: the class that reads the folder."""
+    """Yield the lines for transformers. kind: the class that reads the folder."""
     yield from fenced("sh", f'pip install "{PACKAGES[name]}"')
     call = f"model = {kind}.from_pretrained({json.dumps(folder)})"
     yield from fenced("python", f"from transformers import {kind}", "", call)
 
 
 def fenced(language: str, *lines: str) -> Iterator[str]:
-    """A block of code."""
+    """Yield a code block."""
     yield f"```{language}"
     yield from lines
     yield "```"

@@ -29,7 +29,8 @@ KEYS = {
 
 
 def lines(export: Export, name: str, source: Path, before: Mapping[str, Any]) -> Iterator[str]:
-    """The same from the original folder and its config, or why not."""
+    """Yield how to serve the extension from the original folder and its config, or why that
+    fails."""
     yield ""
     try:
         code = list(_code(export, name, source, before))
@@ -68,8 +69,8 @@ def _code(export: Export, name: str, source: Path, before: Mapping[str, Any]) ->
 
 
 def changes(export: Export, name: str, before: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary keys that make a runtime which takes them in Python compute the extension from
-    the original's config.
+    """Return the rotary keys with which a runtime that takes them in Python computes the extension
+    from the original's config.
 
     Raises: ValueError where it would compute something else with them.
     """

@@ -28,8 +28,8 @@ CHUNKED = "VLLM_USE_V1=0 VLLM_ATTENTION_BACKEND=DUAL_CHUNK_FLASH_ATTN"
 
 
 def plain_page(name: str, longest: int, what: str, kind: str, *, sentences: bool) -> str:
-    """SERVE.md of a model that posenc's emulators have nothing to say about. kind: transformers'
-    class that reads it; sentences: so does sentence-transformers."""
+    """Return SERVE.md of a model outside of what posenc's emulators know. kind: transformers' class
+    that reads it. sentences: True if sentence-transformers reads it too."""
     lines = [
         f"# Serve {name}",
         "",
@@ -46,7 +46,7 @@ def plain_page(name: str, longest: int, what: str, kind: str, *, sentences: bool
 
 
 def mapped_page(export: Export, extra: Mapping[str, Any]) -> str:
-    """SERVE.md of dual chunk attention, which one server's older releases run."""
+    """Return SERVE.md of dual chunk attention, which older releases of one server run."""
     given = {**extra, "max_position_embeddings": export.longest}
     folder, said = shlex.quote(export.name), shlex.quote(json.dumps(given))
     serve_it = f"--max-model-len {export.longest} --enforce-eager"
@@ -76,7 +76,7 @@ def mapped_page(export: Export, extra: Mapping[str, Any]) -> str:
 
 
 def page(export: Export) -> str:
-    """The text of SERVE.md."""
+    """Return the text of SERVE.md."""
     lines = [f"# Serve {export.name}", "", *_meaning(export), "", *_table(export)]
     for name, title in NAMES.items():
         lines += ["", f"## {title}", "", *_runtime(export, name)]
@@ -144,7 +144,8 @@ def _runtime(export: Export, name: str) -> Iterator[str]:
 
 
 def _cure(export: Export, name: str) -> Iterator[str]:
-    """Whether a copy for this runtime can be written, with the temperature in the weights."""
+    """Yield how to write a copy for this runtime, if one exists, with the temperature in the
+    weights."""
     if changes_with_length(export.meaning):
         yield f"`posenc doctor {export.name} --fix --length N --out NEW` writes the frequencies of "
         yield "N tokens for all lengths."

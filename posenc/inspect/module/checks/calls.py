@@ -102,7 +102,8 @@ def alone(subject: Subject) -> Measured:
 
 
 def _cached_keys(subject: Subject, whole: Tensor, count: int) -> Measured:
-    """Scores of one query with all keys: both sides may be scaled, so only products count."""
+    """Return the scores of one query with all keys. Both sides may be scaled, so only products are
+    compared."""
     try:
         one = subject.form.call(subject.fresh(), subject.inputs(count, last=1))
     except Exception as failed:
@@ -150,7 +151,7 @@ def beside(subject: Subject) -> Measured:
 
 
 def own_start(subject: Subject) -> Measured:
-    """Whether its own offset, or first real token, moves the positions by as much."""
+    """Check that the module's own offset, or first real token, shifts the positions by as much."""
     found: list[Measured] = []
     counting = subject.form.without_positions()
     if counting is None or subject.view.kind == "bias" or {"q", "k"} <= counting.roles:

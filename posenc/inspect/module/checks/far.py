@@ -22,7 +22,7 @@ _KEEPS = re.compile(r"recomput|re-comput|rebuil|regenerat|recreat|grow|extend", 
 
 
 def reach(subject: Subject) -> Measured:
-    """Up to where differences of positions turn by the angle that they turn by at the start."""
+    """Find up to where differences of positions rotate by the angle that they have at the start."""
     differences = _differences(subject)
     if differences is None:
         return None, "shows no angles" if subject.view.kind != "bias" else "a bias"
@@ -62,8 +62,8 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 def _differences(subject: Subject):
-    """What a difference of three positions gives, as a function of where: the turn of each pair,
-    or the cosine of two rows. None where there is nothing to compare."""
+    """Return what a difference of three positions gives, as a function of the start: the rotation
+    of each pair, or the cosine of two rows. None if there is nothing to compare."""
     counting = subject.form.without_positions()
     if subject.view.kind == "bias":
         return None
@@ -85,7 +85,7 @@ def _differences(subject: Subject):
 
 
 def beyond(subject: Subject) -> Measured:
-    """Whether it runs beyond its stated length, where its own words say that it does."""
+    """Check that the module runs beyond its stated length if its own words say that it does."""
     if subject.limit is None:
         return None, f"no limit met up to {subject.length:,} tokens"
     said = f"{subject.limit.tokens:,} tokens: {subject.limit.error}"

@@ -16,8 +16,8 @@ _ACTIVATIONS = {"content", "q", "k", "scores", "dtype"}
 
 
 def apart(subject: Subject) -> Measured:
-    """Whether no two positions are turned alike in float32. A rotation whose angles were rounded to
-    half a type is as coarse in every dtype, so that comparing two dtypes would not show it."""
+    """Check that no two positions give the same rotation in float32. Angles that were rounded to
+    half precision are coarse in every dtype, so comparing two dtypes would not show it."""
     if subject.view.kind != "rotation":
         return None, "a bias or a table may give several places the same"
     have, count = distinct("rotation", subject.see(subject.inputs(subject.length)))
@@ -34,7 +34,7 @@ def activations(subject: Subject) -> Measured:
 
 
 def cast(subject: Subject) -> Measured:
-    """The same after module.bfloat16()."""
+    """Check the same after module.bfloat16()."""
     if isinstance(subject.module, (Function, ScoreMod)):
         return None, "a function holds no numbers"
     exact = subject.see(subject.inputs(subject.length))
