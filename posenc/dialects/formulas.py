@@ -1,7 +1,7 @@
-"""The frequencies of the RoPE variants as plain floats, one formula each.
+"""Compute the frequencies of the RoPE variants as plain floats, one formula each.
 
-Frequencies are in radians per position, fastest pair first. A runtime works in float32, so float64
-here is exact enough for the 1e-6 that the emulators are held to.
+Frequencies are in radians per position, fastest pair first. Runtimes compute in float32, so float64
+is exact enough for the tolerance of 1e-6.
 """
 
 from __future__ import annotations

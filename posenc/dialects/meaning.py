@@ -1,7 +1,7 @@
-"""What a config means: its rotary keys read with goodwill, whoever of the runtimes follows.
+"""Resolve what a config means, read with goodwill, whether or not a runtime agrees.
 
-transformers 5's rules, and where keys are old, missing or in the wrong place, what their author
-can only have meant. Whatever had to be guessed or chosen is told in `doubts`.
+It follows transformers 5, and reads old, missing or misplaced keys as their author must have meant
+them. `doubts` lists every guess.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two orders of rotated channels: pair t is (2t, 2t+1) if interleaved, (t, t + width/2) if
+"""The two layouts of rotary dimensions: pair t is (2t, 2t+1) if interleaved, (t, t + width/2) if
 half-split."""
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from posenc.dialects.runtimes.llama_cpp import from_metadata
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Layers that rotate alike.
+    """Layers with the same rotation.
 
-    layers: their indices. rotary_dim: rotated channels of each head. inv_freq: radians per
-    position of each pair, 0 where it stands still. multiplier: on cos and sin. window: how many
-    keys are visible counting the query itself, None for all.
+    layers: their indices. rotary_dim: rotary dimensions of each head. inv_freq: radians per
+    position of each pair, 0 if it does not rotate. multiplier: of cos and sin. window: number of
+    visible keys including the query itself, None for all.
     """
 
     name: str
@@ -33,7 +33,7 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class Record:
-    """What the position settings of a checkpoint mean, at one length.
+    """The meaning of a checkpoint's position settings at one length.
 
     interleaved: pairs are (2i, 2i+1) by the family's code, None where the family is not known.
     softmax_scale: multiplies q.k. switch: whether the frequencies change with the length.

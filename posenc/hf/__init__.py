@@ -1,4 +1,4 @@
-"""Hugging Face: folders, configs, the attention of a stock model.
+"""Hugging Face: load folders, read and write rope configs, attach encodings to stock models.
 
 >>> from transformers import BloomConfig, BloomModel
 >>> from posenc.hf.own_biases import own_biases

@@ -1,5 +1,5 @@
-"""T5 and BLOOM as transformers has them, with their biases computed by posenc where they are used:
-no bias is written out, and memory grows with the length, not with its square."""
+"""Run T5 and BLOOM of transformers with their biases computed by posenc. No bias is
+materialized, and memory grows linearly with the length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learned tables of absolute positions in a loaded model: find them, grow them, put them back."""
+"""Find, grow and restore learned tables of absolute positions in a loaded model."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ FAMILIES: dict[str, tuple[str, str, int | None, int | None]] = {
     "gpt_bigcode": ("transformer.wpe", "n_positions", 0, 0),
     "opt": ("decoder.embed_positions", "max_position_embeddings", 2, 0),
 }  # fmt: skip
-"""model_type: where the table is, the config key of its length, leading rows that stand for no
-position, and how many of those the key counts. None: positions count from the row after that of the
-padding token, whichever that is."""
+"""By model_type: path of the table, config key of its length, number of leading rows without a
+position, and how many of those the key counts. None: positions start at the row after the
+padding token's."""
 
 METHODS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "interpolate": (
@@ -42,7 +42,7 @@ METHODS: dict[str, tuple[str, Callable[..., Tensor]]] = {
 
 @dataclass(frozen=True)
 class PositionTable:
-    """A model's table of positions: the module that holds it, and how its config counts it."""
+    """A model's position table: its module, and how the config counts its rows."""
 
     module: nn.Embedding
     key: str

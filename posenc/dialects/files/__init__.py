@@ -1,1 +1,1 @@
-"""A checkpoint's files as they are read: configs in any spelling, GGUF, safetensors headers."""
+"""Read a checkpoint's files: configs in any spelling, GGUF, safetensors headers."""

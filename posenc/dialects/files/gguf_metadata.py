@@ -28,7 +28,7 @@ KEYS = {
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a file says; the defaults are what libllama assumes where a key is missing."""
+    """The settings of a file; missing keys have libllama's defaults."""
 
     architecture: str
     context_length: int

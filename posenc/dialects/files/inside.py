@@ -1,4 +1,4 @@
-"""Which files count as a folder's own."""
+"""Decide which files belong to a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A JSON file that holds one object."""
+"""Read a JSON file that contains one object."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_CONFIG = 8 << 20
-"""Bytes; a config of a few kilobytes is usual, one of factor lists has tens."""
+"""Bytes. Configs usually have a few kilobytes, those with factor lists tens."""
 LARGEST_INDEX = 256 << 20
 """An index names every tensor; that of the largest models has 9 MB."""
 KINDS = {list: "a list", str: "a string", type(None): "null"}

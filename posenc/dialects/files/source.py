@@ -1,5 +1,5 @@
-"""A checkpoint's position settings as a file gives them: a config.json, a folder, params.json of
-Meta or Mistral, DeepSeek's own inference config, or GGUF."""
+"""Load position settings from a config.json, a folder, params.json of Meta or Mistral,
+DeepSeek's inference config, or GGUF."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class NoRotationError(ValueError):
 class Source:
     """What was read.
 
-    config: the settings in transformers' words; empty for GGUF. spelling: whose words the file
-    used. folder: where it lies. raw: the file's own dict.
+    config: the settings under transformers' keys; empty for GGUF. spelling: whose keys the file
+    uses. folder: its location. raw: the file's own dict.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Vendors' own names for rotary settings, brought into transformers' words."""
+"""Translate vendors' names for rotary settings to transformers' keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ META_LLAMA31 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""What `use_scaled_rope` stands for in Meta's params.json; Llama 3.2 wrote 32 for 8."""
+"""The meaning of `use_scaled_rope` in Meta's params.json; Llama 3.2 uses 32 instead of 8."""
 ROTARY_BASES = ("rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta")
 ROTARY_SHARES = ("rotary_pct", "rotary_percentage", "rope_pct", "rotary_emb_fraction")
 NUMBERS = tuple(
@@ -27,11 +27,11 @@ POSITIVE = tuple(
     "rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor "
     "beta_fast beta_slow attention_factor attn_factor rope_local_base_freq rotary_emb_base".split()
 )
-"""Zero and less are values that no formula has."""
+"""Keys that must be above zero."""
 LISTS = ("short_factor", "long_factor", "mrope_section", "no_rope_layers")
 WORDS = ("rope_type", "type", "model_type")
 LARGEST_NUMBER = 1e35
-"""Beyond it float32 overflows in the runtimes."""
+"""Larger values overflow float32 in the runtimes."""
 KEEP_OWN_NAMES = ("gpt_neox", "gpt_neox_japanese")
 """Families whose transformers class reads rotary_emb_base and rotary_pct itself."""
 

@@ -1,4 +1,4 @@
-"""One emulator per runtime: a config.json's dict and a length in, what it computes out."""
+"""One emulator per runtime: from a config.json's dict and a length to what the runtime computes."""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ WHOLE_HEAD_ONLY = ("llama", "llada", "deci", "llama4")
 OWN_SLIDING_BASE = tuple(
     "gemma3 gemma3n gemma-embedding gemma4 gemma4-assistant mimo2 step35 plamo3 dots3note".split()
 )
-"""Architectures whose windowed layers have the base 10000 unless rope.freq_base_swa says another;
-those of the others have the base of the full layers."""
+"""Architectures whose windowed layers have the base 10000 unless rope.freq_base_swa says
+another. In all others they share the full layers' base."""
 SCALED_SLIDING = tuple(
     "exaone4 exaone-moe llama4 gpt-oss cohere2 cohere2moe gemma2 afmoe mellum spark2-5 "
     "smallthinker".split()
 )
-"""Architectures that scale their windowed layers as the full ones."""
+"""Architectures that scale windowed layers like full ones."""
 TWO_KINDS = (*OWN_SLIDING_BASE, *SCALED_SLIDING, "olmo2", "laguna", "muse-glimmer")
 FREQS_OF_FULL_LAYERS = ("gemma4", "step35")
 """Architectures where rope_freqs.weight is not for windowed layers."""

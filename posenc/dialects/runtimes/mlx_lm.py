@@ -1,4 +1,4 @@
-"""mlx-lm: the raw config.json into a dataclass per model file; unknown keys are dropped."""
+"""mlx-lm: it reads config.json into a dataclass per model file and drops unknown keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM and SGLang do alike: a limit on the length, and longrope's two lists."""
+"""What vLLM and SGLang share: a limit on the length, and longrope's two lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""transformers 4: top-level rope_theta and rope_scaling; rope_parameters means nothing to it."""
+"""transformers 4: it reads the top-level rope_theta and rope_scaling, and ignores
+rope_parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ NEEDED = {
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
 PLAIN_SCALE = ("deepseek_v2",)
-"""Families with latent attention whose softmax scale knows no temperature."""
+"""Families with latent attention whose softmax scale has no temperature."""
 THREE_KEYS = ("phi3", "phi4_multimodal")
 """Families whose config refuses a rope_scaling of more or less than three keys."""
 

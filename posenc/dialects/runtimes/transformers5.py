@@ -1,4 +1,4 @@
-"""transformers 5: rope_parameters, with the older spelling folded in."""
+"""transformers 5: it reads rope_parameters and merges the older spelling into it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ NEEDED = {
     "longrope": ("short_factor", "long_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
-"""Keys without which loading the config stops; theta and the original length have defaults."""
+"""Keys without which loading the config fails; theta and the original length have defaults."""
 PHI3 = ("phi3", "phi4_multimodal")
-"""Families that know longrope only, by three names."""
+"""Families that accept only longrope, under three names."""
 ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose class stretches the base by a fixed alpha where the type is dynamic."""
 OWN_MSCALES = ("phimoe",)

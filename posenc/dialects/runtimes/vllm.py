@@ -32,7 +32,7 @@ ALREADY_STRETCHED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deeps
 DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next")
 """Families whose model file hands dual_chunk_attention_config to the attention."""
 SMALLEST_SERVER = 1024
-"""Tokens below which nobody starts a server: a switch under that length never shows."""
+"""Servers are not started for fewer tokens, so a switch below this length never shows."""
 
 
 @emulator("vllm")

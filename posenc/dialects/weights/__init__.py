@@ -1,1 +1,1 @@
-"""Rows of q and k in safetensors files: found, scaled, permuted in place; needs NumPy."""
+"""Find, scale and permute rows of q and k in safetensors files; needs NumPy."""

@@ -1,7 +1,8 @@
-"""A temperature folded into the weights of q, so that no key needs to say it.
+"""Fold a temperature into the weights of q, so that no key needs to express it.
 
-logits = (q . k) and cos, sin times t give t^2 on the rotated channels: the same as their rows of
-q_proj (weight and bias) times t^2, or q_norm's weight where queries are normalised after it.
+Multiplying cos and sin by t multiplies the rotary part of q . k by t^2. Multiplying those rows of
+q_proj (weight and bias) by t^2 does the same, or q_norm's weight if queries are normalized after
+it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Rows of q and k from interleaved pairs (2i, 2i+1) to half-split ones (i, i + d/2), and back.
+"""Permute rows of q and k from interleaved pairs (2i, 2i+1) to half-split ones (i, i + d/2), and
+back.
 
-Rows are moved as they are, in any dtype: weights and biases, norms of q and k, LoRA's B, packed
+Rows are moved unchanged, in any dtype: weights and biases, norms of q and k, LoRA's B, packed
 projections, grouped heads, partial rotation. Both sides move alike, so q.k stays the same.
 """
 

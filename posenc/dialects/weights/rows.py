@@ -1,4 +1,4 @@
-"""Where the rotated rows of q and k stand in a checkpoint's tensors."""
+"""Find the rotated rows of q and k in a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NORMS = {"q_norm": "q", "q_layernorm": "q", "k_norm": "k", "k_layernorm": "k"}
 
 @dataclass(frozen=True)
 class Rows:
-    """One tensor that holds rotated rows.
+    """One tensor with rotated rows.
 
     side: "q", "k", or "qk" for both packed. groups: per head the rotated rows, along the first
     axis. norm: the weight of a normalisation of q or k. layer: which.

@@ -1,4 +1,4 @@
-"""Single tensors of a safetensors file changed in place, without loading the others."""
+"""Change single tensors of a safetensors file in place, without loading the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rope dicts that could carry a meaning, the simplest first."""
+"""List the rope dicts that could carry a meaning, the simplest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In what two configs differ, in lines."""
+"""List the differences of two configs."""
 
 from __future__ import annotations
 

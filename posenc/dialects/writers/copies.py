@@ -1,4 +1,4 @@
-"""The files of a checkpoint's fixed copy."""
+"""Copy a checkpoint's files for a fixed folder."""
 
 from __future__ import annotations
 

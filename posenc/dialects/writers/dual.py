@@ -1,4 +1,4 @@
-"""A config with the same rotary settings in both dialects of transformers."""
+"""Write the same rotary settings in both dialects of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GGUF file with other positions: rope_freqs.weight, attn_factor and metadata, in a new file."""
+"""Write a GGUF file with other positions: rope_freqs.weight, attn_factor and metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The command-line line that makes a server compute what was meant, files untouched."""
+"""Find the command-line options with which a server computes what was meant, without changing
+files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the named runtimes compute what is meant, by their emulators."""
+"""Check with their emulators that the named runtimes compute what is meant."""
 
 from __future__ import annotations
 

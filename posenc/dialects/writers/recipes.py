@@ -1,4 +1,4 @@
-"""Which recipe carries a meaning to the named runtimes: tried one by one, proved by emulators."""
+"""Find the recipe that carries a meaning to the named runtimes, checked by emulators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE_CHOICE = {
     "mlx-lm": "it always takes the long factors",
     "llama.cpp": "it chooses one list of factors, for the length of its context",
 }
-"""How the others choose between two lists, where transformers chooses for every sequence."""
+"""How the other runtimes choose between two lists; transformers chooses for every sequence."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ Own = Literal["replace", "keep"]
 
 @dataclass(eq=False)
 class Attachment:
-    """All that `detach` puts back: plain data, so that a copy of the model has its own.
+    """What `detach` restores. It is plain data, so that a copy of the model has its own.
 
     stacks: the modules whose layers have an encoding, an encoder's before its decoder's.
     """

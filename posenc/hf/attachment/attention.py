@@ -1,5 +1,5 @@
-"""posenc's attention as transformers calls it: any encoding, in memory that grows with the length
-only, not with its square."""
+"""posenc's attention with the signature that transformers calls, for any encoding. Memory grows
+linearly with the length."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def register_attention(name: str = NAME) -> None:
 
 @dataclass(eq=False)
 class LazyMask:
-    """A mask of transformers that is asked block by block and never written out.
+    """A transformers mask that is evaluated block by block and never materialized.
 
-    plain: "causal" or "full" where that is all it says. forward: the forward that it was made in,
-    which layers recomputed for their gradients find here.
+    plain: "causal" or "full" if that describes the whole mask. forward: the forward that made it;
+    layers that are recomputed for their gradients find it here.
     """
 
     allowed: Callable[..., Tensor]

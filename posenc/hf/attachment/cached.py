@@ -1,8 +1,7 @@
-"""Positions and states of cached tokens, kept as further channels of their keys.
+"""Positions and states of cached tokens, stored as extra channels of their keys.
 
-Whatever transformers does with cached keys (reordering beams, cropping, windows, moving them to
-the CPU) it then does with these as well. Their bits are stored, not their values, so that bfloat16
-keys keep exact positions.
+They follow whatever transformers does with cached keys: reordering beams, cropping, windows, moving
+to the CPU. The channels store bits, so that bfloat16 keys keep exact positions.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from posenc.hf.attachment.calls import ATTENDING, Attending
 
 @dataclass(frozen=True)
 class Columns:
-    """How the channels behind a key's own are laid out.
+    """The layout of the channels appended to a key.
 
     positions: components and dtype of a position. state: (heads, ...) and dtype of a token's state,
     or None.

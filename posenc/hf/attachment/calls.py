@@ -1,4 +1,4 @@
-"""What is known while an attached model runs: one forward of its stack, and one attention in it."""
+"""The state of a running attached model: one forward of its stack, and one attention in it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ class Forward:
     """One forward of a stack of layers.
 
     encoding: the stack's, prepared for its positions. positions: (len) or (batch, len), plus an
-    axis of components where the encoding takes several; None where the model is told none (ViT).
-    documents: (len) or (batch, len), which document of a packed row a token belongs to; None where
-    there is one.
+    axis of components if the encoding takes several; None if the model has none (ViT). documents:
+    (len) or (batch, len), the document of each token in a packed row; None for one document.
     """
 
     stack: nn.Module
@@ -55,7 +54,7 @@ class Attending:
 
 @dataclass(eq=False)
 class Reached:
-    """An attention module that arrived at the interface, and the sizes it came with."""
+    """An attention module that reached the interface, with the sizes of its call."""
 
     module: nn.Module
     num_heads: int
@@ -68,7 +67,7 @@ class Reached:
 
 @dataclass(eq=False)
 class Trial:
-    """A forward that is watched. `blind`: every token sees every other."""
+    """A forward that records its attentions. blind: every token sees every other."""
 
     blind: bool = False
     reached: list[Reached] = field(default_factory=list)

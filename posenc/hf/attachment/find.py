@@ -1,5 +1,5 @@
-"""Which modules of a model attend, found by running it once: every one that arrives at
-transformers' attention interface, and the stack of layers that it belongs to."""
+"""Find a model's attention modules by running it once: those that reach transformers' attention
+interface, and the stack of layers of each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from posenc.encoding.shape import ModelShape
 from posenc.hf.attachment.calls import TRIAL, Reached, Trial
 
 LENGTH, SOURCE_LENGTH = 5, 7
-"""Tokens of a trial, and those that a decoder of two stacks reads from its encoder."""
+"""Tokens of a trial, and tokens of the encoder that a decoder reads in it."""
 
 
 @dataclass(eq=False)
 class Stack:
-    """Layers under one encoding: the module that is called with positions, and its attentions."""
+    """The layers that share an encoding: the module that is called with positions, and its
+    attentions."""
 
     module: nn.Module
     attentions: list[Reached]

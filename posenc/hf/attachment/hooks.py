@@ -1,5 +1,5 @@
-"""What happens in each forward of an attached model: positions are found, the encoding is prepared
-for them, and every attention learns whose tokens it sees."""
+"""Hooks around each forward of an attached model. They find positions, prepare the encoding for
+them, and tell every attention whose tokens it sees."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from posenc.positions import documents_from_positions, positions_from_mask, run
 
 @dataclass(eq=False)
 class Layer:
-    """What an attention module keeps of its attachment.
+    """Data that an attention module keeps while an encoding is attached.
 
-    index: of the encoding; cache_index: of the cache; own: the model's own bias, where it stays.
-    told: whether forwards tell positions at all (a Vision Transformer's do not).
+    index: of the encoding. cache_index: of the cache. own: the model's own bias if it is kept.
+    told: True if forwards receive positions (a Vision Transformer's do not).
     """
 
     stack: nn.Module

@@ -1,5 +1,5 @@
-"""A model's own positions: taken out while an encoding is attached in their place, or, where they
-are a bias of the scores, computed by posenc."""
+"""Remove a model's own positions while an encoding replaces them, or compute them by posenc if
+they are a bias of the scores."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from posenc.scores.alibi import ALiBi
 from posenc.scores.t5 import T5Bias
 
 TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
-"""Names of modules that turn positions into vectors, which are added to the tokens'."""
+"""Names of modules that map positions to vectors, which are added to the tokens'."""
 ROWS = 2**31
 """Positions that a table has while it is taken out."""
 EQUAL = {torch.float32: 1e-4, torch.float64: 1e-6}
-"""Largest difference, relative to the largest number, of a model that is blind to order when its
-tokens change places."""
+"""Largest difference, relative to the largest element, by which permuting the tokens may change
+a model that ignores order."""
 HALF = 5e-2
-"""The same for dtypes of few bits."""
+"""The same for half-precision dtypes."""
 
 
 def hide(stack: nn.Module, model: Any) -> list[Any]:

@@ -1,5 +1,5 @@
-"""An encoding beside the weights of the model that it is attached to: posenc.json says what it is,
-posenc.safetensors holds its numbers."""
+"""Save an encoding next to the weights of its model: posenc.json describes it,
+posenc.safetensors has its parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from posenc.report.atomic import write_atomically
 RECORD, NUMBERS = "posenc.json", "posenc.safetensors"
 FORMAT = 1
 LOOKED_AT = 64
-"""Numbers of each weight that tell one model from another."""
+"""Elements of each weight that identify a model."""
 
 
 def save_beside(model: Any) -> None:

@@ -1,7 +1,7 @@
-"""An encoding as plain JSON, and back: its class and the arguments that it was built from.
+"""Convert an encoding to plain JSON and back: its class and constructor arguments.
 
-Only classes of posenc are built from a file, which may come from anybody: naming a class is
-importing its module, and that runs code.
+Only posenc's classes are built from a file, because importing a module that an untrusted file names
+would run its code.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A folder of Hugging Face, loaded without running code of it: its files, its model, its text."""
+"""Load a Hugging Face folder without running its code: files, model, text."""

@@ -1,4 +1,4 @@
-"""Values of config.json that no model can have, refused with the key before anything is built."""
+"""Refuse values of config.json that no model can have, by key, before anything is built."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-"""Where a family has such a key, null is no value for it."""
+"""Keys that must not be null where a family has them."""
 COUNTS = (
     *REQUIRED,
     *"num_key_value_heads num_kv_heads head_dim max_position_embeddings "

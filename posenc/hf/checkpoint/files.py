@@ -1,7 +1,7 @@
-"""The files of a model's folder: which are read, and what in them is refused unread.
+"""Choose which files of a model's folder are read, and refuse unsafe ones unread.
 
-A folder may come from anybody. Its code is never run, its pickles are never read, and no file
-outside of it is touched because something in it says so.
+A folder is not trusted. Its code never runs, its pickles are never read, and nothing in it can make
+posenc touch a file outside.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOKENIZER_FILES = tuple(
     "sentencepiece.bpe.model spm.model tekken.json chat_template.jinja chat_template.json "
     "generation_config.json".split()
 )
-"""All that is copied beside exported weights: data, never code."""
+"""Files copied next to exported weights: data, never code."""
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Decoders as Hugging Face Llama folders, and back: config.json and safetensors."""
+"""Write decoders as Hugging Face Llama folders, and read them: config.json and safetensors."""
 
 from __future__ import annotations
 

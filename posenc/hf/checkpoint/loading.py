@@ -22,17 +22,17 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """safetensors' names of dtypes, and torch's."""
 LOG = logging.getLogger("posenc.hf")
-"""Says on stderr what is left unread; a library's user may send it elsewhere."""
+"""Reports unread weights on stderr; applications may redirect it."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model folder, and what its config said when it was loaded: a model that is being
-    extended has another.
+    """A loaded model folder, with its config as it was loaded; extending a model changes its
+    config.
 
     masked: it predicts masked tokens instead of the next one. rotary: its rotation by kind of
-    layer, empty where it has none. max_positions: the longest sequence it is made for, in tokens;
-    None where its config names none. stored: the dtype of most of its weights on the disk.
+    layer, empty if it has none. max_positions: the longest sequence that its config allows, in
+    tokens; None if the config names none. stored: the dtype of most of its stored weights.
     """
 
     folder: Path
@@ -49,7 +49,7 @@ class Checkpoint:
 
     @property
     def trained_length(self) -> int:
-        """The longest sequence the checkpoint is made for, in tokens.
+        """The longest sequence that the config allows, in tokens.
 
         Raises: ValueError where its config names none.
         """

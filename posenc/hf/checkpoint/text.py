@@ -1,4 +1,4 @@
-"""Text as the model sees it: documents, tokens, windows."""
+"""Turn text into what a model reads: documents, tokens, windows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A model's rotary settings in its config: read, checked, written, applied to a loaded model."""
+"""Read, check and write a config's rotary settings, and apply them to a loaded model."""

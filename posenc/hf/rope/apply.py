@@ -1,5 +1,5 @@
-"""Change the rotation of a loaded model through its config only: what is measured is what is
-exported."""
+"""Change a loaded model's rotation through its config only, so that the exported config computes
+what was measured."""
 
 from __future__ import annotations
 

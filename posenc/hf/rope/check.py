@@ -1,4 +1,4 @@
-"""Rotary keys of config.json that contradict each other, refused before anything is built."""
+"""Refuse rotary keys of config.json that contradict each other, before anything is built."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NEEDED = {
     "yarn": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"), "su": ("short_factor", "long_factor"),
 }  # fmt: skip
-"""The rope_types that posenc knows ("su" and "mrope" are old words), and what each cannot do
-without."""
+"""The rope_types that posenc knows, with the keys that each requires. "su" and "mrope" are old
+names."""
 NUMBERS = tuple(
     "rope_theta partial_rotary_factor factor attention_factor beta_fast beta_slow mscale "
     "mscale_all_dim short_mscale long_mscale low_freq_factor high_freq_factor alpha".split()

@@ -1,4 +1,4 @@
-"""A checkpoint's rotary settings, read from its transformers config."""
+"""Read a checkpoint's rotary settings from its transformers config."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from posenc.dialects.runtimes.transformers5 import ALPHA
 from posenc.queries_keys import rope_scaling as rs
 
 EXTENDED_LAYERS = ("full_attention",)
-"""Layer types that look further than their window; the others never see a longer distance."""
+"""Layer types without a window. The others never see a longer distance."""
 
 
 @dataclass(frozen=True)
 class RopeSetting:
     """The rotation of one kind of layer (layer_type None: of all layers).
 
-    compression: what all frequencies are divided by on top of `scaling`. A linear scaling that
-    names no shorter original length is one: the checkpoint was trained with it, and whatever
-    stretches it further keeps it.
+    compression: divisor of all frequencies in addition to `scaling`. A linear scaling without a
+    shorter original length is one, because the checkpoint was trained with it. Further stretching
+    keeps it.
 
-    mscale, mscale_all_dim: what a YaRN's rotary keys say of temperatures, None where they say
-    nothing. All attention takes cos and sin from the pair; DeepSeek's takes the scale of its scores
-    from the second, too, when it is built.
+    mscale, mscale_all_dim: YaRN's temperatures in the rotary keys, None if absent. Every attention
+    computes cos and sin from the pair. DeepSeek's also computes the scale of its scores from the
+    second, when it is built.
     """
 
     layer_type: str | None
@@ -48,12 +48,12 @@ class RopeSetting:
 
     @property
     def compressed_length(self) -> int:
-        """The original length as the frequencies without compression see it."""
+        """The original length, divided by the compression."""
         return max(1, round(self.original_length / self.compression))
 
     @property
     def scaling_name(self) -> str:
-        """How its frequencies are scaled, in one word."""
+        """The name of its scaling."""
         if self.scaling is None:
             return "none" if self.compression == 1.0 else rs.Linear.__name__
         return type(self.scaling).__name__

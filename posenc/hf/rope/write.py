@@ -10,7 +10,7 @@ from posenc.hf.rope.settings import RopeSetting, head_size
 from posenc.queries_keys import rope_scaling as rs
 
 FEW_WORDS = ("phi3", "phi4_multimodal")
-"""Families whose config takes the rope_types default and longrope only."""
+"""Families whose config accepts only the rope_types default and longrope."""
 STANDSTILL = 1e30
 """A factor after which float32 sees no rotation at any position."""
 
