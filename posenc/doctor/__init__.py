@@ -1,1 +1,1 @@
-"""`posenc doctor`: what every runtime will make of a checkpoint's positions, and the cure."""
+"""`posenc doctor`: say what every runtime makes of a checkpoint's positions, and write a fix."""

@@ -1,4 +1,4 @@
-"""What the rules look at: a file, its meaning, and what each runtime makes of it."""
+"""The data that rules judge: a file, its meaning, and what each runtime computes from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posenc.dialects.runtimes.llama_cpp import from_metadata
 
 Aspect = Literal["error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers"]
 FREQUENCY_TOLERANCE = 1e-5
-"""Relative; a difference below it is float32's."""
+"""Relative; smaller differences are float32 rounding."""
 MULTIPLIER_TOLERANCE = 5e-4
 """Relative; smaller temperatures change no measured loss."""
 
@@ -27,8 +27,8 @@ MULTIPLIER_TOLERANCE = 5e-4
 class Case:
     """A file under judgement.
 
-    named: the runtimes that the user cares for. length: the length to judge at, None for the
-    longest meant. served: the config as a server sees it after overrides, None for the file's own.
+    named: the runtimes that the user named. length: the length to judge at, None for the longest
+    meant. served: the config as a server sees it after overrides, None for the file's own.
     """
 
     source: Source
@@ -62,7 +62,7 @@ class Case:
 
     @property
     def meaning(self) -> Meaning | None:
-        """None where it cannot be told, see `why_unclear`, and for GGUF."""
+        """The meaning; None for GGUF, and if it is unclear, see `why_unclear`."""
         return self._meaning[0]
 
     @property
@@ -82,7 +82,7 @@ class Case:
 
     @cached_property
     def computed(self) -> dict[str, Computed]:
-        """What each of the six runtimes makes of the file."""
+        """What each of the six runtimes computes from the file."""
         if self.metadata is None:
             served = self.source.config if self.served is None else self.served
             return emulate(served, self.length)
@@ -99,8 +99,8 @@ class Case:
 
     @cached_property
     def differences(self) -> dict[str, frozenset[Aspect]]:
-        """Runtime -> in what it differs from the meaning; empty where it agrees or has no such
-        model."""
+        """By runtime, the aspects that differ from the meaning; empty if it agrees or has no
+        such model."""
         return {name: self._differs(computed) for name, computed in self.computed.items()}
 
     def _differs(self, computed: Computed) -> frozenset[Aspect]:
@@ -139,13 +139,13 @@ class Case:
 
     @property
     def old(self) -> Mapping[str, Any] | None:
-        """rope_scaling, None where it is missing, null or empty."""
+        """rope_scaling; None if missing, null or empty."""
         value = self.config.get("rope_scaling")
         return value if isinstance(value, Mapping) and value else None
 
     @property
     def new(self) -> Mapping[str, Any] | None:
-        """rope_parameters, None where it is missing, null or empty."""
+        """rope_parameters; None if missing, null or empty."""
         value = self.config.get("rope_parameters")
         return value if isinstance(value, Mapping) and value else None
 

@@ -1,4 +1,4 @@
-"""`posenc doctor`: its options; what it needs loads when it runs, and torch never for a config."""
+"""Options of `posenc doctor`. Everything else loads when it runs, and torch never for a config."""
 
 from __future__ import annotations
 

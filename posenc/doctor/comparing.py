@@ -1,4 +1,4 @@
-"""Whether two checkpoints mean the same positions."""
+"""Compare the positions that two checkpoints mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `posenc doctor` does: read, judge, print; or explain, compare, override, fix."""
+"""Run `posenc doctor`: read, judge and print; or explain, compare, override, fix."""
 
 from __future__ import annotations
 

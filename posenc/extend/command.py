@@ -1,4 +1,4 @@
-"""`posenc extend`: its options; torch and transformers load when it runs."""
+"""Options of `posenc extend`; torch and transformers load when it runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Extend a checkpoint's context: try the ways, measure them alike, recommend, tune, export,
-prove."""
+"""Extend a checkpoint's context: measure all methods alike, recommend, tune, export, prove."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ from posenc.report.failure import RunFailed
 class Outcome:
     """All variants measured, the recommendation, and what was exported.
 
-    failed: why a variant could not be measured on this checkpoint, by its name. short_documents:
-    the document of every token of the short texts.
+    failed: by name, why a variant could not be measured on this checkpoint. short_documents: the
+    document of every token of the short texts.
     """
 
     checkpoint: Checkpoint

@@ -1,4 +1,4 @@
-"""What to try and how much of it to measure; annotated fields are options of the command."""
+"""Options of an extension; annotated fields are options of the command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.models import OptionInfo
 from posenc.extend.tune.config import TuneConfig
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is done."""
+"""Called with the current step and the fraction of it that is done."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which way of extending to take, and why."""
+"""Recommend a method of extending, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot or need not be extended, refused in one sentence before anything is done."""
+"""Refuse what cannot or need not be extended, in one sentence, before any work."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from posenc.hf.rope.settings import EXTENDED_LAYERS
 
 DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 NEAR = {"sliding_attention", "chunked_attention"}
-"""Kinds of layers that look through a window."""
+"""Kinds of layers with a window."""
 RECURRENT = {"linear_attention", "conv", "mamba"}
-"""Kinds of layers that keep a state instead of keys."""
+"""Kinds of layers with a recurrent state instead of keys."""
 NEAR_ROTATE_ALONE = (*SLIDING_ROTATES_ALONE, *"afmoe exaone4 exaone_moe flint kolibri1".split())
-"""Families whose other layers have no rotation, by their code in transformers 5.23."""
+"""Families whose other layers do not rotate, by their code in transformers 5.23."""
 SCALED = ("default", "yarn")
-"""rope_types beside which the meaning of mscale_all_dim is known; the first reads nothing of it."""
+"""rope_types with which the meaning of mscale_all_dim is known; default ignores it."""
 NO_EXTENSION = {
     "t5": "T5's bias saturates at a distance, so that any length has a bias; it needs no extension",
     "umt5": "T5's bias saturates, so that any length has a bias; it needs no extension",

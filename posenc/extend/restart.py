@@ -1,4 +1,4 @@
-"""What a killed run leaves for the next: locked, and believed only where it is whole and fits."""
+"""Keep what a killed run has finished. State is locked, and used only if it is whole and fits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from posenc.report.lock import held
 from posenc.report.record import seal, unseal
 
 LOG = logging.getLogger("posenc.extend")
-"""Says on stderr what starts again and why; a library's user may send it elsewhere."""
+"""Reports on stderr what starts again and why; applications may redirect it."""
 PARTIALS = (".search.json.*.partial", "tune/.tune*.partial")
-"""What a kill inside a write leaves of search and tuning."""
+"""Files that a kill during a write leaves behind."""
 Identity = dict[str, str]
-"""Hashes of all that a result depends on, by name."""
+"""Hashes, by name, of everything that a result depends on."""
 
 
 def own_state(out: Path) -> Path:
@@ -70,7 +70,7 @@ def identity(model: nn.Module, windows: Windows, **settings: Any) -> Identity:
 
 
 _OF_THE_FOLDER = ("_name_or_path", "transformers_version")
-"""Keys of a config that say where it was found and by whom."""
+"""Config keys that depend on where and by what it was saved."""
 
 
 def write_sealed(path: Path, whose: Identity, content: dict[str, Any]) -> None:

@@ -27,8 +27,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Edit:
-    """What to write. keys: field of Metadata -> value. drop: fields whose keys go.
-    rope_freqs: what each plain frequency is divided by, None for no such tensor."""
+    """An edit of a file. keys: field of Metadata -> value. drop: fields whose keys are removed.
+    rope_freqs: divisor of each plain frequency, None for no such tensor."""
 
     keys: Mapping[str, Any]
     drop: tuple[str, ...] = ()

@@ -1,1 +1,1 @@
-"""What the doctor says: in the terminal, as JSON, as SARIF, and the page of all rules."""
+"""Print the doctor's findings: in the terminal, as JSON, as SARIF, and the page of all rules."""

@@ -1,4 +1,4 @@
-"""The page of all rules, generated from their table: python -m posenc.doctor.answer.reference."""
+"""Generate the page of all rules from their table: python -m posenc.doctor.answer.reference."""
 
 from __future__ import annotations
 

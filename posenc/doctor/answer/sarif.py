@@ -1,4 +1,4 @@
-"""Findings as SARIF 2.1.0, which code review tools read."""
+"""Convert findings to SARIF 2.1.0, which code review tools read."""
 
 from __future__ import annotations
 

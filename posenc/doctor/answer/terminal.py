@@ -1,4 +1,4 @@
-"""What the command prints: for people, and as JSON."""
+"""Format what the command prints, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Copies that runtimes read as meant: of configs, GGUF files, LoRA adapters, and layouts."""
+"""Write copies that runtimes read as meant: configs, GGUF files, LoRA adapters, layouts."""

@@ -1,4 +1,4 @@
-"""A LoRA adapter kept in step with its model: B's rows scaled or permuted as the model's are."""
+"""Scale or permute the rows of a LoRA adapter's B like its model's."""
 
 from __future__ import annotations
 

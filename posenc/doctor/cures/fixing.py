@@ -1,4 +1,4 @@
-"""`--fix --out`: a copy that the named runtimes read alike, proved by their emulators."""
+"""`--fix --out`: write a copy that the named runtimes read alike, checked by their emulators."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which layout the rows of q and k have, by the loss under both readings, and the other one
-written.
+"""Measure which layout the rows of q and k have, by the loss under both readings, and write the
+other one.
 
-No config says it and no row norm shows it; a model read in the wrong layout predicts like an
-untrained one. Loads torch and transformers.
+Neither a config nor a row norm shows the layout. A model that is read in the wrong one predicts
+like an untrained one. Loads torch and transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from posenc.dialects.writers.copies import copy_files
 from posenc.report.new_folder import new_folder
 
 FEWEST, MOST = 50, 512
-"""Tokens of text: fewer decide nothing, more are not needed."""
+"""Fewest tokens for a decision, and the most that are read."""
 SURE = 4.0
 """Standard errors by which the losses must differ."""
 WORDS = {True: "interleaved", False: "half-split"}
@@ -29,8 +29,8 @@ WORDS = {True: "interleaved", False: "half-split"}
 
 @dataclass(frozen=True)
 class Verdict:
-    """expected: the layout of the family's code. losses: nats per token as the rows are, and with
-    them permuted. found: the layout of the rows, None for unknown."""
+    """expected: the layout of the family's code. losses: nats per token with the rows as they
+    are, and permuted. found: the layout of the rows, None if unknown."""
 
     expected: str
     found: str | None

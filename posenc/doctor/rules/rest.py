@@ -11,7 +11,7 @@ from posenc.doctor.rule import TABLE, Finding, Hit, rule
 
 ALL = tuple(RUNTIMES)
 OVERRIDES = "hf_overrides"
-"""The key under which overrides given on the command line stand beside a config's own."""
+"""The key for command-line overrides next to a config's own keys."""
 
 
 @rule(

@@ -1,4 +1,4 @@
-"""rope_type: missing, twice, old, a vendor's own, or with keys that nobody reads."""
+"""rope_type: missing, given twice, old, a vendor's own, or with keys that no runtime reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ READ = {
     "proportional": {"factor"},
 }  # fmt: skip
 OWN_RULE = {"attn_factor"}
-"""Keys that another rule speaks about."""
+"""Keys that have a rule of their own."""
 
 
 @rule(

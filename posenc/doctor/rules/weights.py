@@ -1,4 +1,4 @@
-"""What the weight files say about positions: tables in low precision, and the order of rows."""
+"""Positions in weight files: tables in low precision, and the layout of rows."""
 
 from __future__ import annotations
 

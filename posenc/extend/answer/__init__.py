@@ -1,1 +1,1 @@
-"""What extend says of an outcome: in the terminal, on the page, as JSON."""
+"""Show an outcome: in the terminal, on the page, as JSON."""

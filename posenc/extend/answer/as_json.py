@@ -1,4 +1,4 @@
-"""An outcome for programs: plain numbers, strings, lists and dicts."""
+"""Convert an outcome to JSON: plain numbers, strings, lists and dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to see in a figure of an extension, in one sentence computed from its numbers."""
+"""Write one sentence per figure, computed from its numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean
 from posenc.report.sentence import listed, sentence
 
 LEVEL = 0.02
-"""Nats that a loss may move and still count as level."""
+"""A smaller change of a loss, in nats, counts as none."""
 
 
 def in_losses(losses: Mapping[str, Sequence[float]], ends: Sequence[int], trained: int) -> str:

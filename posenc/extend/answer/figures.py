@@ -1,4 +1,4 @@
-"""The figures of an extension's page."""
+"""Draw the figures of an extension's page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of an extension: what each method does to every position, before and after."""
+"""Build the page of an extension: what each method does at every position, before and after."""
 
 from __future__ import annotations
 

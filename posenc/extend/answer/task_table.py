@@ -1,4 +1,4 @@
-"""How the methods did at tasks and on short texts, in rows."""
+"""List the methods' results at tasks and on short texts."""
 
 from __future__ import annotations
 

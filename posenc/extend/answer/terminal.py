@@ -1,4 +1,4 @@
-"""`posenc extend` while it runs: text in, progress on stderr, a table, a page."""
+"""Run `posenc extend`: read text, show progress on stderr, print a table, write a page."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ OUT_OF_DOMAIN = (
     "give --text with text of its kind."
 )
 MARKS = {"*": INEXACT, "†": OUR_RUNTIME, "‡": NO_EXTENSION}
-"""What stands behind a method that does not simply load in stock tools."""
+"""Marks behind methods that do not simply load in stock tools."""
 COLUMN = 9
-"""Characters that a bucket takes in the table, its borders included."""
+"""Characters per bucket in the table, borders included."""
 
 
 def extend_and_show(

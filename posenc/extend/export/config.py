@@ -1,4 +1,5 @@
-"""The config.json of an extended checkpoint: the recipe that most runtimes read as it is meant."""
+"""Write the config.json of an extended checkpoint, by the recipe that most runtimes read as
+meant."""
 
 from __future__ import annotations
 

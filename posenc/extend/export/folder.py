@@ -28,14 +28,15 @@ from posenc.report.new_folder import new_folder
 
 SERVE, ADAPTER = "SERVE.md", "adapter"
 DTYPE_KEYS = ("dtype", "torch_dtype")
-"""What the folder says of its weights' dtype, which another one in memory does not change."""
+"""Keys for the dtype of the stored weights; running in another dtype does not change them."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is exported: the method in words, the new length, and whether step-by-step decoding
-    must equal one pass. changed: the weights are not the original's. extra: keys of config.json by
-    which a server maps positions. adapter: a folder of adapters to go with it, if it is there."""
+    """What to export. method: in words. longest: the new length. cache_safe: True if
+    step-by-step decoding must equal one pass. changed: True if the weights differ from the
+    original's. extra: keys of config.json by which a server maps positions. adapter: a folder of
+    adapters to include, if it exists."""
 
     method: str
     longest: int

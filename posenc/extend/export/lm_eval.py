@@ -1,4 +1,4 @@
-"""Run tasks of lm-eval on the exported folder, where it is installed."""
+"""Run lm-eval's tasks on the exported folder, if lm-eval is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a folder one of sentence-transformers: the modules that follow the encoder."""
+"""Copy what makes a folder one of sentence-transformers: the modules after the encoder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MODULES = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
 FILES = (MODULES, LENGTH_FILE, "config_sentence_transformers.json")
 MODULE_FILES = ("config.json", "model.safetensors")
-"""What is copied of a module that follows the encoder (pooling, a dense layer, a norm): data, never
-pickles or code."""
+"""Files copied of a module after the encoder (pooling, dense layer, norm): data, never pickles
+or code."""
 
 
 def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Run by path in a process of its own: does stock transformers see in a folder what was meant?
+"""Check, run by path in its own process, that stock transformers reads a folder as meant.
 
 python proof.py PARENT  <  ["FOLDER", "EXPECTED.safetensors", "causal" or "masked", DTYPE, DEVICE]
     ->  one line of JSON with the largest errors. It ends with the process PARENT.

@@ -1,5 +1,5 @@
-"""Have a fresh process with stock transformers, nothing of ours, compare a folder with what was
-meant."""
+"""Compare a folder with what was meant, in a fresh process with stock transformers and without
+posenc."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from posenc.hf.rope.apply import rotary_frequencies
 from posenc.report.failure import RunFailed
 
 STEPS_APART = 16
-"""Last bits of half precision by which decoding may differ from one pass: other products are
-rounded in every layer."""
+"""Last bits of half precision by which decoding may differ from one pass, because every layer
+rounds other products."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What a fresh process with stock transformers found in the exported folder."""
+    """The findings of a fresh process with stock transformers about the exported folder."""
 
     inv_freq_error: float
     """Largest relative error of an inverse frequency against the intended one."""
@@ -39,8 +39,8 @@ class Proof:
     generated: int
     """Tokens generated past the old length."""
     rounding: float = 0.0
-    """What the last bit of the largest logit is worth in a model of half precision; 0 in float32,
-    whose bounds are fixed."""
+    """The value of the largest logit's last bit in half precision; 0 in float32, whose bounds
+    are fixed."""
 
     def failures(self, *, cache_safe: bool) -> list[str]:
         """Return in words which checks failed; empty if the export is proved."""
@@ -58,7 +58,7 @@ class Proof:
 
 
 class Prover:
-    """The process. It may start early, so that its imports run beside other work."""
+    """The process. It may start early, so that its imports overlap with other work."""
 
     def __init__(self) -> None:
         self._scratch = tempfile.TemporaryDirectory()

@@ -1,4 +1,4 @@
-"""Entropy of attention, read through transformers' attention interface without keeping any
+"""Measure the entropy of attention through transformers' attention interface, without keeping
 weights."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 BLOCK = 256
 """Queries at a time."""
 SCORES_BUDGET = 1 << 23
-"""Scores held at once."""
+"""Scores in memory at once."""
 
 
 @torch.inference_mode()

@@ -1,5 +1,4 @@
-"""What a checkpoint does with its positions: loss by position, by context, passkeys, attention
-entropy."""
+"""Evaluate a checkpoint: loss by position and by context, passkeys, attention entropy."""
 
 from __future__ import annotations
 
@@ -28,16 +27,17 @@ class Evaluation:
     by_position: tuple[Estimate, ...]
     by_context: dict[int, Estimate] = field(default_factory=dict)
     passkey: dict[tuple[int, float], float] = field(default_factory=dict)
-    """Share of passkey tokens right, by (length, depth); depth 0 is the start of the context."""
+    """Fraction of passkey tokens that are right, by (length, depth); depth 0 is the start of the
+    context."""
     entropy: tuple[float, ...] = ()
-    """Mean entropy of attention in nats, in the buckets of `edges`; empty where the model does not
-    show it."""
+    """Mean entropy of attention in nats, by bucket of `edges`; empty if the model does not
+    expose it."""
     tasks: dict[tuple[str, int], Score] = field(default_factory=dict)
     """By (task, length)."""
     left_out: dict[tuple[str, int], str] = field(default_factory=dict)
     """Why a task has no score at a length."""
     short_text: np.ndarray | None = field(default=None, repr=False, compare=False)
-    """Losses of short texts that are read by themselves; None where they were not."""
+    """Losses of short texts read by themselves; None if not measured."""
     seconds: float = 0.0
 
     def short(self, trained: int) -> float:

@@ -1,4 +1,4 @@
-"""Means and their 95 % intervals."""
+"""Estimate means with 95 % intervals."""
 
 from __future__ import annotations
 

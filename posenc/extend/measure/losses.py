@@ -1,5 +1,4 @@
-"""Loss of every token, in nats, in memory that does not grow with the vocabulary times the
-length."""
+"""Compute the loss of every token in nats. Memory does not grow with vocabulary times length."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 LOGITS_BUDGET = 1 << 24
-"""Logits held at once; a longer window is read in pieces through the model's cache."""
+"""Logits in memory at once; a longer window is read in pieces through the model's cache."""
 ROWS = 512
 """Tokens whose logits are widened to float32 at once."""
 ROWS_BUDGET = 4096
@@ -20,16 +19,16 @@ ROWS_BUDGET = 4096
 
 
 class NotFinite(ValueError):
-    """The model gave a loss that is no number: nothing that follows would mean anything."""
+    """The model returned a loss that is not finite, so that no result would mean anything."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How a model's losses are read: next tokens, or masked ones.
+    """Reads a model's losses, of next tokens or of masked ones.
 
-    whole: never in pieces through the cache. limit: the most tokens the model can read. window:
-    further on, each token is read with only the last tokens before it, from three quarters of
-    `window` to all of it.
+    whole: True to never read in pieces through the cache. limit: the most tokens that the model can
+    read. window: beyond that many tokens, each is read with only the last ones before it, between
+    three quarters of `window` and all of it.
     """
 
     model: Any

@@ -1,4 +1,4 @@
-"""Passkeys: does a model find a key that it saw at some depth of a long text?"""
+"""Test passkeys: does a model find a key at some depth of a long text?"""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from posenc.hf.checkpoint.text import Windows
 
 @dataclass(frozen=True)
 class PasskeyGrid:
-    """Can the model repeat a random key it saw at some depth of a long text? Needs no particular
-    language.
+    """Tests whether the model repeats a random key from some depth of a long text, in any language.
 
-    marker + key stand at the depth; the text ends with the marker, and each token of the key is
+    Marker and key are at the depth. The text ends with the marker, and each token of the key is
     predicted given those before it. Chance is one in the vocabulary.
     """
 

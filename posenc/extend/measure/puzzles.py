@@ -1,4 +1,4 @@
-"""What the tasks say: facts to hide in a text, a question about them, and its answer."""
+"""Make the puzzles of the tasks: facts to hide in a text, a question about them, and its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which text serves the search and the tuning, and which the measurement."""
+"""Split text between search and tuning on one side and measurement on the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from posenc.hf.checkpoint.text import Windows, encode_until, pack_windows
 
 STRETCHES = 16
-"""Cut documents where there are fewer: both halves need some, and intervals resample them."""
+"""Fewer documents are cut into this many: both halves need some, and intervals resample them."""
 CHARACTERS = 8
 """The shortest stretch, in characters per token of the new length: about two windows."""
 

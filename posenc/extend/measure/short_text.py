@@ -1,4 +1,5 @@
-"""What a method costs on short texts: the same ones, each read by itself, before and after."""
+"""Measure what a method costs on short texts: the same ones, each read by itself, before and
+after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that need something from far back, written with the model's own tokenizer at any length."""
+"""Test retrieval from far back, with tasks written in the model's own tokenizer at any length."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Encode = Callable[[str], list[int]]
 
 
 class Cell(NamedTuple):
-    """One depth: share of prompts answered exactly, and the mean loss of the answer in nats per
-    token."""
+    """One depth: fraction of prompts answered exactly, and the mean loss of the answer in nats
+    per token."""
 
     exact: float
     loss: float

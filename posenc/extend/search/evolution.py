@@ -25,10 +25,10 @@ PARENTS = 6
 CHILDREN = 8
 FINALISTS = 4
 MARGIN = 0.05
-"""Nats by which a genome may be behind the parents on the first windows and still be read on."""
+"""A genome whose first windows are at most this many nats worse than the parents' is read on."""
 SEEDS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
 BANDED = ("ntk-1.5x", "ntk-2x")
-"""Seeds of which each band of pairs is also tried stretched more and less."""
+"""Seeds whose bands of pairs are also tried stretched more and less."""
 BAND_STEPS = (0.88, 1.2)
 STEPS = (0.02, 0.07, 0.25)
 """Standard deviations of a mutation, in logs: some to settle and some to get away."""
@@ -36,8 +36,7 @@ STEPS = (0.02, 0.07, 0.25)
 
 @dataclass(frozen=True)
 class Found:
-    """The best genome, its score, how many were tried, and its score on windows that did not choose
-    it."""
+    """The best genome, its score, the number tried, and its score on held-out windows."""
 
     genome: Genome
     score: float

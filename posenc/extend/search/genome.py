@@ -1,4 +1,4 @@
-"""Frequencies as a search sees them: factors and a temperature."""
+"""Describe frequencies as a search varies them: factors and a temperature."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from posenc.queries_keys import rope_scaling as rs
 
 @dataclass(frozen=True)
 class Genome:
-    """What is searched: theta' = theta / factors, non-decreasing from the fastest pair on, and a
-    temperature."""
+    """The searched values: theta' = theta / factors, non-decreasing from the fastest pair on,
+    and a temperature."""
 
     factors: tuple[float, ...]
     temperature: float

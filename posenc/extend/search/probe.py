@@ -1,4 +1,4 @@
-"""What a set of frequencies is worth to a checkpoint, on the same tokens for all."""
+"""Score a set of frequencies for a checkpoint, always on the same tokens."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from posenc.hf.rope.apply import applied
 from posenc.hf.rope.settings import RopeSetting
 
 SHORT_WEIGHT = 1.75
-"""What a nat lost within the trained length counts in nats beyond it."""
+"""Weight of a nat lost within the training length, in nats beyond it."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A genome's score on all windows, infinite where it was given up, and on the first of them."""
+    """A genome's score on all windows (inf if it was given up), and on the first ones."""
 
     genome: Genome
     score: float
@@ -29,10 +29,10 @@ class Tried:
 
 
 class Probe:
-    """Windows on which genomes are compared, all on the same tokens.
+    """The windows on which all genomes are compared.
 
-    Every loss counts relative to what the model as trained makes of the same token from a window of
-    its trained length: a bucket of hard text is then no argument against a genome.
+    Every loss is relative to the trained model's loss on the same token in a window of its training
+    length, so that a bucket of hard text does not count against a genome.
     """
 
     def __init__(

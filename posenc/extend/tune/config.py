@@ -1,4 +1,5 @@
-"""How to tune; light to import, because its annotated fields are options of the command."""
+"""Settings of fine-tuning. The module is light to import, because annotated fields are options
+of the command."""
 
 from __future__ import annotations
 

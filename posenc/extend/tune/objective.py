@@ -1,4 +1,4 @@
-"""What a tuning step reads, and the loss that it lowers."""
+"""Choose what a tuning step reads, and compute the loss that it lowers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fine-tune a stretched checkpoint at its new length; stops and resumes without a trace."""
+"""Fine-tune a stretched checkpoint at its new length. Stopping and resuming changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which variants of a checkpoint a request asks for, and what is measured of each."""
+"""Choose the variants of a checkpoint that a request asks for, and measure them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from posenc.hf.checkpoint.text import Windows, mask_token
 
 SEARCH_WINDOWS = 36
 Builders = dict[str, Callable[[], Variant]]
-"""How to build each variant by its name; building may take long, or fail."""
+"""Functions that build each variant, by name. Building may take long, or fail."""
 
 
 def needs_search(method: str | None, options: Options) -> bool:

@@ -1,4 +1,5 @@
-"""The ways to stretch a rotary checkpoint: name, frequencies, and whether a cache stays right."""
+"""The methods of stretching a rotary checkpoint: name, frequencies, and whether a KV cache stays
+exact."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Method:
     scale: Callable[[RopeSetting, float], rs.Scaling | None]
     cache_safe: bool = True
     keeps_maximum: bool = False
-    """transformers reads the trained length from max_position_embeddings, so that it must stay."""
+    """True if max_position_embeddings must not change, because transformers reads the training
+    length from it."""
 
 
 def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
@@ -75,7 +77,7 @@ METHODS: dict[str, Method] = {
 
 
 SEVERAL_PAIRS = ("ntk", "ntk-1.5x", "ntk-2x", "dynamic", "longrope-switch")
-"""Methods that need more than one pair of channels."""
+"""Methods that need at least two pairs."""
 
 
 def stretch(

@@ -1,4 +1,4 @@
-"""Training-free maps of positions into the trained range, run by posenc's attention."""
+"""Map positions into the training length without training, by posenc's attention."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from posenc.queries_keys.position_maps import DualChunk, ReRoPE, SelfExtend
 
 DUAL_CHUNK = "dual-chunk"
 COMPARED = 128
-"""Tokens on which a map is held to the model itself, at most."""
+"""Most tokens on which a map is compared with the model itself."""
 TOLERANCE, LAST_BITS = 1e-3, 16
-"""Largest difference of a logit there, relative to the largest logit, and in half precision at
-least so many last bits: rounding stays far below, another rotation far above."""
+"""Largest allowed difference of a logit, relative to the largest logit, and in half precision at
+least this many last bits. Rounding is far below, another rotation far above."""
 
 
 def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:

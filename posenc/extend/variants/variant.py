@@ -1,5 +1,4 @@
-"""Variants of a checkpoint: the same weights with positions changed, measured alike and exported
-alike."""
+"""Variants of a checkpoint: the same weights with other positions, measured and exported alike."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ WINDOW = "window"
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to read further. `active()` is the model with it, inside a with block.
+    """One method of extending, applied. `active()` yields the model with it.
 
     cache_safe: step-by-step decoding equals the full pass. needs_runtime: stock tools cannot load
     it. limit: the most tokens it can read. window: each token is read with at most this many

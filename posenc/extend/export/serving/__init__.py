@@ -1,1 +1,1 @@
-"""SERVE.md: how each runtime serves an exported folder, and what it makes of it."""
+"""Write SERVE.md: how each runtime serves an exported folder, and what it computes from it."""

@@ -1,4 +1,4 @@
-"""An exported folder as SERVE.md describes it."""
+"""An exported folder, as SERVE.md describes it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from posenc.dialects.writers.recipes import Recipe
 
 @dataclass(frozen=True)
 class Export:
-    """folder: where its files lie while it is described. name: the folder as it will be called.
-    method: what stretched it, in words. trained: its length before. longest: the new one. recipe:
-    its config.json. meaning: what that is to say. saved: the config of the model in memory.
-    source, before: the original folder and its config, None where the weights were changed too.
+    """folder: where its files are now. name: what the folder will be called. method: what stretched
+    it, in words. trained: its length before. longest: the new length. recipe: its config.json.
+    meaning: what that means. saved: the config of the model in memory. source, before: the original
+    folder and its config, None if the weights were changed too.
     """
 
     folder: Path
@@ -33,6 +33,6 @@ class Export:
 
     @property
     def right(self) -> tuple[str, ...]:
-        """The runtimes that know the model and read the folder as it is meant."""
+        """The runtimes that have the model and read the folder as meant."""
         known = emulate(self.recipe.config)
         return tuple(n for n in RUNTIMES if known[n].knows and n not in self.recipe.cannot)

@@ -1,5 +1,5 @@
-"""The lines for llama.cpp and Ollama: convert, mend the file where the converter loses something,
-serve; or what the original's GGUF file needs on the command line."""
+"""Write the lines for llama.cpp and Ollama: convert, edit the file if the converter loses
+something, serve; or the options that the original's GGUF file needs."""
 
 from __future__ import annotations
 

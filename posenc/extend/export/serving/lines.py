@@ -1,4 +1,4 @@
-"""The commands that serve a folder whose config.json says everything."""
+"""Write the commands that serve a folder whose config.json says everything."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What makes a runtime compute an extension from the original folder, whose files stay as they
-are."""
+"""Find how a runtime computes an extension from the unchanged original folder."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from posenc.extend.export.serving.lines import fenced
 
 LONGEST = "max_position_embeddings"
 NEW = ("rope_parameters", "original_max_position_embeddings", LONGEST)
-"""What transformers 5 computes from, once a config is loaded."""
+"""Keys that transformers 5 computes from once a config is loaded."""
 KEYS = {
     "transformers-5": NEW,
     "transformers-4": (*(key for key in OURS if key != "rope_parameters"), LONGEST),

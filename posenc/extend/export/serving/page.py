@@ -1,4 +1,5 @@
-"""SERVE.md: the lines that serve an export in each runtime, and what each runtime makes of it."""
+"""Write SERVE.md: the lines that serve an export in each runtime, and what each computes from
+it."""
 
 from __future__ import annotations
 
