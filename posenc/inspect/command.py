@@ -1,4 +1,4 @@
-"""`posenc inspect`: its options; torch and matplotlib load when it runs."""
+"""Options of `posenc inspect`; torch and matplotlib load when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cos and sin of position times frequency from 32-bit arithmetic, the same on every backend."""
+"""Compute cos and sin of position times frequency in 32-bit arithmetic, equal on every backend."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from posenc.keras.shaw import ShawAttention
 
 Encoding = RotaryEmbedding | ScoreBias | ShawAttention
 HIDDEN = -1e30
-"""What a masked score becomes: finite, so that a row with only masked keys has finite gradients."""
+"""Value of a masked score: finite, so that a row with only masked keys has finite gradients."""
 
 
 @keras.saving.register_keras_serializable(package="posenc")

@@ -1,4 +1,4 @@
-"""What all layers share: float32 under every policy, and positions."""
+"""Shared by all layers: float32 under every policy, and positions."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from posenc.nn.multihead import MultiheadAttention
 class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     """torch.nn.TransformerEncoderLayer whose attention has a position encoding.
 
-    Its state dict is torch's, with the encoding's parameters on top, and it goes into
-    torch.nn.TransformerEncoder, which gives each layer a copy of the encoding. torch's fused
-    inference kernel knows no positions, so it is never taken.
+    Its state dict is torch's plus the encoding's parameters. In torch.nn.TransformerEncoder each
+    layer gets a copy of the encoding. It never takes torch's fused inference kernel, which knows no
+    positions.
 
     Args:
         d_model, nhead, ...: torch's.

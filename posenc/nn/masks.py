@@ -1,4 +1,4 @@
-"""PyTorch's attention masks, in which True and -inf hide, as posenc's."""
+"""Convert PyTorch's attention masks, in which True and -inf hide, to posenc's."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from posenc.positions import positions_from_mask, run, run_start
 class MultiheadAttention(nn.MultiheadAttention):
     """torch.nn.MultiheadAttention whose queries and keys have positions.
 
-    Parameters have the same names and shapes, so that a state dict of torch's layer loads; those of
-    the encoding come on top. Without an encoding the answers are torch's.
+    Parameters have the same names and shapes, so that a state dict of torch's layer loads; the
+    encoding adds its own. Without an encoding the results are torch's.
 
     Args:
         embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, device, dtype: torch's.

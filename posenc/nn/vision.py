@@ -20,7 +20,7 @@ _PARTS = ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_
 class VisionAttention(nn.Module):
     """timm's Attention (q, k and v from one linear layer `qkv`) with a position encoding.
 
-    It takes the modules of `attention` over, so that weights, names and state dict stay.
+    It takes over the modules of `attention`, so that weights, names and state dict stay the same.
 
     Args:
         attention: a timm.layers.Attention, or a module with the same parts.

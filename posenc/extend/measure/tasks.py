@@ -32,9 +32,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """One task at one length. exact: share of prompts whose answer is the model's most likely one,
-    token by token, with a 95 % Wilson interval; loss: nats per token of the answer, with a 95 %
-    interval from resampled prompts; both over all depths. by_depth: 0 is the start of the text."""
+    """One task at one length. exact: fraction of prompts whose answer is the model's most likely
+    one, token by token, with a 95 % Wilson interval. loss: nats per token of the answer, with a
+    95 % interval from resampled prompts. Both are over all depths. by_depth: 0 is the start of
+    the text."""
 
     exact: Estimate
     loss: Estimate

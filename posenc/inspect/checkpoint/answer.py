@@ -1,5 +1,5 @@
-"""What a checkpoint's positions mean for its user, in plain words: how far it was trained, what
-happens beyond, and who saw whom."""
+"""Answer in plain words how far a checkpoint was trained, what happens beyond, and which word
+saw which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to see in a checkpoint's figure, in one sentence computed from what it shows."""
+"""Write one sentence per figure of a checkpoint, computed from what it shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from posenc.report.sentence import sentence
 
 Array = np.ndarray
 MOSTLY = 0.5
-"""Share of a head's attention that names it."""
+"""Fraction of a head's attention above which a caption names its target."""
 
 
 def in_attention(weights: Array) -> str:

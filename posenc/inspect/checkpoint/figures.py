@@ -1,4 +1,4 @@
-"""Figures of a checkpoint, from data; each function returns a matplotlib Figure."""
+"""Draw the figures of a checkpoint from data; each function returns a matplotlib Figure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from posenc.report.drawing import INK, LIGHT, figure, legend_above, line_styles,
 
 Array = np.ndarray
 MOST_LABELS = 40
-"""Tokens that an axis can name; beyond, it counts them."""
+"""Tokens that an axis can name; longer axes count them."""
 _WIDEST = 9.6
-"""Inches that the heads of a layer share."""
+"""Total width of a layer's heads, in inches."""
 
 
 def attention_of_heads(weights: Array, labels: Sequence[str]) -> Figure:

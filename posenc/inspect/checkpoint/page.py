@@ -1,4 +1,4 @@
-"""inspect.html of a checkpoint."""
+"""Build inspect.html of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from posenc.report.page import Code, Facts, Headline, Items, Page, Plot
 from posenc.report.table import Table as Rows
 
 MOST_CELLS = 2_000_000
-"""Squares in all attention maps of a page, after which only some layers are drawn."""
+"""Squares in all attention maps of a page; with more, only some layers are drawn."""
 
 
 def make_page(sheet: Sheet, layers: Sequence[int], command: str) -> Page:

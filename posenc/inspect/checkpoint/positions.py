@@ -1,4 +1,4 @@
-"""Where a model keeps its positions, with what settings, and what they look like."""
+"""Find where a model keeps its positions, with which settings, and what they look like."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.settings import RopeSetting, head_size
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")
-"""How transformers' families call a table of absolute positions."""
+"""Names of absolute position tables in transformers' families."""
 DISENTANGLED = ("disentangled_attention_bias", "disentangled_att_bias")
-"""What DeBERTa-v2 and DeBERTa call the method that adds position to the scores."""
+"""Methods of DeBERTa-v2 and DeBERTa that add position to the scores."""
 FIXED_ROTATIONS = ("gptj", "codegen")
-"""Rotations in pairs of neighbouring channels, whose sines lie in a table of every layer."""
+"""Families that rotate interleaved pairs, by a table of sines in every layer."""
 SHOWN_DISTANCE = 128
 
 
@@ -26,8 +26,8 @@ SHOWN_DISTANCE = 128
 class Rotation:
     """Rotary settings of one kind of layer.
 
-    wavelengths: tokens per turn by pair, as the model runs; None for a pair that stands still.
-    unscaled: before scaling. trained: the length of the training before any extension.
+    wavelengths: tokens per turn of each pair, as the model runs; None for a pair that does not
+    rotate. unscaled: before scaling. trained: the training length before any extension.
     """
 
     layers: str
@@ -40,10 +40,10 @@ class Rotation:
     wavelengths: list[float | None]
     unscaled: list[float | None]
     unfinished: list[int] = field(init=False)
-    """Pairs that complete no turn within the trained length."""
+    """Pairs that complete no turn within the training length."""
     new_angles: list[int] = field(init=False)
-    """Unfinished pairs that meet angles beyond those of the training, at the longest length that
-    the config allows, or at twice the trained one where that is the same."""
+    """Unfinished pairs that reach angles beyond those of training: at the longest length that
+    the config allows, or at twice the training length if both are the same."""
 
     def __post_init__(self) -> None:
         slow = [
@@ -102,7 +102,7 @@ class Bias:
 class Disentangled:
     """DeBERTa's table of relative positions, whose scores depend on the content too.
 
-    values: as of Bias, but the mean over the sentence, in the first layer; filled in when it ran.
+    values: as in Bias, but the mean over the sentence in the first layer; filled in after a run.
     """
 
     where: str

@@ -1,4 +1,4 @@
-"""A sentence run through a model: attention, hidden states, logits."""
+"""Run a sentence through a model: attention, hidden states, logits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from posenc.inspect.checkpoint.positions import DISENTANGLED
 
 @dataclass(frozen=True)
 class Reading:
-    """What came out.
+    """The result of a run.
 
-    attention: (layers, heads, length, length) by stack, "" where there is one.
-    hidden: (layers + 1, length, width) of the stack that reads the text, embeddings first. The last
-        is what the last layer hands on, before the norm that the head reads through.
-    logits: (length, vocabulary); of one token, the decoder's first, where there are two stacks.
+    attention: (layers, heads, length, length) by stack, "" if there is one. hidden: (layers + 1,
+    length, width) of the stack that reads the text, embeddings first. The last is the last layer's
+    output before the final norm. logits: (length, vocabulary); with two stacks, of the decoder's
+    first token.
     """
 
     attention: dict[str, Tensor]
@@ -30,7 +30,7 @@ class Reading:
 
     @property
     def causal(self) -> bool:
-        """Whether no token of the text looks at a later one, as measured."""
+        """True if no token of the text attends to a later one, as measured."""
         weights = next(iter(self.attention.values()))
         return not weights.triu(1).any()
 

@@ -1,4 +1,4 @@
-"""A sentence as a model reads it: tokens, whole characters to name them by, words to exchange."""
+"""Split a sentence as a model reads it: tokens, whole characters as labels, words to exchange."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from posenc.hf.checkpoint.text import load_tokenizer, text_kind, token_ids
 
 Span = tuple[int, int]
-"""Characters from, up to; equal for a token that stands for no text."""
+"""First character and end; equal for a token without text."""
 
 
 @dataclass(frozen=True)

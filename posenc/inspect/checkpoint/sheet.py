@@ -1,4 +1,4 @@
-"""Everything measured of one checkpoint, and how it is asked for."""
+"""Measure everything about one checkpoint, as requested."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT_REASON = (
 )
 DEFAULT_IDS = 16
 MOST_TOKENS = 512
-"""Attention of all heads is kept, so a text is a sentence or a paragraph."""
+"""Most tokens. The attention of all heads is kept, so a text is a sentence or a paragraph."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""How a model is built: layers, heads, and parameters by part, counted from its weights."""
+"""Describe how a model is built: layers, heads, and parameters by part, counted from its
+weights."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from posenc.inspect.checkpoint.reading import Reading, read_sentence
 from posenc.inspect.checkpoint.sentence import Sentence, Span
 
 ALIBI_ARGUMENTS = {"BloomAttention": "alibi", "MptAttention": "position_bias"}
-"""By which argument the attention of a layer is given its bias."""
+"""The argument that passes the bias to a layer's attention."""
 ROUNDING = 1e-5
-"""Relative differences below this are float32 sums taken in another order."""
+"""Smaller relative differences are float32 sums in another order."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Change:
     """What the exchange changes, for one setting of positions. Distances are relative: the length
     of the difference over the length of the state.
 
-    by_group: of the last layer's state of each group of the original sentence, followed to where
-    it went. last_by_layer, outside_by_layer, all_by_layer: the largest of the last token, of the
-    tokens before and after the exchanged stretch, and of all tokens; embeddings first.
-    logits: largest change of a logit at the last token (a masked model: at any token).
-    divergence: from the old distribution there to the new one, in nats.
+    by_group: change of the last layer's state, for each group of the original sentence, followed to
+    its new place. last_by_layer, outside_by_layer, all_by_layer: largest change of the last token,
+    of the tokens before and after the exchanged stretch, and of all tokens; embeddings first.
+    logits: largest change of a logit at the last token (masked models: at any token). divergence:
+    from the old distribution there to the new one, in nats.
     """
 
     by_group: list[float]
@@ -44,10 +44,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Swap:
-    """Two words exchanged. order: which old token stands at each place of the new sequence.
+    """Two words exchanged. order: the old token at each place of the new sequence.
 
-    last_stays: whether the last token comes after both words. removed: what was taken out for
-    `without`; where it is empty nothing is known to remove, and `without` is None.
+    last_stays: True if the last token comes after both words. removed: what was removed for
+    `without`; if nothing could be removed, it is empty and `without` is None.
     """
 
     words: tuple[str, str]
@@ -60,7 +60,7 @@ class Swap:
 
     @property
     def verdicts(self) -> list[str]:
-        """What holds without positions, in words and numbers."""
+        """The findings without positions, in words and numbers."""
         change = self.without
         if change is None:
             return ["Nothing of this model's positions is known to be removable."]

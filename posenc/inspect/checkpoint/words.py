@@ -1,4 +1,4 @@
-"""A checkpoint in words: the same lines in the terminal and on the page."""
+"""Put a checkpoint into words: the same lines in the terminal and on the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about place 3: T5's buckets, ALiBi's slopes, forgetting."""
+"""Claims about biases on the scores: T5's buckets, ALiBi's slopes, forgetting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folklore, checked: every claim with its source, what was measured, and the verdict."""
+"""Check folklore: every claim with its source, what was measured, and the verdict."""
 
 from __future__ import annotations
 

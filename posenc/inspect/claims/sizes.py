@@ -59,7 +59,7 @@ def _published(claim: str, source: str, why: str) -> None:
 
 
 class Retold(NamedTuple):
-    """What a claim says, and what stands in the text that it retells."""
+    """What a claim says, and what the text says that it retells."""
 
     said: str
     printed: str

@@ -1,5 +1,5 @@
-"""What an encoding does with near and far, what it costs and where it breaks, in plain words from
-its spec sheet."""
+"""Answer in plain words, from its spec sheet, what an encoding does with near and far, what it
+costs and where it breaks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from posenc.registry import create
 from posenc.testing.layer import first_layer
 
 LEVEL = math.log(1.25)
-"""Logits that a score may move and still count as level: a quarter more weight."""
+"""A smaller change of a score, in logits, counts as none: a quarter more weight."""
 ALL = math.log(10_000)
-"""Logits beyond which a softmax leaves nothing worth a number."""
+"""Logits beyond which a softmax leaves no weight worth a number."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a reader wants to know of an encoding first. near_and_far: the end of a sentence that
-    begins with its name; untrained: training can change it."""
+    """The first answers about an encoding."""
 
     name: str
     near_and_far: str

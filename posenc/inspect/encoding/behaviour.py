@@ -1,4 +1,5 @@
-"""What an encoding does and costs when it runs: places, norms, compiling, exporting, time."""
+"""Measure what an encoding does and costs at run time: places, norms, compiling, exporting,
+time."""
 
 from __future__ import annotations
 
@@ -114,8 +115,8 @@ def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
 
 
 PAIRS = 21
-"""Interleaved pairs of timings; of their ratios, sorted, the 6th to the 16th hold the median in 97
-of 100 measurements."""
+"""Interleaved runs. The 6th to the 16th of their sorted ratios contain the median in 97 of 100
+measurements."""
 
 
 def cost(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""What to see in a figure, in one sentence computed from what it shows."""
+"""Write one sentence per figure, computed from what it shows."""
 
 from __future__ import annotations
 

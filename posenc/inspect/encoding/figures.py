@@ -1,4 +1,4 @@
-"""Figures of one encoding or several, from data; each function returns a matplotlib Figure.
+"""Draw the figures of one encoding or several from data; each function returns a matplotlib Figure.
 
 Functions here take numbers and know no encoding.
 """

@@ -1,5 +1,5 @@
-"""How far a result moves under changes that should not matter: padding, packing, batch, cache,
-shift.
+"""Measure how far a result moves under changes that should not matter: padding, packing, batch,
+cache, shift.
 
 Each function returns the largest difference of an output in float64, relative to the outputs'
 size: below 1e-9 it is rounding.

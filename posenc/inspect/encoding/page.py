@@ -1,4 +1,4 @@
-"""inspect.html: the spec sheets, and pictures of what the encodings do."""
+"""Build inspect.html: the spec sheets, and figures of what the encodings do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from posenc.testing.layer import first_layer, line
 SHOWN = 128
 """Positions drawn in a heat map."""
 MOST_ALONE = 3
-"""Encodings that each get sections of their own; more stand side by side, so that a page stays
+"""Encodings with sections of their own; more share tables and figures, so that a page stays
 below a megabyte."""
 
 

@@ -1,4 +1,4 @@
-"""How exact the angles of an encoding are, by position, against 50-digit arithmetic."""
+"""Measure how exact an encoding's angles are, by position, against 50-digit arithmetic."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Precision:
     """The largest tested position up to which all angles are within `BOUND` of exact.
 
-    plain: position times inverse frequency, both in that dtype, as many codebases do.
-    as_used: what this encoding gives, for positions below its own limit.
-    starts: powers of two.
-    apart: for each way to compute angles, the share of neighbouring positions just after each start
-        that differ in at least one angle; the others collide.
+    plain: position times inverse frequency, both in that dtype, as many codebases do. as_used: what
+    this encoding computes, for positions below its own limit. starts: powers of two. apart: for
+    each way to compute angles, the fraction of neighbouring positions just after each start that
+    differ in at least one angle; the others collide.
     """
 
     plain: dict[str, int]

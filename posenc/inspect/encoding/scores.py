@@ -1,4 +1,4 @@
-"""Scores as a function of distance: decay, resolution, symmetry."""
+"""Measure scores as a function of distance: decay, resolution, symmetry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posenc.terms.tokens import Tokens
 from posenc.testing.layer import heads, hidden, line, pair_scores
 
 FARTHEST = 2**16
-"""The largest distance that resolution is tested at, in tokens."""
+"""The largest distance at which resolution is tested, in tokens."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -23,10 +23,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Decay:
     """Scores in logits between the last position of the training length and keys before it.
 
-    mean, low, high: over queries and keys that have nothing to do with each other, and all heads;
-    low and high leave out 5 % each. Every pair counts with both signs of query and key, so that a
-    product of the two leaves nothing in the mean. mean_error: its standard error.
-    same: the mean if query and key are the same vector. None where no key is visible.
+    mean, low, high: over unrelated queries and keys, and all heads; low and high leave out 5 %
+    each. Every pair counts with both signs of query and key, so that their product cancels in the
+    mean. mean_error: its standard error. same: the mean if query and key are the same vector. None
+    where no key is visible.
     """
 
     distances: list[int]
@@ -108,8 +108,8 @@ def _last_row(
 
 @dataclass(frozen=True)
 class Resolution:
-    """Distances in tokens. every: up to here, each tested distance is told from the next one. any:
-    the farthest tested distance that is. 0: not even 1 is told from 2."""
+    """Distances in tokens. every: up to here, each tested distance is distinguished from the
+    next. any: the farthest tested distance that is. 0: not even 1 is distinguished from 2."""
 
     every: int
     any: int

@@ -1,4 +1,4 @@
-"""The spec sheet of an encoding: every line is measured, none is taken from its claims."""
+"""Measure the spec sheet of an encoding; no line is taken from its claims."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SpecSheet:
     cost: tuple[float, float, float]
     contract: dict[str, str] | None = None
     holds: dict[str, bool] = field(init=False)
-    """Which of the differences are rounding only."""
+    """By difference, True if it is only rounding."""
 
     def __post_init__(self) -> None:
         holds = {name: gap < invariance.ROUNDING for name, gap in self.differences.items()}

@@ -1,4 +1,4 @@
-"""A spec sheet in words: one line per property, the same in the terminal and on the page."""
+"""Put a spec sheet into words: one line per property, the same in the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "median of pairs timed in turns, and the interval that holds it",
     },
 }
-"""What is measured, by subject, and what each name means."""
+"""The measured properties by subject, and what each name means."""
 MORE = "More"
 
 

@@ -1,4 +1,4 @@
-"""Somebody else's module, imported and built from `package.module:Class` and `name=value`."""
+"""Import a foreign module and build it from `package.module:Class` and `name=value`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Function(nn.Module):
 
 
 class ScoreMod(nn.Module):
-    """What a FlexAttention score_mod adds to scores of zero: (num_heads, q_len, kv_len)."""
+    """What a FlexAttention score_mod adds to zero scores: (num_heads, q_len, kv_len)."""
 
     def __init__(self, score_mod: Callable[..., Any], num_heads: int) -> None:
         super().__init__()

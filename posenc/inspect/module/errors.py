@@ -1,4 +1,4 @@
-"""How far a module is from right: in radians, in logits by row, or in shares of a row."""
+"""Measure a module's errors: in radians, in logits by row, or in fractions of a row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.inspect.module.view import Kind
 
 QUERIES = 16
-"""Rows of a bias that are looked at, spread over all."""
+"""Rows of a bias that are checked, spread over all."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Error:
 
     @property
     def worst(self) -> float:
-        """NaN where anything is NaN."""
+        """The largest error; NaN if any is NaN."""
         return self.by_row.max().item()
 
 

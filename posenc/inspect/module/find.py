@@ -19,7 +19,7 @@ from posenc.inspect.module.subject import Subject, one_line, stated_positions, w
 from posenc.inspect.module.view import CLOSE, find_view
 
 COUNTS = (7, 11)
-"""Two lengths that no other axis has, so that the axes of positions can be told."""
+"""Two lengths that no other axis has, so that axes of positions can be recognized."""
 
 _SIZES = tuple(
     "head_dim dim channels embed_dim embedding_dim d_model dim_model hidden_size rotary_dim "
@@ -28,15 +28,15 @@ _SIZES = tuple(
 
 
 class Unfit(ValueError):
-    """Why one way to call a module shows nothing about positions."""
+    """The reason why one way to call a module shows nothing about positions."""
 
 
 class Ignores(Unfit):
-    """It takes positions, and returns the same wherever they are."""
+    """The module takes positions, but its results do not depend on them."""
 
 
 class Mixes(Unfit):
-    """It reads the other tokens."""
+    """The module mixes tokens."""
 
 
 def find_subject(

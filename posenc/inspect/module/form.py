@@ -1,4 +1,4 @@
-"""Ways to call a foreign module: bound by the names of its arguments, or given as an expression."""
+"""Bind the arguments of a foreign module, by their names or by an expression."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SYMBOLS = {
     "offset": ("offset", ""),
     "dtype": ("dtype", ""),
 }
-"""What --call knows beside `module` and `torch`: role and layout of each name."""
+"""Names that --call knows besides `module` and `torch`, with role and layout."""
 
 CALL_HELP = (
     "p (positions, n), x (1, n, width), q and k (1, heads, n, width), n, tokens and mask (1, n), "
@@ -37,7 +37,7 @@ CALL_HELP = (
 
 @dataclass(frozen=True)
 class Form:
-    """A way to call a module: `target` finds what to call, `slots` say with what.
+    """One way to call a module: `target` finds what to call, `slots` its arguments.
 
     slots: role and layout by argument name. optional: roles that are given only when asked for.
     defaults: arguments that may be left out.
@@ -55,7 +55,7 @@ class Form:
 
     @property
     def places_tokens(self) -> bool:
-        """Whether it is told where its tokens stand; else it counts from zero itself."""
+        """True if it is given the positions of its tokens; otherwise it counts from zero itself."""
         return bool(self.roles & {"positions", "q_positions", "kv_positions"})
 
     def without_positions(self) -> Form | None:

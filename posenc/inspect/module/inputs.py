@@ -1,4 +1,4 @@
-"""What a foreign module is called with: positions, and contents that can tell them apart."""
+"""Make inputs for a foreign module: positions, and contents that distinguish them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 HEADS = 2
-"""Heads of the queries and keys: more than one, so that heads are not taken for tokens."""
+"""Heads of queries and keys: more than one, so that heads are not mistaken for tokens."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a module returned, as tensors, and which of their axes run over positions."""
+"""Read a module's result as tensors, and find which of their axes are positions."""
 
 from __future__ import annotations
 

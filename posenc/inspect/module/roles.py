@@ -1,4 +1,4 @@
-"""What an argument of somebody else's `forward` means, by its name and annotation alone."""
+"""Recognize the meaning of a foreign `forward`'s arguments by name and annotation."""
 
 from __future__ import annotations
 

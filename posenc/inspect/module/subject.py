@@ -1,4 +1,4 @@
-"""A module under test: how it is called and read, and how long a sequence it can do."""
+"""Describe a module under test: how to call and read it, and its longest sequence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posenc.inspect.module.view import View
 
 LONGEST = 4096
 SLOW = 0.3
-"""Seconds of one call beyond which no longer sequence is tried."""
+"""If a call takes longer, in seconds, no longer sequence is tried."""
 MOST_NUMBERS = 2**23
 _STATED = tuple(
     "max_position_embeddings max_positions max_seq_len max_seq_len_cached "
@@ -26,7 +26,7 @@ _STATED = tuple(
 
 @dataclass(frozen=True)
 class Limit:
-    """The first count of tokens that the module was seen to refuse, and how."""
+    """The smallest number of tokens that the module refused, and its message."""
 
     tokens: int
     error: str
@@ -35,8 +35,8 @@ class Limit:
 @dataclass(frozen=True)
 class Subject:
     """fresh: makes a copy that no call has changed. length: tokens of the checks. stated: positions
-    that it says it has, None where it says nothing. ignored: a way to call it with positions that
-    change nothing, None where there is none.
+    that it says it has, None if it says nothing. ignored: a way to call it with positions that have
+    no effect, None if there is none.
     """
 
     module: nn.Module

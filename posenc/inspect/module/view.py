@@ -1,4 +1,4 @@
-"""How to read what a module returns: as a rotation, as a bias, or as values by position."""
+"""Read what a module returns: as a rotation, as a bias, or as values by position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Run = Callable[[Inputs], Any]
 Pairs = tuple[tuple[int, int], ...]
 
 CLOSE = 1e-4
-"""Relative differences below this are float32 sums and sines."""
+"""Smaller relative differences are rounding of float32 sums and sines."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Does a position keep its values: after other calls, in longer ones, alone, beside other rows?"""
+"""Check that a position keeps its values: after other calls, in longer ones, in a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posenc.inspect.module.returned import gap, same, tensors
 from posenc.inspect.module.subject import Subject, one_line
 
 CLOSE = 1e-4
-"""Radians, logits or shares: what float32 may differ by when it adds in another order."""
+"""Radians, logits or fractions: float32's difference when it adds in another order."""
 NEAR = 16
 _LATER = 3
 

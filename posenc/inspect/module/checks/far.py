@@ -1,4 +1,4 @@
-"""How far positions are right, and what comes beyond the length that a module states."""
+"""Check how far positions are right, and what happens beyond a module's stated length."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from posenc.inspect.module.checks.measured import Measured
 from posenc.inspect.module.subject import Subject, one_line
 
 BOUND = 2 * torch.finfo(torch.bfloat16).eps
-"""Radians: what bfloat16's rounding of two cosines gives."""
+"""Radians by which bfloat16 may round two cosines."""
 UNSTATED = 2**16
-"""Positions at which a module that states no limit is judged."""
+"""Positions at which a module without a stated limit is judged."""
 _MOST = 2**24
 _STEP, _ROWS = 3, 8
 _PROMISE = re.compile(r"exceed|longer than|beyond", re.I)

@@ -1,5 +1,4 @@
-"""Are positions told apart, and do they survive bfloat16, of the activations and of the module
-itself?"""
+"""Check that all positions differ, also with activations or the module itself in bfloat16."""
 
 from __future__ import annotations
 
