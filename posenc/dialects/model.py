@@ -13,7 +13,7 @@ INNER = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
 TRAINED_KEY = "posenc_trained_length"
-"""Where `posenc extend` keeps the trained length if the rope dict's original length must be the
+"""Where `posenc extend` keeps the training length if the rope dict's original length must be the
 largest one, so that no reader switches."""
 LARGEST = 1 << 40
 LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}

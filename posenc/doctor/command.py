@@ -81,8 +81,8 @@ def doctor(
         bool,
         typer.Option(
             "--each",
-            help="Judge every path by itself, for hooks; JSON files that describe no model with "
-            "rotary positions are passed over.",
+            help="Judge every path separately, for hooks; JSON files that describe no model with "
+            "rotary positions are skipped.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -132,10 +132,10 @@ def _each(options: Options) -> tuple[str, int]:
 def _one(path: Path, options: Options) -> tuple[str, int]:
     try:
         if path.suffix == ".json" and path.is_file() and not read_json(path).keys() & {*MODEL}:
-            return f"{path}: passed over, it describes no model.", 0
+            return f"{path}: skipped, it describes no model.", 0
         return run(replace(options, paths=(path,), each=False))
     except NoRotationError as nothing:
-        return f"passed over: {nothing}", 0
+        return f"skipped: {nothing}", 0
     except (ValueError, OSError) as error:
         return f"{error}" if str(path) in str(error) else f"{path}: {error}", 2
 

@@ -124,7 +124,7 @@ def extend(
             held.enter_context(locked(options.state))
         prover = held.enter_context(Prover())
         if out is not None and options.tune is None:
-            prover.start()  # its imports run beside the measurement; tuning would keep it waiting
+            prover.start()  # imports while variants are measured; during tuning it would only wait
         builders = candidates(checkpoint, to, method, fitting, options, progress)
         measured, failed = _measure_all(
             checkpoint, builders, method, windows, options, progress, None if as_ids else encode
@@ -190,7 +190,7 @@ def _measure_all(
         try:
             variant = build()
             evaluation = measure_variant(checkpoint, variant, windows, options, report, encode)
-        except Exception as error:  # whatever a family's code makes of what it does not expect
+        except Exception as error:  # a family's code may raise anything for what it does not expect
             said = " ".join(str(error).split())
             reason = said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
             if name == "none" and isinstance(error, NotFinite):

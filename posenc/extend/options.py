@@ -104,7 +104,7 @@ def changed_options(given: Any) -> list[str]:
     for name, hint, default in _options(type(given)):
         if getattr(given, name) != default:
             (option,) = (m for m in hint.__metadata__ if isinstance(m, OptionInfo))
-            # Inside of Annotated a name that was given stands where else the default would.
+            # In Annotated, a given option name comes first, where typer's default would be.
             said = option.default
             if not isinstance(said, str):
                 said = "--" + name.replace("_", "-")

@@ -99,7 +99,7 @@ def check_request(
         )
     if to <= checkpoint.trained_length:
         raise ValueError(
-            f"--to {to} is not beyond the trained length of {checkpoint.trained_length} tokens."
+            f"--to {to} is not beyond the training length of {checkpoint.trained_length} tokens."
         )
     if reason := _nothing_to_extend(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
@@ -141,7 +141,7 @@ def _no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
     if options.tune is not None:
         return "dual-chunk changes no frequencies, so that there is nothing to tune for"
     if not position_maps(checkpoint, checkpoint.trained_length + 1):
-        return "its attention cannot be exchanged, so that dual-chunk cannot be measured"
+        return "its attention cannot be replaced, so that dual-chunk cannot be measured"
     return None
 
 
@@ -188,8 +188,8 @@ def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
         kind = keys.get("rope_type", "default")
         if keys.get("mscale_all_dim") and kind not in SCALED and config.model_type not in ALPHA:
             return (
-                f"its rotary keys have mscale_all_dim beside rope_type {kind}, and what that means "
-                "for the scale of its scores is known of yarn only"
+                f"its rotary keys have mscale_all_dim with rope_type {kind}, and its effect on the "
+                "scale of the scores is known only for yarn"
             )
     return None
 

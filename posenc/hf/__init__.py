@@ -5,7 +5,7 @@
 >>> stock = BloomModel(BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4)).eval()
 >>> tokens = torch.arange(10)[None]
 >>> expected = stock(tokens).last_hidden_state
->>> with own_biases(stock):  # the same answers, and no bias is written out
+>>> with own_biases(stock):  # the same results, without materializing a bias
 ...     found = stock(tokens).last_hidden_state
 >>> torch.allclose(found, expected, atol=1e-5)
 True

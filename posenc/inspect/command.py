@@ -20,7 +20,7 @@ def inspect(
         list[str],
         typer.Argument(
             help="Encodings, see posenc list and docs/grammar.md; file.py:Class or "
-            "package.module:Class, an encoding or somebody else's module; a model's folder; or the "
+            "package.module:Class, an encoding or a foreign module; a model's folder; or the "
             "word claims.",
             metavar="NAME...",
         ),
@@ -64,7 +64,7 @@ def inspect(
         str | None,
         typer.Option(
             help="Sentence that the model reads.",
-            show_default="one whose words tell nothing by themselves",
+            show_default="a sentence whose words do not reveal its meaning",
         ),
     ] = None,
     swap: Annotated[

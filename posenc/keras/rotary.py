@@ -30,7 +30,7 @@ class RotaryEmbedding(PositionLayer):
 
     Call: x (batch, seq_len, head_dim) or (batch, seq_len, heads, head_dim), positions (seq_len) or
     (batch, seq_len), by default start_index, start_index + 1, ... -> like x. `length`, the current
-    length as a Python number, is for scalings that depend on it; None means the trained length.
+    length as a Python number, is for scalings that depend on it; None means the training length.
     Precision: posenc.keras.angles; rotated in float32.
     Raises: ValueError where rotary_dim does not fit, the scaling is unknown, or `length` is given
     and no frequency depends on it; TypeError for a traced length.

@@ -74,7 +74,7 @@ def test_an_exported_folder_is_proved_by_stock_transformers(family, tmp_path):
 
 BAD = {
     "exists already": {"out": "llama"},
-    "not beyond the trained length of 64": {"to": LENGTH},
+    "not beyond the training length of 64": {"to": LENGTH},
     "Unknown method 'yam'": {"method": "yam"},
     "changes its frequencies with the length": {"method": "dynamic"},
     "at least 192": {"documents": ["short", "text"]},

@@ -85,7 +85,7 @@ NEAR = "only layers that look through a window rotate"
 REFUSED = {
     NEAR: ("cohere2", COMMON | {"sliding_window": 16, "layer_types": FAR, "head_dim": 8}),
     NEAR + ", so that": ("exaone4", COMMON | {"sliding_window": 16, "layer_types": FAR}),
-    "is 3 channels, which are no pairs": ("llama", {"head_dim": 8, "rope_parameters": {
+    "is 3 channels, an odd number": ("llama", {"head_dim": 8, "rope_parameters": {
         "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4}}),
     "unknown rotary keys alpha": ("llama", {"rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "alpha": 10.0}}),

@@ -50,7 +50,7 @@ def sheet(**changes) -> SpecSheet:
     ("same", "mean", "said"),
     [
         ([8, 8, 7, 5, 1.0], None, "favours near tokens that match the query: they get 1,097 times"),
-        ([8, 8, 7, 5, 1.0], [0, 0, -1, -3, -7.0], "favours near tokens, whatever they say"),
+        ([8, 8, 7, 5, 1.0], [0, 0, -1, -3, -7.0], "favours near tokens, whatever their content"),
         ([1, 1, 2, 4, 8.0], None, "favours far tokens that match the query"),
         ([1, 1, 2, 4, 8.0], None, "1,097 times as much weight at distance 127 as at 1"),
         ([8, 8, 8, 8, 8.1], None, "treats near and far alike"),
@@ -75,11 +75,11 @@ def test_what_counts_by_content_says_so():
     ("changes", "said"),
     [
         ({}, "nothing that was measured here ends with the 128 tokens"),
-        ({"max_positions": 128}, "no answer beyond position 127"),
-        ({"differences": HOLDS | {"packing": 0.1}}, "change with what else stands in the window"),
+        ({"max_positions": 128}, "no position beyond 127"),
+        ({"differences": HOLDS | {"packing": 0.1}}, "change with other documents in the window"),
         ({"differences": HOLDS | {"padding": float("nan")}}, "change with padding"),
-        ({"direction": "blind"}, "tells no order"),
-        ({"direction": "symmetric"}, "cannot tell before from after"),
+        ({"direction": "blind"}, "does not encode order"),
+        ({"direction": "symmetric"}, "cannot distinguish before from after"),
         ({"resolution": {"float32": Resolution(15, 112)}}, "beyond 15 tokens some neighbouring"),
         ({"places": [1]}, "positions from 128 on are new to a model"),
     ],
@@ -109,14 +109,14 @@ def test_new_angles_begin_where_the_stretch_ends():
 
 
 def test_costs():
-    assert of_encoding.cost(sheet()) == "no parameters and no time that could be told"
+    assert of_encoding.cost(sheet()) == "no parameters and no measurable time"
     layered = sheet(parameters=4104, per_layer=True, cost=(1.2, 1.3, 1.4))
     assert of_encoding.cost(layered) == (
         "4,104 parameters in every layer, and a layer takes 1.30 times as long (1.20 to 1.40)"
     )
     assert "0.80 times as long" in of_encoding.cost(sheet(cost=(0.7, 0.8, 0.9)))
     unknown = sheet(cost=(float("nan"),) * 3)
-    assert "no time that could be told" in of_encoding.cost(unknown)
+    assert "no measurable time" in of_encoding.cost(unknown)
     assert "before training" in of_encoding.answer(layered).cells()[1]
     assert "Before any training" in str(of_encoding.answer(layered))
 
@@ -195,20 +195,20 @@ def structure(model_type="llama") -> Structure:
 def test_how_far_a_checkpoint_was_trained():
     said = of_checkpoint.answer([rotation()], 256)
     assert said == (
-        "Trained on 256 tokens: beyond them 2 of the 4 pairs of channels that it turns meet angles "
-        "that training never showed."
+        "Trained on 256 tokens: beyond them 2 of its 4 rotary pairs leave their trained range; "
+        "expect it to break there."
     )
     stretched = of_checkpoint.answer([rotation(longest=1024, factor=4.0)], 1024)
-    assert "stretched to 1,024 by yarn: up to there none of the 4 pairs" in stretched
+    assert "stretched to 1,024 by yarn: up to there all 4 rotary pairs stay" in stretched
     half = of_checkpoint.answer([rotation(longest=1024, factor=2.0)], 1024)
-    assert "up to there 2 of the 4 pairs" in half
+    assert "up to there 2 of its 4 rotary pairs" in half
     done = of_checkpoint.answer([rotation(trained=10**4, longest=10**4)], 10**4)
-    assert "every one of the 4 pairs" in done
+    assert "all 4 rotary pairs completed a turn" in done
     table = Table("wpe", 512, 0, 0.9, (1.0, 1.0, 1.0), 4, [])
     assert "at token 513 it has no row" in of_checkpoint.answer([table], 512)
     bias = Bias("scores", "slopes", [0], [[0.0]])
     assert "no length breaks it" in of_checkpoint.answer([bias], None)
-    assert "Nothing that posenc knows" in of_checkpoint.answer([], 512)
+    assert "posenc finds nothing" in of_checkpoint.answer([], 512)
 
 
 def test_the_line_to_run():
@@ -283,6 +283,6 @@ def test_new_angles_on_a_larger_grid():
         name="axial_rope", places=[2], num_pairs=8, unfinished_pairs=[6, 7], axis_length=12
     )
     said = of_encoding.limits(found, encoding)
-    assert said.startswith("on grids of more than 12 cells to a side, 2 of its 8 pairs")
+    assert said.startswith("on grids of more than 12 cells to a side, 2 of its 8 rotary pairs")
     done = sheet(name="axial_rope", places=[2], num_pairs=8, axis_length=12)
     assert "grids" not in of_encoding.limits(done, encoding)

@@ -28,7 +28,7 @@ def open_gguf(path: Path, mode: str = "r") -> Any:
         ) from error
     try:
         return GGUFReader(str(path), mode)  # type: ignore[arg-type]
-    except Exception as error:  # the reader raises whatever a damaged header leads it to
+    except Exception as error:  # the reader may raise anything for a damaged header
         raise ValueError(f"{path}: damaged GGUF file: {type(error).__name__}: {error}") from error
 
 

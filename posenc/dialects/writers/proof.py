@@ -46,7 +46,7 @@ def disagreement(computed: Computed, meant: Computed, folded: float = 1.0) -> st
                 return f"rotates {len(got.inv_freq)} pairs, {len(layer.inv_freq)} are meant"
             for i, (a, b) in enumerate(zip(got.inv_freq, layer.inv_freq, strict=True)):
                 if not abs(a - b) <= TOLERANCE * abs(b):
-                    return f"pair {i} turns {a:.7g} radians per position, {b:.7g} are meant"
+                    return f"pair {i} rotates by {a:.7g} radians per position, {b:.7g} is meant"
             wanted = layer.multiplier / folded
             if not abs(got.multiplier - wanted) <= TOLERANCE * wanted:
                 return f"the multiplier is {got.multiplier:.7g}, {wanted:.7g} is meant"

@@ -103,7 +103,7 @@ def require_static(meaning: Meaning, length: int | None) -> None:
 def switching(config: Mapping[str, Any], meaning: Meaning, longest: int) -> Recipe:
     """Write settings that change with the length in both dialects, and keep the change.
 
-    longest: the length that they are to reach. A runtime must agree at the trained length and
+    longest: the length that they are to reach. A runtime must agree at the training length and
     there, and choose anew for every sequence.
     """
     parameters = {kind: clean(p, kind, meaning) for kind, p in meaning.parameters.items()}

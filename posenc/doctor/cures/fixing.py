@@ -20,7 +20,7 @@ from posenc.report.new_folder import new_folder
 
 CONFIG = "config.json"
 INSTEAD = {
-    "llama.cpp": "; a config cannot tell it these numbers: convert, then edit the GGUF file: "
+    "llama.cpp": "; no config can express these numbers: convert, then edit the GGUF file: "
     "posenc doctor model.gguf --like CONFIG --fix --out NEW",
 }
 """What to do where no config helps."""

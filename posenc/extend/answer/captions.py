@@ -34,7 +34,7 @@ def in_losses(losses: Mapping[str, Sequence[float]], ends: Sequence[int], traine
     if others:
         best = min(others, key=others.__getitem__)
         start.append(f"{best} is lowest there, at {others[best]:.2f} nats")
-    return sentence(start or ["nothing was measured beyond the trained length"])
+    return sentence(start or ["nothing was measured beyond the training length"])
 
 
 def in_contexts(losses: Mapping[str, Mapping[int, float]], trained: int) -> str:

@@ -98,7 +98,7 @@ def frequencies(outcome: Outcome) -> Iterator[Plot]:
         yield Plot(
             wavelengths(outcome, setting),
             "Wavelength of each pair of channels: the tokens that it takes to turn once. A pair "
-            "above the dotted line never finishes a turn within the trained length, so that the "
+            "above the dotted line never finishes a turn within the training length, so that the "
             "model has not seen all of its angles.",
             f"{unfinished(setting)} of {setting.rotary_dim // 2} pairs never finish a turn in "
             f"{setting.original_length} tokens.",

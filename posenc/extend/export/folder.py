@@ -56,7 +56,7 @@ def export_checkpoint(
         checkpoint: its model carries the settings to export.
         out: a folder that does not exist.
         prover: the process that reads the folder back.
-        tokens: (1, length) longer than the trained length, for the proof; a masked model is proved
+        tokens: (1, length) longer than the training length, for the proof; a masked model is proved
             by its logits only.
 
     Returns: the lines in which the two configs differ, and the proof.

@@ -41,7 +41,7 @@ def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
         "--output_path": str(results.resolve()),
     }
     command = [sys.executable, "-P", "-m", "lm_eval", *chain.from_iterable(options.items())]
-    # Its table goes where everything for people goes: stdout is for --json.
+    # The table is printed on stderr like all text for people; stdout is for --json.
     ended = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
     if ended.returncode:
         raise RunFailed(f"lm-eval ended with {ended.returncode}; {folder} is written and proved.")

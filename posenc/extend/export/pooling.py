@@ -54,5 +54,5 @@ def _module_folders(source: Path) -> list[str]:
         raise ValueError(f"{path}: expected a list of modules with a path each.") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or "\\" in name or name == "..":
-            raise ValueError(f"{path}: {name!r} is not a folder beside it.")
+            raise ValueError(f"{path}: {name!r} is not a folder next to it.")
     return [name for name in names if name and (source / name).is_dir()]

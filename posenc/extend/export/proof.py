@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 if __name__ == "__main__" and sys.platform == "linux":
-    # Before the imports, which take seconds: nobody would stop them if the parent were killed.
+    # Before the imports, which take seconds and would go on if the parent were killed.
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if str(os.getppid()) != sys.argv[1]:
@@ -35,7 +35,7 @@ def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    # Slower than 1e-12 radians per token a pair stands still in any text, however it is written.
+    # Below 1e-12 radians per token a pair does not rotate in any text.
     return float(((got - expected).abs() / expected.abs().clamp(min=1e-12)).max())
 
 

@@ -79,7 +79,7 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
                 return None
             pieces.append(torch.stack([layer.float().cpu() for layer in layers]).mean(0))
             layers.clear()
-    except ValueError:  # its attention cannot be exchanged
+    except ValueError:  # its attention cannot be replaced
         return None
     finally:
         model.set_attn_implementation(before)

@@ -64,7 +64,7 @@ def common_words(rng: np.random.Generator, depth: float) -> Made:
     def words(count: int, encode: Callable[[str], list[int]]) -> list[int]:
         tokens: list[int] = []
         while len(tokens) < count:
-            # Of ten words five are the common ones, and any other stands once in eight tens.
+            # Five of every ten words are the common ones; any other occurs once in eight tens.
             ten = [*common, *(rare[i] for i in rng.permutation(len(rare))[:5])]
             for i in rng.permutation(len(ten)):
                 tokens += encode(f" {ten[i]}")

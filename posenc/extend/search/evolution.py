@@ -54,7 +54,7 @@ class Search:
     Args:
         reader: the model; settings: its rotation before.
         windows: a third is held out for the last comparison.
-        trained: the trained length in tokens.
+        trained: the training length in tokens.
         state: file that keeps the score of every genome; None: nothing is kept.
 
     Raises: ValueError where the file belongs to a search for something else.

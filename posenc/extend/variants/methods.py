@@ -25,7 +25,7 @@ class Method:
 
 
 def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
-    # At short trained lengths no pair turns 32 times: the ramp then starts where half of the turns
+    # At short training lengths no pair turns 32 times: the ramp then starts where half of the turns
     # are reached.
     beta_fast = min(32.0, max(2.0, setting.original_length / (4 * math.pi)))
     if isinstance(setting.scaling, rs.YaRN):
@@ -70,7 +70,7 @@ METHODS: dict[str, Method] = {
         Method("dynamic", "NTK by current length", lambda s, f: rs.DynamicNTK(f, s.original_length),
                cache_safe=False, keeps_maximum=True),
         Method("longrope-switch",
-               "as trained for texts up to the trained length, NTK for all of a longer one",
+               "as trained for texts up to the training length, NTK for all of a longer one",
                _switching, cache_safe=False),
     )
 }  # fmt: skip

@@ -103,7 +103,7 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
             got = _logits(model, tokens)
         except ValueError:
             raise
-        except Exception as error:  # whatever a family's code makes of another attention
+        except Exception as error:  # a family's code may raise anything with another attention
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ValueError(
                 f"the attention of {type(checkpoint.model).__name__} cannot run with a map ({said})"

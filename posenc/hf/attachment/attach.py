@@ -195,7 +195,7 @@ def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[
         model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise ValueError(
-            f"attach: the attention of {type(model).__name__} cannot be exchanged: transformers "
+            f"attach: the attention of {type(model).__name__} cannot be replaced: transformers "
             "has it outside its attention interface."
         )
     stacks = try_out(model, example)

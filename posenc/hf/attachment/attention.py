@@ -97,7 +97,7 @@ def lazy_mask(
     from transformers import masking_utils as theirs
 
     forward, sizes = FORWARD.get(), (batch_size, q_length, kv_length)
-    if use_vmap:  # somebody's own mask, which may not take indices that broadcast
+    if use_vmap:  # a user's mask, which may not accept indices that broadcast
         dense = theirs.sdpa_mask(
             batch_size=batch_size,
             q_length=q_length,
@@ -181,7 +181,7 @@ def attend(
         dropout_p=dropout if module.training else 0.0,
         return_lse=sinks is not None,
     )
-    if sinks is not None:  # each head's sink takes its share of the softmax, and has no value
+    if sinks is not None:  # each head's sink takes a fraction of the softmax and adds no value
         found, lse = found
         share = torch.sigmoid(lse - sinks[:, None].to(lse.dtype))
         found = (found * share[..., None]).to(found.dtype)

@@ -149,7 +149,7 @@ def _refuse_bypass(
     if not arrived or strangers:
         who = f"its {strangers[0]}" if strangers else type(model).__name__
         raise ValueError(
-            f"attach: the attention of {type(model).__name__} cannot be exchanged: transformers "
+            f"attach: the attention of {type(model).__name__} cannot be replaced: transformers "
             f"has {who} outside its attention interface, where no encoding can reach it."
         )
 

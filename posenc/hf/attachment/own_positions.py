@@ -140,10 +140,10 @@ def refuse_rest(model: Any, stacks: list[Stack], example: dict[str, Any]) -> Non
         error = float((moved - plain[:, order]).abs().max() / plain.abs().max())
         if not error <= EQUAL.get(plain.dtype, HALF):
             raise ValueError(
-                f"attach: {type(stack.module).__name__} still tells the order of its tokens after "
-                f"its rotations and tables were taken out (by {error:.1e}): it has positions that "
-                'attach does not know, or layers that mix tokens in order. own="keep" leaves its '
-                "positions as they are and adds the encoding."
+                f"attach: {type(stack.module).__name__} still depends on the order of its tokens "
+                f"after its rotations and tables were removed (by {error:.1e}): it has positions "
+                "that attach does not know, or layers that mix tokens in order. "
+                'own="keep" keeps its positions and adds the encoding.'
             )
 
 

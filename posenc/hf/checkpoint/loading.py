@@ -97,7 +97,7 @@ def load_checkpoint(
     stock = {"trust_remote_code": False, "local_files_only": True}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **stock)
-    except Exception as error:  # whatever its many classes make of values they do not expect
+    except Exception as error:  # its many classes may raise anything for unexpected values
         raise ValueError(f"{folder / 'config.json'}: {_said(error)}") from error
     masked = any("MaskedLM" in name for name in raw.get("architectures") or [])
     if config.is_encoder_decoder and not encoder_decoder:
@@ -107,7 +107,7 @@ def load_checkpoint(
         )
     causal, hidden = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM
     if type(config) not in causal._model_mapping and type(config) in hidden._model_mapping:
-        masked = True  # whatever its class is called
+        masked = True  # whatever the name of its class
     auto = hidden if masked else causal
     if encoder_decoder and config.is_encoder_decoder:
         auto = transformers.AutoModelForSeq2SeqLM
@@ -233,8 +233,8 @@ def _refuse_not_finite(model: Any, folder: Path) -> None:
         finite = weight.isfinite()
         if not finite.all():
             raise ValueError(
-                f"{folder}: {int((~finite).sum())} of {weight.numel()} numbers of {name} are NaN "
-                "or infinite; nothing that is measured with them means anything."
+                f"{folder}: {int((~finite).sum())} of {weight.numel()} elements of {name} are "
+                "NaN or infinite, so that no measurement would mean anything."
             )
 
 

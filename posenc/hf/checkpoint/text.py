@@ -76,7 +76,7 @@ def text_kind(
         return "bytes"
     if not has_tokenizer:
         raise ValueError(
-            f"{folder}: no tokenizer. Put tokenizer.json beside the weights, or give --bytes or "
+            f"{folder}: no tokenizer. Put tokenizer.json next to the weights, or give --bytes or "
             "--ids."
         )
     return "tokenizer"
@@ -94,7 +94,7 @@ def load_tokenizer(folder: Path) -> Any:
         return quiet_transformers().AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
-    except Exception as error:  # whatever its many classes make of a damaged file
+    except Exception as error:  # its many classes may raise anything for a damaged file
         said = " ".join(str(error).split())
         raise ValueError(
             f"{folder}: its tokenizer cannot be read ({type(error).__name__}: {said})."

@@ -46,7 +46,7 @@ def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> 
     nested = {kind: value for kind, value in source.items() if isinstance(value, dict)}
     for kind, parameters in (nested or {FAR: source}).items():
         if parameters:
-            # What stands outside describes the layers that look far.
+            # The outer value is for the full-attention layers.
             outer = raw.get("rope_theta") if kind == FAR else None
             _check_parameters(parameters, raw, path, outer, is_new=bool(new))
 

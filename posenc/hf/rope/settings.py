@@ -97,8 +97,8 @@ def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) ->
     rotary_dim = head_dim if kind == "proportional" else int(head_dim * share)
     if rotary_dim % 2:
         raise ValueError(
-            f"partial_rotary_factor {share} of a head of {head_dim} is {rotary_dim} channels, "
-            "which are no pairs: every runtime turns other ones."
+            f"partial_rotary_factor {share} of a head of {head_dim} is {rotary_dim} channels, an "
+            "odd number, of which every runtime rotates others."
         )
     maximum = getattr(config, "max_position_embeddings", None)
     if maximum is None:

@@ -123,7 +123,7 @@ def _temperatures(setting: RopeSetting, factor: float) -> dict[str, float]:
 def _carrier(setting: RopeSetting) -> dict[str, Any]:
     frequencies = setting.frequencies()
     plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
-    # longrope divides: a pair that stands still gets a wavelength that no text reaches.
+    # longrope divides, so a pair that does not rotate gets a wavelength beyond any text.
     factors = [
         float(p / f) if f else STANDSTILL for p, f in zip(plain, frequencies.inv_freq, strict=True)
     ]

@@ -25,7 +25,7 @@ def answer(kinds: Sequence[Kind], longest: int | None) -> str:
     if not kinds:
         said = "" if longest is None else f" Its config allows {longest:,} tokens."
         return (
-            "Nothing that posenc knows tells this model where a token stands; an exchange of words "
+            "posenc finds nothing that gives this model positions; an exchange of words "
             f"shows whether order matters to it.{said}"
         )
     return " ".join(dict.fromkeys(_of_kind(kind) for kind in kinds))
@@ -56,16 +56,15 @@ def _of_rotation(kind: Rotation) -> str:
     pairs, new = len(kind.wavelengths), len(kind.new_angles)
     where = "" if kind.layers == "all layers" else f" ({kind.layers})"
     start = f"Trained on {kind.trained:,} tokens{where}"
-    turning = f"{new} of the {pairs} pairs of channels that it turns"
-    meets = "meets" if new == 1 else "meet"
+    leaving = f"{new} of its {pairs} rotary pairs {'leaves its' if new == 1 else 'leave their'}"
     if kind.longest > kind.trained:
         start += f" and stretched to {kind.longest:,} by {kind.scaling}"
         if not new:
-            return f"{start}: up to there none of the {pairs} pairs of channels meets a new angle."
-        return f"{start}: up to there {turning} {meets} angles that training never showed."
+            return f"{start}: up to there all {pairs} rotary pairs stay in their trained range."
+        return f"{start}: up to there {leaving} trained range."
     if not new:
-        return f"{start}: every one of the {pairs} pairs of channels that it turns has come round."
-    return f"{start}: beyond them {turning} {meets} angles that training never showed."
+        return f"{start}: all {pairs} rotary pairs completed a turn in training."
+    return f"{start}: beyond them {leaving} trained range; expect it to break there."
 
 
 def next_line(

@@ -77,7 +77,7 @@ class Swap:
             if first >= ROUNDING:
                 return [
                     f"Without positions the last token differs after one layer, by {first:.2g}: "
-                    "something beside positions tells order apart, such as attention in a window."
+                    "something other than positions depends on order, such as windowed attention."
                 ]
             said.append(
                 f"Without positions the last token is the same after one layer, to {first:.1g}: "
@@ -87,7 +87,7 @@ class Swap:
                 differs = "differs" if max(later) >= ROUNDING else "is the same"
                 said.append(
                     f"After two layers or more it {differs}, by up to {max(later):.2g}: tokens "
-                    "between the words have seen other sets, and only the mask tells order apart."
+                    "between the words have seen other sets, and only the mask depends on order."
                 )
         else:
             said.append(

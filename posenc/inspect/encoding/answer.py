@@ -88,7 +88,7 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
     if by_content:
         return f"{direction}: {more}{ends}"
     if fall * other_fall > 0 and abs(other_fall) >= abs(fall) / 2:
-        return f"{direction}, whatever they say: one equal to the query gets {more}{ends}"
+        return f"{direction}, whatever their content: one equal to the query gets {more}{ends}"
     alike = "much the same" if abs(other_fall) <= LEVEL else "less differently"
     return (
         f"{direction} that match the query: they get {more}, while unrelated ones weigh {alike} "
@@ -105,7 +105,7 @@ def cost(sheet: SpecSheet) -> str:
     if low > 1 or high < 1:
         times = f"{middle:.2f} times as long ({low:.2f} to {high:.2f})"
         return f"{learned}, and a layer takes {times}"
-    return f"{learned} and no time that could be told"
+    return f"{learned} and no measurable time"
 
 
 def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
@@ -118,7 +118,7 @@ def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
         )
     if sheet.max_positions is not None:
         axis = " on any axis" if encoding.claims.num_axes > 1 else ""
-        found.append(f"it has no answer beyond position {sheet.max_positions - 1:,}{axis}")
+        found.append(f"it accepts no position beyond {sheet.max_positions - 1:,}{axis}")
     wrong = [words for key, words in _WRONG.items() if not sheet.holds[key]]
     if wrong:
         found.append(f"its results change {' and '.join(wrong)}")
@@ -126,25 +126,25 @@ def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
     if new is not None:
         first, pairs = new
         found.append(
-            f"from position {first:,} on, {pairs} of its {sheet.num_pairs} pairs of channels turn "
-            f"by angles that a training on {trained:,} tokens never showed"
+            f"from position {first:,} on, {pairs} of its {sheet.num_pairs} rotary pairs reach "
+            f"angles that training on {trained:,} tokens never showed"
         )
     elif encoding.claims.num_axes == 2 and sheet.unfinished_pairs and 2 in sheet.places:
         found.append(
             f"on grids of more than {sheet.axis_length:,} cells to a side, "
-            f"{len(sheet.unfinished_pairs)} of its {sheet.num_pairs} pairs of channels turn by "
-            "angles that training never showed"
+            f"{len(sheet.unfinished_pairs)} of its {sheet.num_pairs} rotary pairs reach angles "
+            "that training never showed"
         )
     elif 1 in sheet.places and sheet.max_positions is None:
         found.append(f"positions from {trained:,} on are new to a model trained on {trained:,}")
     told = (sheet.resolution or {}).get("float32")
     reach = min(trained, sheet.max_positions or trained)
     if sheet.direction == "blind":
-        found.append("by itself it tells no order; a causal mask must")
+        found.append("by itself it does not encode order; a causal mask must")
     elif told is not None and 2 * told.every < reach:
         found.append(f"beyond {told.every:,} tokens some neighbouring distances look alike to it")
     if sheet.direction == "symmetric":
-        found.append("by itself it cannot tell before from after; a causal mask must")
+        found.append("by itself it cannot distinguish before from after; a causal mask must")
     if not found:
         return f"nothing that was measured here ends with the {trained:,} tokens of the training"
     return "; ".join(found[:2])
@@ -152,7 +152,7 @@ def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
 
 _WRONG = {
     "padding": "with padding",
-    "packing": "with what else stands in the window",
+    "packing": "with other documents in the window",
     "batch": "with the other rows of a batch",
     "cache": "between one pass and token by token",
 }

@@ -71,7 +71,7 @@ def _check(name: str, shape: ModelShape) -> None:
     try:
         with torch.device("meta"):
             create(name, shape)
-    except (RuntimeError, NotImplementedError):  # somebody's constructor that reads a tensor
+    except (RuntimeError, NotImplementedError):  # a user's constructor that reads a tensor
         pass
 
 

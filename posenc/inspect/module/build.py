@@ -83,7 +83,7 @@ def build(path: str, arguments: Sequence[str] = ()) -> nn.Module:
     else:
         try:
             made = made_by(**options)
-        except Exception as error:  # somebody else's constructor: whatever it raises is its refusal
+        except Exception as error:  # a foreign constructor: any exception is its refusal
             raise ValueError(
                 f"{path}: refuses these arguments: {_line(error)}. It takes "
                 f"{_parameters(made_by)}; give each as --arg name=value."

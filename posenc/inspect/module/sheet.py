@@ -111,5 +111,5 @@ def verdicts(subject: Subject) -> list[Verdict]:
 def _verdict(check: str, subject: Subject) -> Verdict:
     try:
         return Verdict(check, *CHECKS[check](subject))
-    except Exception as error:  # somebody else's code: whatever it raises is the finding
+    except Exception as error:  # foreign code: any exception is the finding
         return Verdict(check, None, f"does not run: {one_line(error)}")

@@ -112,7 +112,7 @@ def _bisected(subject: Subject, good: int, bad: int, error: str) -> Subject:
 def _refusal(subject: Subject, count: int) -> str | None:
     try:
         subject.see(subject.inputs(count))
-    except Exception as error:  # somebody else's code: whatever it raises is its limit
+    except Exception as error:  # foreign code: any exception is its limit
         return one_line(error)
     return None
 

@@ -109,7 +109,7 @@ def test_another_number_is_seen():
 
 
 def test_a_fixed_alpha_stretches_the_base_of_hunyuan():
-    """transformers 4 forgets it beyond the trained length, 5 does not."""
+    """transformers 4 forgets it beyond the training length, 5 does not."""
     config = CONFIGS["hunyuan-7b"]
     base = 10000.0 * 1000.0 ** (128 / 126)
     for runtime, long in (("transformers-4", 10000.0), ("transformers-5", base)):

@@ -126,7 +126,7 @@ def test_a_narrow_terminal_cuts_no_number(width):
     assert " ".join(shown.split()).endswith("† needs our runtime. 95 % intervals are on the page.")
     for end in position_edges(TRAINED, TARGET)[1:]:
         assert f" {end:,} " in shown
-    assert shown.count(f"{math.exp(2.4):.3g} ") == 4  # beyond the trained length
+    assert shown.count(f"{math.exp(2.4):.3g} ") == 4  # beyond the training length
 
 
 def test_figures_are_written_with_their_numbers(page):

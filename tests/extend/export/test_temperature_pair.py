@@ -135,5 +135,5 @@ def test_other_attention_takes_the_pair_on_cos_and_sin_only(pair, tmp_path):
 def test_a_scale_beside_another_scaling_is_refused(tmp_path):
     """Its classes read the key beside any rope_type; no method says what they were trained with."""
     folder = model(tmp_path, "deepseek_v3", {"mscale_all_dim": 1.0}, kind="linear")
-    with pytest.raises(ValueError, match="mscale_all_dim beside rope_type linear"):
+    with pytest.raises(ValueError, match="mscale_all_dim with rope_type linear"):
         hf.extend(folder, TARGET, DOCUMENTS, as_ids=True, options=QUICK)

@@ -59,7 +59,7 @@ def test_attention_that_cannot_be_exchanged_is_refused(tmp_path):
     tokens = torch.arange(41)[None]
     before = checkpoint.model(tokens).logits
     with (
-        pytest.raises(ValueError, match="FalconForCausalLM cannot be exchanged"),
+        pytest.raises(ValueError, match="FalconForCausalLM cannot be replaced"),
         attached(checkpoint.model, PositionEncoding()),
     ):
         pass

@@ -116,7 +116,7 @@ def test_weights_that_are_not_finite_are_refused(wrong, folder):
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][3] = wrong
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"1 of 32 numbers of model\.norm\.weight are NaN or inf"):
+    with pytest.raises(ValueError, match=r"1 of 32 elements of model\.norm\.weight are NaN or inf"):
         load_checkpoint(folder)
 
 

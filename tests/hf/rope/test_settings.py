@@ -182,7 +182,7 @@ def test_exports_say_the_same_to_readers_of_both_dialects(checkpoint):
 
 
 def test_an_extended_checkpoint_is_extended_further_from_where_it_was_trained(tmp_path):
-    """The recipe's original length is the largest one; the trained length stands beside it."""
+    """The recipe's original length is the largest one; the training length stands beside it."""
     llama = load_checkpoint(save("llama", tmp_path / "llama"))
     with applied(llama.model, stretch(llama.rotary, METHODS["by-parts"], TARGET), TARGET):
         config = exported(llama.config.to_dict(), TARGET)[0].config

@@ -59,7 +59,7 @@ def test_page_is_well_shown(browser, pages, width, dark, kind):
     seen = browser.open(path, width, dark=dark)
     seen.assert_well_shown(num_figures)
     assert "mathdefault" not in seen.text
-    for meaning in ("numbers that training learns", "what it gives an unrelated key"):
+    for meaning in ("trainable parameters", "what it gives an unrelated key"):
         assert meaning in seen.text
     assert num_figures == {"sinusoidal": 8, "yarn": 6, "t5": 5, "all": 3}[kind]
 

@@ -92,7 +92,7 @@ def alone(subject: Subject) -> Measured:
         worst = (below_largest(one[:, -1:], last) - full).abs().max().item()
         counted = not {"q_positions", "offset"} & {*roles, *subject.form.optional}
         if worst > CLOSE and counted and same(one[:, -1], whole[:, 0], CLOSE):
-            return None, f"told only counts, it takes one query over {count} keys for the first"
+            return None, f"given only counts, it takes one query over {count} keys for the first"
     elif subject.view.kind != "bias" and "positions" in roles:
         one = subject.see(subject.inputs(torch.tensor([place])))
         worst = error(subject.view.kind, one, whole[-1:]).worst
