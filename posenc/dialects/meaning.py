@@ -1,4 +1,4 @@
-"""Resolve what a config means, read with goodwill, whether or not a runtime agrees.
+"""Resolve what a config means, read with goodwill, whether or not any runtime agrees.
 
 It follows transformers 5, and reads old, missing or misplaced keys as their author must have meant
 them. `doubts` lists every guess.
@@ -42,7 +42,7 @@ class Meaning:
 def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
     """Resolve what a config.json's dict means at a length (default: the longest meant).
 
-    Raises: ValueError where that cannot be told.
+    Raises: ValueError where the meaning is unclear.
     """
     doubts: list[str] = []
     model = model_of(_canonical(config, doubts))

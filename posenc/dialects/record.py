@@ -60,7 +60,7 @@ class Record:
 def record_of(source: Source, length: int | None = None) -> Record:
     """Return the record of a file at a length (default: the longest meant).
 
-    Raises: ValueError where the keys' meaning cannot be told.
+    Raises: ValueError where the keys' meaning is unclear.
     """
     if source.metadata is not None:
         return _of_gguf(source.metadata, length)

@@ -1,1 +1,2 @@
-"""`posenc doctor`: say what every runtime makes of a checkpoint's positions, and write a fix."""
+"""`posenc doctor`: report what every runtime computes from a checkpoint's positions, and write a
+fix."""

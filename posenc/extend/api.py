@@ -30,9 +30,9 @@ def run(
 
     Args:
         folder: a Hugging Face folder with safetensors.
-        to: the new length in tokens, above the trained one.
+        to: the new length in tokens, above the training length.
         documents: texts to measure on, like those of the training; None for the source of
-            Python's standard library, which tells little about other models.
+            Python's standard library, which says little about other models.
         method, out, options, as_bytes, as_ids, progress: see `posenc.extend.extend`.
         report: a file for the page; None for extend.html in `out`, or nowhere.
         figures: a folder for every figure as SVG, PDF, PNG and CSV.
@@ -40,8 +40,8 @@ def run(
     Returns: every variant measured, the recommendation with its reason, and the proof of what was
     written.
 
-    Raises: ValueError for anything that cannot be extended or written, before it is measured;
-    RunFailed where `method` cannot be measured, or the export not be proved.
+    Raises: ValueError, before measuring, for anything that cannot be extended or written. RunFailed
+    if `method` cannot be measured, or the export cannot be proved.
 
     >>> import tempfile
     >>> from transformers import LlamaConfig, LlamaForCausalLM

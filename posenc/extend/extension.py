@@ -94,16 +94,16 @@ def extend(
 
     Args:
         folder: a Hugging Face folder with safetensors.
-        to: the new length in tokens, above the trained one.
-        documents: texts to measure on; the first half serves search and tuning,
-            the second the measurement. A few long ones are cut.
+        to: the new length in tokens, above the training length.
+        documents: texts to measure on. The first half is for search and tuning, the second for the
+            measurement. A few long ones are cut.
         method: one of METHODS, "search" or None: try all and recommend.
-        out: a new folder for the extended checkpoint; None writes nothing, and neither does a
-            recommendation to leave the model as it is: `proof` is None then.
-        as_bytes, as_ids: documents are bytes, or token ids in words, and no tokenizer is asked.
+        out: a new folder for the extended checkpoint. Nothing is written, and `proof` is None, if
+            it is None or if the recommendation is to leave the model unchanged.
+        as_bytes, as_ids: documents are bytes, or token ids in words; no tokenizer is used.
 
-    Raises: ValueError for anything that cannot be extended, with the reason; RunFailed where
-    `method` cannot be measured on this checkpoint, or the export not be proved.
+    Raises: ValueError, with the reason, for anything that cannot be extended. RunFailed if `method`
+    cannot be measured on this checkpoint, or the export cannot be proved.
     """
     out = None if out is None else Path(out)
     check_folders(Path(folder), out, options)
@@ -214,8 +214,8 @@ def export_variant(
     progress: Progress = lambda what, share: None,
     encode: Encode | None = None,
 ) -> None:
-    """Tune a variant that was measured if that is asked for, write it and prove it; what came of it
-    goes into the outcome."""
+    """Tune a measured variant if requested, write it and prove it; the results go into the
+    outcome."""
     checkpoint, trained = outcome.checkpoint, outcome.checkpoint.trained_length
     teacher = None
     if options.tune is not None and options.tune.distill and not checkpoint.masked:

@@ -23,11 +23,11 @@ class Options:
 
     windows: windows of the target length to read. search_evaluations: sets of frequencies that the
     search tries, 0 for no search. allow_cache_unsafe: also export methods whose frequencies change
-    with the length. state: where search and tuning keep what a restart needs; None: beside the new
-    folder, or nowhere. device, dtype: where and in what to run; what is written keeps the dtype of
-    the folder. tune: fine-tuning before the export. targets: tokens at the end of a window whose
-    loss is read with growing context. tasks: what is asked at every length and depth, see
-    measure/tasks.py; task_trials: prompts for each.
+    with the length. state: folder for what a restart of search or tuning needs; None: next to the
+    new folder, or nowhere. device, dtype: where and in what dtype to run; written weights keep the
+    folder's dtype. tune: fine-tuning before the export. targets: tokens at the end of a window
+    whose loss is measured with growing context. tasks: tasks at every length and depth, see
+    measure/tasks.py. task_trials: prompts for each.
     """
 
     windows: Annotated[

@@ -17,8 +17,8 @@ from posenc.hf.attachment.attach import attached
 def own_biases(model: Any) -> Iterator[nn.Module]:
     """Run the model on posenc's attention inside the block, with the same results.
 
-    T5's table is shared, so that it goes on learning. BLOOM's distances count tokens, which is its
-    own rule wherever padding stands at one end.
+    T5's table is shared, so that it keeps learning. BLOOM's distances count tokens, as BLOOM does
+    when padding is at one end.
 
     Raises: ValueError for a model that is neither.
     """

@@ -115,7 +115,7 @@ class T5RelativeBias(ScoreBias):
 
     score[h, i, j] += weight[bucket(position_i - position_j), h]
 
-    One layer serves all attention layers of T5: give them the same object. scale() is 1.
+    One layer is shared by all attention layers of T5: give them the same object. scale() is 1.
 
     Args:
         num_heads: number of query heads.

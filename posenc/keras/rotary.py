@@ -81,7 +81,7 @@ class RotaryEmbedding(PositionLayer):
         return ops.where(first, plain_cos, cos), ops.where(first, plain_sin, sin)
 
     def rotate(self, x: Any, cos: Any, sin: Any) -> Any:
-        """Rotate x; the tables may serve several x of the same tokens."""
+        """Rotate x; the tables can be reused for several x of the same tokens."""
         kept = ops.convert_to_tensor(x)[..., self._width :]
         x = wide(x)[..., : self._width]
         if len(x.shape) == 4:  # the tables serve all heads

@@ -18,9 +18,8 @@ def mask_of(
     """Return the mask from `attn_mask` (q_len, kv_len) or (batch * num_heads, q_len, kv_len) and
     `key_padding_mask` (batch, kv_len). With is_causal, attn_mask is taken to be causal.
 
-    sizes: batch, num_heads, q_len, kv_len. in_order: whether positions grow with the order in
-    memory, which is what is_causal goes by.
-    Raises: ValueError for other shapes, and for numbers that are neither 0 nor -inf.
+    sizes: batch, num_heads, q_len, kv_len. in_order: True if positions grow with the order in
+    memory, which is_causal relies on.
     """
     batch, heads, q_len, kv_len = sizes
     found: list[Mask] = []

@@ -70,8 +70,8 @@ def _float32(value: Any) -> float:
 def _parameters(model: Model) -> tuple[Mapping[str, Any], Any]:
     """Return the rope dict of the full-attention layers, and theta of the windowed layers.
 
-    The config goes through transformers 5 where that loads it, and is read raw where not. The
-    top-level original length counts only for families whose config class has the field.
+    The config is loaded by transformers 5 where that works, and read raw otherwise. The top-level
+    original length counts only for families whose config class has the field.
     """
     try:
         if model.nested:

@@ -38,7 +38,7 @@ def serve(
 ) -> Computed:
     """Return what a server computes that was started for `length` tokens and admits `largest`.
 
-    Raises: RefusedError for a longer length, or whatever its rotation refuses.
+    Raises: RefusedError for a longer length, or what the runtime's rotation refuses.
     """
     if length is not None and length > largest:
         option, variable = LENGTH_OPTIONS[runtime]

@@ -30,7 +30,7 @@ LENGTH_KEYS = tuple(
 ALREADY_STRETCHED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Types whose factor does not multiply the length."""
 DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next")
-"""Families whose model file hands dual_chunk_attention_config to the attention."""
+"""Families whose model file passes dual_chunk_attention_config to the attention."""
 SMALLEST_SERVER = 1024
 """Servers are not started for fewer tokens, so a switch below this length never shows."""
 
@@ -87,7 +87,7 @@ def _raw(model: Model) -> Mapping[str, Any]:
 def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the largest max_model_len that vLLM admits.
 
-    Raises: RefusedError where scalars stand beside nested dicts.
+    Raises: RefusedError for scalars next to nested dicts.
     """
     raw = model.config.get("rope_parameters")
     if model.nested and isinstance(raw, Mapping):

@@ -18,7 +18,7 @@ from posenc.report.new_folder import new_folder
 def fix(
     adapter: Path, like: Path | None, out: Path, named: tuple[str, ...], length: int | None
 ) -> str:
-    """Write the adapter that goes with what `--fix` writes of its model; what to print.
+    """Write the adapter that fits what `--fix` writes of its model; return what to print.
 
     Raises: ValueError where its model is not given, or its rows cannot be scaled.
     """

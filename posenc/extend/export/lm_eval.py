@@ -26,8 +26,8 @@ def check_lm_eval(tasks: str, out: Path | None) -> None:
 
 
 def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
-    """Run its Hugging Face model on the folder, in a process of its own that shows its table;
-    its JSON comes into OUT/lm-eval.
+    """Run lm-eval's Hugging Face model on the folder in its own process, which shows its table. Its
+    JSON is written to OUT/lm-eval.
 
     Raises: RunFailed where it ends with an error.
     """

@@ -21,8 +21,8 @@ or code."""
 
 
 def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
-    """Copy them beside the weights; the encoder may read `longest` tokens. Returns: the modules'
-    folders.
+    """Copy the modules next to the weights, for an encoder that reads `longest` tokens. Returns:
+    the modules' folders.
 
     Raises: ValueError for a modules.json that leads out of the folder.
     """

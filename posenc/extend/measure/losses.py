@@ -73,7 +73,7 @@ class Reader:
 def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Tensor:
     """Return the loss of tokens[:, 1:] given all before, (batch, length - 1).
 
-    `whole` reads a window in one piece whatever its size, for methods whose cache is not exact.
+    `whole` reads a window of any size in one piece, for methods whose cache is not exact.
     """
     tokens = tokens.to(model.device)
     batch, length = tokens.shape

@@ -15,8 +15,8 @@ Words = Callable[[int, Callable[[str], list[int]]], list[int]]
 
 @dataclass(frozen=True)
 class Made:
-    """facts: where in the text each stands, from 0 to 1, and the sentence. words: makes the text
-    of so many tokens itself; None: any text will do."""
+    """facts: where in the text each is, from 0 to 1, and the sentence. words: function that
+    makes a text of that many tokens; None if any text will do."""
 
     facts: tuple[tuple[float, str], ...]
     question: str
@@ -42,7 +42,7 @@ def needles(rng: np.random.Generator, depth: float) -> Made:
 
 
 def variables(rng: np.random.Generator, depth: float) -> Made:
-    """Make a puzzle in which a number is handed from name to name, next to a second such chain."""
+    """Make a puzzle in which a number is passed from name to name, next to a second such chain."""
     names, (number, other) = _names(rng, 2 * HOPS), _numbers(rng, 2)
     facts = []
     for chain, value, first in ((names[:HOPS], number, depth), (names[HOPS:], other, 0.0)):

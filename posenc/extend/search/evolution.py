@@ -45,7 +45,7 @@ class Found:
 
 
 class Search:
-    """Evolve frequency factors for one checkpoint; goes on from `state` where the file exists.
+    """Evolve frequency factors for one checkpoint; resumes from `state` if the file exists.
 
     Children lie between or a little beyond two parents, with a band of neighbouring pairs and the
     temperature multiplied by log-normal noise, made monotone again. The best few are compared once

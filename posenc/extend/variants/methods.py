@@ -86,8 +86,8 @@ def stretch(
     """Apply `method` to the setting of every layer that looks beyond a window.
 
     A scaling that names the length before it is replaced, never stacked: the factor counts from
-    that length. A linear scaling that the checkpoint was trained with stays underneath, and pairs
-    that it was trained without stand still.
+    that length. A linear scaling from training is kept, and pairs that did not rotate in training
+    still do not.
 
     Raises: ValueError where the method needs more pairs of channels than rotate, or has no form for
     the fastest ones only.

@@ -48,22 +48,23 @@ def attach(
     """Attach `encoding` to a model, at all its places, and return the same model.
 
     Its parameters are the model's: optimizers, Trainer and peft see them under `posenc_encoding`.
-    Keys are cached as they were projected, with their positions; `model.save_pretrained` writes
-    what `posenc.hf.load` needs to attach it again.
+    The KV cache stores keys as projected, with their positions. `model.save_pretrained` writes
+    what `posenc.hf.load` needs to attach the encoding again.
 
     Args:
-        model: a model of transformers whose attention goes through its attention interface: text
-            decoders and encoders, T5, BLOOM, Vision Transformers.
-        encoding: of an encoder-decoder's encoder; of any other model; as `posenc.create` reads it,
-            or built. One of scope "layer" is copied, with fresh parameters, for every layer.
-        decoder: of an encoder-decoder's decoder.
-        own: "replace" takes the model's own rotation, table or bias out; "keep" leaves it and adds
-            the encoding: after the rotation, beside the bias.
+        model: a transformers model whose attention uses the attention interface: text decoders
+            and encoders, T5, BLOOM, Vision Transformers.
+        encoding: an encoding, or its name as `posenc.create` reads it. In an encoder-decoder it
+            goes into the encoder. One of scope "layer" is copied, with fresh parameters, for every
+            layer.
+        decoder: the encoding of an encoder-decoder's decoder.
+        own: "replace" removes the model's own rotation, table or bias. "keep" leaves it and adds
+            the encoding: after the rotation, next to the bias.
         example: arguments of one small forward, for models that take more than tokens or a picture.
 
-    Raises: TypeError for what is no model of transformers, ValueError where the attention cannot be
-    reached, where positions of the model's own stay that were to be replaced, or the encoding does
-    not fit; the model is then as before.
+    Raises: TypeError unless it is a transformers model. ValueError if the attention cannot be
+    reached, if own positions remain that were to be replaced, or if the encoding does not fit. The
+    model is then unchanged.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(

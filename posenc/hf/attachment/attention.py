@@ -23,8 +23,8 @@ NAME = "posenc"
 def register_attention(name: str = NAME) -> None:
     """Make `attn_implementation=name` known to transformers: attention and its masks.
 
-    A module to which no encoding is attached attends without positions of its own, which is right
-    for a model whose q and k arrive rotated.
+    A module without an attached encoding attends without positions. That is right for a model whose
+    q and k are already rotated.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -92,8 +92,8 @@ def lazy_mask(
     device: Any = "cpu",
     **options: Any,
 ) -> LazyMask | Tensor | None:
-    """Return the mask that transformers hands to `attend`. None stands for plain causal attention
-    or no mask, outside of an attached model's forward."""
+    """Return the mask that transformers passes to `attend`. None stands for plain causal
+    attention or no mask, outside of an attached model's forward."""
     from transformers import masking_utils as theirs
 
     forward, sizes = FORWARD.get(), (batch_size, q_length, kv_length)

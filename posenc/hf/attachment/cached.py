@@ -1,7 +1,8 @@
 """Positions and states of cached tokens, stored as extra channels of their keys.
 
-They follow whatever transformers does with cached keys: reordering beams, cropping, windows, moving
-to the CPU. The channels store bits, so that bfloat16 keys keep exact positions.
+They are treated like the keys by all that transformers does with its cache: reordering beams,
+cropping, windows, moving to the CPU. The channels store bits, so that bfloat16 keys keep exact
+positions.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def past_state(cache: Any, now: Attending) -> Tensor | None:
 
 
 def watch(cache: Any) -> None:
-    """Have the cache keep positions and states beside keys, from now on.
+    """Make the cache store positions and states with its keys from now on.
 
     Raises: ValueError for one that would round them.
     """

@@ -20,7 +20,7 @@ class Inputs:
     positions: (len) or (batch, len), int64. width: of one token, or of one head.
     probe: the content (width) of every token; None: random, and the same for all tokens, so that
         rows can differ by position only. changed: a token with another content.
-    last: only the last so many tokens are queries; None: all.
+    last: the number of tokens at the end that are queries; None: all.
     offset: a number that the module adds to its own count. starts: (batch), its first real tokens.
     """
 

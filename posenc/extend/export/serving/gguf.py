@@ -20,7 +20,8 @@ from posenc.extend.export.serving.lines import fenced
 
 
 def lines(export: Export) -> Iterator[str]:
-    """Convert the export, edit the file where its config does not say it, and serve it."""
+    """Yield the lines that convert the export, edit the file if its config cannot express the
+    rest, and serve it."""
     why, file = export.recipe.cannot.get("llama.cpp"), "model.gguf"
     steps = [f"python convert_hf_to_gguf.py {shlex.quote(export.name)} --outfile {file}"]
     if why is not None:

@@ -78,7 +78,7 @@ def _apart(subject: Subject, a: Tensor, b: Tensor) -> float:
 
 
 def alone(subject: Subject) -> Measured:
-    """Compare the last token of a call with the same token called alone, as when decoding."""
+    """Compare the last token of a call with the same token by itself, as in decoding."""
     roles, count = subject.form.roles, min(64, subject.length)
     whole, place = subject.see(subject.inputs(count)), count - 1
     if {"q", "k"} <= roles and not subject.form.places_tokens:
@@ -132,7 +132,7 @@ def sides(subject: Subject) -> Measured:
 
 
 def beside(subject: Subject) -> Measured:
-    """Compare a row of near positions alone with the same row beside a far one."""
+    """Compare a row of near positions by itself with the same row in a batch with a far one."""
     if "positions" not in subject.form.roles and "q_positions" not in subject.form.roles:
         return None, "takes no positions"
     near = torch.arange(min(NEAR, subject.length))
