@@ -45,7 +45,7 @@ def golden_cases() -> str:
 
 def with_generated(page: str) -> str:
     """The page with its generated part as it is today."""
-    from posenc.doctor.reference import markdown
+    from posenc.doctor.answer.reference import markdown
 
     before, _, _ = page.partition(START)
     assert before != page, f"{PAGE} lacks the line {START!r}"

@@ -27,7 +27,7 @@ from posenc.extend.extension import export_variant, extend
 from posenc.extend.measure.samples import sample_windows
 from posenc.extend.options import Options
 from posenc.extend.variants.variant import WINDOW
-from posenc.hf.text import token_ids
+from posenc.hf.checkpoint.text import token_ids
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.report.failure import RunFailed
 

@@ -42,8 +42,8 @@ from posenc.extend.tune.config import TuneConfig
 from posenc.extend.tune.tuning import tune
 from posenc.extend.variants.candidates import candidates
 from posenc.extend.variants.methods import METHODS
-from posenc.hf.loading import Checkpoint, load_checkpoint
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
+from posenc.hf.checkpoint.text import Windows
 from posenc.report.atomic import write_atomically
 
 ROOT = Path(__file__).parents[1]

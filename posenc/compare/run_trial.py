@@ -22,7 +22,7 @@ from posenc.compare.result_files import save_result
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.score_cases import score_cases
 from posenc.compare.trial import TrialConfig
-from posenc.hf.llama import export_llama, expressible
+from posenc.hf.checkpoint.llama import export_llama, expressible
 from posenc.models import Decoder
 from posenc.registry import create
 from posenc.report.atomic import write_atomically

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from posenc.compare.options import Options
-from posenc.dialects.json_object import read_json
-from posenc.hf.config_values import check_values
+from posenc.dialects.files.json_object import read_json
+from posenc.hf.checkpoint.config_values import check_values
 
 DEFAULTS = {"width": 128, "layers": 4, "heads": 4}
 _KEYS = {

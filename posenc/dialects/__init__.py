@@ -1,5 +1,4 @@
-"""What the runtimes make of a checkpoint's position settings: one record, readers, emulators,
-writers.
+"""Emulate what each runtime computes from a checkpoint's position settings; read and write configs.
 
-Nothing here loads torch or transformers: a config of a few kilobytes answers in milliseconds.
+Nothing here loads torch or transformers. A config takes milliseconds.
 """

@@ -1,4 +1,4 @@
-"""What one runtime computes from a file, or why it refuses it."""
+"""The result of one runtime for a file, or its refusal."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Switch = Literal["static", "length", "batch", "start"]
 batch, or with the length that the server was started for."""
 
 LOOKED_AT = 1025
-"""A switch counts where it happens within the largest length, or within this many tokens."""
+"""A switch counts if it happens within the largest length, or within this many tokens."""
 STANDSTILL = 1e-20
-"""Radians per position below which no text sees a pair turn."""
+"""Radians per position below which a pair does not visibly rotate at any length."""
 
 
 ARITHMETIC = (ArithmeticError, TypeError, ValueError, KeyError, AttributeError, IndexError)
-"""What calculating with nonsense raises."""
+"""Exceptions that arithmetic with malformed values raises."""
 
 
 def first_switch(switches: Iterable[Switch]) -> Switch:
-    """The first kind of layer's that is not static."""
+    """Return the first switch that is not static."""
     for switch in switches:
         if switch != "static":
             return switch
@@ -31,8 +31,8 @@ def first_switch(switches: Iterable[Switch]) -> Switch:
 
 @dataclass(frozen=True)
 class Layer:
-    """The rotation of one kind of layer: radians per position of each rotated pair (0: the pair
-    stands still), and what multiplies cos and sin."""
+    """The rotation of one kind of layer: radians per position of each pair (0: the pair does not
+    rotate), and the multiplier of cos and sin."""
 
     inv_freq: tuple[float, ...]
     multiplier: float = 1.0
@@ -48,9 +48,9 @@ class Layer:
 class Computed:
     """One runtime's reading of a file.
 
-    layers: kind of layer -> its rotation. softmax_scale: what multiplies q.k. max_length: the
-    longest sequence that it admits, None for no limit. without_rotation: layers that do not rotate.
-    knows: False where the runtime has no model of this architecture, or reads no such file.
+    layers: kind of layer -> its rotation. softmax_scale: factor of q.k. max_length: the longest
+    sequence admitted, None for no limit. without_rotation: layers that do not rotate. knows: False
+    if the runtime has no model of this architecture, or reads no such file.
     """
 
     runtime: str
@@ -64,7 +64,7 @@ class Computed:
     knows: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `posenc doctor --json` prints for a runtime."""
+        """Return the object that `posenc doctor --json` prints for a runtime."""
         return {
             "version": self.version,
             "error": self.error,
@@ -79,9 +79,9 @@ class Computed:
 
 
 class RefusedError(Exception):
-    """The runtime itself would stop here, with this message.
+    """The runtime would stop here with this message.
 
-    max_length: the length it admits by then, where it already knows.
+    max_length: the length it admits, if that is known at this point.
     """
 
     def __init__(self, message: str, max_length: int | None = None) -> None:
@@ -94,7 +94,7 @@ class UnknownModelError(RefusedError):
 
 
 def number(value: Any, name: str) -> float:
-    """The value, where a runtime calculates with it.
+    """Return the value, checked to be a number, where a runtime calculates with it.
 
     Raises: RefusedError where it is no number, as the runtime's own arithmetic does.
     """
@@ -105,14 +105,14 @@ def number(value: Any, name: str) -> float:
 
 
 def required(parameters: Mapping[str, Any], name: str) -> Any:
-    """parameters[name]. Raises: RefusedError as a dict in Python does."""
+    """Return parameters[name]. Raises: RefusedError where Python would raise KeyError."""
     if name not in parameters:
         raise RefusedError(f"KeyError: {name!r}")
     return parameters[name]
 
 
 def factors(parameters: Mapping[str, Any], name: str, pairs: int) -> tuple[float, ...]:
-    """A list of longrope, one factor per pair.
+    """Return a longrope list with one factor per pair.
 
     Raises: RefusedError where it is missing, holds no numbers, or has another length.
     """

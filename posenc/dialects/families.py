@@ -1,9 +1,9 @@
-"""What each runtime knows about a family of models, read from the runtimes' own sources.
+"""Facts about model families in each runtime, read from the runtimes' own sources.
 
-families.json holds one line per `model_type` of a causal language model with rotary positions in
-transformers 5.23: class defaults, the layout of pairs, and, for transformers 4.57.3, vLLM 0.33.0,
-SGLang 0.5.23, mlx-lm 0.32.2 and llama.cpp 0c1e57098, whether they have the model and from where
-they take theta and the scaling.
+families.json has one line per `model_type` of a causal language model with rotary positions in
+transformers 5.23: class defaults and the layout of pairs. For transformers 4.57.3, vLLM 0.33.0,
+SGLang 0.5.23, mlx-lm 0.32.2 and llama.cpp 0c1e57098 it says whether they have the model and where
+they read theta and the scaling.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ WITHOUT_ROTATION = frozenset(
     xglm xlm xlm-roberta xlm-roberta-xl xlnet xmod yoso
     """.split()
 )
-"""model_types of language models whose code in transformers rotates nothing: learned tables, biases
-on the scores, recurrence."""
+"""model_types of language models that rotate nothing in transformers: learned tables, biases on
+the scores, recurrence."""
 
 
 @lru_cache(maxsize=1)
 def all_families() -> dict[str, dict[str, Any]]:
-    """model_type -> its facts."""
+    """Return the facts of every model_type."""
     text = resources.files("posenc.dialects").joinpath("families.json").read_text(encoding="utf-8")
     return json.loads(text)
 
 
 def family(model_type: str) -> dict[str, Any] | None:
-    """The facts of one model_type, None for one that is not known."""
+    """Return the facts of one model_type; None if it is unknown."""
     return all_families().get(model_type)
 
 
 def by_architecture(name: str) -> str | None:
-    """The model_type of a class such as LlamaForCausalLM."""
+    """Return the model_type of a class such as LlamaForCausalLM."""
     return next((m for m, f in all_families().items() if f["architecture"] == name), None)

@@ -1,7 +1,7 @@
-"""The frequencies of the RoPE variants as plain floats, one formula each.
+"""Compute the frequencies of the RoPE variants as plain floats, one formula each.
 
-Frequencies are in radians per position, fastest pair first. A runtime works in float32, so float64
-here is exact enough for the 1e-6 that the emulators are held to.
+Frequencies are in radians per position, fastest pair first. Runtimes compute in float32, so float64
+is exact enough for the tolerance of 1e-6.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LARGEST_DIM = 1 << 14
 
 
 def plain(dim: int, theta: float) -> tuple[float, ...]:
-    """theta^(-2i/dim) for i = 0 .. dim/2 - 1.
+    """Return theta^(-2i/dim) for i = 0 .. dim/2 - 1.
 
     Raises: ValueError for more dims than a head can have.
 
@@ -27,23 +27,23 @@ def plain(dim: int, theta: float) -> tuple[float, ...]:
 
 
 def divided(inv_freq: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
-    """Each frequency divided by its own factor."""
+    """Divide each frequency by its own factor."""
     return tuple(f / factor for f, factor in zip(inv_freq, factors, strict=True))
 
 
 def ntk_theta(theta: float, factor: float, dim: int) -> float:
-    """The base that divides the slowest frequency by `factor`: theta factor^(dim/(dim-2))."""
+    """Return the base that divides the slowest frequency by factor: theta factor^(dim/(dim-2))."""
     return theta * factor ** (dim / (dim - 2))
 
 
 def dynamic_theta(theta: float, factor: float, length: float, trained: float, dim: int) -> float:
-    """The base of dynamic NTK at a length: unchanged up to the trained one."""
+    """Return the base of dynamic NTK at a length; it is unchanged up to the training length."""
     longer = max(length, trained)
     return ntk_theta(theta, factor * longer / trained - (factor - 1), dim)
 
 
 def yarn_scale(factor: float, mscale: float = 1.0) -> float:
-    """0.1 mscale ln(factor) + 1, and 1 where nothing is stretched."""
+    """Return 0.1 mscale ln(factor) + 1, or 1 for a factor of at most 1."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -57,8 +57,9 @@ def yarn(
     truncate: bool = True,
     extrapolation: float = 1.0,
 ) -> tuple[float, ...]:
-    """YaRN's frequencies: kept where a pair turns more than beta_fast times within the original
-    length, divided by `factor` where it turns less than beta_slow times, and a ramp between.
+    """Return YaRN's frequencies. A pair that makes more than beta_fast turns within the original
+    length keeps its frequency; below beta_slow turns it is divided by `factor`; between the two
+    there is a ramp.
 
     truncate: round the ends of the ramp outward to whole pairs. extrapolation: the share of the
     kept frequencies that is kept.
@@ -80,7 +81,7 @@ def yarn(
 
 
 def stretched(original: float, factor: float) -> int:
-    """The tokens that a factor stretches an original length to; rounding takes none away.
+    """Return original * factor in whole tokens, without losing one to rounding.
 
     >>> stretched(3, 5 / 3)
     5
@@ -89,14 +90,14 @@ def stretched(original: float, factor: float) -> int:
 
 
 def longrope_scale(ratio: float, original: float) -> float:
-    """sqrt(1 + ln(ratio) / ln(original)), and 1 where nothing is stretched."""
+    """Return sqrt(1 + ln(ratio) / ln(original)), or 1 for a ratio of at most 1."""
     return math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
 
 
 def llama3_factors(
     dim: int, theta: float, factor: float, low: float, high: float, original: float
 ) -> tuple[float, ...]:
-    """What Llama 3.1 divides each frequency by: 1 for wavelengths below original/high, `factor`
+    """Return Llama 3.1's divisor of each frequency: 1 for wavelengths below original/high, `factor`
     above original/low, smooth between."""
 
     def one(f: float) -> float:
@@ -114,7 +115,7 @@ def llama3_factors(
 def proportional(
     head_dim: int, theta: float, share: float, factor: float = 1.0
 ) -> tuple[float, ...]:
-    """The first share of the whole head's frequencies; the other pairs stand still."""
+    """Return the fastest `share` of the whole head's frequencies; the other pairs do not rotate."""
     rotated = int(share * head_dim // 2)
     kept = plain(head_dim, theta)[:rotated]
     return tuple(f / factor for f in kept) + (0.0,) * (head_dim // 2 - rotated)

@@ -1,7 +1,7 @@
-"""What a config means: its rotary keys read with goodwill, whoever of the runtimes follows.
+"""Resolve what a config means, read with goodwill, whether or not any runtime agrees.
 
-transformers 5's rules, and where keys are old, missing or in the wrong place, what their author
-can only have meant. Whatever had to be guessed or chosen is told in `doubts`.
+It follows transformers 5, and reads old, missing or misplaced keys as their author must have meant
+them. `doubts` lists every guess.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
 
 OLD_NAMES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn", "ntk-aware": "ntk"}
-NUMBERS = (
-    "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "attn_factor",
-    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor",
-    "partial_rotary_factor", "alpha",
-)  # fmt: skip
+NUMBERS = tuple(
+    "rope_theta factor original_max_position_embeddings attention_factor attn_factor "
+    "beta_fast beta_slow mscale mscale_all_dim low_freq_factor high_freq_factor "
+    "partial_rotary_factor alpha".split()
+)
 YARN_KEYS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor")
 
 
@@ -40,9 +40,9 @@ class Meaning:
 
 
 def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
-    """What a config.json's dict means at a length (default: the longest meant).
+    """Resolve what a config.json's dict means at a length (default: the longest meant).
 
-    Raises: ValueError where that cannot be told.
+    Raises: ValueError where the meaning is unclear.
     """
     doubts: list[str] = []
     model = model_of(_canonical(config, doubts))
@@ -76,7 +76,7 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
 
 
 def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
-    """The config with one rope dict, settled types and real numbers."""
+    """Return the config with one rope dict, settled types and real numbers."""
     model = model_of(config)
     result = dict(model.config)
     for name in NUMBERS:
@@ -97,7 +97,7 @@ def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:
 def differing_keys(
     old: Mapping[str, Any], new: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[str]:
-    """The keys in which two rope dicts differ, after filling in types and the outer base."""
+    """Return the keys in which two rope dicts differ, after filling in types and the outer base."""
     filled = []
     if not any(isinstance(v, Mapping) for v in old.values()):
         inner = new.get("full_attention")
@@ -167,7 +167,7 @@ def _as_number(value: Any, name: str, doubts: list[str]) -> Any:
 
 
 def _meant(p: Mapping[str, Any], model: Model, kind: str, doubts: list[str]) -> dict[str, Any]:
-    """The dict with what its spelling stood for: own NTK types and attn_factor translated."""
+    """Translate NTK types of vendors and attn_factor into transformers' keys."""
     p = dict(p)
     given = model.config.get("rope_scaling") or model.config.get("rope_parameters") or {}
     inner = given.get(kind) if isinstance(given, Mapping) and kind in given else given
@@ -209,13 +209,12 @@ def _trained(p: Mapping[str, Any], model: Model) -> int:
 
 
 def is_length(value: Any) -> TypeGuard[int]:
-    """A whole number of tokens, from 1 on."""
+    """True for an integer of at least 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _longest(p: Mapping[str, Any], model: Model) -> int:
-    """max_position_embeddings, or what yarn stretches the original length to where that is
-    more."""
+    """Return max_position_embeddings, or the length that yarn stretches to if that is longer."""
     longest, factor = model.max_positions, p.get("factor")
     if p["rope_type"] == "yarn" and isinstance(factor, int | float):
         return max(longest, formulas.stretched(_trained(p, model), factor))

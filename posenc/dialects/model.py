@@ -1,5 +1,5 @@
-"""What a config says about the attention, whatever the dialect of its rotary keys: sizes, kinds of
-layers, the scale of the logits."""
+"""Read what a config says about the attention in any dialect: sizes, kinds of layers, the scale
+of the logits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ INNER = ("text_config", "language_config", "llm_config")
 """Where a config of several modalities keeps the language model's."""
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
 TRAINED_KEY = "posenc_trained_length"
-"""Where `posenc extend` keeps the trained length if the rope dict's original length must be the
+"""Where `posenc extend` keeps the training length if the rope dict's original length must be the
 largest one, so that no reader switches."""
 LARGEST = 1 << 40
 LARGEST_OF = {"head_dim": 1 << 14, "qk_rope_head_dim": 1 << 14, "num_hidden_layers": 2000}
-"""Bounds of sizes that lists are made of; the biggest models have a tenth of them."""
+"""Bounds of sizes that lists are allocated for; the largest models have a tenth of them."""
 LAYER_KINDS = (
     "full_attention",
     "sliding_attention",
@@ -34,11 +34,11 @@ SLIDING_ROTATES_ALONE = ("cohere2", "cohere2_moe")
 
 
 class BadConfigError(ValueError):
-    """A config that no runtime's arithmetic needs to see: sizes that are none."""
+    """A config with impossible sizes, which no runtime needs to see."""
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The language model's keys on top, over those of the whole."""
+    """Lift the language model's keys to the top level, over those already there."""
     merged = dict(config)
     for name in INNER:
         inner = config.get(name)
@@ -62,14 +62,14 @@ class Model:
         return bool(self.facts)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A key of the config, or the family's default for it."""
+        """Return a key of the config, or the family's default for it."""
         value = self.config.get(name)
         if value is None:
             value = self.facts.get("defaults", {}).get(name)
         return default if value is None else value
 
     def size(self, *names: str, default: int | None = None) -> int:
-        """The first of these keys that is given: a whole number of at least 1.
+        """Return the first of these keys that is given, an integer of at least 1.
 
         Raises: BadConfigError where none is given or one is no such number.
         """
@@ -88,7 +88,7 @@ class Model:
 
     @property
     def mla(self) -> bool:
-        """Latent attention as in DeepSeek: the rotated dims stand beside the others."""
+        """Latent attention as in DeepSeek: rotary channels are separate from the others."""
         return "kv_lora_rank" in self.config or "qk_rope_head_dim" in self.facts.get("defaults", {})
 
     @property
@@ -101,7 +101,7 @@ class Model:
 
     @property
     def head_dim(self) -> int:
-        """The dims that rotation may take: of a whole head, or of MLA's rotary part."""
+        """The channels that may rotate: of a whole head, or of MLA's rotary part."""
         if self.mla:
             return self.size("qk_rope_head_dim", default=64)
         if self.get("head_dim") is not None:
@@ -124,30 +124,30 @@ class Model:
 
     @property
     def interleaved(self) -> bool:
-        """Pairs are (2i, 2i+1) in this family's checkpoints, not (i, i + d/2)."""
+        """True if pairs are (2i, 2i+1) in this family's checkpoints, not (i, i + d/2)."""
         return bool(self.facts.get("interleaved", False))
 
     @property
     def owns_partial(self) -> bool:
-        """The family's code rotates only a share of each head."""
+        """True if the family's code rotates only a fraction of each head."""
         modern = self.facts.get("transformers5", {})
         inner = [d for d in modern.get("nested", {}).values() if d and d["rope_type"] == "default"]
         return any("partial_rotary_factor" in d for d in (modern, *inner))
 
     @property
     def nested(self) -> bool:
-        """The family's code keeps one set of rotary parameters per kind of layer."""
+        """True if the family's code has one set of rotary parameters per kind of layer."""
         return "nested" in self.facts.get("transformers5", {})
 
     @property
     def flat_reaches(self) -> tuple[str, ...] | None:
-        """The kinds of layers that a flat rope_scaling reaches beside nested rope dicts. None: the
-        family takes nothing that stands outside of them, and fills nothing in."""
+        """The kinds of layers that a flat rope_scaling applies to, next to nested rope dicts.
+        None: the family accepts no keys outside of them and fills nothing in."""
         found = self.facts.get("transformers5", {}).get("flat")
         return None if found is None else tuple(found)
 
     def of_kind(self, kind: str) -> Model:
-        """The model with the head size of one kind of layer: Gemma 4's differ in it."""
+        """Return the model with the head dimension of one kind of layer; Gemma 4's differ."""
         if "global_head_dim" not in self.facts.get("defaults", {}):
             return self
         each, first = self.config.get("per_layer_config"), None
@@ -160,12 +160,12 @@ class Model:
 
     @property
     def uneven_heads(self) -> bool:
-        """Whether kinds of layers differ in the size of a head."""
+        """True if kinds of layers differ in their head dimension."""
         return len({self.of_kind(kind).head_dim for kind in self.kinds}) > 1
 
     @property
     def scale(self) -> float:
-        """What multiplies q.k, before any temperature of the positions."""
+        """The factor of q.k, before any temperature of the positions."""
         if self.model_type in SCALAR_SCALES:
             return SCALAR_SCALES[self.model_type]
         if self.mla:
@@ -221,7 +221,7 @@ class Model:
 
 
 def model_of(config: Mapping[str, Any]) -> Model:
-    """The model that a config.json describes."""
+    """Return the model that a config.json describes."""
     flat = flatten(config)
     name = flat.get("model_type")
     architectures = flat.get("architectures")

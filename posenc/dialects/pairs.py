@@ -1,11 +1,11 @@
-"""The two orders of rotated channels: pair t is (2t, 2t+1) if interleaved, (t, t + width/2) if
+"""The two layouts of rotary dimensions: pair t is (2t, 2t+1) if interleaved, (t, t + width/2) if
 half-split."""
 
 from __future__ import annotations
 
 
 def order(width: int, *, to_interleaved: bool) -> list[int]:
-    """new[i] = old[order[i]] for the `width` rotated channels of one head.
+    """Return the permutation new[i] = old[order[i]] of the `width` rotary dimensions of one head.
 
     >>> order(6, to_interleaved=False)
     [0, 2, 4, 1, 3, 5]

@@ -7,20 +7,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from posenc.dialects.computed import Computed, Switch
-from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.files.gguf_metadata import Metadata
+from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes.llama_cpp import from_metadata
-from posenc.dialects.source import Source
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Layers that rotate alike.
+    """Layers with the same rotation.
 
-    layers: their indices. rotary_dim: rotated channels of each head. inv_freq: radians per
-    position of each pair, 0 where it stands still. multiplier: on cos and sin. window: how many
-    keys are visible counting the query itself, None for all.
+    layers: their indices. rotary_dim: rotary dimensions of each head. inv_freq: radians per
+    position of each pair, 0 if it does not rotate. multiplier: of cos and sin. window: number of
+    visible keys including the query itself, None for all.
     """
 
     name: str
@@ -33,7 +33,7 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class Record:
-    """What the position settings of a checkpoint mean, at one length.
+    """The meaning of a checkpoint's position settings at one length.
 
     interleaved: pairs are (2i, 2i+1) by the family's code, None where the family is not known.
     softmax_scale: multiplies q.k. switch: whether the frequencies change with the length.
@@ -58,9 +58,9 @@ class Record:
 
 
 def record_of(source: Source, length: int | None = None) -> Record:
-    """The record of a file that was read, at a length (default: the longest meant).
+    """Return the record of a file at a length (default: the longest meant).
 
-    Raises: ValueError where the keys' meaning cannot be told.
+    Raises: ValueError where the keys' meaning is unclear.
     """
     if source.metadata is not None:
         return _of_gguf(source.metadata, length)
@@ -68,7 +68,7 @@ def record_of(source: Source, length: int | None = None) -> Record:
 
 
 def of_meaning(meaning: Meaning, spelling: str, length: int | None) -> Record:
-    """The record of a config's meaning."""
+    """Return the record of a config's meaning."""
     model, computed = meaning.model, meaning.computed
     return Record(
         model.model_type,

@@ -1,1 +1,2 @@
-"""`posenc doctor`: what every runtime will make of a checkpoint's positions, and the cure."""
+"""`posenc doctor`: report what every runtime computes from a checkpoint's positions, and write a
+fix."""

@@ -1,4 +1,4 @@
-"""What the rules look at: a file, its meaning, and what each runtime makes of it."""
+"""The data that rules judge: a file, its meaning, and what each runtime computes from it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from functools import cached_property
 from typing import Any, Literal
 
 from posenc.dialects.computed import Computed, Layer, RefusedError
-from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.files.gguf_metadata import Metadata
+from posenc.dialects.files.source import Source
 from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.model import BadConfigError, Model, model_of
 from posenc.dialects.record import Record, of_meaning, record_of
 from posenc.dialects.runtimes import RUNTIMES, VERSIONS, emulate
 from posenc.dialects.runtimes.llama_cpp import from_metadata
-from posenc.dialects.source import Source
 
 Aspect = Literal["error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers"]
 FREQUENCY_TOLERANCE = 1e-5
-"""Relative; a difference below it is float32's."""
+"""Relative; smaller differences are float32 rounding."""
 MULTIPLIER_TOLERANCE = 5e-4
 """Relative; smaller temperatures change no measured loss."""
 
@@ -27,8 +27,8 @@ MULTIPLIER_TOLERANCE = 5e-4
 class Case:
     """A file under judgement.
 
-    named: the runtimes that the user cares for. length: the length to judge at, None for the
-    longest meant. served: the config as a server sees it after overrides, None for the file's own.
+    named: the runtimes that the user named. length: the length to judge at, None for the longest
+    meant. served: the config as a server sees it after overrides, None for the file's own.
     """
 
     source: Source
@@ -62,7 +62,7 @@ class Case:
 
     @property
     def meaning(self) -> Meaning | None:
-        """None where it cannot be told, see `why_unclear`, and for GGUF."""
+        """The meaning; None for GGUF, and if it is unclear, see `why_unclear`."""
         return self._meaning[0]
 
     @property
@@ -82,7 +82,7 @@ class Case:
 
     @cached_property
     def computed(self) -> dict[str, Computed]:
-        """What each of the six runtimes makes of the file."""
+        """What each of the six runtimes computes from the file."""
         if self.metadata is None:
             served = self.source.config if self.served is None else self.served
             return emulate(served, self.length)
@@ -99,8 +99,8 @@ class Case:
 
     @cached_property
     def differences(self) -> dict[str, frozenset[Aspect]]:
-        """Runtime -> in what it differs from the meaning; empty where it agrees or has no such
-        model."""
+        """By runtime, the aspects that differ from the meaning; empty if it agrees or has no
+        such model."""
         return {name: self._differs(computed) for name, computed in self.computed.items()}
 
     def _differs(self, computed: Computed) -> frozenset[Aspect]:
@@ -115,7 +115,7 @@ class Case:
     def affected(
         self, among: Sequence[str], *aspects: Aspect, nothing_else: bool = False
     ) -> tuple[str, ...]:
-        """Which of these runtimes, named or not, differ from the meaning.
+        """Return those of these runtimes, named or not, that differ from the meaning.
 
         aspects: count a difference in one of these; none given: any. nothing_else: and in no
         other aspect, which another rule would explain.
@@ -130,22 +130,22 @@ class Case:
         return tuple(found)
 
     def only_named(self, runtimes: Sequence[str]) -> tuple[str, ...]:
-        """Those of these runtimes that the user cares for."""
+        """Return those of these runtimes that the user named."""
         return tuple(name for name in runtimes if name in self.named)
 
     def concerned(self, among: Sequence[str], *aspects: Aspect) -> tuple[str, ...]:
-        """The named runtimes of these that differ from the meaning."""
+        """Return the named runtimes among these that differ from the meaning."""
         return self.only_named(self.affected(among, *aspects))
 
     @property
     def old(self) -> Mapping[str, Any] | None:
-        """rope_scaling, None where it is missing, null or empty."""
+        """rope_scaling; None if missing, null or empty."""
         value = self.config.get("rope_scaling")
         return value if isinstance(value, Mapping) and value else None
 
     @property
     def new(self) -> Mapping[str, Any] | None:
-        """rope_parameters, None where it is missing, null or empty."""
+        """rope_parameters; None if missing, null or empty."""
         value = self.config.get("rope_parameters")
         return value if isinstance(value, Mapping) and value else None
 
@@ -155,7 +155,7 @@ class Case:
         return self.old or self.new or {}
 
     def dicts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Every flat rope dict of the file with its name."""
+        """Yield every flat rope dict of the file with its name."""
         for name, given in (("rope_scaling", self.old), ("rope_parameters", self.new)):
             if given is None:
                 continue
@@ -166,7 +166,7 @@ class Case:
                 yield f"{name}.{kind}", value
 
     def of_type(self, *kinds: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The flat dicts that most runtimes read, of these types."""
+        """Yield the flat dicts of these types that most runtimes read."""
         for name, p in self.dicts():
             if self.old is not None and name.startswith("rope_parameters"):
                 continue
@@ -175,19 +175,19 @@ class Case:
 
 
 def _about_positions(error: str) -> bool:
-    """mlx-lm stops for any key that its dataclass wants; only some are about positions."""
+    """True if an error concerns positions. mlx-lm stops for any missing key of its dataclass."""
     words = ("rope", "rotary", "max_position")
     return "positional argument" not in error or any(word in error for word in words)
 
 
 def type_of(p: Mapping[str, Any]) -> str:
-    """rope_type, else type, else default."""
+    """Return rope_type, else type, else default."""
     kind = p.get("rope_type", p.get("type"))
     return "default" if kind is None else str(kind)
 
 
 def differences(computed: Computed, meant: Computed) -> frozenset[Aspect]:
-    """In what one result differs from another."""
+    """Return the aspects in which one result differs from another."""
     found: set[Aspect] = set()
     for kind, layer in meant.layers.items():
         same_kind = [v for name, v in computed.layers.items() if name.startswith(kind)]
@@ -204,7 +204,7 @@ def differences(computed: Computed, meant: Computed) -> frozenset[Aspect]:
 
 
 def layer_differences(layer: Layer, meant: Layer) -> set[Aspect]:
-    """In what one rotation differs from another."""
+    """Return the aspects in which one rotation differs from another."""
     found: set[Aspect] = set()
     if len(layer.inv_freq) != len(meant.inv_freq):
         found.add("pairs")

@@ -1,4 +1,4 @@
-"""`posenc doctor`: its options; what it needs loads when it runs, and torch never for a config."""
+"""Options of `posenc doctor`. Everything else loads when it runs, and torch never for a config."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def doctor(
         bool,
         typer.Option(
             "--each",
-            help="Judge every path by itself, for hooks; JSON files that describe no model with "
-            "rotary positions are passed over.",
+            help="Judge every path separately, for hooks; JSON files that describe no model with "
+            "rotary positions are skipped.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -97,9 +97,22 @@ def doctor(
     from posenc.doctor.running import Options, run
 
     options = Options(
-        tuple(paths or ()), length, for_, overrides, with_, fix, out, like, explain, as_json,
-        as_sarif, layout, text, convert_layout, each,
-    )  # fmt: skip
+        paths=tuple(paths or ()),
+        length=length,
+        for_=for_,
+        overrides=overrides,
+        with_=with_,
+        fix=fix,
+        out=out,
+        like=like,
+        explain=explain,
+        as_json=as_json,
+        as_sarif=as_sarif,
+        layout=layout,
+        text=text,
+        convert_layout=convert_layout,
+        each=each,
+    )
     said, code = run(options)
     typer.echo(said)
     if code == 2:  # of --each: what it is about stands above, file by file

@@ -1,4 +1,4 @@
-"""Whether two checkpoints mean the same positions."""
+"""Compare the positions that two checkpoints mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TOLERANCE = 1e-6
 
 
 def differences(first: Record, second: Record) -> list[str]:
-    """One line per thing that differs; empty where both mean the same.
+    """Return one line per difference; empty if both mean the same.
 
     A GGUF file does not say which layers are which kind, so kinds are compared by name, and a file
     with one kind with all kinds of the other.

@@ -1,4 +1,4 @@
-"""A rule: what it checks, how grave it is, what to do, and where people met it."""
+"""A rule: what it checks, its severity, the cure, and where users met the mistake."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Hit:
     """One place where a rule fired.
 
     message: what was found, with the user's own values. concerned: the named runtimes that compute
-    something else than is meant, or refuse, because of it. affected: those that it is about.
-    contradiction: the file says two things, so no reading of it can be right.
+    something else than is meant, or refuse. affected: the runtimes that it is about. contradiction:
+    True if the file contradicts itself, so that no reading can be right.
     """
 
     message: str
@@ -53,8 +53,8 @@ class Finding:
 class Rule:
     """One line of the table.
 
-    severity: E where a hit means a wrong result, W where runtimes merely differ in something else,
-    I for a note. evidence: public threads, or the runtimes' own code.
+    severity: E if a hit means a wrong result, W if runtimes differ in something else, I for a note.
+    evidence: public threads, or the runtimes' own code.
     """
 
     code: str
@@ -69,7 +69,7 @@ class Rule:
         return " ".join((inspect.getdoc(self.check) or "").split())
 
     def judge(self, case: Case) -> Iterator[Finding]:
-        """An E is W where no named runtime is concerned."""
+        """Yield findings. An E becomes W if no named runtime is concerned."""
         for hit in self.check(case):
             severity: Severity = self.severity
             if severity == "E" and not hit.concerned and not hit.contradiction:

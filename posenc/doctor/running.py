@@ -1,4 +1,4 @@
-"""What `posenc doctor` does: read, judge, print; or explain, compare, override, fix."""
+"""Run `posenc doctor`: read, judge and print; or explain, compare, override, fix."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.files.json_object import read_json
+from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
 from posenc.dialects.meaning import meaning_of
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.source import Source, is_adapter, load
 from posenc.dialects.writers.overrides import overridden, override
-from posenc.doctor import comparing, page, sarif
+from posenc.doctor import comparing
+from posenc.doctor.answer import sarif, terminal
 from posenc.doctor.case import Case
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
 
+MODEL = ("model_type", "architectures", "n_heads")
+"""A JSON object with one of these keys describes a model; other programs have a config.json too."""
 SIDECAR = ".posenc"
 IGNORE = re.compile(r"^#\s*posenc:\s*ignore=([A-Z0-9,\s]+)$")
 
@@ -44,18 +48,16 @@ class Options:
 
 
 def run(options: Options) -> tuple[str, int]:
-    """What to print, and the exit code: 1 where an E fired, a fix is incomplete, or two files
+    """Return what to print, and the exit code: 1 if an E fired, a fix is incomplete, or two files
     differ.
 
     Raises: ValueError and OSError for bad input.
     """
     _check(options)
     if options.explain is not None:
-        return page.explain(_rule(options.explain)), 0
+        return terminal.explain(_rule(options.explain)), 0
     if options.each:
-        from posenc.doctor import every
-
-        return every.judge(options)
+        return _each(options)
     if len(options.paths) == 2:
         return _compare(options)
     if is_adapter(options.paths[0]):
@@ -68,7 +70,7 @@ def run(options: Options) -> tuple[str, int]:
         meaning = meaning_of(source.config, options.length)
         return override(source.raw, meaning, options.overrides), 0
     if options.fix:
-        from posenc.doctor.fixing import fix  # NumPy, for weights
+        from posenc.doctor.cures.fixing import fix  # NumPy, for weights
 
         assert options.out is not None
         return fix(source, options.out, _named(options), options.length, options.like)
@@ -78,10 +80,10 @@ def run(options: Options) -> tuple[str, int]:
         raise ValueError(f"{source.path}: {case.why_unclear}.")
     code = 1 if any(f.severity == "E" for f in found) else 0
     if options.as_json:
-        return json.dumps(page.as_json(case, found), indent=2), code
+        return json.dumps(terminal.as_json(case, found), indent=2), code
     if options.as_sarif:
         return json.dumps(sarif.report(case, found), indent=2), code
-    return page.text(case, found), code
+    return terminal.text(case, found), code
 
 
 def _check(options: Options) -> None:
@@ -117,9 +119,30 @@ def _check(options: Options) -> None:
         raise ValueError("--fix, --overrides, --sarif and the layout's options take one path.")
 
 
+def _each(options: Options) -> tuple[str, int]:
+    """Judge files one by one; return what to print and the gravest exit code."""
+    pages, codes = [], [0]
+    for path in options.paths:
+        said, code = _one(path, options)
+        pages.append(said)
+        codes.append(code)
+    return "\n\n".join(pages), max(codes)
+
+
+def _one(path: Path, options: Options) -> tuple[str, int]:
+    try:
+        if path.suffix == ".json" and path.is_file() and not read_json(path).keys() & {*MODEL}:
+            return f"{path}: skipped, it describes no model.", 0
+        return run(replace(options, paths=(path,), each=False))
+    except NoRotationError as nothing:
+        return f"skipped: {nothing}", 0
+    except (ValueError, OSError) as error:
+        return f"{error}" if str(path) in str(error) else f"{path}: {error}", 2
+
+
 def _adapter(options: Options) -> str:
-    """What is written of a LoRA adapter; there is nothing in it to judge."""
-    from posenc.doctor import adapters, layout  # NumPy
+    """Write a fixed LoRA adapter and return what to print. An adapter has nothing to judge."""
+    from posenc.doctor.cures import adapters, layout
 
     folder = options.paths[0]
     if options.fix:
@@ -136,7 +159,7 @@ def _adapter(options: Options) -> str:
 
 
 def _layout(options: Options) -> tuple[str, int]:
-    from posenc.doctor import layout  # NumPy, and for the measurement torch
+    from posenc.doctor.cures import layout
 
     folder = options.paths[0]
     if options.convert_layout is not None:
@@ -193,7 +216,8 @@ def _case(source: Source, options: Options) -> Case:
 
 
 def _ignored(folder: Path) -> frozenset[str]:
-    """Codes that a file `.posenc` beside the config silences: # posenc: ignore=PD013,PD021."""
+    """Return the codes that a file `.posenc` next to the config silences: # posenc:
+    ignore=PD013,PD021."""
     path = folder / SIDECAR
     if not path.is_file():
         return frozenset()

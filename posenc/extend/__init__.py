@@ -11,7 +11,7 @@
 ...     outcome = posenc.extend.run(
 ...         folder, 128, texts, method="yarn", as_bytes=True, options=few
 ...     )
->>> list(outcome.measured)  # as it is, stretched, and with a window of the trained length
+>>> list(outcome.measured)  # as it is, stretched, and with a window of the training length
 ['none', 'yarn', 'window']
 """
 

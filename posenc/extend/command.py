@@ -1,4 +1,4 @@
-"""`posenc extend`: its options; torch and transformers load when it runs."""
+"""Options of `posenc extend`; torch and transformers load when it runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def extend(
     **given: Any,
 ) -> None:
     """Give a trained checkpoint a longer context: try, measure, recommend, tune, export, prove."""
-    from posenc.extend.terminal import extend_and_show
+    from posenc.extend.answer.terminal import extend_and_show
 
     tuning = record_of(TuneConfig, given)
     if unread := [] if tuning.steps else changed_options(tuning):
@@ -76,7 +76,17 @@ def extend(
     options = replace(record_of(Options, given), tune=tuning if tuning.steps else None)
     command = shlex.join(["posenc", *sys.argv[1:]])
     extend_and_show(
-        model, to, text or [], command, report,
-        method=method, out=out, options=options, as_json=as_json, lm_eval=lm_eval,
-        as_bytes=as_bytes, as_ids=as_ids, figures=figures,
-    )  # fmt: skip
+        model,
+        to,
+        text or [],
+        command,
+        report,
+        method=method,
+        out=out,
+        options=options,
+        as_json=as_json,
+        lm_eval=lm_eval,
+        as_bytes=as_bytes,
+        as_ids=as_ids,
+        figures=figures,
+    )

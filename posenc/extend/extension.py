@@ -1,5 +1,4 @@
-"""Extend a checkpoint's context: try the ways, measure them alike, recommend, tune, export,
-prove."""
+"""Extend a checkpoint's context: measure all methods alike, recommend, tune, export, prove."""
 
 from __future__ import annotations
 
@@ -36,9 +35,9 @@ from posenc.extend.variants.candidates import (
     needs_search,
 )
 from posenc.extend.variants.variant import Variant, as_is
-from posenc.hf.apply import applied
-from posenc.hf.loading import Checkpoint, load_checkpoint
-from posenc.hf.text import Windows, mask_token, text_encoder
+from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
+from posenc.hf.checkpoint.text import Windows, mask_token, text_encoder
+from posenc.hf.rope.apply import applied
 from posenc.report.failure import RunFailed
 
 
@@ -46,8 +45,8 @@ from posenc.report.failure import RunFailed
 class Outcome:
     """All variants measured, the recommendation, and what was exported.
 
-    failed: why a variant could not be measured on this checkpoint, by its name. short_documents:
-    the document of every token of the short texts.
+    failed: by name, why a variant could not be measured on this checkpoint. short_documents: the
+    document of every token of the short texts.
     """
 
     checkpoint: Checkpoint
@@ -63,7 +62,7 @@ class Outcome:
     proof: Proof | None = None
 
     def short_text(self) -> dict[str, Estimate]:
-        """By how much short texts, read by themselves, got worse, in nats per token, by name."""
+        """Return the extra loss on short texts, read by themselves, in nats per token by name."""
         before = self.measured["none"][1].short_text
         if before is None or self.short_documents is None:
             return {}
@@ -74,7 +73,7 @@ class Outcome:
         }
 
     def evaluations(self) -> dict[str, Evaluation]:
-        """All that was measured, by name, the tuned checkpoint last."""
+        """Return all evaluations by name, the tuned checkpoint last."""
         found = {name: evaluation for name, (_, evaluation) in self.measured.items()}
         return found if self.tuned is None else {**found, "tuned": self.tuned}
 
@@ -95,16 +94,16 @@ def extend(
 
     Args:
         folder: a Hugging Face folder with safetensors.
-        to: the new length in tokens, above the trained one.
-        documents: texts to measure on; the first half serves search and tuning,
-            the second the measurement. A few long ones are cut.
+        to: the new length in tokens, above the training length.
+        documents: texts to measure on. The first half is for search and tuning, the second for the
+            measurement. A few long ones are cut.
         method: one of METHODS, "search" or None: try all and recommend.
-        out: a new folder for the extended checkpoint; None writes nothing, and neither does a
-            recommendation to leave the model as it is: `proof` is None then.
-        as_bytes, as_ids: documents are bytes, or token ids in words, and no tokenizer is asked.
+        out: a new folder for the extended checkpoint. Nothing is written, and `proof` is None, if
+            it is None or if the recommendation is to leave the model unchanged.
+        as_bytes, as_ids: documents are bytes, or token ids in words; no tokenizer is used.
 
-    Raises: ValueError for anything that cannot be extended, with the reason; RunFailed where
-    `method` cannot be measured on this checkpoint, or the export not be proved.
+    Raises: ValueError, with the reason, for anything that cannot be extended. RunFailed if `method`
+    cannot be measured on this checkpoint, or the export cannot be proved.
     """
     out = None if out is None else Path(out)
     check_folders(Path(folder), out, options)
@@ -125,7 +124,7 @@ def extend(
             held.enter_context(locked(options.state))
         prover = held.enter_context(Prover())
         if out is not None and options.tune is None:
-            prover.start()  # its imports run beside the measurement; tuning would keep it waiting
+            prover.start()  # imports while variants are measured; during tuning it would only wait
         builders = candidates(checkpoint, to, method, fitting, options, progress)
         measured, failed = _measure_all(
             checkpoint, builders, method, windows, options, progress, None if as_ids else encode
@@ -172,11 +171,16 @@ def _load(folder: str | Path, options: Options) -> Checkpoint:
 
 
 def _measure_all(
-    checkpoint: Checkpoint, builders: Builders, method: str | None, windows: Windows,
-    options: Options, progress: Progress, encode: Encode | None,
-) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:  # fmt: skip
-    """Every variant measured, and why some could not be: hours of measuring are not lost to a
-    method that this model's code does not take."""
+    checkpoint: Checkpoint,
+    builders: Builders,
+    method: str | None,
+    windows: Windows,
+    options: Options,
+    progress: Progress,
+    encode: Encode | None,
+) -> tuple[dict[str, tuple[Variant, Evaluation]], dict[str, str]]:
+    """Measure every variant, and note why some could not be measured. A method that this model's
+    code refuses must not cost hours of measuring."""
     measured, failed = {}, {}
     for done, (name, build) in enumerate(builders.items()):
 
@@ -186,7 +190,7 @@ def _measure_all(
         try:
             variant = build()
             evaluation = measure_variant(checkpoint, variant, windows, options, report, encode)
-        except Exception as error:  # whatever a family's code makes of what it does not expect
+        except Exception as error:  # a family's code may raise anything for what it does not expect
             said = " ".join(str(error).split())
             reason = said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
             if name == "none" and isinstance(error, NotFinite):
@@ -200,12 +204,18 @@ def _measure_all(
 
 
 def export_variant(
-    outcome: Outcome, chosen: Variant, out: Path, prover: Prover, fitting: Windows | None,
-    windows: Windows, options: Options, progress: Progress = lambda what, share: None,
+    outcome: Outcome,
+    chosen: Variant,
+    out: Path,
+    prover: Prover,
+    fitting: Windows | None,
+    windows: Windows,
+    options: Options,
+    progress: Progress = lambda what, share: None,
     encode: Encode | None = None,
-) -> None:  # fmt: skip
-    """Tune a variant that was measured if that is asked for, write it and prove it; what came of it
-    goes into the outcome."""
+) -> None:
+    """Tune a measured variant if requested, write it and prove it; the results go into the
+    outcome."""
     checkpoint, trained = outcome.checkpoint, outcome.checkpoint.trained_length
     teacher = None
     if options.tune is not None and options.tune.distill and not checkpoint.masked:
@@ -220,26 +230,36 @@ def export_variant(
             adapter = options.state / ADAPTER
             shutil.rmtree(adapter, ignore_errors=True)
             outcome.tuning_losses = tune(
-                checkpoint.model, fitting, trained, options.tune, options.state / "tune", progress,
-                masked, teacher, lambda: save_adapter(checkpoint.model, adapter, checkpoint.folder),
-            )  # fmt: skip
+                checkpoint.model,
+                fitting,
+                trained,
+                options.tune,
+                options.state / "tune",
+                progress,
+                masked,
+                teacher,
+                lambda: save_adapter(checkpoint.model, adapter, checkpoint.folder),
+            )
             for weight in checkpoint.model.parameters():  # what is measured is what is written
                 weight.data = weight.data.to(getattr(torch, checkpoint.stored))
             same = replace(chosen, active=lambda: nullcontext(checkpoint.model))
             outcome.tuned = measure_variant(checkpoint, same, windows, options, progress, encode)
         tokens = _proof_tokens(windows, trained)
         plan = Plan(
-            f"{chosen.name}, {chosen.summary}", outcome.target, chosen.cache_safe,
-            changed=options.tune is not None or not checkpoint.rotary, extra=chosen.extra,
+            f"{chosen.name}, {chosen.summary}",
+            outcome.target,
+            chosen.cache_safe,
+            changed=options.tune is not None or not checkpoint.rotary,
+            extra=chosen.extra,
             adapter=options.state / ADAPTER if options.tune and options.state else None,
-        )  # fmt: skip
+        )
         outcome.config_diff, outcome.proof = export_checkpoint(
             checkpoint, out, prover, tokens, plan
         )
 
 
 def _proof_tokens(windows: Windows, trained: int) -> Tensor:
-    """One window, a little beyond the trained length, so that the proof stays quick for large
+    """Return one window slightly beyond the training length, so that the proof is quick for large
     models."""
     length = min(windows.tokens.shape[1], trained + 64)
     return windows.tokens[:1, :length].to(torch.int64).contiguous()

@@ -1,4 +1,4 @@
-"""What to try and how much of it to measure; annotated fields are options of the command."""
+"""Options of an extension; annotated fields are options of the command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.models import OptionInfo
 from posenc.extend.tune.config import TuneConfig
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is done."""
+"""Called with the current step and the fraction of it that is done."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Options:
 
     windows: windows of the target length to read. search_evaluations: sets of frequencies that the
     search tries, 0 for no search. allow_cache_unsafe: also export methods whose frequencies change
-    with the length. state: where search and tuning keep what a restart needs; None: beside the new
-    folder, or nowhere. device, dtype: where and in what to run; what is written keeps the dtype of
-    the folder. tune: fine-tuning before the export. targets: tokens at the end of a window whose
-    loss is read with growing context. tasks: what is asked at every length and depth, see
-    measure/tasks.py; task_trials: prompts for each.
+    with the length. state: folder for what a restart of search or tuning needs; None: next to the
+    new folder, or nowhere. device, dtype: where and in what dtype to run; written weights keep the
+    folder's dtype. tune: fine-tuning before the export. targets: tokens at the end of a window
+    whose loss is measured with growing context. tasks: tasks at every length and depth, see
+    measure/tasks.py. task_trials: prompts for each.
     """
 
     windows: Annotated[
@@ -93,17 +93,18 @@ def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def record_of(record: type, given: dict[str, Any]) -> Any:
-    """The dataclass with what the command received."""
+    """Build the dataclass from what the command received."""
     return record(**{name: given[name] for name, _, _ in _options(record)})
 
 
 def changed_options(given: Any) -> list[str]:
-    """The options, as the command spells them, in which a record is not the default."""
+    """Return the options, as the command spells them, in which a record differs from its
+    defaults."""
     names = []
     for name, hint, default in _options(type(given)):
         if getattr(given, name) != default:
             (option,) = (m for m in hint.__metadata__ if isinstance(m, OptionInfo))
-            # Inside of Annotated a name that was given stands where else the default would.
+            # In Annotated, a given option name comes first, where typer's default would be.
             said = option.default
             if not isinstance(said, str):
                 said = "--" + name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Which way of extending to take, and why."""
+"""Recommend a method of extending, with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from posenc.extend.variants.variant import WINDOW, Variant
 def recommend(
     measured: dict[str, tuple[Variant, Evaluation]], trained: int, options: Options
 ) -> tuple[str, str]:
-    """The variant with the lowest mean loss over all buckets that stock tools can load, and why.
+    """Return the variant with the lowest mean loss over all buckets that stock tools can load, and
+    why.
 
     Every bucket counts the same, so that neither the short range nor the long one is sacrificed.
     """
@@ -47,7 +48,7 @@ def recommend(
 
 
 def _better_map(measured: dict[str, tuple[Variant, Evaluation]], best: str) -> str:
-    """A map of positions that reads better than all that stock tools load, in a sentence."""
+    """Return a sentence about a position map that reads better than all that stock tools load."""
     maps = {
         name: evaluation.average()
         for name, (variant, evaluation) in measured.items()

@@ -1,4 +1,4 @@
-"""What cannot or need not be extended, refused in one sentence before anything is done."""
+"""Refuse what cannot or need not be extended, in one sentence, before any work."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ from posenc.extend.restart import own_state
 from posenc.extend.variants.methods import METHODS
 from posenc.extend.variants.position_maps import DUAL_CHUNK, position_maps
 from posenc.hf import tables
-from posenc.hf.apply import other_frequencies, rotary_frequencies
-from posenc.hf.folder import read_config, tokenizer_files
-from posenc.hf.loading import Checkpoint
-from posenc.hf.rope_config import EXTENDED_LAYERS
+from posenc.hf.checkpoint.files import read_config, tokenizer_files
+from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.rope.apply import other_frequencies, rotary_frequencies
+from posenc.hf.rope.settings import EXTENDED_LAYERS
 
 DUAL_CHUNK_READERS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 NEAR = {"sliding_attention", "chunked_attention"}
-"""Kinds of layers that look through a window."""
+"""Kinds of layers with a window."""
 RECURRENT = {"linear_attention", "conv", "mamba"}
-"""Kinds of layers that keep a state instead of keys."""
-NEAR_ROTATE_ALONE = (
-    *SLIDING_ROTATES_ALONE, "afmoe", "exaone4", "exaone_moe", "flint", "kolibri1",
-)  # fmt: skip
-"""Families whose other layers have no rotation, by their code in transformers 5.23."""
+"""Kinds of layers with a recurrent state instead of keys."""
+NEAR_ROTATE_ALONE = (*SLIDING_ROTATES_ALONE, *"afmoe exaone4 exaone_moe flint kolibri1".split())
+"""Families whose other layers do not rotate, by their code in transformers 5.23."""
 SCALED = ("default", "yarn")
-"""rope_types beside which the meaning of mscale_all_dim is known; the first reads nothing of it."""
+"""rope_types with which the meaning of mscale_all_dim is known; default ignores it."""
 NO_EXTENSION = {
     "t5": "T5's bias saturates at a distance, so that any length has a bias; it needs no extension",
     "umt5": "T5's bias saturates, so that any length has a bias; it needs no extension",
@@ -43,7 +41,7 @@ NO_EXTENSION = {
 
 
 def check_folders(folder: Path, out: Path | None, options: Options) -> None:
-    """What can be refused before the model is loaded. Raises: ValueError with the reason."""
+    """Refuse what can be refused before the model is loaded. Raises: ValueError with the reason."""
     raw = read_config(folder)
     reason = NO_EXTENSION.get(str(raw.get("model_type")))
     if reason:
@@ -63,8 +61,8 @@ def check_folders(folder: Path, out: Path | None, options: Options) -> None:
 
 
 def _stopped(out: Path) -> str:
-    """What a command that was stopped after the export's last step left undone, in words; what it
-    kept for a restart is deleted, as nothing is left to do with it."""
+    """Return, in words, what a stopped command left undone after the export's last step. Its
+    restart state is deleted, because nothing remains to be done with it."""
     state = own_state(out)
     if not (state.exists() and (out / SERVE).exists()):
         return ""
@@ -73,10 +71,15 @@ def _stopped(out: Path) -> str:
 
 
 def check_request(
-    checkpoint: Checkpoint, to: int, method: str | None, *, writes: bool, options: Options,
+    checkpoint: Checkpoint,
+    to: int,
+    method: str | None,
+    *,
+    writes: bool,
+    options: Options,
     words: bool = True,
-) -> None:  # fmt: skip
-    """What needs the loaded model to know. words: there is a tokenizer.
+) -> None:
+    """Refuse what only the loaded model can rule out. words: True if there is a tokenizer.
 
     Raises: ValueError with the reason.
     """
@@ -96,7 +99,7 @@ def check_request(
         )
     if to <= checkpoint.trained_length:
         raise ValueError(
-            f"--to {to} is not beyond the trained length of {checkpoint.trained_length} tokens."
+            f"--to {to} is not beyond the training length of {checkpoint.trained_length} tokens."
         )
     if reason := _nothing_to_extend(checkpoint):
         raise ValueError(f"{checkpoint.folder}: {reason}.")
@@ -126,7 +129,7 @@ def check_request(
 
 
 def _no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
-    """Why vLLM could not run this model with dual chunk attention, or None."""
+    """Return why vLLM could not run this model with dual chunk attention, or None."""
     kind, setting = checkpoint.config.model_type, checkpoint.rotary[0]
     if kind not in DUAL_CHUNK_READERS:
         return (
@@ -138,12 +141,12 @@ def _no_dual_chunk(checkpoint: Checkpoint, options: Options) -> str | None:
     if options.tune is not None:
         return "dual-chunk changes no frequencies, so that there is nothing to tune for"
     if not position_maps(checkpoint, checkpoint.trained_length + 1):
-        return "its attention cannot be exchanged, so that dual-chunk cannot be measured"
+        return "its attention cannot be replaced, so that dual-chunk cannot be measured"
     return None
 
 
 def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
-    """What stands in the way in this model's own config, or None."""
+    """Return what in this model's own config prevents an extension, or None."""
     config, rotary = checkpoint.config, checkpoint.rotary
     if getattr(config, "alibi", False):
         return "it has ALiBi instead of a rotation, whose bias is defined at any distance"
@@ -185,14 +188,14 @@ def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
         kind = keys.get("rope_type", "default")
         if keys.get("mscale_all_dim") and kind not in SCALED and config.model_type not in ALPHA:
             return (
-                f"its rotary keys have mscale_all_dim beside rope_type {kind}, and what that means "
-                "for the scale of its scores is known of yarn only"
+                f"its rotary keys have mscale_all_dim with rope_type {kind}, and its effect on the "
+                "scale of the scores is known only for yarn"
             )
     return None
 
 
 def _rotates_far(config: Any) -> bool:
-    """Whether any layer that looks at the whole text rotates."""
+    """True if any full-attention layer rotates."""
     kinds = getattr(config, "layer_types", None)
     if not kinds or not set(kinds) & NEAR:
         return True
@@ -203,7 +206,7 @@ def _rotates_far(config: Any) -> bool:
 
 
 def _window(config: Any) -> int | None:
-    """The window of every layer that has one, where it is shorter than what was trained."""
+    """Return the window that the config sets, if it is shorter than the training length."""
     window = getattr(config, "sliding_window", None)
     on = getattr(config, "use_sliding_window", True)
     return window if on and window and window < config.max_position_embeddings else None

@@ -1,4 +1,4 @@
-"""What a killed run leaves for the next: locked, and believed only where it is whole and fits."""
+"""Keep what a killed run has finished. State is locked, and used only if it is whole and fits."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
 from posenc.report.atomic import write_atomically
 from posenc.report.lock import held
 from posenc.report.record import seal, unseal
 
 LOG = logging.getLogger("posenc.extend")
-"""Says on stderr what starts again and why; a library's user may send it elsewhere."""
+"""Reports on stderr what starts again and why; applications may redirect it."""
 PARTIALS = (".search.json.*.partial", "tune/.tune*.partial")
-"""What a kill inside a write leaves of search and tuning."""
+"""Files that a kill during a write leaves behind."""
 Identity = dict[str, str]
-"""Hashes of all that a result depends on, by name."""
+"""Hashes, by name, of everything that a result depends on."""
 
 
 def own_state(out: Path) -> Path:
-    """Where a restart of a command without --state finds what is done; gone after the export."""
+    """Return the folder in which a restart without --state finds finished work. It is deleted after
+    the export."""
     return out.parent / f".{out.name}.state"
 
 
@@ -49,8 +50,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def identity(model: nn.Module, windows: Windows, **settings: Any) -> Identity:
-    """What a search or a tuning is one of: the weights and config of the model as it is now, the
-    text, and the settings."""
+    """Hash everything that a search or a tuning depends on: the weights and config of the model as
+    it is now, the text and the settings."""
     config: Any = model.config
     plain = {k: v for k, v in config.to_dict().items() if k not in _OF_THE_FOLDER}
     weights = hashlib.sha256()
@@ -69,7 +70,7 @@ def identity(model: nn.Module, windows: Windows, **settings: Any) -> Identity:
 
 
 _OF_THE_FOLDER = ("_name_or_path", "transformers_version")
-"""Keys of a config that say where it was found and by whom."""
+"""Config keys that depend on where and by what it was saved."""
 
 
 def write_sealed(path: Path, whose: Identity, content: dict[str, Any]) -> None:
@@ -79,7 +80,8 @@ def write_sealed(path: Path, whose: Identity, content: dict[str, Any]) -> None:
 
 
 def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
-    """What `write_sealed` wrote; None where there is nothing, or nothing whole, which is said.
+    """Read what `write_sealed` wrote. Returns None if there is no file, or, with a warning, if it
+    is damaged.
 
     Raises: ValueError where it belongs to something else.
     """
@@ -115,5 +117,5 @@ def _hash(text: str) -> str:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """Its numbers as a buffer, without a copy."""
+    """Return the tensor's bytes as a buffer, without a copy."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -1,11 +1,11 @@
-"""Hugging Face: folders, configs, the attention of a stock model.
+"""Hugging Face: load folders, read and write rope configs, attach encodings to stock models.
 
 >>> from transformers import BloomConfig, BloomModel
 >>> from posenc.hf.own_biases import own_biases
 >>> stock = BloomModel(BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4)).eval()
 >>> tokens = torch.arange(10)[None]
 >>> expected = stock(tokens).last_hidden_state
->>> with own_biases(stock):  # the same answers, and no bias is written out
+>>> with own_biases(stock):  # the same results, without materializing a bias
 ...     found = stock(tokens).last_hidden_state
 >>> torch.allclose(found, expected, atol=1e-5)
 True

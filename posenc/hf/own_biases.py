@@ -1,5 +1,5 @@
-"""T5 and BLOOM as transformers has them, with their biases computed by posenc where they are used:
-no bias is written out, and memory grows with the length, not with its square."""
+"""Run T5 and BLOOM of transformers with their biases computed by posenc. No bias is
+materialized, and memory grows linearly with the length."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from posenc.hf.attachment.attach import attached
 
 @contextmanager
 def own_biases(model: Any) -> Iterator[nn.Module]:
-    """The model on posenc's attention inside the block, with the same answers.
+    """Run the model on posenc's attention inside the block, with the same results.
 
-    T5's table is shared, so that it goes on learning. BLOOM's distances count tokens, which is its
-    own rule wherever padding stands at one end.
+    T5's table is shared, so that it keeps learning. BLOOM's distances count tokens, as BLOOM does
+    when padding is at one end.
 
     Raises: ValueError for a model that is neither.
     """

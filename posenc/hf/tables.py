@@ -1,4 +1,4 @@
-"""Learned tables of absolute positions in a loaded model: find them, grow them, put them back."""
+"""Find, grow and restore learned tables of absolute positions in a loaded model."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ FAMILIES: dict[str, tuple[str, str, int | None, int | None]] = {
     "gpt_bigcode": ("transformer.wpe", "n_positions", 0, 0),
     "opt": ("decoder.embed_positions", "max_position_embeddings", 2, 0),
 }  # fmt: skip
-"""model_type: where the table is, the config key of its length, leading rows that stand for no
-position, and how many of those the key counts. None: positions count from the row after that of the
-padding token, whichever that is."""
+"""By model_type: path of the table, config key of its length, number of leading rows without a
+position, and how many of those the key counts. None: positions start at the row after the
+padding token's."""
 
 METHODS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "interpolate": (
@@ -42,7 +42,7 @@ METHODS: dict[str, tuple[str, Callable[..., Tensor]]] = {
 
 @dataclass(frozen=True)
 class PositionTable:
-    """A model's table of positions: the module that holds it, and how its config counts it."""
+    """A model's position table: its module, and how the config counts its rows."""
 
     module: nn.Embedding
     key: str
@@ -56,7 +56,7 @@ class PositionTable:
 
 
 def find_table(model: Any) -> PositionTable | None:
-    """The table of a model of FAMILIES; None for the others.
+    """Return the position table of a model of FAMILIES; None for others.
 
     Raises: ValueError for a BERT whose config asks for relative positions as well.
     """
@@ -73,7 +73,7 @@ def find_table(model: Any) -> PositionTable | None:
 
 
 def table_of(model: Any) -> PositionTable | None:
-    """The same, whatever else the model does with positions."""
+    """Return the position table, whatever else the model does with positions."""
     path, key, offset_rows, counted_rows = FAMILIES.get(model.config.model_type, ("", "", 0, 0))
     for name, module in model.named_modules():
         if path and name.endswith(path) and isinstance(module, nn.Embedding):
@@ -89,7 +89,7 @@ def table_of(model: Any) -> PositionTable | None:
 
 @contextmanager
 def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
-    """The model with a table for `length` positions inside the block, as it was after it."""
+    """Give the model a table for `length` positions inside the block and restore it after."""
     table = find_table(model)
     assert table is not None
     module, config = table.module, model.config
@@ -111,7 +111,7 @@ def grown(model: Any, method: str, length: int) -> Iterator[nn.Module]:
 
 
 def _position_buffers(model: nn.Module, length: int) -> list[tuple[nn.Module, str, Tensor]]:
-    """Buffers of BERT-like models with one column per position."""
+    """Return buffers of BERT-like models that have one column per position."""
     return [
         (owner, name, buffer)
         for owner in model.modules()

@@ -1,1 +1,1 @@
-from posenc.inspect.from_python import run as run
+from posenc.inspect.api import run as run

@@ -1,4 +1,4 @@
-"""`posenc inspect`: its options; torch and matplotlib load when it runs."""
+"""Options of `posenc inspect`; torch and matplotlib load when it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def inspect(
         list[str],
         typer.Argument(
             help="Encodings, see posenc list and docs/grammar.md; file.py:Class or "
-            "package.module:Class, an encoding or somebody else's module; a model's folder; or the "
+            "package.module:Class, an encoding or a foreign module; a model's folder; or the "
             "word claims.",
             metavar="NAME...",
         ),
@@ -64,7 +64,7 @@ def inspect(
         str | None,
         typer.Option(
             help="Sentence that the model reads.",
-            show_default="one whose words tell nothing by themselves",
+            show_default="a sentence whose words do not reveal its meaning",
         ),
     ] = None,
     swap: Annotated[
@@ -100,7 +100,7 @@ def inspect(
     if contract and (kinds != {"encoding"} or compare or out or figures or shape_given or of_model):
         raise ValueError("posenc inspect --contract takes encodings, and --json.")
     if contract:
-        from posenc.inspect.contract.command import run as run_contract
+        from posenc.inspect.contract import run as run_contract
 
         run_contract(names, as_json)
         return
@@ -146,7 +146,7 @@ def inspect(
 
 
 def _kind(name: str) -> str:
-    """What a name means: "claims", "encoding", "module" of somebody else, or "folder"."""
+    """Return what a name means: "claims", "encoding", "module" (a foreign one) or "folder"."""
     from posenc.registry import names, parse
     from posenc.registry.code import find, is_encoding
 
@@ -173,12 +173,13 @@ def _kind(name: str) -> str:
 
 
 def _is_module(name: str) -> bool:
-    """Whether package.module:Class or file.py:Class is meant."""
+    """True if the name has the form package.module:Class or file.py:Class."""
     before, colon, _ = name.rpartition(":")
     plain = before.replace(".", "").replace("_", "").isalnum()
     return bool(colon) and (before.endswith(".py") or plain) and not Path(name).exists()
 
 
 def _is_path(name: str) -> bool:
-    """Whether what is no encoding's name is meant as a folder: it exists, or can only be a path."""
+    """True if a name that is no encoding's can only be a folder: it exists, or looks like a
+    path."""
     return "/" in name or "\\" in name or name.startswith((".", "~")) or Path(name).exists()

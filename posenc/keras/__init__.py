@@ -1,5 +1,5 @@
-"""Position encodings as Keras 3 layers, with the numbers of the PyTorch modules; needs `keras` and
-one of its backends.
+"""Position encodings as Keras 3 layers, with the same results as the PyTorch modules; needs `keras`
+and one of its backends.
 
 >>> import keras
 >>> layer = posenc.keras.RotaryEmbedding(interleaved=False)

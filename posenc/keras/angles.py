@@ -1,4 +1,4 @@
-"""cos and sin of position times frequency from 32-bit arithmetic, the same on every backend."""
+"""Compute cos and sin of position times frequency in 32-bit arithmetic, equal on every backend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Phases:
         self.radians = tuple(float(f) for f in inv_freq)
 
     def cos_sin(self, positions: Any, factor: float = 1.0) -> tuple[Any, Any]:
-        """float32 cos and sin times `factor`, each (*positions.shape, pairs)."""
+        """Return float32 cos and sin times `factor`, each (*positions.shape, pairs)."""
         positions = ops.expand_dims(ops.convert_to_tensor(positions), -1)
         fraction = None
         if "float" in str(positions.dtype):
@@ -49,7 +49,7 @@ class Phases:
         return cos * sign, sin * sign
 
     def _phase(self, positions: Any) -> Any:
-        """Whole positions (..., 1) -> turns modulo one, in units of 2^-30."""
+        """Convert whole positions (..., 1) to turns modulo one, in units of 2^-30."""
         size = ops.abs(positions)
         high = low = 0
         for digit, (turn, part) in enumerate(zip(self.high, self.low, strict=True)):
@@ -65,7 +65,8 @@ class Phases:
 
 
 def _rest(rest: Any, fraction: Any) -> tuple[Any, Any]:
-    """cos and sin of `rest` in units of 2^-30 turn, at most an eighth, plus `fraction` radians."""
+    """Return cos and sin of `rest` in units of 2^-30 turn, at most an eighth, plus `fraction`
+    radians."""
     coarse = ops.cast(ops.right_shift(rest, FINE_BITS), "float32")
     fine = ops.cast(ops.bitwise_and(rest, (1 << FINE_BITS) - 1), "float32")
     small = coarse * (_RADIANS - _COARSE) + fine * (_RADIANS / (1 << FINE_BITS))

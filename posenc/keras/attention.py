@@ -14,7 +14,7 @@ from posenc.keras.shaw import ShawAttention
 
 Encoding = RotaryEmbedding | ScoreBias | ShawAttention
 HIDDEN = -1e30
-"""What a masked score becomes: finite, so that a row with only masked keys has finite gradients."""
+"""Value of a masked score: finite, so that a row with only masked keys has finite gradients."""
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -170,7 +170,8 @@ class PositionAwareAttention(PositionLayer):
     def _allowed(
         self, mask: Any, padding: Any, causal: bool, q_positions: Any, kv_positions: Any
     ) -> Any:
-        """All masks combined, to broadcast to (batch, num_heads, q_len, kv_len), or None."""
+        """Combine all masks so that they broadcast to (batch, num_heads, q_len, kv_len); None if
+        there is none."""
         masks = []
         if mask is not None:
             mask = ops.cast(mask, "bool")

@@ -1,4 +1,4 @@
-"""BERT's input embeddings: words, segments, and an encoding of place 1."""
+"""BERT's input embeddings: words, segments, and an encoding of the embeddings."""
 
 from __future__ import annotations
 

@@ -34,15 +34,17 @@ class ScoreBias(PositionLayer):
         self.num_heads = num_heads
 
     def scale(self, head_dim: int) -> float:
-        """The factor of q . k in attention."""
+        """Return the factor of q . k in attention."""
         return head_dim**-0.5
 
     def of_distance(self, distance: Any) -> Any:
-        """(..., q_len, kv_len) -> float32 (..., num_heads, q_len, kv_len)"""
+        """Return the bias of distances (..., q_len, kv_len), float32 (..., num_heads, q_len,
+        kv_len)."""
         raise NotImplementedError
 
     def bias(self, q_positions: Any, kv_positions: Any) -> Any:
-        """float32 (num_heads, q_len, kv_len), with a batch axis if the positions have one."""
+        """Return the bias, float32 (num_heads, q_len, kv_len), with a batch axis if the positions
+        have one."""
         return self.of_distance(distances(q_positions, kv_positions))
 
     def call(self, scores, q_positions=None, kv_positions=None, start_index=0):
@@ -113,7 +115,7 @@ class T5RelativeBias(ScoreBias):
 
     score[h, i, j] += weight[bucket(position_i - position_j), h]
 
-    One layer serves all attention layers of T5: give them the same object. scale() is 1.
+    One layer is shared by all attention layers of T5: give them the same object. scale() is 1.
 
     Args:
         num_heads: number of query heads.
@@ -150,7 +152,7 @@ class T5RelativeBias(ScoreBias):
         return 1.0
 
     def bucket(self, distance: Any) -> Any:
-        """The row of the table for each distance (positive: the past)."""
+        """Return the table's row for each distance (positive: the past)."""
         near = ops.abs(distance) if self.bidirectional else ops.maximum(distance, 0)
         edges = ops.convert_to_tensor(self._edges, near.dtype)
         # Flat: TensorFlow searches one row of edges only for one row of values.
@@ -205,6 +207,7 @@ class KerpleBias(ScoreBias):
 
 
 def _bounded(weight: Any, high: float = float("inf")) -> Any:
-    """The weight within its bounds, (num_heads, 1, 1), with the gradient of the weight."""
+    """Return the weight clipped to its bounds, (num_heads, 1, 1), with the gradient of the
+    weight."""
     x = wide(weight)
     return (x + ops.stop_gradient(ops.clip(x, KERPLE_LOW, high) - x))[:, None, None]

@@ -1,4 +1,4 @@
-"""What all layers share: float32 under every policy, and positions."""
+"""Shared by all layers: float32 under every policy, and positions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PositionLayer(keras.layers.Layer):
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructors, each from the attribute of its name."""
+        """Return the constructors' arguments, each from the attribute of its name."""
         kinds = type(self).__mro__
         arguments = {
             name: serialized(getattr(self, name))
@@ -40,23 +40,23 @@ class PositionLayer(keras.layers.Layer):
         return {**super().get_config(), **arguments}
 
     def add_float_weight(self, name: str, shape: tuple[int, ...], initializer: Any) -> Any:
-        """A weight that mixed policies do not cast."""
+        """Add a weight that mixed policies do not cast."""
         return self.add_weight(name=name, shape=shape, initializer=initializer, autocast=False)
 
     def rounded(self, x: Any) -> Any:
-        """x in the policy's compute dtype."""
+        """Cast x to the policy's compute dtype."""
         return ops.cast(x, self.compute_dtype)
 
 
 def wide(x: Any) -> Any:
-    """x in float32, or float64 where it is."""
+    """Convert x to float32, or keep float64."""
     x = ops.convert_to_tensor(x)
     return x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")
 
 
 def token_positions(name: str, length: Any, positions: Any, start_index: Any) -> Any:
-    """`positions` as a tensor, or start_index, start_index + 1, ... where they are None. `length`
-    is from ops.shape, which TensorFlow answers with a tensor where it is unknown."""
+    """Return `positions` as a tensor, or start_index, start_index + 1, ... if they are None.
+    `length` comes from ops.shape, which is a tensor in TensorFlow where the length is unknown."""
     if positions is None:
         return ops.arange(length, dtype="int32") + ops.cast(start_index, "int32")
     if not (isinstance(start_index, int) and start_index == 0):
@@ -77,12 +77,12 @@ def require_whole(name: str, *positions: Any) -> None:
 
 
 def only_shapes() -> bool:
-    """Whether Keras asks only for shapes, with lengths that it chose."""
+    """True if Keras asks only for shapes, with lengths of its own choice."""
     return in_symbolic_scope()
 
 
 def known(positions: Any) -> np.ndarray | None:
-    """The numbers of a tensor; reading them makes an accelerator wait. None while it is traced."""
+    """Return a tensor's elements, which makes an accelerator wait; None while it is traced."""
     if only_shapes():
         return None
     backend = keras.backend.backend()
@@ -100,12 +100,12 @@ def known(positions: Any) -> np.ndarray | None:
 
 
 def distances(q_positions: Any, kv_positions: Any) -> Any:
-    """Query position minus key position, (q_len, kv_len) or (batch, q_len, kv_len)."""
+    """Return query position minus key position, (q_len, kv_len) or (batch, q_len, kv_len)."""
     return ops.expand_dims(q_positions, -1) - ops.expand_dims(kv_positions, -2)
 
 
 def serialized(argument: Any) -> Any:
-    """An argument of a constructor, for `get_config`.
+    """Serialize a constructor's argument for `get_config`.
 
     The mark of a layer lets Keras restore one object where several layers were given the same one.
     Keras sets the same mark, but too late for the first occurrence, whose config is already copied.
@@ -119,5 +119,5 @@ def serialized(argument: Any) -> Any:
 
 
 def deserialized(layer: Any) -> Any:
-    """The layer, where `get_config` gave its config."""
+    """Restore a layer from its config."""
     return keras.saving.deserialize_keras_object(layer) if isinstance(layer, dict) else layer

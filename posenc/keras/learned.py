@@ -98,7 +98,7 @@ class LearnedPositionEmbedding(PositionLayer):
         self.weight = self.add_float_weight("weight", shape, self.initializer)
 
     def table(self, positions: Any) -> Any:
-        """The embedding of each position: (*positions.shape, embed_dim)."""
+        """Return the embedding of each position: (*positions.shape, embed_dim)."""
         positions = ops.convert_to_tensor(positions)
         require_whole("LearnedPositionEmbedding", positions)
         given = known(positions)
@@ -133,7 +133,7 @@ class LearnedPositionEmbedding(PositionLayer):
         return ops.where(ops.expand_dims(inside, -1), rows, float("nan"))
 
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
-        """x with the embeddings added, before it is rounded."""
+        """Return x with the embeddings added, before it is rounded."""
         length, given = ops.shape(x)[1], positions
         positions = token_positions(self.name, length, positions, start_index)
         if given is not None or not isinstance(start_index, int):

@@ -30,7 +30,7 @@ class RotaryEmbedding(PositionLayer):
 
     Call: x (batch, seq_len, head_dim) or (batch, seq_len, heads, head_dim), positions (seq_len) or
     (batch, seq_len), by default start_index, start_index + 1, ... -> like x. `length`, the current
-    length as a Python number, is for scalings that depend on it; None means the trained length.
+    length as a Python number, is for scalings that depend on it; None means the training length.
     Precision: posenc.keras.angles; rotated in float32.
     Raises: ValueError where rotary_dim does not fit, the scaling is unknown, or `length` is given
     and no frequency depends on it; TypeError for a traced length.
@@ -66,11 +66,11 @@ class RotaryEmbedding(PositionLayer):
             self._unscaled = Phases(inverse_frequencies(self._width, self.rope_theta))
 
     def scale(self, head_dim: int) -> float:
-        """The factor of q . k in attention."""
+        """Return the factor of q . k in attention."""
         return head_dim**-0.5 * (1.0 if self.scaling is None else self.scaling.logit_scale)
 
     def cos_sin(self, positions: Any, length: int | None = None) -> tuple[Any, Any]:
-        """float32 cos and sin of every pair, (*positions.shape, pairs), times the attention
+        """Return float32 cos and sin of every pair, (*positions.shape, pairs), times the attention
         factor."""
         phases, factor = (self._phases, self._factor) if length is None else self._at(length)
         cos, sin = phases.cos_sin(positions, factor)
@@ -81,7 +81,7 @@ class RotaryEmbedding(PositionLayer):
         return ops.where(first, plain_cos, cos), ops.where(first, plain_sin, sin)
 
     def rotate(self, x: Any, cos: Any, sin: Any) -> Any:
-        """Rotate x; the tables may serve several x of the same tokens."""
+        """Rotate x; the tables can be reused for several x of the same tokens."""
         kept = ops.convert_to_tensor(x)[..., self._width :]
         x = wide(x)[..., : self._width]
         if len(x.shape) == 4:  # the tables serve all heads

@@ -46,11 +46,12 @@ class ShawAttention(PositionLayer):
             self.value_table = self.add_float_weight("value_table", shape, "glorot_uniform")
 
     def row(self, distance: Any) -> Any:
-        """The row of the tables for each distance (positive: the past)."""
+        """Return the tables' row for each distance (positive: the past)."""
         return self.max_distance - ops.clip(distance, -self.max_distance, self.max_distance)
 
     def attend(self, query: Any, key: Any, value: Any, row: Any, mask: Any) -> Any:
-        """`row` (q_len, kv_len) or (batch, q_len, kv_len); `mask` as for the call."""
+        """Attend with `row` (q_len, kv_len) or (batch, q_len, kv_len) and `mask` as for the
+        call."""
         groups = query.shape[2] // key.shape[2]
         q, k, v = wide(query), *(ops.repeat(wide(x), groups, axis=2) for x in (key, value))
         q = q * q.shape[-1] ** -0.5
@@ -85,7 +86,7 @@ class ShawAttention(PositionLayer):
 
 
 def _picked(table: Any, row: Any) -> Any:
-    """table (..., q_len, rows) at row (..., q_len, kv_len).
+    """Select from table (..., q_len, rows) by row (..., q_len, kv_len).
 
     take_along_axis would make torch compile once per length.
     """
@@ -96,7 +97,7 @@ def _picked(table: Any, row: Any) -> Any:
 
 
 def masked_softmax(scores: Any, mask: Any) -> Any:
-    """Softmax over what the mask allows; zeros where it allows nothing."""
+    """Compute softmax over what the mask allows; zeros where it allows nothing."""
     if mask is None:
         return ops.softmax(scores, axis=-1)
     mask = ops.cast(mask, "bool")

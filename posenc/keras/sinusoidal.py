@@ -52,7 +52,7 @@ class SinusoidalPositionEncoding(PositionLayer):
         )
 
     def table(self, positions: Any) -> Any:
-        """The embedding of each position: float32, (*positions.shape, embed_dim)."""
+        """Return the embedding of each position: float32, (*positions.shape, embed_dim)."""
         cos, sin = self._phases.cos_sin(positions)
         if self.order == "interleaved":
             shape = (*positions.shape, self.embed_dim)
@@ -66,7 +66,7 @@ class SinusoidalPositionEncoding(PositionLayer):
         return ops.where(ops.expand_dims(positions == self.padding_idx, -1), 0.0, rows)
 
     def embed(self, x: Any, positions: Any, start_index: Any) -> Any:
-        """x with the embeddings added, before it is rounded."""
+        """Return x with the embeddings added, before it is rounded."""
         positions = token_positions(self.name, ops.shape(x)[1], positions, start_index)
         return wide(x) + self.table(positions)
 

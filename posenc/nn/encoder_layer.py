@@ -13,9 +13,9 @@ from posenc.nn.multihead import MultiheadAttention
 class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     """torch.nn.TransformerEncoderLayer whose attention has a position encoding.
 
-    Its state dict is torch's, with the encoding's parameters on top, and it goes into
-    torch.nn.TransformerEncoder, which gives each layer a copy of the encoding. torch's fused
-    inference kernel knows no positions, so it is never taken.
+    Its state dict is torch's plus the encoding's parameters. In torch.nn.TransformerEncoder each
+    layer gets a copy of the encoding. It never takes torch's fused inference kernel, which knows no
+    positions.
 
     Args:
         d_model, nhead, ...: torch's.
@@ -39,10 +39,15 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         super().__init__(d_model, nhead, *arguments, **options)
         stock = self.self_attn
         self.self_attn = MultiheadAttention(
-            d_model, nhead, dropout=stock.dropout, bias=stock.in_proj_bias is not None,
-            batch_first=stock.batch_first, device=stock.out_proj.weight.device,
-            dtype=stock.out_proj.weight.dtype, encoding=encoding,
-        )  # fmt: skip
+            d_model,
+            nhead,
+            dropout=stock.dropout,
+            bias=stock.in_proj_bias is not None,
+            batch_first=stock.batch_first,
+            device=stock.out_proj.weight.device,
+            dtype=stock.out_proj.weight.dtype,
+            encoding=encoding,
+        )
         # By this TransformerEncoder knows that rows may not become nested tensors.
         self.activation_relu_or_gelu = 0
 
@@ -55,14 +60,20 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         *,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """As torch's, with positions (len) or (batch, len); without them tokens that are no padding
-        are counted from 0."""
+        """Run the layer as torch's, with positions (len) or (batch, len). Without positions, tokens
+        that are no padding are counted from 0."""
 
         def attend(x: Tensor) -> Tensor:
             out, _ = self.self_attn(
-                x, x, x, key_padding_mask=src_key_padding_mask, need_weights=False,
-                attn_mask=src_mask, is_causal=is_causal, positions=positions,
-            )  # fmt: skip
+                x,
+                x,
+                x,
+                key_padding_mask=src_key_padding_mask,
+                need_weights=False,
+                attn_mask=src_mask,
+                is_causal=is_causal,
+                positions=positions,
+            )
             return self.dropout1(out)
 
         def feed_forward(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""PyTorch's attention masks, in which True and -inf hide, as posenc's."""
+"""Convert PyTorch's attention masks, in which True and -inf hide, to posenc's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ def mask_of(
     is_causal: bool,
     in_order: bool = True,
 ) -> Mask | None:
-    """Who sees whom, from `attn_mask` (q_len, kv_len) or (batch * num_heads, q_len, kv_len) and
-    `key_padding_mask` (batch, kv_len); with is_causal, attn_mask is taken to be causal.
+    """Return the mask from `attn_mask` (q_len, kv_len) or (batch * num_heads, q_len, kv_len) and
+    `key_padding_mask` (batch, kv_len). With is_causal, attn_mask is taken to be causal.
 
-    sizes: batch, num_heads, q_len, kv_len. in_order: whether positions grow with the order in
-    memory, which is what is_causal goes by.
-    Raises: ValueError for other shapes, and for numbers that are neither 0 nor -inf.
+    sizes: batch, num_heads, q_len, kv_len. in_order: True if positions grow with the order in
+    memory, which is_causal relies on.
     """
     batch, heads, q_len, kv_len = sizes
     found: list[Mask] = []
@@ -56,7 +55,7 @@ def mask_of(
 
 
 def _hidden(name: str, mask: Tensor) -> Tensor:
-    """Where a mask hides. Raises: ValueError for a bias in the shape of a mask."""
+    """Return where a mask hides. Raises: ValueError for a bias in the shape of a mask."""
     if mask.dtype == torch.bool:
         return mask
     if not mask.is_floating_point():

@@ -18,8 +18,8 @@ from posenc.positions import as_range, counted, positions_from_mask, tensor
 class MultiheadAttention(nn.MultiheadAttention):
     """torch.nn.MultiheadAttention whose queries and keys have positions.
 
-    Parameters have the same names and shapes, so that a state dict of torch's layer loads; those of
-    the encoding come on top. Without an encoding the answers are torch's.
+    Parameters have the same names and shapes, so that a state dict of torch's layer loads; the
+    encoding adds its own. Without an encoding the results are torch's.
 
     Args:
         embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, device, dtype: torch's.
@@ -58,9 +58,16 @@ class MultiheadAttention(nn.MultiheadAttention):
                 "position; leave them out."
             )
         super().__init__(
-            embed_dim, num_heads, dropout=dropout, bias=bias, kdim=kdim, vdim=vdim,
-            batch_first=batch_first, device=device, dtype=dtype,
-        )  # fmt: skip
+            embed_dim,
+            num_heads,
+            dropout=dropout,
+            bias=bias,
+            kdim=kdim,
+            vdim=vdim,
+            batch_first=batch_first,
+            device=device,
+            dtype=dtype,
+        )
         self.encoding = check_encoding("MultiheadAttention", encoding)
 
     def forward(  # type: ignore[override]
@@ -77,7 +84,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         positions: Tensor | range | None = None,
         key_positions: Tensor | range | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As torch's, with positions (len) or (batch, len) of queries and keys.
+        """Attend as torch's, with positions (len) or (batch, len) of queries and keys.
 
         Without them both count from 0; padding does not count where key_padding_mask names it and
         query and key are of one length. is_causal takes attn_mask, if there is one, to be causal.
@@ -106,9 +113,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         q_state = kv_state if same else self.encoding.state(query, tensor(positions, query.device))
         q, k, v = (self._heads(x) for x in self._project(query, key, value))
         options: dict[str, Any] = {
-            "q_positions": positions, "kv_positions": key_positions, "q_state": q_state,
-            "kv_state": kv_state, "mask": mask,
-        }  # fmt: skip
+            "q_positions": positions,
+            "kv_positions": key_positions,
+            "q_state": q_state,
+            "kv_state": kv_state,
+            "mask": mask,
+        }
         dropout = self.dropout if self.training else 0.0
         out = attention(q, k, v, self.encoding, dropout_p=dropout, **options)
         assert isinstance(out, Tensor)
@@ -119,7 +129,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def _weights(self, q: Tensor, k: Tensor, options: dict[str, Any], average: bool) -> Tensor:
-        """The attention weights: what attention makes of values that are one for one key each."""
+        """Return the attention weights: the output for values that are one for one key each."""
         if 4 in self.encoding.claims.places:
             raise ValueError(
                 f"MultiheadAttention: {type(self.encoding).__name__} changes values by position, "
@@ -143,7 +153,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return tuple(F.linear(*each) for each in zip(inputs, weights, biases, strict=True))
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(batch, len, embed_dim) -> (batch, num_heads, len, head_dim)"""
+        """Split (batch, len, embed_dim) into (batch, num_heads, len, head_dim)."""
         return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
 

@@ -20,7 +20,7 @@ _PARTS = ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_
 class VisionAttention(nn.Module):
     """timm's Attention (q, k and v from one linear layer `qkv`) with a position encoding.
 
-    It takes the modules of `attention` over, so that weights, names and state dict stay.
+    It takes over the modules of `attention`, so that weights, names and state dict stay the same.
 
     Args:
         attention: a timm.layers.Attention, or a module with the same parts.
@@ -81,11 +81,19 @@ class VisionAttention(nn.Module):
                 "picture has another size. Attach again with its positions."
             )
         state = self.encoding.state(x, tensor(positions, x.device))
+        dropout = 0.0 if self.attn_drop is None or not self.training else self.attn_drop.p
         out = attention(
-            q, k, v, self.encoding, q_positions=positions, kv_positions=positions, q_state=state,
-            kv_state=state, mask=_mask(attn_mask, is_causal),
-            dropout_p=self.attn_drop.p if self.training and self.attn_drop is not None else 0.0,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            self.encoding,
+            q_positions=positions,
+            kv_positions=positions,
+            q_state=state,
+            kv_state=state,
+            mask=_mask(attn_mask, is_causal),
+            dropout_p=dropout,
+        )
         assert isinstance(out, Tensor)
         out = self._normed(self.norm, out.transpose(1, 2).flatten(2))
         if self.gate is not None:

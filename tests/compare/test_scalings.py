@@ -15,7 +15,7 @@ from posenc.compare.results import Study
 from posenc.compare.splits import read_split
 from posenc.compare.train import build_model
 from posenc.extend.tune.config import TuneConfig
-from posenc.hf.loading import load_checkpoint
+from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.experiment import experiment
 
 scalings = experiment("scalings")

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from posenc.dialects.files.source import Source
+from posenc.dialects.files.spelling import as_transformers
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.source import Source
-from posenc.dialects.spelling import as_transformers
 from posenc.doctor.case import Case
 from posenc.doctor.rules import findings
 

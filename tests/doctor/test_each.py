@@ -64,13 +64,13 @@ def test_every_file_is_judged_by_itself(repository):
     assert code == 1
     assert out.count("judged at") == 2
     assert "E PD001" in out and "Nothing to complain about" in out
-    assert "app/config.json: passed over" in out
+    assert "app/config.json: skipped" in out
 
 
 def test_good_files_and_those_of_no_rotary_model_exit_0(repository):
     code, out, _ = each(repository, "good/config.json", "app/config.json", "bert/config.json")
     assert code == 0
-    assert out.count("passed over") == 2
+    assert out.count("skipped") == 2
 
 
 def test_what_no_runtime_concerned_misreads_exits_0(repository):
@@ -126,7 +126,7 @@ def test_the_action_judges_the_tracked_files(repository, action):
     paths = action["inputs"]["paths"]["default"]
     code, out, _ = shell(judge["run"], repository, PATHS=paths, FOR="")
     assert code == 1
-    assert out.count("judged at") == 2 and out.count("passed over") == 2
+    assert out.count("judged at") == 2 and out.count("skipped") == 2
     assert shell(judge["run"], repository, PATHS=paths, FOR="vllm")[0] == 0
     assert shell(judge["run"], repository, PATHS="good/*", FOR="")[0] == 0
     code, _, err = shell(judge["run"], repository, PATHS="nowhere/*", FOR="")

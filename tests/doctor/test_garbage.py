@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from posenc.dialects.files.spelling import as_transformers
 from posenc.dialects.meaning import meaning_of
-from posenc.dialects.spelling import as_transformers
 from posenc.dialects.writers.overrides import override
 from posenc.dialects.writers.recipes import best, require_static
-from posenc.doctor import page
+from posenc.doctor.answer import terminal
 from posenc.doctor.rules import findings
 from posenc.doctor.running import Options, run
 from tests.dialects.golden_cases import FOLDER
@@ -66,8 +66,8 @@ def test_nonsense_is_judged_or_refused(seed):
             assert str(error)
             continue
         judged += 1
-        assert page.text(under, found)
-        json.dumps(page.as_json(under, found), allow_nan=False)
+        assert terminal.text(under, found)
+        json.dumps(terminal.as_json(under, found), allow_nan=False)
         try:
             meaning = meaning_of(as_transformers(raw))
             require_static(meaning, None)

@@ -7,14 +7,14 @@ import pytest
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import Layer
-from posenc.dialects.gguf_reader import read_metadata
+from posenc.dialects.files.gguf_reader import read_metadata
+from posenc.dialects.files.source import load
 from posenc.dialects.model import model_of
 from posenc.dialects.runtimes.gguf_converter import convert
 from posenc.dialects.runtimes.llama_cpp import from_metadata
-from posenc.dialects.source import load
 from posenc.dialects.writers import gguf_edit
 from posenc.doctor.case import Case
-from posenc.doctor.fixing import fix
+from posenc.doctor.cures.fixing import fix
 from posenc.doctor.rules import findings
 from posenc.doctor.running import Options, run
 from tests.dialects.golden_cases import config

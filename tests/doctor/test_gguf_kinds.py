@@ -5,8 +5,8 @@ import json
 import pytest
 
 from posenc.dialects import formulas
-from posenc.dialects.gguf_metadata import Metadata
-from posenc.dialects.gguf_reader import read_metadata
+from posenc.dialects.files.gguf_metadata import Metadata
+from posenc.dialects.files.gguf_reader import read_metadata
 from posenc.dialects.runtimes.llama_cpp import from_metadata
 from posenc.doctor.running import Options, run
 from tests.doctor.test_gguf import gguf, write

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.dialects.source import Source
+from posenc.dialects.files.source import Source
 from posenc.doctor.case import Case
 from posenc.doctor.rules import CATCH_ALL, RULES, findings
 from tests.dialects.golden_cases import FOLDER, config

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from posenc.cli import main
-from posenc.dialects.json_object import read_json
-from posenc.dialects.source import load
-from posenc.doctor import layout
+from posenc.dialects.files.json_object import read_json
+from posenc.dialects.files.source import load
+from posenc.doctor.cures import layout
 
 
 @pytest.fixture(params=["pipe", "/dev/zero", "/dev/full"])

@@ -12,7 +12,7 @@ import torch
 from posenc.cli import main
 from posenc.extend.measure import samples
 from posenc.extend.measure.losses import Reader
-from posenc.hf.loading import load_checkpoint
+from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.fuzz import kills_extend
 from tests.hf_models import LENGTH, save
 

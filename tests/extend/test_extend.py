@@ -30,9 +30,9 @@ from posenc.extend.tune.objective import next_token_loss
 from posenc.extend.variants.position_maps import position_maps
 from posenc.extend.variants.variant import Variant
 from posenc.hf import tables
-from posenc.hf.apply import applied
-from posenc.hf.loading import load_checkpoint
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.checkpoint.text import Windows
+from posenc.hf.rope.apply import applied
 from posenc.report.failure import RunFailed
 from tests.hf_models import LENGTH, save, transformers
 
@@ -74,7 +74,7 @@ def test_an_exported_folder_is_proved_by_stock_transformers(family, tmp_path):
 
 BAD = {
     "exists already": {"out": "llama"},
-    "not beyond the trained length of 64": {"to": LENGTH},
+    "not beyond the training length of 64": {"to": LENGTH},
     "Unknown method 'yam'": {"method": "yam"},
     "changes its frequencies with the length": {"method": "dynamic"},
     "at least 192": {"documents": ["short", "text"]},

@@ -18,8 +18,8 @@ from posenc.extend.variants import methods
 from posenc.extend.variants import position_maps as maps
 from posenc.extend.variants.methods import METHODS, Method
 from posenc.extend.variants.position_maps import position_maps
-from posenc.hf.apply import applied, rotary_frequencies
-from posenc.hf.loading import load_checkpoint
+from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.rope.apply import applied, rotary_frequencies
 from posenc.report.failure import RunFailed
 from tests.hf_models import COMMON, LENGTH, save
 

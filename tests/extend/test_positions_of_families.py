@@ -11,9 +11,9 @@ import torch
 from posenc import extend as hf
 from posenc.extend.options import Options
 from posenc.extend.variants.methods import METHODS, stretch
-from posenc.hf.apply import applied, other_frequencies, rotary_frequencies
-from posenc.hf.loading import load_checkpoint
-from posenc.hf.rope_config import RopeSetting
+from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.rope.apply import applied, other_frequencies, rotary_frequencies
+from posenc.hf.rope.settings import RopeSetting
 from posenc.inspect.checkpoint.positions import Rotation
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.queries_keys.rope_scaling import LongRoPE, Proportional
@@ -85,7 +85,7 @@ NEAR = "only layers that look through a window rotate"
 REFUSED = {
     NEAR: ("cohere2", COMMON | {"sliding_window": 16, "layer_types": FAR, "head_dim": 8}),
     NEAR + ", so that": ("exaone4", COMMON | {"sliding_window": 16, "layer_types": FAR}),
-    "is 3 channels, which are no pairs": ("llama", {"head_dim": 8, "rope_parameters": {
+    "is 3 channels, an odd number": ("llama", {"head_dim": 8, "rope_parameters": {
         "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4}}),
     "unknown rotary keys alpha": ("llama", {"rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "alpha": 10.0}}),

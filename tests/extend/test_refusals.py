@@ -64,7 +64,7 @@ FOLDERS: dict[str, tuple[str, Change]] = {
     "neither rotary settings in its config nor a table": ("xglm", lambda folder: None),
     "it has ALiBi instead of a rotation": ("falcon", lambda folder: None),
     "all its layers look through a window of 16 tokens": ("mistral", lambda folder: None),
-    "mscale_all_dim beside rope_type linear": ("llama", config(rope_parameters={
+    "mscale_all_dim with rope_type linear": ("llama", config(rope_parameters={
         "rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "mscale_all_dim": 1.0})),
     "T5's bias saturates": ("llama", config(model_type="t5")),
     "BLOOM needs no extension": ("llama", config(model_type="bloom")),
@@ -90,7 +90,7 @@ FOLDERS: dict[str, tuple[str, Change]] = {
 }  # fmt: skip
 
 OPTIONS: dict[str, list[str]] = {
-    f"not beyond the trained length of {LENGTH}": ["--to", str(LENGTH)],
+    f"not beyond the training length of {LENGTH}": ["--to", str(LENGTH)],
     "Unknown method 'yam'": ["--method", "yam"],
     "Give --allow-cache-unsafe": ["--method", "dynamic"],
     "needs at least 192": ["--text", "{short}"],

@@ -21,9 +21,9 @@ from posenc.extend.tune import tuning
 from posenc.extend.tune.config import TuneConfig
 from posenc.extend.tune.state import STATE
 from posenc.extend.variants.methods import METHODS, stretch
-from posenc.hf.apply import applied
-from posenc.hf.loading import load_checkpoint
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.checkpoint.text import Windows
+from posenc.hf.rope.apply import applied
 from tests.hf_models import LENGTH, OTHERS, save
 
 TARGET = 3 * LENGTH

@@ -15,7 +15,7 @@ from posenc.cli import main
 from posenc.extend.measure import losses
 from posenc.extend.options import Options
 from posenc.extend.tune.config import TuneConfig
-from posenc.hf.loading import load_checkpoint
+from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.report import clone
 from tests.hf_models import LENGTH, save, transformers
 

@@ -12,13 +12,13 @@ import pytest
 
 from posenc import ModelShape, PositionEncoding, create
 from posenc.inspect.checkpoint import answer as of_checkpoint
+from posenc.inspect.checkpoint import captions as checkpoint_captions
 from posenc.inspect.checkpoint import page
-from posenc.inspect.checkpoint import seen as checkpoint_seen
 from posenc.inspect.checkpoint.positions import Bias, Rotation, Table
 from posenc.inspect.checkpoint.structure import Structure
 from posenc.inspect.checkpoint.swap import Change, Swap
 from posenc.inspect.encoding import answer as of_encoding
-from posenc.inspect.encoding import scores, seen
+from posenc.inspect.encoding import captions, scores
 from posenc.inspect.encoding.scores import Decay, Resolution
 from posenc.inspect.encoding.sheet import SpecSheet
 from posenc.testing.layer import first_layer
@@ -50,7 +50,7 @@ def sheet(**changes) -> SpecSheet:
     ("same", "mean", "said"),
     [
         ([8, 8, 7, 5, 1.0], None, "favours near tokens that match the query: they get 1,097 times"),
-        ([8, 8, 7, 5, 1.0], [0, 0, -1, -3, -7.0], "favours near tokens, whatever they say"),
+        ([8, 8, 7, 5, 1.0], [0, 0, -1, -3, -7.0], "favours near tokens, whatever their content"),
         ([1, 1, 2, 4, 8.0], None, "favours far tokens that match the query"),
         ([1, 1, 2, 4, 8.0], None, "1,097 times as much weight at distance 127 as at 1"),
         ([8, 8, 8, 8, 8.1], None, "treats near and far alike"),
@@ -75,11 +75,11 @@ def test_what_counts_by_content_says_so():
     ("changes", "said"),
     [
         ({}, "nothing that was measured here ends with the 128 tokens"),
-        ({"max_positions": 128}, "no answer beyond position 127"),
-        ({"differences": HOLDS | {"packing": 0.1}}, "change with what else stands in the window"),
+        ({"max_positions": 128}, "no position beyond 127"),
+        ({"differences": HOLDS | {"packing": 0.1}}, "change with other documents in the window"),
         ({"differences": HOLDS | {"padding": float("nan")}}, "change with padding"),
-        ({"direction": "blind"}, "tells no order"),
-        ({"direction": "symmetric"}, "cannot tell before from after"),
+        ({"direction": "blind"}, "does not encode order"),
+        ({"direction": "symmetric"}, "cannot distinguish before from after"),
         ({"resolution": {"float32": Resolution(15, 112)}}, "beyond 15 tokens some neighbouring"),
         ({"places": [1]}, "positions from 128 on are new to a model"),
     ],
@@ -109,73 +109,77 @@ def test_new_angles_begin_where_the_stretch_ends():
 
 
 def test_costs():
-    assert of_encoding.cost(sheet()) == "no parameters and no time that could be told"
+    assert of_encoding.cost(sheet()) == "no parameters and no measurable time"
     layered = sheet(parameters=4104, per_layer=True, cost=(1.2, 1.3, 1.4))
     assert of_encoding.cost(layered) == (
         "4,104 parameters in every layer, and a layer takes 1.30 times as long (1.20 to 1.40)"
     )
     assert "0.80 times as long" in of_encoding.cost(sheet(cost=(0.7, 0.8, 0.9)))
     unknown = sheet(cost=(float("nan"),) * 3)
-    assert "no time that could be told" in of_encoding.cost(unknown)
+    assert "no measurable time" in of_encoding.cost(unknown)
     assert "before training" in of_encoding.answer(layered).cells()[1]
     assert "Before any training" in str(of_encoding.answer(layered))
 
 
 def test_what_is_seen_in_scores():
     falls, level = decay([8, 8, 7, 5, 1.0]), decay([8.0] * 5)
-    assert seen.in_scores({"a": falls}, same=True) == "a falls: 8 near, 1 far."
-    assert seen.in_scores({"a": level}, same=True) == "a stays level: 8 near, 8 far."
+    assert captions.in_scores({"a": falls}, same=True) == "a falls: 8 near, 1 far."
+    assert captions.in_scores({"a": level}, same=True) == "a stays level: 8 near, 8 far."
     nothing = decay([-8.67e-19] + [0.0] * 4)
-    assert seen.in_scores({"a": nothing}, same=True) == "a stays level: 0 near, 0 far."
-    both = seen.in_scores({"a": falls, "b": level}, same=True)
+    assert captions.in_scores({"a": nothing}, same=True) == "a stays level: 0 near, 0 far."
+    both = captions.in_scores({"a": falls, "b": level}, same=True)
     assert both == "a falls most, by 7 logits; b stays level."
     rises = decay([1, 1, 2, 4, 9.0])
-    assert "c rises most, by 8 logits" in seen.in_scores({"a": falls, "c": rises}, same=True)
-    assert "No encoding here" in seen.in_scores({"a": level, "b": level}, same=True)
-    assert "on average" in seen.in_scores({"a": falls}, same=False)
+    assert "c rises most, by 8 logits" in captions.in_scores({"a": falls, "c": rises}, same=True)
+    assert "No encoding here" in captions.in_scores({"a": level, "b": level}, same=True)
+    assert "on average" in captions.in_scores({"a": falls}, same=False)
 
 
 def test_what_is_seen_in_the_other_figures():
-    assert "2 of 3 pairs" in seen.in_wavelengths({"a": [6.0, 200.0, None]}, 128)
-    assert seen.in_wavelengths({"a": [6.0]}, 128) == "Every pair completes a turn in training."
-    stretched = seen.in_wavelengths({"a": [6.0, 200.0], "b": [6.0, 800.0]}, 128)
+    assert "2 of 3 pairs" in captions.in_wavelengths({"a": [6.0, 200.0, None]}, 128)
+    assert captions.in_wavelengths({"a": [6.0]}, 128) == "Every pair completes a turn in training."
+    stretched = captions.in_wavelengths({"a": [6.0, 200.0], "b": [6.0, 800.0]}, 128)
     assert "b has wavelengths 1 to 4 times those of a" in stretched
-    assert "Right throughout: x; y only to 5." == seen.in_precision({"x": 9, "y": 5}, 9)
-    assert "Every way is right" in seen.in_precision({"x": 9, "y": 9}, 9)
+    assert "Right throughout: x; y only to 5." == captions.in_precision({"x": 9, "y": 5}, 9)
+    assert "Every way is right" in captions.in_precision({"x": 9, "y": 9}, 9)
     table = np.stack([np.sin(np.arange(9.0)), np.ones(9)], axis=1)
-    assert "1 of 2 dimensions change sign" in seen.in_added(table)
-    assert "Dimension 0 moves most, dimension 1 least" in seen.in_lines(table, [0, 1], "dimension")
-    assert "about as much" in seen.in_lines(table[:, [0, 0]], [0, 1], "dimension")
+    assert "1 of 2 dimensions change sign" in captions.in_added(table)
+    assert "Dimension 0 moves most, dimension 1 least" in captions.in_lines(
+        table, [0, 1], "dimension"
+    )
+    assert "about as much" in captions.in_lines(table[:, [0, 0]], [0, 1], "dimension")
     near = np.exp(-0.5 * np.abs(np.subtract.outer(np.arange(8), np.arange(8))))
-    assert "Neighbours are alike" in seen.in_similarity(near)
-    assert "positions 8 apart" in seen.in_similarity(near, step=2)
-    assert "are as alike" in seen.in_similarity(np.eye(8))
-    assert "are more alike" in seen.in_similarity(1 - near)
-    assert "1 of 2 pairs complete a turn" in seen.in_turns([1.0, 0.001], 128)
-    assert "2 of 2 pairs complete a turn within 128 positions." == seen.in_turns([1.0, 2.0], 128)
-    assert "after 4.0 tokens" in seen.in_steps(90.0)
-    assert seen.in_steps(0.0) == "This pair does not turn."
+    assert "Neighbours are alike" in captions.in_similarity(near)
+    assert "positions 8 apart" in captions.in_similarity(near, step=2)
+    assert "are as alike" in captions.in_similarity(np.eye(8))
+    assert "are more alike" in captions.in_similarity(1 - near)
+    assert "1 of 2 pairs complete a turn" in captions.in_turns([1.0, 0.001], 128)
+    assert "2 of 2 pairs complete a turn within 128 positions." == captions.in_turns(
+        [1.0, 2.0], 128
+    )
+    assert "after 4.0 tokens" in captions.in_steps(90.0)
+    assert captions.in_steps(0.0) == "This pair does not turn."
 
 
 def test_what_is_seen_in_biases():
     distances = [0, 1, 2]
     falling = np.array([[0, -1, -2.0], [0, -4, -8.0]])
-    assert "Head 1 falls by 8 logits" in seen.in_bias(falling, distances)
-    assert "Head 0 rises by 2 logits" in seen.in_bias(-falling[:, ::1], distances) or "rises" in (
-        seen.in_bias(-falling, distances)
-    )
-    assert "nothing has been learned" in seen.in_bias(falling / 1000, distances)
-    assert "No head tells" in seen.in_bias(np.ones((2, 3)), distances)
-    assert "Every head falls" in seen.in_bias(falling[:1], distances)
-    assert "far keys lose" in seen.in_matrix(np.array([[0, -9.0], [-9.0, 0]]))
-    assert "far keys gain" in seen.in_matrix(np.array([[0, 9.0], [9.0, 0]]))
-    assert "Much the same" in seen.in_matrix(np.zeros((2, 2)))
-    assert "every 1.39 tokens" in seen.in_slopes([0.5, 0.25])
-    assert "from 0 to 0.5" in seen.in_slopes([0.5, 0.0])
+    assert "Head 1 falls by 8 logits" in captions.in_bias(falling, distances)
+    assert "Head 0 rises by 2 logits" in captions.in_bias(
+        -falling[:, ::1], distances
+    ) or "rises" in (captions.in_bias(-falling, distances))
+    assert "nothing has been learned" in captions.in_bias(falling / 1000, distances)
+    assert "No head tells" in captions.in_bias(np.ones((2, 3)), distances)
+    assert "Every head falls" in captions.in_bias(falling[:1], distances)
+    assert "far keys lose" in captions.in_matrix(np.array([[0, -9.0], [-9.0, 0]]))
+    assert "far keys gain" in captions.in_matrix(np.array([[0, 9.0], [9.0, 0]]))
+    assert "Much the same" in captions.in_matrix(np.zeros((2, 2)))
+    assert "every 1.39 tokens" in captions.in_slopes([0.5, 0.25])
+    assert "from 0 to 0.5" in captions.in_slopes([0.5, 0.0])
     assert "Distances 0 to 2 have a bucket each; the last bucket shown begins at 3." == (
-        seen.in_buckets([0, 1, 2, 3, 3, 3])
+        captions.in_buckets([0, 1, 2, 3, 3, 3])
     )
-    assert seen.in_buckets([0, 0, 0]) == "All distances share one bucket."
+    assert captions.in_buckets([0, 0, 0]) == "All distances share one bucket."
 
 
 def rotation(trained=256, longest=256, factor=1.0) -> Rotation:
@@ -191,20 +195,20 @@ def structure(model_type="llama") -> Structure:
 def test_how_far_a_checkpoint_was_trained():
     said = of_checkpoint.answer([rotation()], 256)
     assert said == (
-        "Trained on 256 tokens: beyond them 2 of the 4 pairs of channels that it turns meet angles "
-        "that training never showed."
+        "Trained on 256 tokens: beyond them 2 of its 4 rotary pairs leave their trained range; "
+        "expect it to break there."
     )
     stretched = of_checkpoint.answer([rotation(longest=1024, factor=4.0)], 1024)
-    assert "stretched to 1,024 by yarn: up to there none of the 4 pairs" in stretched
+    assert "stretched to 1,024 by yarn: up to there all 4 rotary pairs stay" in stretched
     half = of_checkpoint.answer([rotation(longest=1024, factor=2.0)], 1024)
-    assert "up to there 2 of the 4 pairs" in half
+    assert "up to there 2 of its 4 rotary pairs" in half
     done = of_checkpoint.answer([rotation(trained=10**4, longest=10**4)], 10**4)
-    assert "every one of the 4 pairs" in done
+    assert "all 4 rotary pairs completed a turn" in done
     table = Table("wpe", 512, 0, 0.9, (1.0, 1.0, 1.0), 4, [])
     assert "at token 513 it has no row" in of_checkpoint.answer([table], 512)
     bias = Bias("scores", "slopes", [0], [[0.0]])
     assert "no length breaks it" in of_checkpoint.answer([bias], None)
-    assert "Nothing that posenc knows" in of_checkpoint.answer([], 512)
+    assert "posenc finds nothing" in of_checkpoint.answer([], 512)
 
 
 def test_the_line_to_run():
@@ -241,23 +245,25 @@ def test_who_saw_whom(causal, removed, said):
 
 def test_what_is_seen_in_a_checkpoint():
     eye = np.eye(4)
-    assert "2 look mostly at the token itself" in checkpoint_seen.in_attention(np.stack([eye] * 2))
+    assert "2 look mostly at the token itself" in checkpoint_captions.in_attention(
+        np.stack([eye] * 2)
+    )
     first = np.zeros((1, 4, 4))
     first[..., 0] = 1
-    assert "1 looks mostly at the first token" in checkpoint_seen.in_attention(first)
+    assert "1 looks mostly at the first token" in checkpoint_captions.in_attention(first)
     flat = np.full((3, 4, 4), 0.25)
-    assert "None of the 3 heads" in checkpoint_seen.in_attention(flat)
-    mixed = checkpoint_seen.in_attention(np.concatenate([first, flat]))
+    assert "None of the 3 heads" in checkpoint_captions.in_attention(flat)
+    mixed = checkpoint_captions.in_attention(np.concatenate([first, flat]))
     assert mixed.endswith("; 3 elsewhere.")
-    moved = checkpoint_seen.in_changed_words({"with positions": [0.1, 0.9]}, ["a", "b"])
+    moved = checkpoint_captions.in_changed_words({"with positions": [0.1, 0.9]}, ["a", "b"])
     assert moved == "With positions, 'b' moves most (0.9) and 'a' least (0.1)."
     layers = {"with": [0, 0.1], "without": [0.0, 1e-9]}
-    said = checkpoint_seen.in_changed_layers(layers, 1e-5)
+    said = checkpoint_captions.in_changed_layers(layers, 1e-5)
     assert said == "With it moves from layer 1 on, up to 0.1; without nothing moves."
     changes = (0.0, 6e-8, 0.002, float("nan"))  # digits of rounding differ between processors
     assert [page._moved(change) for change in changes] == ["0", "rounding", "0.002", "nan"]
     values = np.array([[1.0, 2.0], [0.5, 3.0]])
-    assert "Head 1 of layer 1 looks farthest" in seen.in_attention_distance(values)
+    assert "Head 1 of layer 1 looks farthest" in captions.in_attention_distance(values)
 
 
 def test_an_answer_is_of_what_was_measured():
@@ -277,6 +283,6 @@ def test_new_angles_on_a_larger_grid():
         name="axial_rope", places=[2], num_pairs=8, unfinished_pairs=[6, 7], axis_length=12
     )
     said = of_encoding.limits(found, encoding)
-    assert said.startswith("on grids of more than 12 cells to a side, 2 of its 8 pairs")
+    assert said.startswith("on grids of more than 12 cells to a side, 2 of its 8 rotary pairs")
     done = sheet(name="axial_rope", places=[2], num_pairs=8, axis_length=12)
     assert "grids" not in of_encoding.limits(done, encoding)

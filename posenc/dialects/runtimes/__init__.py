@@ -1,4 +1,4 @@
-"""One emulator per runtime: a config.json's dict and a length in, what it computes out."""
+"""One emulator per runtime: from a config.json's dict and a length to what the runtime computes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNTIMES: dict[str, Emulator] = {
 def emulate(
     config: Mapping[str, Any], length: int | None = None, names: Iterable[str] | None = None
 ) -> dict[str, Computed]:
-    """What each of these runtimes (default: all six) computes from a config.json's dict.
+    """Return what each of these runtimes (default: all six) computes from a config.json's dict.
 
     Raises: ValueError for a name that is no runtime.
     """

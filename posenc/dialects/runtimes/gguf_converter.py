@@ -8,7 +8,7 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import RefusedError, UnknownModelError, number
-from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
 
@@ -18,7 +18,7 @@ WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
 
 
 def convert(model: Model) -> Metadata:
-    """The file that the converter writes, with transformers 5 installed beside it.
+    """Return the metadata that the converter writes, with transformers 5 installed.
 
     Raises: RefusedError where it stops; UnknownModelError where it has no such model.
     """
@@ -68,10 +68,10 @@ def _float32(value: Any) -> float:
 
 
 def _parameters(model: Model) -> tuple[Mapping[str, Any], Any]:
-    """The rope dict of the layers that are not windowed, and the windowed layers' theta.
+    """Return the rope dict of the full-attention layers, and theta of the windowed layers.
 
-    The config goes through transformers 5 where that loads it, and is read raw where not. The
-    top-level original length counts only for families whose config class has the field.
+    The config is loaded by transformers 5 where that works, and read raw otherwise. The top-level
+    original length counts only for families whose config class has the field.
     """
     try:
         if model.nested:
@@ -126,7 +126,7 @@ def _scaling(p: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _fixed_alpha(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any]:
-    """HunYuan's base, stretched; the converter stops where the rest is not the published one."""
+    """Stretch HunYuan's base. The converter refuses any other values than the published ones."""
     dense = model.model_type == "hunyuan_v1_dense"
     alpha = number(p.get("alpha", 50 if dense else 1000), "alpha")
     base = number(p.get("rope_theta", 10000.0), "rope_theta")
@@ -134,9 +134,12 @@ def _fixed_alpha(model: Model, p: Mapping[str, Any], dims: int) -> dict[str, Any
     if not usual or not (dense or (alpha == 1000 and dims == 128)):
         raise RefusedError("AssertionError: HunYuan dynamic RoPE scaling assumptions changed")
     return {
-        "freq_base": formulas.ntk_theta(base, alpha, dims), "scaling_type": "none",
-        "scaling_factor": 1.0, "original_length": HUNYUAN_LENGTH, "context_length": HUNYUAN_LENGTH,
-    }  # fmt: skip
+        "freq_base": formulas.ntk_theta(base, alpha, dims),
+        "scaling_type": "none",
+        "scaling_factor": 1.0,
+        "original_length": HUNYUAN_LENGTH,
+        "context_length": HUNYUAN_LENGTH,
+    }
 
 
 def _own_factors(model: Model, p: Mapping[str, Any], kind: str, dims: int) -> dict[str, Any]:

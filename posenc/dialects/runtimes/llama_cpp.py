@@ -6,37 +6,36 @@ from dataclasses import replace
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import Computed, Layer, RefusedError, Switch
-from posenc.dialects.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
+from posenc.dialects.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes.gguf_converter import convert
 from posenc.dialects.runtimes.running import emulator, version_of
 
-LOADS_FREQS = (
-    "llama", "llada", "llama4", "deci", "minicpm", "granite", "granitemoe", "granitehybrid",
-    "granite_swa", "exaone", "exaone4", "exaone-moe", "apertus", "arcee", "falcon-h1", "nanbeige",
-    "pangu-embedded", "refact", "gemma4", "step35", "mistral3", "cogvlm",
-)  # fmt: skip
+LOADS_FREQS = tuple(
+    "llama llada llama4 deci minicpm granite granitemoe granitehybrid granite_swa exaone "
+    "exaone4 exaone-moe apertus arcee falcon-h1 nanbeige pangu-embedded refact gemma4 "
+    "step35 mistral3 cogvlm".split()
+)
 """Architectures that load rope_freqs.weight; the others refuse a file that has it."""
-LOADS_FACTORS = (
-    "llama", "deci", "granite", "granitemoe", "granite_swa", "apertus", "minicpm", "minicpm3",
-    "mistral3", "pangu-embedded", "phi3", "phimoe", "refact", "step35",
-)  # fmt: skip
+LOADS_FACTORS = tuple(
+    "llama deci granite granitemoe granite_swa apertus minicpm minicpm3 mistral3 "
+    "pangu-embedded phi3 phimoe refact step35".split()
+)
 """Architectures that load rope_factors_long.weight and rope_factors_short.weight."""
 READS_BETAS = ("mistral3", "grok")
 READS_LOG_MULTIPLIER = ("deepseek2", "deepseek32", "mistral3")
 WHOLE_HEAD_ONLY = ("llama", "llada", "deci", "llama4")
 """Architectures that refuse a rotated width other than the head's."""
-OWN_SLIDING_BASE = (
-    "gemma3", "gemma3n", "gemma-embedding", "gemma4", "gemma4-assistant", "mimo2", "step35",
-    "plamo3", "dots3note",
-)  # fmt: skip
-"""Architectures whose windowed layers have the base 10000 unless rope.freq_base_swa says another;
-those of the others have the base of the full layers."""
-SCALED_SLIDING = (
-    "exaone4", "exaone-moe", "llama4", "gpt-oss", "cohere2", "cohere2moe", "gemma2", "afmoe",
-    "mellum", "spark2-5", "smallthinker",
-)  # fmt: skip
-"""Architectures that scale their windowed layers as the full ones."""
+OWN_SLIDING_BASE = tuple(
+    "gemma3 gemma3n gemma-embedding gemma4 gemma4-assistant mimo2 step35 plamo3 dots3note".split()
+)
+"""Architectures whose windowed layers have the base 10000 unless rope.freq_base_swa says
+another. In all others they share the full layers' base."""
+SCALED_SLIDING = tuple(
+    "exaone4 exaone-moe llama4 gpt-oss cohere2 cohere2moe gemma2 afmoe mellum spark2-5 "
+    "smallthinker".split()
+)
+"""Architectures that scale windowed layers like full ones."""
 TWO_KINDS = (*OWN_SLIDING_BASE, *SCALED_SLIDING, "olmo2", "laguna", "muse-glimmer")
 FREQS_OF_FULL_LAYERS = ("gemma4", "step35")
 """Architectures where rope_freqs.weight is not for windowed layers."""
@@ -45,13 +44,13 @@ NO_ROPE_EVERY = {"smollm3": 4}
 
 @emulator("llama.cpp")
 def emulate(model: Model, length: int | None) -> Computed:
-    """What libllama computes from the file that its converter makes of a config.json, with a
-    context of `length` tokens."""
+    """Return what libllama computes, at a context of `length` tokens, from the file that its
+    converter makes of a config.json."""
     return from_metadata(convert(model), length, model)
 
 
 def from_metadata(meta: Metadata, length: int | None, model: Model | None = None) -> Computed:
-    """What libllama computes from a GGUF file's keys and factor tensors."""
+    """Return what libllama computes from a GGUF file's keys and factor tensors."""
     check_tensors(meta)
     full = rotation(meta, length or meta.context_length)
     layers = {"all": full}
@@ -83,7 +82,7 @@ def from_metadata(meta: Metadata, length: int | None, model: Model | None = None
 
 
 def check_tensors(meta: Metadata) -> None:
-    """Raises: RefusedError where the architecture does not take a tensor of the file."""
+    """Raise RefusedError if the architecture does not accept a tensor of the file."""
     if meta.rope_freqs is not None:
         if meta.architecture not in LOADS_FREQS:
             raise RefusedError(
@@ -108,7 +107,7 @@ def check_tensors(meta: Metadata) -> None:
 
 
 def rotation(meta: Metadata, length: int) -> Layer:
-    """The frequencies and multiplier of the layers that are not windowed."""
+    """Return frequencies and multiplier of the full-attention layers."""
     dim, theta = meta.dimension_count, meta.freq_base
     divisors = _divisors(meta, length)
     factor = 1.0 if meta.scaling_type == "none" else meta.scaling_factor
@@ -123,14 +122,14 @@ def rotation(meta: Metadata, length: int) -> Layer:
 
 
 def sliding_base(meta: Metadata) -> float:
-    """The base of the windowed layers."""
+    """Return the base of the windowed layers."""
     if meta.freq_base_swa is not None:
         return meta.freq_base_swa
     return DEFAULT_FREQ_BASE if meta.architecture in OWN_SLIDING_BASE else meta.freq_base
 
 
 def sliding(meta: Metadata) -> Layer:
-    """The windowed layers: a base of their own, in most architectures no scaling, and the same
+    """Return the rotation of the windowed layers: their own base, usually no scaling, and the same
     attn_factor."""
     base = sliding_base(meta)
     scaled = meta.architecture in SCALED_SLIDING

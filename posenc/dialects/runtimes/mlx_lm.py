@@ -1,4 +1,4 @@
-"""mlx-lm: the raw config.json into a dataclass per model file; unknown keys are dropped."""
+"""mlx-lm: it reads config.json into a dataclass per model file and drops unknown keys."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from posenc.dialects.computed import (
     RefusedError,
     Switch,
     UnknownModelError,
+    factors,
     number,
     required,
 )
 from posenc.dialects.model import Model
-from posenc.dialects.runtimes.mlx_lm_rope import Scaling, initialize, rotation
 from posenc.dialects.runtimes.running import emulator, version_of
 
+YARN_TYPES = ("yarn", "deepseek_yarn", "telechat3-yarn")
+Scaling = Mapping[str, Any] | None
 NOT_READ = ("mimo_v2_flash",)
 
 
 @emulator("mlx-lm")
 def emulate(model: Model, length: int | None) -> Computed:
-    """What mlx-lm 0.32 computes; it never refuses a length."""
+    """Return what mlx-lm 0.32 computes. It never refuses a length."""
     if model.known and "mlx" not in model.facts:
         raise UnknownModelError(f"mlx-lm has no model for {model.model_type!r}")
     if model.model_type in NOT_READ:
@@ -59,7 +61,7 @@ def _check_arguments(model: Model, facts: Mapping[str, Any]) -> None:
 
 
 def _settings(model: Model, facts: Mapping[str, Any]) -> tuple[float, Scaling]:
-    """Theta and the scaling dict; only some model files look into rope_parameters."""
+    """Return theta and the scaling dict. Only some model files read rope_parameters."""
     theta: Any = model.config.get("rope_theta", facts.get("rope_theta"))
     if facts["file"] == "gpt_neox":
         theta = model.config.get("rotary_emb_base")
@@ -90,8 +92,8 @@ def _ministral(modern: Any) -> tuple[float, Scaling]:
 
 
 def _layers(model: Model, facts: Mapping[str, Any], full: Layer) -> dict[str, Layer]:
-    """The rotation by the kind that a layer was meant to be; mlx-lm tells kinds by
-    sliding_window_pattern, never by layer_types."""
+    """Return the rotation of each kind of layer. mlx-lm decides kinds by sliding_window_pattern,
+    never by layer_types."""
     if not model.nested:
         return {"all": full}
     if facts["file"] == "olmo3":
@@ -145,3 +147,164 @@ def _softmax_scale(model: Model, scaling: Scaling) -> float:
         return model.scale
     factor = number(required(scaling, "factor"), "factor")
     return model.scale * formulas.yarn_scale(factor, all_dim) ** 2
+
+
+def _dims(model: Model, facts: Mapping[str, Any]) -> int:
+    if model.mla:
+        return model.head_dim
+    share = model.config.get("partial_rotary_factor", facts.get("partial_rotary_factor", 1.0))
+    if facts["file"] == "gpt_neox":
+        share = model.config.get("rotary_pct")
+    modern = model.config.get("rope_parameters")
+    if facts.get("parameters") and isinstance(modern, Mapping) and not model.nested:
+        share = modern.get("partial_rotary_factor", share)
+    if not (model.owns_partial or "partial_rotary_factor" in facts) or facts["file"] == "glm":
+        return model.head_dim
+    return int(model.head_dim * number(share, "partial_rotary_factor"))
+
+
+def rotation(
+    model: Model, facts: Mapping[str, Any], theta: float, scaling: Scaling, length: int
+) -> Layer:
+    """Return frequencies and multiplier of one of mlx-lm's rotary modules."""
+    dim, way = _dims(model, facts), facts["scaling"]
+    plain = formulas.plain(dim, theta)
+    if way == "minicpm3" and scaling is not None:
+        return _minicpm3(model, scaling, plain)
+    if not scaling or way == "none":
+        return Layer(plain)
+    if way == "initialize":
+        return initialize(model, scaling, theta, dim, length)
+    if way == "linear":
+        return _linear_only(scaling, plain)
+    if way == "alpha":
+        missing = [key for key in ("type", "alpha", "factor") if key not in scaling]
+        if missing:
+            raise RefusedError(
+                "ValueError: rope_scaling must contain keys {'type', 'alpha', 'factor'}; missing: "
+                f"{', '.join(missing)}"
+            )
+        alpha = number(scaling["alpha"], "alpha")
+        return Layer(formulas.plain(dim, formulas.ntk_theta(theta, alpha, dim)))
+    if way == "deepseek_v2":
+        return _yarn(scaling, theta, dim)
+    return _su(model, facts, scaling, plain)
+
+
+def initialize(
+    model: Model, scaling: Mapping[str, Any], theta: float, dim: int, length: int
+) -> Layer:
+    kind = scaling.get("type") or scaling.get("rope_type", "default")
+    plain = formulas.plain(dim, theta)
+    if kind == "default":
+        return Layer(plain)
+    if kind == "linear":
+        factor = number(required(scaling, "factor"), "factor")
+        return Layer(tuple(f / factor for f in plain))
+    if kind == "dynamic":
+        factor = number(required(scaling, "factor"), "factor")
+        base = formulas.dynamic_theta(theta, factor, length, model.max_positions, dim)
+        return Layer(formulas.plain(dim, base))
+    if kind == "llama3":
+        factor = number(required(scaling, "factor"), "factor")
+        low = number(scaling.get("low_freq_factor", 1.0), "low_freq_factor")
+        high = number(scaling.get("high_freq_factor", 4.0), "high_freq_factor")
+        original = number(scaling.get("original_max_position_embeddings", 8192), "original length")
+        divisors = formulas.llama3_factors(dim, theta, factor, low, high, original)
+        return Layer(formulas.divided(plain, divisors))
+    if kind in YARN_TYPES:
+        return _yarn(scaling, theta, dim)
+    if kind == "longrope":
+        original = number(required(scaling, "original_max_position_embeddings"), "original length")
+        return _always_long(scaling, plain, model.max_positions, original, None)
+    if kind == "proportional":
+        share = number(scaling.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+        factor = number(scaling.get("factor", 1.0), "factor")
+        return Layer(formulas.proportional(dim, theta, share, factor))
+    if kind == "mrope":
+        sections = scaling.get("mrope_section", [])
+        if len(sections) != 3:
+            raise RefusedError(
+                f"AssertionError: MRoPE currently only supports 3 sections, got {len(sections)}."
+            )
+        return Layer(plain)
+    raise RefusedError(f"ValueError: Unsupported RoPE type {kind}")
+
+
+def _yarn(scaling: Mapping[str, Any], theta: float, dim: int) -> Layer:
+    """Compute mlx-lm's YaRN. It ignores truncate, attention_factor and attn_factor; its default
+    original length is 4096."""
+    factor = number(required(scaling, "factor"), "factor")
+    mscale = number(scaling.get("mscale", 1), "mscale")
+    all_dim = number(scaling.get("mscale_all_dim", 0), "mscale_all_dim")
+    inv_freq = formulas.yarn(
+        dim,
+        theta,
+        factor,
+        number(scaling.get("original_max_position_embeddings", 4096), "original length"),
+        number(scaling.get("beta_fast", 32), "beta_fast"),
+        number(scaling.get("beta_slow", 1), "beta_slow"),
+    )
+    upper, lower = formulas.yarn_scale(factor, mscale), formulas.yarn_scale(factor, all_dim)
+    return Layer(inv_freq, upper / lower)
+
+
+def _always_long(
+    scaling: Mapping[str, Any],
+    plain: tuple[float, ...],
+    trained: int,
+    original: float,
+    mscale: Any,
+) -> Layer:
+    long = required(scaling, "long_factor")
+    if isinstance(long, list) and len(long) != len(plain):
+        raise RefusedError(
+            f"ValueError: [broadcast_shapes] Shapes ({len(long)}) and ({len(plain)}) cannot be "
+            "broadcast."
+        )
+    required(scaling, "short_factor")
+    scale = formulas.longrope_scale(trained / original, original)
+    inv_freq = formulas.divided(plain, factors(scaling, "long_factor", len(plain)))
+    return Layer(inv_freq, number(mscale, "long_mscale") if mscale else scale)
+
+
+def _linear_only(scaling: Mapping[str, Any], plain: tuple[float, ...]) -> Layer:
+    required(scaling, "type")
+    if "factor" not in scaling or scaling["type"] != "linear":
+        raise RefusedError("ValueError: rope_scaling 'type' currently only supports 'linear'")
+    factor = number(scaling["factor"], "factor")
+    return Layer(tuple(f / factor for f in plain))
+
+
+def _su(
+    model: Model, facts: Mapping[str, Any], scaling: Mapping[str, Any], plain: tuple[float, ...]
+) -> Layer:
+    """Compute the rotation of phi3 and phimoe. It reads the top-level original length and always
+    uses the long factors."""
+    outer = model.config.get("original_max_position_embeddings")
+    original = number(outer or facts["original_max_position_embeddings"], "original length")
+    if facts["scaling"] == "phimoe":
+        mscale = required(scaling, "long_mscale")
+        return _always_long(scaling, plain, model.max_positions, original, mscale)
+    missing = [key for key in ("long_factor", "type") if key not in scaling]
+    if missing:
+        raise RefusedError(
+            "ValueError: rope_scaling must contain keys {'long_factor', 'type'}; missing: "
+            f"{', '.join(missing)}"
+        )
+    if scaling["type"] in ("longrope", "su"):
+        return _always_long(scaling, plain, model.max_positions, original, None)
+    if scaling["type"] == "linear":
+        factor = scaling.get("factor")
+        if not isinstance(factor, float):
+            raise RefusedError(f"AssertionError: factor is {factor!r}, expected a float")
+        return Layer(tuple(f / factor for f in plain))
+    return Layer(plain)
+
+
+def _minicpm3(model: Model, scaling: Mapping[str, Any], plain: tuple[float, ...]) -> Layer:
+    original = number(scaling.get("original_max_position_embeddings", 4096), "original length")
+    scale = formulas.longrope_scale(model.max_positions / original, original)
+    if "long_factor" not in scaling:
+        return Layer(plain, scale)
+    return Layer(formulas.divided(plain, factors(scaling, "long_factor", len(plain))), scale)

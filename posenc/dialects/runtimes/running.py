@@ -1,4 +1,4 @@
-"""The frame of an emulator: its version, and refusals turned into results."""
+"""What emulators share: their versions, and refusals turned into results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSIONS = {
     "mlx-lm": "0.32 (read from 0.32.2)",
     "llama.cpp": "b11549 (converter and source 0c1e57098)",
 }
-"""The versions that each emulator speaks for, and the one whose rules it holds."""
+"""The versions that each emulator covers, and the one it was read from."""
 
 Emulator = Callable[[Mapping[str, Any], int | None], Computed]
 

@@ -1,4 +1,4 @@
-"""What vLLM and SGLang do alike: a limit on the length, and longrope's two lists."""
+"""What vLLM and SGLang share: a limit on the length, and longrope's two lists."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def serve(
     softmax_scale: Callable[[Model, Parameters], float],
     switch: Callable[[Parameters, Model], Switch],
 ) -> Computed:
-    """A server started for `length` tokens, of which it admits `largest`.
+    """Return what a server computes that was started for `length` tokens and admits `largest`.
 
-    Raises: RefusedError for a longer length, or whatever its rotation refuses.
+    Raises: RefusedError for a longer length, or what the runtime's rotation refuses.
     """
     if length is not None and length > largest:
         option, variable = LENGTH_OPTIONS[runtime]
@@ -70,7 +70,8 @@ def serve(
 def longrope(
     p: Parameters, model: Model, plain: tuple[float, ...], original: float, *, long: bool
 ) -> Layer:
-    """One of the two lists, with its own multiplier or the one of the two lengths.
+    """Return one of longrope's two lists, with its own multiplier or the one that follows from the
+    two lengths.
 
     Raises: RefusedError for interleaved pairs or a list that does not fit.
     """

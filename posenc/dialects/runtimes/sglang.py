@@ -20,10 +20,9 @@ from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.server import longrope, serve
 
-LENGTH_KEYS = (
-    "max_sequence_length", "seq_length", "max_seq_len", "model_max_length",
-    "max_position_embeddings",
-)  # fmt: skip
+LENGTH_KEYS = tuple(
+    "max_sequence_length seq_length max_seq_len model_max_length max_position_embeddings".split()
+)
 """The first of these that is given is the model's length."""
 DROPS_SCALING = ("gemma3_text",)
 """Families whose model file sets every layer to plain RoPE."""
@@ -35,7 +34,7 @@ DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
 
 @emulator("sglang")
 def emulate(model: Model, length: int | None) -> Computed:
-    """What SGLang 0.5 computes for a batch whose longest sequence is `length`."""
+    """Return what SGLang 0.5 computes for a batch whose longest sequence is `length`."""
     if model.known and not model.facts.get("sglang"):
         raise UnknownModelError(f"SGLang has no model for {model.model_type!r}")
     resolved = transformers5.resolve(model)
@@ -49,8 +48,8 @@ def emulate(model: Model, length: int | None) -> Computed:
 
 
 def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
-    """The first length key times the factor, unless the dict has an original length or is
-    llama3's."""
+    """Return the longest admitted sequence: the first length key, times the factor unless the dict
+    has an original length or is llama3's."""
     given = [model.get(key) for key in LENGTH_KEYS]
     length = next((number(v, "max_position_embeddings") for v in given if v is not None), 2048)
     if model.nested:
@@ -62,7 +61,7 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
 
 
 def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
-    """The frequencies and multiplier of SGLang's own rotary classes."""
+    """Return frequencies and multiplier of SGLang's own rotary classes."""
     kind, head_dim = p["rope_type"], model.head_dim
     theta = number(p["rope_theta"], "rope_theta")
     share = number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
@@ -101,16 +100,20 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     if kind == "yarn" and "mrope_section" in p:
         _check_mrope(p)
     inv_freq = formulas.yarn(
-        dim, theta, factor, original,
-        number(p.get("beta_fast", 32), "beta_fast"), number(p.get("beta_slow", 1), "beta_slow"),
+        dim,
+        theta,
+        factor,
+        original,
+        number(p.get("beta_fast", 32), "beta_fast"),
+        number(p.get("beta_slow", 1), "beta_slow"),
         kind == "deepseek_yarn" or bool(p.get("truncate", True)),
         number(p.get("extrapolation_factor", 1), "extrapolation_factor"),
-    )  # fmt: skip
+    )
     return Layer(inv_freq, _multiplier(p, factor, latent=kind == "deepseek_yarn"))
 
 
 def _check_mrope(p: Mapping[str, Any]) -> None:
-    """Raises: RefusedError where yarn with sections is given a pair of mscales."""
+    """Raise RefusedError if yarn with sections has a pair of mscales."""
     for key in ("mscale", "mscale_all_dim"):
         if key in p:
             raise RefusedError(
@@ -120,8 +123,8 @@ def _check_mrope(p: Mapping[str, Any]) -> None:
 
 
 def _multiplier(p: Mapping[str, Any], factor: float, *, latent: bool) -> float:
-    """The ratio of the mscale pair, else yarn's, times attn_factor; attention_factor means
-    nothing."""
+    """Return the ratio of the mscale pair, else yarn's, times attn_factor; attention_factor is
+    ignored."""
     mscale, all_dim = p.get("mscale"), p.get("mscale_all_dim")
     if latent:
         mscale, all_dim = p.get("mscale", 1), p.get("mscale_all_dim", 0)

@@ -1,4 +1,5 @@
-"""transformers 4: top-level rope_theta and rope_scaling; rope_parameters means nothing to it."""
+"""transformers 4: it reads the top-level rope_theta and rope_scaling, and ignores
+rope_parameters."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ NEEDED = {
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
 PLAIN_SCALE = ("deepseek_v2",)
-"""Families with latent attention whose softmax scale knows no temperature."""
+"""Families with latent attention whose softmax scale has no temperature."""
 THREE_KEYS = ("phi3", "phi4_multimodal")
 """Families whose config refuses a rope_scaling of more or less than three keys."""
 
 
 @emulator("transformers-4")
 def emulate(model: Model, length: int | None) -> Computed:
-    """What transformers 4.57 computes; it never refuses a length."""
+    """Return what transformers 4.57 computes. It never refuses a length."""
     if model.known and "transformers4" not in model.facts:
         raise UnknownModelError(f"transformers 4 has no model for {model.model_type!r}")
     length = length or model.max_positions
@@ -64,7 +65,7 @@ def emulate(model: Model, length: int | None) -> Computed:
 
 
 def theta_of(model: Model) -> float:
-    """The top-level base, else the class's."""
+    """Return the top-level base, else the class's default."""
     classes = model.facts.get("transformers4", {})
     for name in ("rotary_emb_base", "rope_theta"):
         if name == "rope_theta" or name in classes:
@@ -75,7 +76,7 @@ def theta_of(model: Model) -> float:
 
 
 def scaling_of(model: Model) -> dict[str, Any] | None:
-    """rope_scaling with its type settled: in most families `type` wins over `rope_type`.
+    """Return rope_scaling with its type settled; in most families `type` wins over `rope_type`.
 
     Raises: RefusedError for what the config's own validation refuses.
     """
@@ -136,7 +137,7 @@ def _share(model: Model) -> float:
 
 
 def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length: int) -> Layer:
-    """The frequencies and multiplier at a length."""
+    """Return frequencies and multiplier at a length."""
     dim = int(model.head_dim * _share(model))
     plain = formulas.plain(dim, theta)
     if scaling is None or scaling["rope_type"] == "default":
@@ -179,8 +180,8 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
 
 
 def _original(model: Model, scaling: Mapping[str, Any]) -> tuple[float, bool]:
-    """longrope's original length: the top level's only, else the largest; and whether it was
-    given. Phi-3.5-MoE's class copies the dict's there."""
+    """Return longrope's original length, and whether it was given. It is read from the top level
+    only, else the largest length counts; Phi-3.5-MoE's class copies the dict's there."""
     outer = model.config.get("original_max_position_embeddings")
     if model.model_type in transformers5.OWN_MSCALES:
         outer = scaling.get("original_max_position_embeddings", outer)
@@ -216,7 +217,8 @@ def _switch(model: Model, scaling: dict[str, Any] | None) -> Switch:
 
 
 def softmax_scale(model: Model, scaling: dict[str, Any] | None) -> float:
-    """MLA gives the square of mscale_all_dim's temperature to all logits, but for DeepSeek 2."""
+    """Return the softmax scale. MLA multiplies it by the squared temperature of mscale_all_dim,
+    except in DeepSeek 2."""
     if not model.mla or scaling is None or model.model_type in PLAIN_SCALE:
         return model.scale
     factor = number(required(scaling, "factor"), "factor")

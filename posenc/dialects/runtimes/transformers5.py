@@ -1,4 +1,4 @@
-"""transformers 5: rope_parameters, with the older spelling folded in."""
+"""transformers 5: it reads rope_parameters and merges the older spelling into it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ NEEDED = {
     "longrope": ("short_factor", "long_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
-"""Keys without which loading the config stops; theta and the original length have defaults."""
+"""Keys without which loading the config fails; theta and the original length have defaults."""
 PHI3 = ("phi3", "phi4_multimodal")
-"""Families that know longrope only, by three names."""
+"""Families that accept only longrope, under three names."""
 ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose class stretches the base by a fixed alpha where the type is dynamic."""
 OWN_MSCALES = ("phimoe",)
@@ -40,7 +40,7 @@ Parameters = dict[str, Any]
 
 
 def resolve(model: Model) -> dict[str, Parameters]:
-    """rope_parameters as they stand after loading: kind of layer -> its flat dict.
+    """Return the flat rope dict of each kind of layer after loading.
 
     Raises: RefusedError where loading stops.
     """
@@ -80,8 +80,8 @@ def _class_default(model: Model) -> Parameters:
 
 
 def _resolve_nested(model: Model) -> dict[str, Parameters]:
-    """One dict per kind of layer. Where a family takes no flat rope_scaling, see `_refuse_nested`,
-    one can only be meant for the layers with full attention."""
+    """Return one dict per kind of layer. A family that takes no flat rope_scaling, see
+    `_refuse_nested`, can mean only its full-attention layers by it."""
     config = model.config
     given = config.get("rope_parameters")
     inner: dict[str, Parameters] = {}
@@ -143,7 +143,7 @@ def _fill(parameters: Parameters, model: Model, theta: Any, partial: Any) -> Non
 
 
 def check(parameters: Parameters) -> None:
-    """Raises: RefusedError where a key that its type needs is missing."""
+    """Raise RefusedError if a key that the type needs is missing."""
     kind = parameters["rope_type"]
     missing = [key for key in NEEDED.get(kind, ()) if key not in parameters]
     if missing:
@@ -154,7 +154,7 @@ def check(parameters: Parameters) -> None:
 
 
 def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
-    """attention_factor, else the ratio of the mscale pair where both are given, else yarn's."""
+    """Return attention_factor, else the ratio of the mscale pair if both are given, else yarn's."""
     given = parameters.get("attention_factor")
     if given is not None:
         return number(given, "attention_factor")
@@ -167,7 +167,7 @@ def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
 
 
 def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
-    """The frequencies and multiplier of one kind of layer at a length."""
+    """Return frequencies and multiplier of one kind of layer at a length."""
     kind = parameters["rope_type"]
     theta = number(parameters["rope_theta"], "rope_theta")
     share = number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
@@ -228,7 +228,7 @@ def _longrope(p: Parameters, theta: float, dim: int, trained: int, length: int) 
 
 
 def switch(parameters: Parameters, trained: int) -> Switch:
-    """Whether the frequencies change with the current length, within the lengths looked at."""
+    """Return whether the frequencies change with the current length, among the lengths tried."""
     kind = parameters["rope_type"]
     looked_at = max(trained, LOOKED_AT)
     if kind == "dynamic":
@@ -239,7 +239,7 @@ def switch(parameters: Parameters, trained: int) -> Switch:
 
 
 def softmax_scale(model: Model, parameters: Parameters) -> float:
-    """MLA gives the square of mscale_all_dim's temperature to all logits."""
+    """Return the softmax scale. MLA multiplies it by the squared temperature of mscale_all_dim."""
     all_dim = parameters.get("mscale_all_dim")
     if not model.mla or parameters["rope_type"] == "default" or not all_dim:
         return model.scale
@@ -248,8 +248,8 @@ def softmax_scale(model: Model, parameters: Parameters) -> float:
 
 
 def own_rotation(p: Parameters, model: Model, length: int) -> Layer:
-    """The rotation of a family's own module: Phi-3.5-MoE's takes the short list whatever the
-    length, and one of its two mscales for every type."""
+    """Return the rotation of a family's own module. Phi-3.5-MoE's always uses the short list, and
+    one of its two mscales for every type."""
     if model.model_type not in OWN_MSCALES or p["rope_type"] == "default":
         return rotation(p, model, length)
     original = number(required(p, "original_max_position_embeddings"), "original length")
@@ -259,8 +259,9 @@ def own_rotation(p: Parameters, model: Model, length: int) -> Layer:
 
 
 def _refuse_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
-    """What loading a family with nested rope dicts stops at. Newer ones take nothing flat and fill
-    nothing in; where heads differ between layers, checking longrope asks for one size of all.
+    """Raise RefusedError where loading a family with nested rope dicts fails. Newer families accept
+    no flat dict and fill nothing in. Where head dimensions differ between layers, validating
+    longrope fails.
 
     Raises: RefusedError.
     """
@@ -279,7 +280,7 @@ def _refuse_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
 
 @emulator("transformers-5")
 def emulate(model: Model, length: int | None) -> Computed:
-    """What transformers 5.23 computes; it never refuses a length."""
+    """Return what transformers 5.23 computes. It never refuses a length."""
     resolved = resolve(model)
     if model.nested:
         _refuse_nested(model, resolved)

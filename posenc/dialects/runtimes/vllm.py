@@ -22,22 +22,22 @@ from posenc.dialects.runtimes import transformers5
 from posenc.dialects.runtimes.running import emulator
 from posenc.dialects.runtimes.server import longrope, serve
 
-LENGTH_KEYS = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
-    "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
+LENGTH_KEYS = tuple(
+    "max_position_embeddings n_positions max_seq_len seq_length model_max_length "
+    "max_target_positions max_sequence_length max_seq_length seq_len".split()
+)
 """The smallest of these is the model's length."""
 ALREADY_STRETCHED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Types whose factor does not multiply the length."""
 DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next")
-"""Families whose model file hands dual_chunk_attention_config to the attention."""
+"""Families whose model file passes dual_chunk_attention_config to the attention."""
 SMALLEST_SERVER = 1024
-"""Tokens below which nobody starts a server: a switch under that length never shows."""
+"""Servers are not started for fewer tokens, so a switch below this length never shows."""
 
 
 @emulator("vllm")
 def emulate(model: Model, length: int | None) -> Computed:
-    """What vLLM 0.33 computes for a server started with max_model_len = length."""
+    """Return what vLLM 0.33 computes for a server started with max_model_len = length."""
     if model.nested and not set(model.kinds) <= set(LAYER_KINDS):
         raise UnknownModelError(f"posenc has not read how vLLM rotates {model.model_type!r}")
     resolved = {kind: _patched(p, model) for kind, p in transformers5.resolve(model).items()}
@@ -51,7 +51,7 @@ def emulate(model: Model, length: int | None) -> Computed:
 
 
 def _patched(parameters: dict[str, Any], model: Model) -> dict[str, Any]:
-    """The dict after vLLM has renamed the older types."""
+    """Return the dict after vLLM has renamed the older types."""
     p = dict(parameters)
     raw = _raw(model)
     old, new = raw.get("type"), raw.get("rope_type")
@@ -85,9 +85,9 @@ def _raw(model: Model) -> Mapping[str, Any]:
 
 
 def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> int:
-    """The largest max_model_len that vLLM admits.
+    """Return the largest max_model_len that vLLM admits.
 
-    Raises: RefusedError where scalars stand beside nested dicts.
+    Raises: RefusedError for scalars next to nested dicts.
     """
     raw = model.config.get("rope_parameters")
     if model.nested and isinstance(raw, Mapping):
@@ -107,7 +107,7 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
 
 
 def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
-    """The frequencies and multiplier of vLLM's own rotary classes."""
+    """Return frequencies and multiplier of vLLM's own rotary classes."""
     kind, head_dim = p["rope_type"], model.head_dim
     share = number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     if not 0 < share <= 1:
@@ -154,9 +154,14 @@ def _yarn(
     if model.model_type == "gpt_oss":
         fast, slow = required(p, "beta_fast"), required(p, "beta_slow")
     inv_freq = formulas.yarn(
-        dim, theta, factor, original, number(fast, "beta_fast"), number(slow, "beta_slow"),
+        dim,
+        theta,
+        factor,
+        original,
+        number(fast, "beta_fast"),
+        number(slow, "beta_slow"),
         True if latent else bool(p.get("truncate", True)),
-    )  # fmt: skip
+    )
     if latent:
         upper = formulas.yarn_scale(factor, number(p.get("mscale", 1), "mscale"))
         lower = formulas.yarn_scale(factor, number(p.get("mscale_all_dim", 0), "mscale_all_dim"))
@@ -177,8 +182,8 @@ def _dynamic(p: Mapping[str, Any], model: Model, theta: float, dim: int) -> tupl
 
 
 def _ntk(theta: float, factor: float, dim: int, mixed_b: Any) -> tuple[float, ...]:
-    """vLLM's own NTK, which no other runtime has: base times factor, and all pairs slower by
-    factor^(2/dim)."""
+    """Compute vLLM's own NTK, which no other runtime has: the base times factor, and all
+    frequencies divided by factor^(2/dim)."""
     if mixed_b is None:
         return tuple(f / factor ** (2 / dim) for f in formulas.plain(dim, theta * factor))
     power = number(mixed_b, "mixed_b")

@@ -1,2 +1,1 @@
-"""Recipes that several runtimes read alike, and what writes them: configs, weights, GGUF files,
-command-line overrides."""
+"""Write recipes that several runtimes read alike: configs, GGUF files, overrides."""

@@ -1,4 +1,4 @@
-"""The rope dicts that could carry a meaning, the simplest first."""
+"""List the rope dicts that could carry a meaning, the simplest first."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Parameters = dict[str, Any]
 
 
 def parameter_sets(meaning: Meaning) -> Iterator[tuple[dict[str, Parameters], int]]:
-    """The rope dicts, per kind of layer, that carry a meaning, each with its largest length."""
+    """Yield the rope dicts, per kind of layer, that carry a meaning, with their largest length."""
     for _, parameters, _ in candidates(meaning, fold=False):
         yield parameters, largest(parameters, meaning)
 
 
 def largest(parameters: Mapping[str, Parameters], meaning: Meaning) -> int:
-    """max_position_embeddings: what yarn stretches to, the largest meant otherwise."""
+    """Return max_position_embeddings: what yarn stretches to, otherwise the largest meant."""
     for p in parameters.values():
         if p["rope_type"] == "yarn":
             return max(formulas.stretched(p["original_max_position_embeddings"], p["factor"]), 1)
@@ -82,7 +82,8 @@ def candidates(meaning: Meaning, fold: bool) -> Iterator[tuple[str, dict[str, Pa
 
 
 def _kinds(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[str, Parameters]:
-    """Per kind of layer what carries it: its own settings where nothing is scaled, else lists."""
+    """Return a rope dict per kind of layer: its own settings if nothing is scaled, else factor
+    lists."""
     carried = {}
     for kind, p in own.items():
         cut = not meaning.model.owns_partial and p["rope_type"] == "proportional"
@@ -95,7 +96,7 @@ def _kinds(meaning: Meaning, own: Mapping[str, Parameters]) -> dict[str, Paramet
 
 
 def _simplest(meaning: Meaning) -> dict[str, Parameters] | None:
-    """Plain RoPE of some base, where that is what is meant."""
+    """Return plain RoPE with some base if that is what is meant, else None."""
     if set(meaning.parameters) != {"all"}:
         return None
     layer, p = meaning.computed.layers["all"], meaning.parameters["all"]
@@ -128,7 +129,8 @@ def _linear_factor(layer: Layer, theta: float) -> float | None:
 
 
 def clean(given: Mapping[str, Any], kind: str, meaning: Meaning) -> Parameters:
-    """The meant dict without keys at their defaults, and yarn's temperature for all readers."""
+    """Return the meant dict without keys at their defaults, and with yarn's temperature spelled for
+    all readers."""
     p = {k: v for k, v in given.items() if k not in ("type", "attn_factor") and v is not None}
     if p["rope_type"] != "yarn":
         if p["rope_type"] == "linear":

@@ -1,4 +1,4 @@
-"""In what two configs differ, in lines."""
+"""List the differences of two configs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LONGEST = 160
 
 
 def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """One line per key that is new (+), gone (-) or changed (old -> new)."""
+    """Return one line per key that is new (+), gone (-) or changed (old -> new)."""
     lines = []
     for key in sorted(before.keys() | after.keys()):
         old, new = _short(before.get(key)), _short(after.get(key))

@@ -1,4 +1,4 @@
-"""A config with the same rotary settings in both dialects of transformers."""
+"""Write the same rotary settings in both dialects of transformers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from posenc.dialects.runtimes.transformers5 import PHI3
 
 STANDSTILL = 1e30
 """A factor after which float32 sees no rotation at any position."""
-OURS = (
-    "rope_scaling", "rope_parameters", "rope_theta", "rope_local_base_freq",
-    "original_max_position_embeddings", "partial_rotary_factor", "rotary_emb_base", "rotary_pct",
-    "rotary_base", "rope_base", "rope_ratio",
-)  # fmt: skip
+OURS = tuple(
+    "rope_scaling rope_parameters rope_theta rope_local_base_freq "
+    "original_max_position_embeddings partial_rotary_factor rotary_emb_base rotary_pct "
+    "rotary_base rope_base rope_ratio".split()
+)
 """Keys that a recipe writes anew."""
 Parameters = dict[str, Any]
 
 
 def holder_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The dict that the language model's keys stand in, inside of this config."""
+    """Return the dict inside this config that has the language model's keys."""
     for name in INNER:
         inner = config.get(name)
         if isinstance(inner, dict):
@@ -36,7 +36,7 @@ def holder_of(config: dict[str, Any]) -> dict[str, Any]:
 def write(
     config: Mapping[str, Any], meaning: Meaning, parameters: Mapping[str, Parameters], largest: int
 ) -> dict[str, Any]:
-    """A copy of the config with these rope dicts, one per kind of layer, in both dialects.
+    """Return a copy of the config with these rope dicts, one per kind of layer, in both dialects.
 
     largest: the new max_position_embeddings.
     """
@@ -50,7 +50,7 @@ def write(
 
 
 def _cleared(config: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A copy without rotary keys, and the dict in it that holds the language model's."""
+    """Return a copy without rotary keys, and the dict in it that has the language model's keys."""
     result = deepcopy(dict(config))
     holder = holder_of(result)
     for place in (result, holder):
@@ -61,8 +61,8 @@ def _cleared(config: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], d
 
 
 def new_only(config: Mapping[str, Any], parameters: Parameters, largest: int) -> dict[str, Any]:
-    """A copy of the config with rope_parameters alone: for families whose older reader refuses
-    more keys."""
+    """Return a copy of the config with rope_parameters only, for families whose older reader
+    refuses more keys."""
     result, holder = _cleared(config, largest)
     original = parameters["original_max_position_embeddings"]
     holder["original_max_position_embeddings"] = original
@@ -92,13 +92,14 @@ def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest
 
 
 def _write_switch(holder: dict[str, Any], p: Parameters) -> None:
-    """transformers 4 looks at the top level only for the length at which two lists switch."""
+    """Write the original length at the top level, the only place where transformers 4 looks for the
+    length at which two lists switch."""
     if p["rope_type"] == "longrope" and p["short_factor"] != p["long_factor"]:
         holder["original_max_position_embeddings"] = p["original_max_position_embeddings"]
 
 
 def _write_phi3(holder: dict[str, Any], p: Parameters, theta: float, largest: int) -> None:
-    """Phi-3's classes want three keys, and the original length at the top level."""
+    """Write the three keys that Phi-3's classes want, and the original length at the top level."""
     three = {"type": "longrope", "short_factor": p["short_factor"], "long_factor": p["long_factor"]}
     holder["rope_scaling"] = three
     holder["original_max_position_embeddings"] = p.get("original_max_position_embeddings", largest)
@@ -126,7 +127,7 @@ def _write_nested(
 
 
 def _period(types: tuple[str, ...]) -> int | None:
-    """n where exactly every n-th layer has full attention."""
+    """Return n if exactly every n-th layer has full attention."""
     for every in range(1, len(types) + 1):
         if all((t == "full_attention") == ((i + 1) % every == 0) for i, t in enumerate(types)):
             return every
@@ -134,8 +135,8 @@ def _period(types: tuple[str, ...]) -> int | None:
 
 
 def pair_for(multiplier: float, factor: float) -> Parameters:
-    """yarn with any multiplier on cos and sin, for transformers, vLLM, SGLang and mlx-lm:
-    attention_factor for two of them, the mscale pair for the others.
+    """Return keys that give yarn any multiplier on cos and sin: attention_factor for transformers
+    and vLLM, the mscale pair for SGLang and mlx-lm.
 
     Raises: ValueError where mscale would be 0, which transformers takes for missing.
     """
@@ -147,8 +148,9 @@ def pair_for(multiplier: float, factor: float) -> Parameters:
 
 
 def universal(layer: Layer, theta: float, largest: int) -> Parameters:
-    """Any frequencies and any multiplier for transformers 4 and 5, vLLM and SGLang (mlx-lm: with
-    multiplier 1): longrope whose original length is the largest one, so that nothing switches.
+    """Return longrope whose original length is the largest one, so that nothing switches. It
+    carries any frequencies and multiplier to transformers 4 and 5, vLLM and SGLang, and to mlx-lm
+    with multiplier 1.
 
     A pair's factor is its plain frequency over the wanted one.
     """

@@ -1,4 +1,4 @@
-"""A GGUF file with other positions: rope_freqs.weight, attn_factor and metadata, in a new file."""
+"""Write a GGUF file with other positions: rope_freqs.weight, attn_factor and metadata."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import Computed, Layer, RefusedError
-from posenc.dialects.gguf_metadata import KEYS, Metadata
-from posenc.dialects.gguf_reader import FACTORS, open_gguf, read_metadata
+from posenc.dialects.files.gguf_metadata import KEYS, Metadata
+from posenc.dialects.files.gguf_reader import FACTORS, open_gguf, read_metadata
 from posenc.dialects.runtimes.llama_cpp import from_metadata
 from posenc.dialects.writers.dual import STANDSTILL
 from posenc.dialects.writers.proof import disagreement
 from posenc.report.atomic import atomically
 
-SCALING_KEYS = (
-    "scaling_type", "scaling_factor", "original_length", "beta_fast", "beta_slow",
-    "yarn_attn_factor", "yarn_ext_factor", "log_multiplier", "attn_factor",
-)  # fmt: skip
+SCALING_KEYS = tuple(
+    "scaling_type scaling_factor original_length beta_fast beta_slow yarn_attn_factor "
+    "yarn_ext_factor log_multiplier attn_factor".split()
+)
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
 class Edit:
-    """What to write. keys: field of Metadata -> value. drop: fields whose keys go.
-    rope_freqs: what each plain frequency is divided by, None for no such tensor."""
+    """An edit of a file. keys: field of Metadata -> value. drop: fields whose keys are removed.
+    rope_freqs: divisor of each plain frequency, None for no such tensor."""
 
     keys: Mapping[str, Any]
     drop: tuple[str, ...] = ()
@@ -37,16 +37,20 @@ class Edit:
 
 
 def meant_by(meta: Metadata) -> dict[str, Layer]:
-    """What a file's keys say, read with goodwill: the betas and yarn_attn_factor that the
-    converter writes for every architecture, though libllama reads them for two."""
+    """Read a file's keys with goodwill. The converter writes betas and yarn_attn_factor for every
+    architecture, though libllama reads them for two."""
     layers = dict(from_metadata(meta, None).layers)
     if meta.scaling_type != "yarn":
         return layers
     factor = meta.scaling_factor
     inv_freq = formulas.yarn(
-        meta.dimension_count, meta.freq_base, factor, meta.original_length,
-        meta.beta_fast or 32.0, meta.beta_slow or 1.0,
-    )  # fmt: skip
+        meta.dimension_count,
+        meta.freq_base,
+        factor,
+        meta.original_length,
+        meta.beta_fast or 32.0,
+        meta.beta_slow or 1.0,
+    )
     usual = formulas.yarn_scale(factor)
     given = meta.yarn_attn_factor
     full = Layer(inv_freq, (usual if given is None else given) * meta.attn_factor)
@@ -56,7 +60,8 @@ def meant_by(meta: Metadata) -> dict[str, Layer]:
 def plan(
     meta: Metadata, wanted: Mapping[str, Layer], bases: Mapping[str, float], largest: int
 ) -> Edit:
-    """How to make libllama compute `wanted`, per kind of layer, from a file of this architecture.
+    """Plan an edit with which libllama computes `wanted`, per kind of layer, from a file of this
+    architecture.
 
     bases: the base of each kind.
 
@@ -92,8 +97,8 @@ def plan(
 def _spellings(
     meta: Metadata, full: Layer, theta: float
 ) -> Iterator[tuple[dict[str, Any], tuple[float, ...] | None]]:
-    """Keys of the scaling and rope_freqs.weight that give the full layers' rotation, the simplest
-    first."""
+    """Yield keys of the scaling and rope_freqs.weight that give the full layers' rotation, the
+    simplest first."""
     dim, multiplier = meta.dimension_count, full.multiplier
     plain = formulas.plain(dim, theta)
     if _same(full.inv_freq, plain):
@@ -112,7 +117,7 @@ def _spellings(
 
 
 def _differs(meta: Metadata, wanted: Mapping[str, Layer]) -> str:
-    """Why libllama would compute something else from a file; empty where not."""
+    """Return why libllama would compute something else from a file; empty if it would not."""
     got = from_metadata(meta, None).layers
     if set(wanted) == {"all"}:
         pairs = [(kind, layer, wanted["all"]) for kind, layer in got.items()]
@@ -148,13 +153,13 @@ def _edit(meta: Metadata, keys: dict[str, Any], freqs: tuple[float, ...] | None)
 
 
 def edited(meta: Metadata, edit: Edit) -> Metadata:
-    """The keys and tensors as they stand after an edit."""
+    """Return the metadata after an edit."""
     defaults = {f.name: f.default for f in fields(Metadata)}
     dropped = {name: defaults[name] for name in edit.drop}
     given = (meta.given - set(edit.drop)) | set(edit.keys)
-    tensors = {} if edit.rope_freqs is None else {
-        "rope_freqs": edit.rope_freqs, "factors_long": None, "factors_short": None,
-    }  # fmt: skip
+    tensors: dict[str, Any] = {}
+    if edit.rope_freqs is not None:
+        tensors = {"rope_freqs": edit.rope_freqs, "factors_long": None, "factors_short": None}
     return replace(meta, **dropped, **edit.keys, **tensors, given=frozenset(given))
 
 
@@ -188,10 +193,8 @@ def write(path: Path, out: Path, edit: Edit, wanted: Mapping[str, Layer]) -> Non
             writer.add_key_value(f"{named}.{KEYS[name]}", value, kind)
         tensors = [t for t in reader.tensors if t.name.rpartition("blk.0.")[2] not in own]
         if freqs is not None:
-            writer.add_tensor_info(
-                FACTORS["rope_freqs"], freqs.shape, freqs.dtype, freqs.nbytes,
-                GGMLQuantizationType.F32,
-            )  # fmt: skip
+            sizes = freqs.shape, freqs.dtype, freqs.nbytes
+            writer.add_tensor_info(FACTORS["rope_freqs"], *sizes, GGMLQuantizationType.F32)
         for tensor in tensors:
             data = tensor.data
             writer.add_tensor_info(
@@ -211,5 +214,5 @@ def write(path: Path, out: Path, edit: Edit, wanted: Mapping[str, Layer]) -> Non
 
 
 def prove(path: Path, wanted: Mapping[str, Layer]) -> str:
-    """Why libllama would compute something else from a file; empty where not."""
+    """Return why libllama would compute something else from a file; empty if it would not."""
     return _differs(read_metadata(path), wanted)

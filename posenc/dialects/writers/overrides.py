@@ -1,4 +1,5 @@
-"""The command-line line that makes a server compute what was meant, files untouched."""
+"""Find the command-line options with which a server computes what was meant, without changing
+files."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ SERVERS = ("vllm", "sglang")
 
 
 def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
-    """The options for vLLM or SGLang, proved by its emulator.
+    """Return the options for vLLM or SGLang, checked with its emulator.
 
     Raises: ValueError for another runtime, or where no options do it.
     """
@@ -44,7 +45,7 @@ def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
 def _overrides(
     parameters: Mapping[str, Mapping[str, Any]], largest: int, own: int
 ) -> dict[str, Any]:
-    """own: the file's own largest length."""
+    """Return the overrides. own: the file's own largest length."""
     flat = dict(parameters["all"]) if set(parameters) == {"all"} else dict(parameters)
     given: dict[str, Any] = {"rope_parameters": flat}
     if largest != own:
@@ -53,7 +54,7 @@ def _overrides(
 
 
 def overridden(config: Mapping[str, Any], given: Mapping[str, Any], runtime: str) -> dict[str, Any]:
-    """The config as the server sees it: vLLM replaces the rope dict, SGLang merges into it."""
+    """Return the config as the server sees it: vLLM replaces the rope dict, SGLang merges."""
     result = flatten(config)
     for name in ("rope_parameters", "rope_scaling"):
         if name not in given:

@@ -1,4 +1,4 @@
-"""Whether the named runtimes compute what is meant, by their emulators."""
+"""Check with their emulators that the named runtimes compute what is meant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def failures(
     length: int | None = None,
     folded: float = 1.0,
 ) -> dict[str, str]:
-    """Runtime -> why it does not compute `meant` from this config; empty where all do.
+    """Return, by runtime, why it does not compute `meant` from this config; empty if all do.
 
     Runtimes without a model of the architecture are left out. folded: the share of the multiplier
     that went into the weights of q.
@@ -34,7 +34,7 @@ def failures(
 
 
 def disagreement(computed: Computed, meant: Computed, folded: float = 1.0) -> str:
-    """Why a result is not the one meant; empty where it is."""
+    """Return why a result differs from the one meant; empty if it does not."""
     if computed.error is not None:
         return f"refuses: {computed.error}"
     for kind, layer in meant.layers.items():
@@ -46,7 +46,7 @@ def disagreement(computed: Computed, meant: Computed, folded: float = 1.0) -> st
                 return f"rotates {len(got.inv_freq)} pairs, {len(layer.inv_freq)} are meant"
             for i, (a, b) in enumerate(zip(got.inv_freq, layer.inv_freq, strict=True)):
                 if not abs(a - b) <= TOLERANCE * abs(b):
-                    return f"pair {i} turns {a:.7g} radians per position, {b:.7g} are meant"
+                    return f"pair {i} rotates by {a:.7g} radians per position, {b:.7g} is meant"
             wanted = layer.multiplier / folded
             if not abs(got.multiplier - wanted) <= TOLERANCE * wanted:
                 return f"the multiplier is {got.multiplier:.7g}, {wanted:.7g} is meant"

@@ -1,4 +1,4 @@
-"""Which recipe carries a meaning to the named runtimes: tried one by one, proved by emulators."""
+"""Find the recipe that carries a meaning to the named runtimes, checked by emulators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE_CHOICE = {
     "mlx-lm": "it always takes the long factors",
     "llama.cpp": "it chooses one list of factors, for the length of its context",
 }
-"""How the others choose between two lists, where transformers chooses for every sequence."""
+"""How the other runtimes choose between two lists; transformers chooses for every sequence."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def best(
     *,
     fold: bool = False,
 ) -> Recipe:
-    """The recipe that most of the named runtimes read right; the simplest of equals.
+    """Return the recipe that most of the named runtimes read right, the simplest of equals.
 
     fold: weights may be changed. meaning: at the length to write for.
 
@@ -81,7 +81,7 @@ def _recipes(
 
 
 def changes_with_length(meaning: Meaning) -> str:
-    """What in the settings changes with the length; empty where nothing does."""
+    """Return what in the settings changes with the length; empty if nothing does."""
     for p in meaning.parameters.values():
         if p["rope_type"] == "dynamic":
             return "dynamic NTK"
@@ -91,7 +91,7 @@ def changes_with_length(meaning: Meaning) -> str:
 
 
 def require_static(meaning: Meaning, length: int | None) -> None:
-    """Raises: ValueError where the meaning changes with the length and none was given."""
+    """Raise ValueError if the meaning changes with the length and none was given."""
     what = changes_with_length(meaning)
     if what and length is None:
         raise ValueError(
@@ -101,9 +101,9 @@ def require_static(meaning: Meaning, length: int | None) -> None:
 
 
 def switching(config: Mapping[str, Any], meaning: Meaning, longest: int) -> Recipe:
-    """Settings that change with the length, in both dialects, left to switch.
+    """Write settings that change with the length in both dialects, and keep the change.
 
-    longest: the length that they are to reach. A runtime must agree at the trained length and
+    longest: the length that they are to reach. A runtime must agree at the training length and
     there, and choose anew for every sequence.
     """
     parameters = {kind: clean(p, kind, meaning) for kind, p in meaning.parameters.items()}
@@ -121,7 +121,7 @@ def switching(config: Mapping[str, Any], meaning: Meaning, longest: int) -> Reci
 def _misread(
     written: Mapping[str, Any], config: Mapping[str, Any], meaning: Meaning, longest: int
 ) -> dict[str, str]:
-    """Runtime -> why it does not switch as is meant."""
+    """Return, by runtime, why it does not switch as meant."""
     lists = any("long_factor" in p for p in meaning.parameters.values())
     found = dict(ONE_CHOICE) if lists else {}
     for length in (meaning.trained_length, longest):

@@ -1,4 +1,4 @@
-"""The rules, PD001 and on, one family of mistakes per file."""
+"""The rules from PD001 on, one kind of mistake per file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from posenc.doctor.rules import (  # noqa: F401 - importing a file fills the tab
 RULES: dict[str, Rule] = dict(sorted(TABLE.rules.items()))
 ORDER = {"E": 0, "W": 1, "I": 2}
 REFUSALS = ("PD007", "PD015", "PD042")
-"""Warnings that tell of a refusal already."""
+"""Warnings that already report a refusal."""
 CATCH_ALL = ("PD038", "PD039")
-"""Rules for what no other explains; they look at the others' findings."""
+"""Rules for what no other rule explains; they read the others' findings."""
 
 
 def findings(case: Case, ignore: frozenset[str] = frozenset()) -> list[Finding]:
-    """What the rules find in a case, gravest first.
+    """Return what the rules find in a case, gravest first.
 
     ignore: codes that the user does not want to hear.
     """

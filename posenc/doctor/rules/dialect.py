@@ -1,4 +1,4 @@
-"""Which dialect a file is written in: two dicts, two bases, numbers as text."""
+"""Dialects of a file: two dicts, two bases, numbers as text."""
 
 from __future__ import annotations
 

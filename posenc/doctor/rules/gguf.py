@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from posenc.dialects import formulas
-from posenc.dialects.gguf_metadata import Metadata
+from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.runtimes.llama_cpp import READS_BETAS, READS_LOG_MULTIPLIER
 from posenc.doctor.case import Case
 from posenc.doctor.rule import Hit, rule

@@ -97,7 +97,7 @@ def gemma_factor(case: Case) -> Iterator[Hit]:
 
 
 def _kinds_seen(case: Case) -> list[str]:
-    """mlx-lm's names of kinds that it splits, and "layer" where it gives two kinds one rotation."""
+    """Return the kinds that mlx-lm splits, and "layer" if it gives two kinds one rotation."""
     got, meant = case.computed["mlx-lm"].layers, case.meaning
     split = [name for name in got if "(" in name]
     if meant is None or len(meant.computed.layers) < 2:

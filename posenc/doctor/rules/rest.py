@@ -11,7 +11,7 @@ from posenc.doctor.rule import TABLE, Finding, Hit, rule
 
 ALL = tuple(RUNTIMES)
 OVERRIDES = "hf_overrides"
-"""The key under which overrides given on the command line stand beside a config's own."""
+"""The key for command-line overrides next to a config's own keys."""
 
 
 @rule(
@@ -67,7 +67,7 @@ def refuses(case: Case) -> Iterator[Hit]:
 
 
 def unexplained(case: Case, explained: Iterable[str]) -> list[Finding]:
-    """Findings for named runtimes that differ or refuse, and that no E of another rule names."""
+    """Return findings for named runtimes that differ or refuse, unless an E names them already."""
     found = []
     for name in case.named:
         computed, seen = case.computed[name], case.differences[name]

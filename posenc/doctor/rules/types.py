@@ -1,4 +1,4 @@
-"""rope_type: missing, twice, old, a vendor's own, or with keys that nobody reads."""
+"""rope_type: missing, given twice, old, a vendor's own, or with keys that no runtime reads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from posenc.doctor.rule import Hit, names, rule
 ALL = tuple(RUNTIMES)
 TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 OLD = ("su", "mrope", "deepseek_yarn", "telechat3-yarn", "deepseek_llama_scaling")
-COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section",
-          "mrope_interleaved"}  # fmt: skip
+COMMON = set(
+    "rope_type type rope_theta partial_rotary_factor mrope_section mrope_interleaved".split()
+)
 READ = {
     "default": set(),
     "linear": {"factor"},
@@ -31,7 +32,7 @@ READ = {
     "proportional": {"factor"},
 }  # fmt: skip
 OWN_RULE = {"attn_factor"}
-"""Keys that another rule speaks about."""
+"""Keys that have a rule of their own."""
 
 
 @rule(

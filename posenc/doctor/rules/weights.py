@@ -1,11 +1,11 @@
-"""What the weight files say about positions: tables in low precision, and the order of rows."""
+"""Positions in weight files: tables in low precision, and the layout of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from posenc.dialects.files.safetensors_header import read_header
 from posenc.dialects.runtimes import RUNTIMES
-from posenc.dialects.safetensors_header import read_header
 from posenc.doctor.case import Case
 from posenc.doctor.rule import Hit, rule
 

@@ -1,1 +1,1 @@
-"""Write the folder, and prove it."""
+"""Write the extended folder, and prove in a fresh process that stock tools read it right."""

@@ -1,4 +1,5 @@
-"""The config.json of an extended checkpoint: the recipe that most runtimes read as it is meant."""
+"""Write the config.json of an extended checkpoint, by the recipe that most runtimes read as
+meant."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from posenc.dialects.writers.recipes import Recipe, best, changes_with_length, s
 
 
 def exported(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
-    """The recipe that carries a model's rotary settings, and what they mean.
+    """Return the recipe that carries a model's rotary settings, and what they mean.
 
     The weights stay as they are, so no temperature is folded into them.
 

@@ -12,15 +12,15 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.dialects.json_object import read_json
+from posenc.dialects.files.json_object import read_json
 from posenc.dialects.writers.changes import config_changes
 from posenc.extend.export.config import exported
-from posenc.extend.export.described import Export
 from posenc.extend.export.pooling import MODULES, copy_sentence_files
 from posenc.extend.export.prover import Proof, Prover, prove
-from posenc.extend.export.serve import mapped_page, page, plain_page
-from posenc.hf.folder import INDEX, tokenizer_files, weight_files
-from posenc.hf.loading import Checkpoint
+from posenc.extend.export.serving.described import Export
+from posenc.extend.export.serving.page import mapped_page, page, plain_page
+from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
+from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.report.atomic import write_atomically
 from posenc.report.clone import clone
 from posenc.report.failure import RunFailed
@@ -28,14 +28,15 @@ from posenc.report.new_folder import new_folder
 
 SERVE, ADAPTER = "SERVE.md", "adapter"
 DTYPE_KEYS = ("dtype", "torch_dtype")
-"""What the folder says of its weights' dtype, which another one in memory does not change."""
+"""Keys for the dtype of the stored weights; running in another dtype does not change them."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is exported: the method in words, the new length, and whether step-by-step decoding
-    must equal one pass. changed: the weights are not the original's. extra: keys of config.json by
-    which a server maps positions. adapter: a folder of adapters to go with it, if it is there."""
+    """What to export. method: in words. longest: the new length. cache_safe: True if
+    step-by-step decoding must equal one pass. changed: True if the weights differ from the
+    original's. extra: keys of config.json by which a server maps positions. adapter: a folder of
+    adapters to include, if it exists."""
 
     method: str
     longest: int
@@ -55,7 +56,7 @@ def export_checkpoint(
         checkpoint: its model carries the settings to export.
         out: a folder that does not exist.
         prover: the process that reads the folder back.
-        tokens: (1, length) longer than the trained length, for the proof; a masked model is proved
+        tokens: (1, length) longer than the training length, for the proof; a masked model is proved
             by its logits only.
 
     Returns: the lines in which the two configs differ, and the proof.
@@ -77,7 +78,7 @@ def export_checkpoint(
 
 
 def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> None:
-    """The weights in their dtype and their shards, and the config of the model in memory. Files
+    """Write the weights in their dtype and shards, and the config of the model in memory. Files
     whose weights did not change are copied."""
     model, files = checkpoint.model, weight_files(checkpoint.folder)
     if changed:
@@ -97,7 +98,7 @@ def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> Non
 def _described(
     checkpoint: Checkpoint, folder: Path, name: str, plan: Plan
 ) -> tuple[dict[str, Any], str]:
-    """config.json and SERVE.md of a folder that transformers 5 has written."""
+    """Return config.json and SERVE.md of a folder that transformers 5 has written."""
     saved = {k: v for k, v in read_json(folder / "config.json").items() if k not in DTYPE_KEYS}
     saved |= {k: v for k, v in checkpoint.raw_config.items() if k in DTYPE_KEYS}
     recipe, meaning = exported(saved, plan.longest)
@@ -107,10 +108,17 @@ def _described(
         said = plain_page(name, plan.longest, recipe.name, kind, sentences=sentences)
         return recipe.config, said
     export = Export(
-        folder, name, plan.method, checkpoint.trained_length, plan.longest, recipe, meaning, saved,
-        None if plan.changed else checkpoint.folder,
-        None if plan.changed else checkpoint.raw_config,
-    )  # fmt: skip
+        folder=folder,
+        name=name,
+        method=plan.method,
+        trained=checkpoint.trained_length,
+        longest=plan.longest,
+        recipe=recipe,
+        meaning=meaning,
+        saved=saved,
+        source=None if plan.changed else checkpoint.folder,
+        before=None if plan.changed else checkpoint.raw_config,
+    )
     if plan.extra:
         return {**recipe.config, **plan.extra}, mapped_page(export, plan.extra)
     return recipe.config, page(export)

@@ -1,10 +1,11 @@
-"""Run tasks of lm-eval on the exported folder, where it is installed."""
+"""Run lm-eval's tasks on the exported folder, if lm-eval is installed."""
 
 from __future__ import annotations
 
 import importlib.util
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 from posenc.report.failure import RunFailed
@@ -13,7 +14,7 @@ RESULTS = "lm-eval"
 
 
 def check_lm_eval(tasks: str, out: Path | None) -> None:
-    """What stands in the way, before anything is measured. Raises: ValueError."""
+    """Refuse, before anything is measured, what lm-eval could not run. Raises: ValueError."""
     if out is None:
         raise ValueError(f"--lm-eval {tasks} reads the exported folder: name one with --out.")
     if "," in str(out):
@@ -25,18 +26,22 @@ def check_lm_eval(tasks: str, out: Path | None) -> None:
 
 
 def run_lm_eval(folder: Path, tasks: str, dtype: str, device: str) -> Path:
-    """Run its Hugging Face model on the folder, in a process of its own that shows its table;
-    its JSON comes into OUT/lm-eval.
+    """Run lm-eval's Hugging Face model on the folder in its own process, which shows its table. Its
+    JSON is written to OUT/lm-eval.
 
     Raises: RunFailed where it ends with an error.
     """
     results = folder / RESULTS
     given = f"pretrained={folder.resolve()},dtype={dtype},trust_remote_code=False"
-    command = [
-        sys.executable, "-P", "-m", "lm_eval", "--model", "hf", "--model_args", given,
-        "--tasks", tasks, "--device", device, "--output_path", str(results.resolve()),
-    ]  # fmt: skip
-    # Its table goes where everything for people goes: stdout is for --json.
+    options = {
+        "--model": "hf",
+        "--model_args": given,
+        "--tasks": tasks,
+        "--device": device,
+        "--output_path": str(results.resolve()),
+    }
+    command = [sys.executable, "-P", "-m", "lm_eval", *chain.from_iterable(options.items())]
+    # The table is printed on stderr like all text for people; stdout is for --json.
     ended = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
     if ended.returncode:
         raise RunFailed(f"lm-eval ended with {ended.returncode}; {folder} is written and proved.")

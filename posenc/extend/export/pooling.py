@@ -1,4 +1,4 @@
-"""What makes a folder one of sentence-transformers: the modules that follow the encoder."""
+"""Copy what makes a folder one of sentence-transformers: the modules after the encoder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.inside import inside
-from posenc.dialects.json_object import read_json, require_ordinary
+from posenc.dialects.files.inside import inside
+from posenc.dialects.files.json_object import read_json, require_ordinary
 from posenc.report.atomic import write_atomically
 from posenc.report.clone import clone
 
@@ -16,13 +16,13 @@ MODULES = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
 FILES = (MODULES, LENGTH_FILE, "config_sentence_transformers.json")
 MODULE_FILES = ("config.json", "model.safetensors")
-"""What is copied of a module that follows the encoder (pooling, a dense layer, a norm): data, never
-pickles or code."""
+"""Files copied of a module after the encoder (pooling, dense layer, norm): data, never pickles
+or code."""
 
 
 def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
-    """Copy them beside the weights; the encoder may read `longest` tokens. Returns: the modules'
-    folders.
+    """Copy the modules next to the weights, for an encoder that reads `longest` tokens. Returns:
+    the modules' folders.
 
     Raises: ValueError for a modules.json that leads out of the folder.
     """
@@ -54,5 +54,5 @@ def _module_folders(source: Path) -> list[str]:
         raise ValueError(f"{path}: expected a list of modules with a path each.") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or "\\" in name or name == "..":
-            raise ValueError(f"{path}: {name!r} is not a folder beside it.")
+            raise ValueError(f"{path}: {name!r} is not a folder next to it.")
     return [name for name in names if name and (source / name).is_dir()]

@@ -1,4 +1,4 @@
-"""Run by path in a process of its own: does stock transformers see in a folder what was meant?
+"""Check, run by path in its own process, that stock transformers reads a folder as meant.
 
 python proof.py PARENT  <  ["FOLDER", "EXPECTED.safetensors", "causal" or "masked", DTYPE, DEVICE]
     ->  one line of JSON with the largest errors. It ends with the process PARENT.
@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 if __name__ == "__main__" and sys.platform == "linux":
-    # Before the imports, which take seconds: nobody would stop them if the parent were killed.
+    # Before the imports, which take seconds and would go on if the parent were killed.
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if str(os.getppid()) != sys.argv[1]:
@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 
 def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """inv_freq of every layer type, before any forward could change it."""
+    """Return inv_freq of every layer type, before a forward could change it."""
     return {
         name.removesuffix("inv_freq").removesuffix("_"): buffer.cpu().clone()
         for module in model.modules()
@@ -35,12 +35,12 @@ def rotary_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    # Slower than 1e-12 radians per token a pair stands still in any text, however it is written.
+    # Below 1e-12 radians per token a pair does not rotate in any text.
     return float(((got - expected).abs() / expected.abs().clamp(min=1e-12)).max())
 
 
 def decode(model: torch.nn.Module, tokens: torch.Tensor, steps: int) -> torch.Tensor:
-    """Logits of the last `steps` tokens, fed one by one after the rest."""
+    """Return the logits of the last `steps` tokens, fed one by one after the rest."""
     out = model(tokens[:, :-steps], use_cache=True)
     rows = []
     for i in range(tokens.shape[1] - steps, tokens.shape[1]):

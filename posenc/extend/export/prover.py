@@ -1,5 +1,5 @@
-"""Have a fresh process with stock transformers, nothing of ours, compare a folder with what was
-meant."""
+"""Compare a folder with what was meant, in a fresh process with stock transformers and without
+posenc."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from posenc.hf.apply import rotary_frequencies
-from posenc.hf.loading import Checkpoint
+from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.rope.apply import rotary_frequencies
 from posenc.report.failure import RunFailed
 
 STEPS_APART = 16
-"""Last bits of half precision by which decoding may differ from one pass: other products are
-rounded in every layer."""
+"""Last bits of half precision by which decoding may differ from one pass, because every layer
+rounds other products."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What a fresh process with stock transformers found in the exported folder."""
+    """The findings of a fresh process with stock transformers about the exported folder."""
 
     inv_freq_error: float
     """Largest relative error of an inverse frequency against the intended one."""
@@ -39,11 +39,11 @@ class Proof:
     generated: int
     """Tokens generated past the old length."""
     rounding: float = 0.0
-    """What the last bit of the largest logit is worth in a model of half precision; 0 in float32,
-    whose bounds are fixed."""
+    """The value of the largest logit's last bit in half precision; 0 in float32, whose bounds
+    are fixed."""
 
     def failures(self, *, cache_safe: bool) -> list[str]:
-        """What does not hold, in words; empty where the export is proved."""
+        """Return in words which checks failed; empty if the export is proved."""
         decoding = max(1e-3, STEPS_APART * self.rounding) if cache_safe else math.inf
         checks = [
             ("frequencies are", self.inv_freq_error, 1e-6),
@@ -58,27 +58,31 @@ class Proof:
 
 
 class Prover:
-    """The process. It may start early, so that its imports run beside other work."""
+    """The process. It may start early, so that its imports overlap with other work."""
 
     def __init__(self) -> None:
         self._scratch = tempfile.TemporaryDirectory()
         self._running: subprocess.Popen[str] | None = None
 
     def start(self) -> subprocess.Popen[str]:
-        """The process, waiting for a line that says what to compare."""
+        """Start the process, which waits for a line that says what to compare."""
         if self._running is None:
             script = Path(__file__).with_name("proof.py")
             # -P: the script imports no posenc, and its folder is not on the path.
             self._running = subprocess.Popen(
-                [sys.executable, "-P", str(script), str(os.getpid())], cwd=self._scratch.name,
-                text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
+                [sys.executable, "-P", str(script), str(os.getpid())],
+                cwd=self._scratch.name,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
         return self._running
 
     def compare(
         self, folder: Path, expected: dict[str, Tensor], model: Any, *, masked: bool
     ) -> Proof:
-        """The folder in the model's dtype and on its device, against what was expected.
+        """Compare the folder, in the model's dtype and on its device, with what was expected.
 
         Raises: RunFailed where the folder does not load there.
         """

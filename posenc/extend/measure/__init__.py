@@ -1,1 +1,1 @@
-"""What a checkpoint does with its positions, measured."""
+"""Measure what a checkpoint does with its positions."""

@@ -1,4 +1,4 @@
-"""Entropy of attention, read through transformers' attention interface without keeping any
+"""Measure the entropy of attention through transformers' attention interface, without keeping
 weights."""
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 BLOCK = 256
 """Queries at a time."""
 SCORES_BUDGET = 1 << 23
-"""Scores held at once."""
+"""Scores in memory at once."""
 
 
 @torch.inference_mode()
 def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Tensor | None:
-    """Mean entropy in nats of each position's attention over layers and heads, (length); None where
-    the model's attention does not go through the interface.
+    """Return the mean entropy, in nats, of each position's attention over layers and heads,
+    (length). None if the model's attention does not go through the interface.
 
     A sink logit counts as one more thing to look at. Tokens are read in pieces through the model's
     cache, so that no mask of length times length is held; `whole` reads them at once, for models
@@ -79,7 +79,7 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
                 return None
             pieces.append(torch.stack([layer.float().cpu() for layer in layers]).mean(0))
             layers.clear()
-    except ValueError:  # its attention cannot be exchanged
+    except ValueError:  # its attention cannot be replaced
         return None
     finally:
         model.set_attn_implementation(before)

@@ -1,5 +1,4 @@
-"""What a checkpoint does with its positions: loss by position, by context, passkeys, attention
-entropy."""
+"""Evaluate a checkpoint: loss by position and by context, passkeys, attention entropy."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.passkey import PasskeyGrid
 from posenc.extend.measure.short_text import short_losses
 from posenc.extend.measure.tasks import Score, TaskGrid
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
 
 
 @dataclass(frozen=True)
@@ -28,28 +27,30 @@ class Evaluation:
     by_position: tuple[Estimate, ...]
     by_context: dict[int, Estimate] = field(default_factory=dict)
     passkey: dict[tuple[int, float], float] = field(default_factory=dict)
-    """Share of passkey tokens right, by (length, depth); depth 0 is the start of the context."""
+    """Fraction of passkey tokens that are right, by (length, depth); depth 0 is the start of the
+    context."""
     entropy: tuple[float, ...] = ()
-    """Mean entropy of attention in nats, in the buckets of `edges`; empty where the model does not
-    show it."""
+    """Mean entropy of attention in nats, by bucket of `edges`; empty if the model does not
+    expose it."""
     tasks: dict[tuple[str, int], Score] = field(default_factory=dict)
     """By (task, length)."""
     left_out: dict[tuple[str, int], str] = field(default_factory=dict)
     """Why a task has no score at a length."""
     short_text: np.ndarray | None = field(default=None, repr=False, compare=False)
-    """Losses of short texts that are read by themselves; None where they were not."""
+    """Losses of short texts read by themselves; None if not measured."""
     seconds: float = 0.0
 
     def short(self, trained: int) -> float:
-        """Mean loss within the trained length."""
+        """Return the mean loss within the training length."""
         return _pooled(self, lambda edge: edge <= trained)
 
     def long(self, trained: int) -> float:
-        """Mean loss beyond the trained length."""
+        """Return the mean loss beyond the training length."""
         return _pooled(self, lambda edge: edge > trained)
 
     def average(self) -> float:
-        """Mean over buckets, each counting the same; infinite where one could not be read."""
+        """Return the mean over buckets, equally weighted; inf if any bucket could not be
+        evaluated."""
         if not all(e.tokens for e in self.by_position):
             return math.inf
         return sum(e.mean for e in self.by_position) / len(self.by_position)
@@ -68,8 +69,8 @@ def _pooled(evaluation: Evaluation, keep: Callable[[int], bool]) -> float:
 
 
 def position_edges(trained: int, target: int) -> tuple[int, ...]:
-    """Quarter, half and whole of the trained length, then 1.5, 2, 3, 4, 6, 8 ... times it, up to
-    the target."""
+    """Return a quarter, half and all of the training length, then 1.5, 2, 3, 4, 6, 8 ... times it,
+    up to the target."""
     edges = [0, trained // 4, trained // 2, trained]
     step = 1
     while edges[-1] < target:
@@ -132,14 +133,21 @@ def measure_reader(
     shown = windows.tokens[:1, : reader.limit]
     whole = reader.whole or reader.mask_token is not None
     curve = attention_entropy(reader.model, shown, whole=whole) if entropy else None
-    means = () if curve is None else tuple(
-        float(curve[low:high].mean()) for low, high in itertools.pairwise(edges)
-    )  # fmt: skip
+    means: tuple[float, ...] = ()
+    if curve is not None:
+        means = tuple(float(curve[a:b].mean()) for a, b in itertools.pairwise(edges))
     scores, left_out = {}, {}
     if tasks is not None:
         scores, left_out = tasks.scores(reader, windows.tokens.flatten(), progress)
     short = short_losses(reader, windows, trained) if short_text else None
     return Evaluation(
-        edges, by_position, by_context, grid, means, scores, left_out, short,
+        edges,
+        by_position,
+        by_context,
+        grid,
+        means,
+        scores,
+        left_out,
+        short,
         time.perf_counter() - began,
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""Means and their 95 % intervals."""
+"""Estimate means with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Estimate:
 
 
 def estimate(losses: np.ndarray, documents: np.ndarray) -> Estimate:
-    """Token-weighted mean of the losses that are numbers, and its interval from resampled
+    """Return the token-weighted mean of the finite losses, and its interval from resampled
     documents."""
     kept = ~np.isnan(losses)
     owners, index = np.unique(documents[kept], return_inverse=True)
@@ -40,7 +40,7 @@ def estimate(losses: np.ndarray, documents: np.ndarray) -> Estimate:
 
 
 def share_interval(right: int, of: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share.
+    """Return Wilson's 95 % interval of a fraction.
 
     Source: Wilson 1927, doi:10.1080/01621459.1927.10502953.
     >>> [round(bound, 4) for bound in share_interval(9, 10)]

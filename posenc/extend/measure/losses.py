@@ -1,5 +1,4 @@
-"""Loss of every token, in nats, in memory that does not grow with the vocabulary times the
-length."""
+"""Compute the loss of every token in nats. Memory does not grow with vocabulary times length."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 LOGITS_BUDGET = 1 << 24
-"""Logits held at once; a longer window is read in pieces through the model's cache."""
+"""Logits in memory at once; a longer window is read in pieces through the model's cache."""
 ROWS = 512
 """Tokens whose logits are widened to float32 at once."""
 ROWS_BUDGET = 4096
@@ -20,16 +19,16 @@ ROWS_BUDGET = 4096
 
 
 class NotFinite(ValueError):
-    """The model gave a loss that is no number: nothing that follows would mean anything."""
+    """The model returned a loss that is not finite, so that no result would mean anything."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How a model's losses are read: next tokens, or masked ones.
+    """Reads a model's losses, of next tokens or of masked ones.
 
-    whole: never in pieces through the cache. limit: the most tokens the model can read. window:
-    further on, each token is read with only the last tokens before it, from three quarters of
-    `window` to all of it.
+    whole: True to never read in pieces through the cache. limit: the most tokens that the model can
+    read. window: beyond that many tokens, each is read with only the last ones before it, between
+    three quarters of `window` and all of it.
     """
 
     model: Any
@@ -39,7 +38,8 @@ class Reader:
     window: int | None = None
 
     def losses(self, tokens: Tensor) -> Tensor:
-        """(batch, length), NaN where a token is not predicted. Raises: NotFinite."""
+        """Return losses (batch, length), NaN for tokens that are not predicted. Raises:
+        NotFinite."""
         length = tokens.shape[1]
         if self.limit is not None and length > self.limit:
             read = self._losses(tokens[:, : self.limit])
@@ -49,7 +49,7 @@ class Reader:
         return self._losses(tokens)
 
     def all_losses(self, windows: Tensor) -> Tensor:
-        """`losses` of many windows, a few at a time."""
+        """Compute `losses` of many windows, a few at a time."""
         rows = max(1, ROWS_BUDGET // windows.shape[1])
         return torch.cat([self.losses(part) for part in windows.split(rows)])
 
@@ -71,9 +71,9 @@ class Reader:
 
 @torch.inference_mode()
 def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Tensor:
-    """Loss of tokens[:, 1:] given all before, (batch, length - 1).
+    """Return the loss of tokens[:, 1:] given all before, (batch, length - 1).
 
-    `whole` reads a window in one piece whatever its size, for methods whose cache is not exact.
+    `whole` reads a window of any size in one piece, for methods whose cache is not exact.
     """
     tokens = tokens.to(model.device)
     batch, length = tokens.shape
@@ -93,8 +93,8 @@ def next_token_losses(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
 def masked_token_losses(
     model: Any, tokens: Tensor, mask_token: int, *, share: float = 0.15, seed: int = 0
 ) -> Tensor:
-    """Loss of a random share of the tokens, each replaced by the mask token; NaN for the others,
-    (batch, length)."""
+    """Return the loss of a random fraction of the tokens, each replaced by the mask token; NaN for
+    the others, (batch, length)."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.rand(tokens.shape, generator=generator) < share
     shown = tokens.masked_fill(hidden, mask_token).to(model.device)
@@ -103,8 +103,8 @@ def masked_token_losses(
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """-log p of each target in float32, (batch, length) on the CPU, a few rows at a time: logits in
-    half precision are never widened all at once."""
+    """Return -log p of each target in float32, (batch, length), on the CPU. It works a few rows at
+    a time, so that logits in half precision are never widened all at once."""
     rows = [
         F.cross_entropy(some.flatten(0, 1).float(), wanted.flatten(), reduction="none")
         .view(wanted.shape)
@@ -123,8 +123,8 @@ def _finite(losses: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def last_logits(model: Any, tokens: Tensor, count: int) -> Tensor:
-    """Logits of the last `count` tokens, (batch, count, vocab), without those of the others where
-    the model can leave them out."""
+    """Return the logits of the last `count` tokens, (batch, count, vocab). Models that can skip the
+    other logits do."""
     fewer = "logits_to_keep" in inspect.signature(model.forward).parameters
     options = {"logits_to_keep": count} if fewer else {}
     return model(tokens.to(model.device), use_cache=False, **options).logits[:, -count:].cpu()

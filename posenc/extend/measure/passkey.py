@@ -1,4 +1,4 @@
-"""Passkeys: does a model find a key that it saw at some depth of a long text?"""
+"""Test passkeys: does a model find a key at some depth of a long text?"""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from posenc.extend.measure.losses import ROWS_BUDGET, Reader, last_logits
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
 
 
 @dataclass(frozen=True)
 class PasskeyGrid:
-    """Can the model repeat a random key it saw at some depth of a long text? Needs no particular
-    language.
+    """Tests whether the model repeats a random key from some depth of a long text, in any language.
 
-    marker + key stand at the depth; the text ends with the marker, and each token of the key is
+    Marker and key are at the depth. The text ends with the marker, and each token of the key is
     predicted given those before it. Chance is one in the vocabulary.
     """
 
@@ -30,8 +29,9 @@ class PasskeyGrid:
     def shares(
         self, reader: Reader, windows: Windows, progress: Callable[[str, float], None]
     ) -> dict[tuple[int, float], float]:
-        """Share of key tokens right, by (length, depth); without lengths that hold no more than
-        the key, and empty where the text has too few different tokens for one."""
+        """Return the fraction of key tokens that are right, by (length, depth). Lengths too short
+        for more than the key are skipped; the result is empty if the text has too few different
+        tokens."""
         filler = windows.tokens.flatten()
         words = torch.unique(filler)
         secret = self.marker_tokens + self.key_tokens
@@ -62,7 +62,7 @@ class PasskeyGrid:
         return torch.cat([text[:at], drawn, text[at:], drawn])
 
     def _accuracy(self, reader: Reader, tokens: Tensor) -> Tensor:
-        """Share of the key's tokens right in each prompt."""
+        """Return the fraction of the key's tokens that are right in each prompt."""
         right = []
         for part in tokens.split(max(1, ROWS_BUDGET // tokens.shape[1])):
             logits = last_logits(reader.model, part, self.key_tokens + 1)[:, :-1]

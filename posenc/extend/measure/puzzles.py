@@ -1,4 +1,4 @@
-"""What the tasks say: facts to hide in a text, a question about them, and its answer."""
+"""Make the puzzles of the tasks: facts to hide in a text, a question about them, and its answer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Words = Callable[[int, Callable[[str], list[int]]], list[int]]
 
 @dataclass(frozen=True)
 class Made:
-    """facts: where in the text each stands, from 0 to 1, and the sentence. words: makes the text
-    of so many tokens itself; None: any text will do."""
+    """facts: where in the text each is, from 0 to 1, and the sentence. words: function that
+    makes a text of that many tokens; None if any text will do."""
 
     facts: tuple[tuple[float, str], ...]
     question: str
@@ -28,13 +28,13 @@ Puzzle = Callable[[np.random.Generator, float], Made]
 
 
 def needle(rng: np.random.Generator, depth: float) -> Made:
-    """One number, told once."""
+    """Make a puzzle with one number, mentioned once."""
     (name,), (number,) = _names(rng, 1), _numbers(rng, 1)
     return Made(((depth, _told(name, number)),), _asked(name), number)
 
 
 def needles(rng: np.random.Generator, depth: float) -> Made:
-    """Several numbers under other names; one of them is asked for."""
+    """Make a puzzle with several named numbers, one of which is asked for."""
     names, numbers = _names(rng, KEYS), _numbers(rng, KEYS)
     places = [depth, *rng.uniform(0, 1, KEYS - 1)]
     facts = tuple((at, _told(*pair)) for at, *pair in zip(places, names, numbers, strict=True))
@@ -42,7 +42,7 @@ def needles(rng: np.random.Generator, depth: float) -> Made:
 
 
 def variables(rng: np.random.Generator, depth: float) -> Made:
-    """A number handed from one name to the next, beside another such chain."""
+    """Make a puzzle in which a number is passed from name to name, next to a second such chain."""
     names, (number, other) = _names(rng, 2 * HOPS), _numbers(rng, 2)
     facts = []
     for chain, value, first in ((names[:HOPS], number, depth), (names[HOPS:], other, 0.0)):
@@ -57,14 +57,14 @@ def variables(rng: np.random.Generator, depth: float) -> Made:
 
 
 def common_words(rng: np.random.Generator, depth: float) -> Made:
-    """A list in which a few words stand much more often than all others. It has no depth."""
+    """Make a list in which a few words occur much more often than all others. It has no depth."""
     names = _names(rng, 40 + COMMON)
     common, rare = names[:COMMON], names[COMMON:]
 
     def words(count: int, encode: Callable[[str], list[int]]) -> list[int]:
         tokens: list[int] = []
         while len(tokens) < count:
-            # Of ten words five are the common ones, and any other stands once in eight tens.
+            # Five of every ten words are the common ones; any other occurs once in eight tens.
             ten = [*common, *(rare[i] for i in rng.permutation(len(rare))[:5])]
             for i in rng.permutation(len(ten)):
                 tokens += encode(f" {ten[i]}")
@@ -75,8 +75,11 @@ def common_words(rng: np.random.Generator, depth: float) -> Made:
 
 
 PUZZLES: dict[str, Puzzle] = {
-    "needle": needle, "needles": needles, "variables": variables, "common-words": common_words,
-}  # fmt: skip
+    "needle": needle,
+    "needles": needles,
+    "variables": variables,
+    "common-words": common_words,
+}
 
 
 def _told(name: str, number: str) -> str:
@@ -88,7 +91,7 @@ def _asked(name: str) -> str:
 
 
 def _names(rng: np.random.Generator, count: int) -> list[str]:
-    """Different words of three syllables that no language has in mind."""
+    """Return different three-syllable words of no language."""
     found: dict[str, None] = {}
     while len(found) < count:
         letters = [rng.choice(list(kind)) for kind in (CONSONANTS, VOWELS) * 3]
@@ -97,5 +100,5 @@ def _names(rng: np.random.Generator, count: int) -> list[str]:
 
 
 def _numbers(rng: np.random.Generator, count: int) -> list[str]:
-    """Different numbers of five digits."""
+    """Return different five-digit numbers."""
     return [str(10000 + int(i)) for i in rng.choice(90000, count, replace=False)]

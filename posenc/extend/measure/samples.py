@@ -1,4 +1,4 @@
-"""Which text serves the search and the tuning, and which the measurement."""
+"""Split text between search and tuning on one side and measurement on the other."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from posenc.hf.text import Windows, encode_until, pack_windows
+from posenc.hf.checkpoint.text import Windows, encode_until, pack_windows
 
 STRETCHES = 16
-"""Cut documents where there are fewer: both halves need some, and intervals resample them."""
+"""Fewer documents are cut into this many: both halves need some, and intervals resample them."""
 CHARACTERS = 8
 """The shortest stretch, in characters per token of the new length: about two windows."""
 
 
 def halves(documents: Sequence[str], length: int) -> tuple[list[str], list[str]]:
-    """Documents to fit and documents to measure, none in both; each half in a fixed random order,
-    so that the first few come from everywhere.
+    """Split documents into those to fit on and those to measure on. Each half is in a fixed random
+    order, so that its first few come from everywhere.
 
     A few long documents are cut into stretches of text.
     """
@@ -31,7 +31,7 @@ def halves(documents: Sequence[str], length: int) -> tuple[list[str], list[str]]
 def sample_windows(
     encode: Callable[[str], list[int]], documents: Sequence[str], length: int, count: int
 ) -> Windows:
-    """Up to `count` windows of `length` tokens; no more documents are read than they need.
+    """Return up to `count` windows of `length` tokens, reading no more documents than they need.
 
     Raises: ValueError where there is not enough text for one.
     """
@@ -43,8 +43,8 @@ def _mixed(documents: list[str]) -> list[str]:
 
 
 def _cut(text: str, most: int, least: int) -> list[str]:
-    """Up to `most` pieces of nearly equal size, each of at least `least` characters, cut after
-    spaces."""
+    """Cut a text after spaces into up to `most` pieces of nearly equal size, of at least `least`
+    characters each."""
     pieces, start = max(1, min(most, len(text) // least)), 0
     found = []
     for i in range(1, pieces + 1):

@@ -1,4 +1,5 @@
-"""What a method costs on short texts: the same ones, each read by itself, before and after."""
+"""Measure what a method costs on short texts: the same ones, each read by itself, before and
+after."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ import numpy as np
 
 from posenc.extend.measure.intervals import Estimate, estimate
 from posenc.extend.measure.losses import Reader
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
 
 MOST = 64
 """Short texts that are read, at most."""
 
 
 def short_pieces(windows: Windows, trained: int) -> Windows:
-    """The windows cut into texts of the trained length, the same number of every window."""
+    """Cut the windows into texts of the training length, equally many from every window."""
     pieces = windows.tokens.shape[1] // trained
     each = max(1, min(pieces, MOST // len(windows)))
     tokens = windows.tokens[:, : each * trained].reshape(-1, trained)
@@ -22,11 +23,12 @@ def short_pieces(windows: Windows, trained: int) -> Windows:
 
 
 def short_losses(reader: Reader, windows: Windows, trained: int) -> np.ndarray:
-    """Loss of every token of the short texts in nats, NaN where a token is not predicted."""
+    """Return the loss of every token of the short texts in nats, NaN for tokens that are not
+    predicted."""
     return reader.all_losses(short_pieces(windows, trained).tokens).numpy()
 
 
 def regression(before: np.ndarray, after: np.ndarray, documents: np.ndarray) -> Estimate:
-    """Mean rise of the loss in nats per token, over the same tokens, with a 95 % interval from
-    resampled documents: above 0 short texts got worse."""
+    """Return the mean rise of the loss over the same tokens, in nats per token, with a 95 %
+    interval from resampled documents. Above 0, short texts got worse."""
     return estimate(after - before, documents)

@@ -1,4 +1,4 @@
-"""Tasks that need something from far back, written with the model's own tokenizer at any length."""
+"""Test retrieval from far back, with tasks written in the model's own tokenizer at any length."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Encode = Callable[[str], list[int]]
 
 
 class Cell(NamedTuple):
-    """One depth: share of prompts answered exactly, and the mean loss of the answer in nats per
-    token."""
+    """One depth: fraction of prompts answered exactly, and the mean loss of the answer in nats
+    per token."""
 
     exact: float
     loss: float
@@ -32,9 +32,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """One task at one length. exact: share of prompts whose answer is the model's most likely one,
-    token by token, with a 95 % Wilson interval; loss: nats per token of the answer, with a 95 %
-    interval from resampled prompts; both over all depths. by_depth: 0 is the start of the text."""
+    """One task at one length. exact: fraction of prompts whose answer is the model's most likely
+    one, token by token, with a 95 % Wilson interval. loss: nats per token of the answer, with a
+    95 % interval from resampled prompts. Both are over all depths. by_depth: 0 is the start of
+    the text."""
 
     exact: Estimate
     loss: Estimate
@@ -42,7 +43,7 @@ class Score:
 
 
 def parse_tasks(said: str) -> tuple[str, ...]:
-    """The tasks that a comma-separated list names; none for "none".
+    """Return the tasks in a comma-separated list; none for "none".
 
     Raises: ValueError for a name that is none of TASKS.
     """
@@ -75,7 +76,7 @@ class TaskGrid:
     def scores(
         self, reader: Reader, filler: Tensor, progress: Callable[[str, float], None]
     ) -> tuple[dict[tuple[str, int], Score], dict[tuple[str, int], str]]:
-        """By (task, length), and why a task has no score at a length."""
+        """Return the scores by (task, length), and why a task has no score at a length."""
         found, left_out = {}, {}
         asked = [(name, length) for name in self.names for length in self.lengths]
         for done, (name, length) in enumerate(asked):
@@ -89,8 +90,8 @@ class TaskGrid:
         return found, left_out
 
     def prompts(self, name: str, length: int, filler: Tensor) -> list[tuple[Tensor, int]]:
-        """Token ids of one prompt and its answer, (length), and how many of them are the answer; in
-        the order of the depths. Raises: TooShort where the task does not fit."""
+        """Make one prompt per depth, with its answer: token ids (length), and how many of them are
+        the answer. Raises: TooShort where the task does not fit."""
         rng = np.random.default_rng([length, *name.encode()])
         return [
             self._prompt(PUZZLES[name], length, depth, filler, rng)
@@ -136,13 +137,11 @@ class TaskGrid:
                 exact.append(bool((logits.argmax(-1) == answer).all()))
                 losses.append(F.cross_entropy(logits.float(), answer, reduction="none").numpy())
         right, mean = np.array(exact), np.array([loss.mean() for loss in losses])
+        parts = len(self.depths)
+        cells = zip(self.depths, np.split(right, parts), np.split(mean, parts), strict=True)
         by_depth = {
-            depth: Cell(float(cells.mean()), float(nats.mean()))
-            for depth, cells, nats in zip(
-                self.depths, np.split(right, len(self.depths)), np.split(mean, len(self.depths)),
-                strict=True,
-            )
-        }  # fmt: skip
+            depth: Cell(float(exact.mean()), float(nats.mean())) for depth, exact, nats in cells
+        }
         longest = max(len(loss) for loss in losses)
         padded = np.full((len(losses), longest), math.nan)
         for row, loss in zip(padded, losses, strict=True):
@@ -160,7 +159,7 @@ class TooShort(Exception):
 def _read(
     reader: Reader, prompts: Sequence[tuple[Tensor, int]]
 ) -> list[tuple[Tensor, int, Tensor]]:
-    """Each prompt with the logits that predict its answer."""
+    """Yield each prompt with the logits that predict its answer."""
     tokens = torch.stack([ids for ids, _ in prompts])
     most = max(count for _, count in prompts)
     logits = last_logits(reader.model, tokens, most + 1)

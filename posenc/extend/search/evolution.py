@@ -17,18 +17,18 @@ from posenc.extend.restart import identity, read_sealed, write_sealed
 from posenc.extend.search.genome import Genome, monotone
 from posenc.extend.search.probe import SHORT_WEIGHT, Probe, Tried
 from posenc.extend.variants.methods import METHODS, stretch
-from posenc.hf.rope_config import EXTENDED_LAYERS, RopeSetting
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
+from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
 from posenc.queries_keys import rope_scaling as rs
 
 PARENTS = 6
 CHILDREN = 8
 FINALISTS = 4
 MARGIN = 0.05
-"""Nats by which a genome may be behind the parents on the first windows and still be read on."""
+"""A genome whose first windows are at most this many nats worse than the parents' is read on."""
 SEEDS = ("linear", "ntk", "ntk-1.5x", "ntk-2x", "by-parts", "yarn", "llama3")
 BANDED = ("ntk-1.5x", "ntk-2x")
-"""Seeds of which each band of pairs is also tried stretched more and less."""
+"""Seeds whose bands of pairs are also tried stretched more and less."""
 BAND_STEPS = (0.88, 1.2)
 STEPS = (0.02, 0.07, 0.25)
 """Standard deviations of a mutation, in logs: some to settle and some to get away."""
@@ -36,8 +36,7 @@ STEPS = (0.02, 0.07, 0.25)
 
 @dataclass(frozen=True)
 class Found:
-    """The best genome, its score, how many were tried, and its score on windows that did not choose
-    it."""
+    """The best genome, its score, the number tried, and its score on held-out windows."""
 
     genome: Genome
     score: float
@@ -46,7 +45,7 @@ class Found:
 
 
 class Search:
-    """Evolve frequency factors for one checkpoint; goes on from `state` where the file exists.
+    """Evolve frequency factors for one checkpoint; resumes from `state` if the file exists.
 
     Children lie between or a little beyond two parents, with a band of neighbouring pairs and the
     temperature multiplied by log-normal noise, made monotone again. The best few are compared once
@@ -55,7 +54,7 @@ class Search:
     Args:
         reader: the model; settings: its rotation before.
         windows: a third is held out for the last comparison.
-        trained: the trained length in tokens.
+        trained: the training length in tokens.
         state: file that keeps the score of every genome; None: nothing is kept.
 
     Raises: ValueError where the file belongs to a search for something else.
@@ -79,9 +78,13 @@ class Search:
         self.known: dict[str, Tried] = {}
         if state is not None:
             self.identity = identity(
-                reader.model, windows, settings=settings, trained=trained,
-                mask_token=reader.mask_token, scoring=(SHORT_WEIGHT, MARGIN, SEEDS, BANDED),
-            )  # fmt: skip
+                reader.model,
+                windows,
+                settings=settings,
+                trained=trained,
+                mask_token=reader.mask_token,
+                scoring=(SHORT_WEIGHT, MARGIN, SEEDS, BANDED),
+            )
             self._recall(state)
         self.probe = Probe(reader, settings, self.windows, trained)
         self.check = Probe(reader, settings, rest, trained)
@@ -110,7 +113,7 @@ class Search:
         raise AssertionError("generations never end")
 
     def _choose(self) -> Found:
-        """The finalist with the best mean of both scores."""
+        """Return the finalist with the best mean of both scores."""
         checked = [(best, self.check.score(best.genome).score) for best in self._best(FINALISTS)]
         best, held_out = min(checked, key=lambda pair: pair[0].score + pair[1])
         return Found(best.genome, best.score, len(self.tried), held_out)
@@ -188,12 +191,13 @@ class Search:
 
 
 def _json(score: float) -> float | None:
-    """JSON has no infinity."""
+    """Convert infinity, which JSON lacks, to null."""
     return None if score == math.inf else score
 
 
 def _bands(turns: Sequence[float]) -> list[np.ndarray]:
-    """Which pairs turn at least once within the trained length, which a quarter, which less."""
+    """Group the pairs into those that finish a turn within the training length, those that finish a
+    quarter, and the rest."""
     turned = np.array(turns)
     bands = [turned >= 1, (turned < 1) & (turned >= 0.25), turned < 0.25]
     return [band for band in bands if band.any()]

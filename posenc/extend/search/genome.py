@@ -1,4 +1,4 @@
-"""Frequencies as a search sees them: factors and a temperature."""
+"""Describe frequencies as a search varies them: factors and a temperature."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from posenc.hf.rope_config import EXTENDED_LAYERS, RopeSetting
+from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
 from posenc.queries_keys import rope_scaling as rs
 
 
 @dataclass(frozen=True)
 class Genome:
-    """What is searched: theta' = theta / factors, non-decreasing from the fastest pair on, and a
-    temperature."""
+    """The searched values: theta' = theta / factors, non-decreasing from the fastest pair on,
+    and a temperature."""
 
     factors: tuple[float, ...]
     temperature: float
@@ -30,15 +30,15 @@ class Genome:
 
 
 def monotone(factors: Sequence[float] | np.ndarray) -> tuple[float, ...]:
-    """At least 1 and never falling from the fastest pair to the slowest."""
+    """Clip factors to at least 1, never falling from the fastest pair to the slowest."""
     return tuple(float(f) for f in np.maximum.accumulate(np.maximum(factors, 1.0)))
 
 
 def apply_genome(
     settings: tuple[RopeSetting, ...], genome: Genome, target: int
 ) -> tuple[RopeSetting, ...]:
-    """The settings with the searched frequencies in every layer that looks beyond a window. A
-    genome's factors count from the frequencies of rope_theta, so they hold any compression."""
+    """Put the searched frequencies into every layer that looks beyond a window. A genome's factors
+    start from the frequencies of rope_theta, so they include any compression."""
     return tuple(
         replace(s, scaling=genome.scaling(s, target / s.original_length), compression=1.0)
         if s.layer_type is None or s.layer_type in EXTENDED_LAYERS

@@ -1,4 +1,4 @@
-"""What a set of frequencies is worth to a checkpoint, on the same tokens for all."""
+"""Score a set of frequencies for a checkpoint, always on the same tokens."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from posenc.extend.measure.evaluation import position_edges
 from posenc.extend.measure.losses import NotFinite, Reader
 from posenc.extend.search.genome import Genome, apply_genome
-from posenc.hf.apply import applied
-from posenc.hf.rope_config import RopeSetting
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
+from posenc.hf.rope.apply import applied
+from posenc.hf.rope.settings import RopeSetting
 
 SHORT_WEIGHT = 1.75
-"""What a nat lost within the trained length counts in nats beyond it."""
+"""Weight of a nat lost within the training length, in nats beyond it."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A genome's score on all windows, infinite where it was given up, and on the first of them."""
+    """A genome's score on all windows (inf if it was given up), and on the first ones."""
 
     genome: Genome
     score: float
@@ -29,10 +29,10 @@ class Tried:
 
 
 class Probe:
-    """Windows on which genomes are compared, all on the same tokens.
+    """The windows on which all genomes are compared.
 
-    Every loss counts relative to what the model as trained makes of the same token from a window of
-    its trained length: a bucket of hard text is then no argument against a genome.
+    Every loss is relative to the trained model's loss on the same token in a window of its training
+    length, so that a bucket of hard text does not count against a genome.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Probe:
             self.reference = sliding.all_losses(windows.tokens).numpy()
 
     def score(self, genome: Genome, bar: float = math.inf) -> Tried:
-        """The larger of two: the worst bucket beyond the trained length, and what is lost within it
-        times SHORT_WEIGHT; and a quarter of their sum, so that the smaller counts too. In nats.
+        """Return the larger of two losses plus a quarter of their sum, in nats: the worst bucket
+        beyond the training length, and SHORT_WEIGHT times what is lost within it.
 
         A genome that the first third of the windows puts above `bar`, or whose losses are not
         finite, is given up.

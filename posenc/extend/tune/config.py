@@ -1,4 +1,5 @@
-"""How to tune; light to import, because its annotated fields are options of the command."""
+"""Settings of fine-tuning. The module is light to import, because annotated fields are options
+of the command."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ class TuneConfig:
         lr: peak learning rate; None: 2e-5 for models of a billion parameters or more, as in the
             papers, and growing with the inverse root of the size below, up to 1e-3.
         lora_rank: rank of the adapters; None or 0 tunes all weights.
-        distill: within the trained length learn what the checkpoint predicted before it was
+        distill: within the training length learn what the checkpoint predicted before it was
             stretched, not the text; takes a copy of the weights. Causal models only.
         adapter: train the adapters only and keep them apart, too. Needs lora_rank.
         recompute: keep no activations inside of layers; the same gradients in less memory.
         warmup: steps of linear warm-up; from half of the steps on the rate falls to zero.
         seed: of the order of windows.
-        short_share: share of batches cut to the trained length, so that short texts are not
+        short_share: share of batches cut to the training length, so that short texts are not
             forgotten.
 
     Source: Chen et al. 2023, arXiv:2306.15595, section 3.1 (AdamW 0.9/0.95, no weight decay, 20
@@ -52,7 +53,7 @@ class TuneConfig:
     distill: Annotated[
         bool,
         typer.Option(
-            help="Within the trained length, tune on what the model predicted before, so that "
+            help="Within the training length, tune on what the model predicted before, so that "
             "short texts lose nothing; takes a copy of the weights."
         ),
     ] = True
@@ -82,11 +83,11 @@ class TuneConfig:
             raise ValueError("--adapter: there are none without --lora RANK.")
 
     def schedule(self, step: int) -> float:
-        """The share of the peak rate at a step."""
+        """Return the fraction of the peak learning rate at a step."""
         return min(1.0, (step + 1) / self.warmup, (self.steps - step) / (0.5 * self.steps))
 
     def rate(self, parameters: int) -> float:
-        """The peak rate for a model of this size."""
+        """Return the peak learning rate for a model of this size."""
         if self.lr is not None:
             return self.lr
         return min(1e-3, 2e-5 * math.sqrt(max(1.0, 1e9 / parameters)))

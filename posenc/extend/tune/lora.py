@@ -55,8 +55,8 @@ class LoRALinear(nn.Module):
 def add_lora(
     model: nn.Module, rank: int = 8, alpha: float = 16.0, *, only_adapters: bool = False
 ) -> int:
-    """Freeze the model but for adapters on its attention projections and, unless only_adapters,
-    its embeddings and norms (as LongLoRA does); how many parameters train.
+    """Freeze the model except for adapters on its attention projections and, unless only_adapters,
+    its embeddings and norms (as LongLoRA does). Returns the number of trainable parameters.
 
     Raises: ValueError where no projection is found.
     """
@@ -73,8 +73,8 @@ def add_lora(
 
 
 def projections(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Path and layer of every linear map inside a module of attention, whatever a family calls
-    them; not those of the feed-forward layers, the router or the head."""
+    """Return path and layer of every linear map inside an attention module, whatever the family
+    calls it. Feed-forward layers, router and head are left out."""
     for path, module in model.named_modules():
         linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
         above = path.split(".")[:-1]
@@ -100,11 +100,17 @@ def save_adapter(model: Any, folder: Path, base: Path) -> None:
         tensors[f"base_model.model.{name}.lora_B.weight"] = adapter.up.detach().contiguous()
     rank = first.down.shape[0]
     config = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": first.scale * rank,
-        "target_modules": sorted(adapters), "lora_dropout": 0.0, "bias": "none",
-        "fan_in_fan_out": first.transposed, "base_model_name_or_path": str(base),
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": first.scale * rank,
+        "target_modules": sorted(adapters),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": first.transposed,
+        "base_model_name_or_path": str(base),
         "inference_mode": True,
-    }  # fmt: skip
+    }
     folder.mkdir(parents=True)
     write_atomically(folder / ADAPTER_WEIGHTS, save(tensors, {"format": "pt"}))
     write_atomically(folder / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")

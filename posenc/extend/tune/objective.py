@@ -1,4 +1,4 @@
-"""What a tuning step reads, and the loss that it lowers."""
+"""Choose what a tuning step reads, and compute the loss that it lowers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.extend.tune.config import TuneConfig
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
 
 
 def step_tokens(windows: Windows, trained: int, config: TuneConfig, step: int) -> Tensor:
-    """The step's windows: a pure function of the seed and the step's number."""
+    """Return the step's windows, a pure function of the seed and the step."""
     generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
     rows = torch.randint(0, len(windows), (config.batch,), generator=generator)
     tokens = windows.tokens[rows]
@@ -24,7 +24,8 @@ def step_tokens(windows: Windows, trained: int, config: TuneConfig, step: int) -
 
 
 def next_token_loss(model: Any, tokens: Tensor, trained: int, teacher: Any) -> Tensor:
-    """Mean nats: over the text, or up to the trained length over what the teacher predicts."""
+    """Return the mean loss in nats: over the text or, up to the training length, against the
+    teacher's predictions."""
     tokens = tokens.to(model.device)
     logits = model(tokens, use_cache=False).logits[:, :-1].float()
     known = 0 if teacher is None else min(trained, logits.shape[1])
@@ -40,8 +41,8 @@ def next_token_loss(model: Any, tokens: Tensor, trained: int, teacher: Any) -> T
 
 
 def masked_token_loss(model: Any, tokens: Tensor, mask_token: int) -> Tensor:
-    """Mean nats over tokens that are hidden; which they are follows from the text, so that a
-    restart hides the same."""
+    """Return the mean loss in nats over hidden tokens. The text determines which are hidden, so
+    that a restart hides the same."""
     generator = torch.Generator().manual_seed(int(tokens.sum()))
     hidden = torch.rand(tokens.shape, generator=generator) < 0.15
     logits = model(tokens.masked_fill(hidden, mask_token).to(model.device)).logits

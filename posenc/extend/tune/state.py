@@ -1,4 +1,4 @@
-"""A half-done tuning on disk: tensors in safetensors, everything else in JSON."""
+"""Store unfinished tuning: tensors in safetensors, everything else in JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posenc.report.atomic import write_atomically
 
 STATE, TENSORS = "tune.json", "tune-{step}.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""What AdamW keeps of each weight."""
+"""AdamW's state of each weight."""
 Trainable = dict[str, nn.Parameter]
 
 

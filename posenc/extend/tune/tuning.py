@@ -1,4 +1,4 @@
-"""Fine-tune a stretched checkpoint at its new length; stops and resumes without a trace."""
+"""Fine-tune a stretched checkpoint at its new length. Stopping and resuming changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posenc.extend.tune.config import TuneConfig
 from posenc.extend.tune.lora import add_lora, merge_lora
 from posenc.extend.tune.objective import masked_token_loss, next_token_loss, step_tokens
 from posenc.extend.tune.state import restore_tuning, save_tuning
-from posenc.hf.text import Windows
+from posenc.hf.checkpoint.text import Windows
 from posenc.report.failure import RunFailed
 
 SAVE_EVERY = 50

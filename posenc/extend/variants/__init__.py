@@ -1,1 +1,1 @@
-"""The ways to read further that are tried on a checkpoint."""
+"""The methods of extending that are tried on a checkpoint."""

@@ -1,4 +1,4 @@
-"""Which variants of a checkpoint a request asks for, and what is measured of each."""
+"""Choose the variants of a checkpoint that a request asks for, and measure them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from posenc.extend.variants.variant import (
     window_variant,
 )
 from posenc.hf import tables
-from posenc.hf.loading import Checkpoint
-from posenc.hf.text import Windows, mask_token
+from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.checkpoint.text import Windows, mask_token
 
 SEARCH_WINDOWS = 36
 Builders = dict[str, Callable[[], Variant]]
-"""How to build each variant by its name; building may take long, or fail."""
+"""Functions that build each variant, by name. Building may take long, or fail."""
 
 
 def needs_search(method: str | None, options: Options) -> bool:
-    """Whether frequencies are searched, where the checkpoint has any."""
+    """True if frequencies are to be searched, provided that the checkpoint has any."""
     return method == "search" or (method is None and options.search_evaluations > 0)
 
 
@@ -43,7 +43,8 @@ def candidates(
     options: Options,
     progress: Progress,
 ) -> Builders:
-    """What to measure: the unchanged model, `method` (None: every method), a sliding window."""
+    """Return what to measure: the unchanged model, `method` (None: every method) and a sliding
+    window."""
     found: Builders = {"none": partial(as_is, checkpoint)}
     if checkpoint.rotary:
         for name in METHODS if method is None else {method} & METHODS.keys():
@@ -70,9 +71,12 @@ def _search(
     state = None if options.state is None else options.state / "search.json"
     masked = mask_token(checkpoint.folder) if checkpoint.masked else None
     search = Search(
-        Reader(checkpoint.model, masked), checkpoint.rotary, fitting.take(SEARCH_WINDOWS),
-        checkpoint.trained_length, state,
-    )  # fmt: skip
+        Reader(checkpoint.model, masked),
+        checkpoint.rotary,
+        fitting.take(SEARCH_WINDOWS),
+        checkpoint.trained_length,
+        state,
+    )
     return searched_variant(checkpoint, search.evolve(options.search_evaluations, progress), to)
 
 
@@ -84,8 +88,8 @@ def measure_variant(
     progress: Progress,
     encode: Encode | None = None,
 ) -> Evaluation:
-    """All that is measured of one variant, on windows of the new length. encode: text to tokens,
-    for tasks in words; None where there is no tokenizer."""
+    """Measure one variant on windows of the new length. encode: text to tokens, for tasks in words;
+    None without a tokenizer."""
     length, trained = windows.tokens.shape[1], checkpoint.trained_length
     contexts = tuple(sorted({c for c in _doublings(trained // 4, length) if c > options.targets}))
     lengths = tuple(_doublings(trained, length))
@@ -101,15 +105,21 @@ def measure_variant(
     with variant.active() as model:
         reader = Reader(model, masked, not variant.cache_safe, variant.limit, variant.window)
         return measure_reader(
-            reader, windows, trained, contexts=() if only_losses else contexts,
-            targets=options.targets, passkey=None if only_losses else grid,
-            tasks=None if only_losses else tasks, short_text=variant.window is None,
-            entropy=not variant.needs_runtime, progress=progress,
-        )  # fmt: skip
+            reader,
+            windows,
+            trained,
+            contexts=() if only_losses else contexts,
+            targets=options.targets,
+            passkey=None if only_losses else grid,
+            tasks=None if only_losses else tasks,
+            short_text=variant.window is None,
+            entropy=not variant.needs_runtime,
+            progress=progress,
+        )
 
 
 def _doublings(start: int, stop: int) -> list[int]:
-    """start, 2 start, 4 start ... below stop, and stop."""
+    """Return start, 2 start, 4 start ... below stop, and stop."""
     lengths, start = [], max(1, start)
     while start < stop:
         lengths.append(start)

@@ -1,4 +1,5 @@
-"""The ways to stretch a rotary checkpoint: name, frequencies, and whether a cache stays right."""
+"""The methods of stretching a rotary checkpoint: name, frequencies, and whether a KV cache stays
+exact."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from posenc.hf.rope_config import EXTENDED_LAYERS, RopeSetting
+from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
 from posenc.queries_keys import rope_scaling as rs
 
 
@@ -19,11 +20,12 @@ class Method:
     scale: Callable[[RopeSetting, float], rs.Scaling | None]
     cache_safe: bool = True
     keeps_maximum: bool = False
-    """transformers reads the trained length from max_position_embeddings, so that it must stay."""
+    """True if max_position_embeddings must not change, because transformers reads the training
+    length from it."""
 
 
 def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
-    # At short trained lengths no pair turns 32 times: the ramp then starts where half of the turns
+    # At short training lengths no pair turns 32 times: the ramp then starts where half of the turns
     # are reached.
     beta_fast = min(32.0, max(2.0, setting.original_length / (4 * math.pi)))
     if isinstance(setting.scaling, rs.YaRN):
@@ -68,24 +70,24 @@ METHODS: dict[str, Method] = {
         Method("dynamic", "NTK by current length", lambda s, f: rs.DynamicNTK(f, s.original_length),
                cache_safe=False, keeps_maximum=True),
         Method("longrope-switch",
-               "as trained for texts up to the trained length, NTK for all of a longer one",
+               "as trained for texts up to the training length, NTK for all of a longer one",
                _switching, cache_safe=False),
     )
 }  # fmt: skip
 
 
 SEVERAL_PAIRS = ("ntk", "ntk-1.5x", "ntk-2x", "dynamic", "longrope-switch")
-"""Methods that need more than one pair of channels."""
+"""Methods that need at least two pairs."""
 
 
 def stretch(
     settings: tuple[RopeSetting, ...], method: Method, target: int
 ) -> tuple[RopeSetting, ...]:
-    """The settings with `method` applied to every layer that looks beyond a window.
+    """Apply `method` to the setting of every layer that looks beyond a window.
 
     A scaling that names the length before it is replaced, never stacked: the factor counts from
-    that length. A linear scaling that the checkpoint was trained with stays underneath, and pairs
-    that it was trained without stand still.
+    that length. A linear scaling from training is kept, and pairs that did not rotate in training
+    still do not.
 
     Raises: ValueError where the method needs more pairs of channels than rotate, or has no form for
     the fastest ones only.
@@ -114,7 +116,7 @@ def stretch(
 def _stretch_share(
     setting: RopeSetting, trained: rs.Proportional, method: Method, factor: float
 ) -> RopeSetting:
-    """A setting of which the fastest pairs rotate only: the same pairs, slower.
+    """Stretch a setting in which only the fastest pairs rotate: the same pairs, slower.
 
     Raises: ValueError for a method that no word of a config can say of some of the pairs.
     """

@@ -1,4 +1,4 @@
-"""Training-free maps of positions into the trained range, run by posenc's attention."""
+"""Map positions into the training length without training, by posenc's attention."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor, nn
 
 from posenc.extend.variants.variant import Variant
 from posenc.hf.attachment.attach import attached
-from posenc.hf.attention import exchangeable
-from posenc.hf.loading import Checkpoint
-from posenc.hf.rope_config import head_size
+from posenc.hf.attachment.attention import exchangeable
+from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.rope.settings import head_size
 from posenc.queries_keys import rope_scaling as rs
 from posenc.queries_keys.position_map import PositionMap
 from posenc.queries_keys.position_maps import DualChunk, ReRoPE, SelfExtend
 
 DUAL_CHUNK = "dual-chunk"
 COMPARED = 128
-"""Tokens on which a map is held to the model itself, at most."""
+"""Most tokens on which a map is compared with the model itself."""
 TOLERANCE, LAST_BITS = 1e-3, 16
-"""Largest difference of a logit there, relative to the largest logit, and in half precision at
-least so many last bits: rounding stays far below, another rotation far above."""
+"""Largest allowed difference of a logit, relative to the largest logit, and in half precision at
+least this many last bits. Rounding is far below, another rotation far above."""
 
 
 def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
-    """The maps of this checkpoint; empty where layers differ in their rotation or have sinks, or
-    attention cannot be exchanged (Falcon).
+    """Return the position maps of this checkpoint. Empty if layers differ in their rotation or have
+    sinks, or the attention cannot be replaced (Falcon).
 
     Whether a map rotates as the model does is not read from names: see `exact_inside`.
     """
@@ -52,9 +52,13 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
 
     def build(kind: type[PositionMap], **options: Any) -> PositionMap:
         return kind(
-            head_dim, setting.rope_theta, interleaved=False, rotary_dim=setting.rotary_dim,
-            scaling=scaling, **options,
-        )  # fmt: skip
+            head_dim,
+            setting.rope_theta,
+            interleaved=False,
+            rotary_dim=setting.rotary_dim,
+            scaling=scaling,
+            **options,
+        )
 
     maps = {
         "self-extend": (
@@ -71,17 +75,21 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
     extra = {DUAL_CHUNK: {"dual_chunk_attention_config": sizes}}
     return [
         Variant(
-            name, summary, lambda e=encoding: exact_inside(checkpoint, e, window),
-            checkpoint.rotary, needs_runtime=True, extra=extra.get(name, {}),
+            name,
+            summary,
+            lambda e=encoding: exact_inside(checkpoint, e, window),
+            checkpoint.rotary,
+            needs_runtime=True,
+            extra=extra.get(name, {}),
         )
         for name, (summary, encoding) in maps.items()
-    ]  # fmt: skip
+    ]
 
 
 @contextmanager
 def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> Iterator[nn.Module]:
-    """The model with a map, inside the block, after it was held to the model itself: within its
-    window a map must change nothing, and does where the model pairs other channels.
+    """Attach a map inside the block after comparing it with the model itself. Within its window a
+    map must change nothing; it does if the model pairs other channels.
 
     Raises: ValueError with the difference, where there is one.
     """
@@ -95,7 +103,7 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
             got = _logits(model, tokens)
         except ValueError:
             raise
-        except Exception as error:  # whatever a family's code makes of another attention
+        except Exception as error:  # a family's code may raise anything with another attention
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ValueError(
                 f"the attention of {type(checkpoint.model).__name__} cannot run with a map ({said})"

@@ -1,5 +1,4 @@
-"""Variants of a checkpoint: the same weights with positions changed, measured alike and exported
-alike."""
+"""Variants of a checkpoint: the same weights with other positions, measured and exported alike."""
 
 from __future__ import annotations
 
@@ -14,16 +13,16 @@ from posenc.extend.search.evolution import Found
 from posenc.extend.search.genome import apply_genome
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf import tables
-from posenc.hf.apply import applied
-from posenc.hf.loading import Checkpoint
-from posenc.hf.rope_config import RopeSetting
+from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.rope.apply import applied
+from posenc.hf.rope.settings import RopeSetting
 
 WINDOW = "window"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to read further. `active()` is the model with it, inside a with block.
+    """One method of extending, applied. `active()` yields the model with it.
 
     cache_safe: step-by-step decoding equals the full pass. needs_runtime: stock tools cannot load
     it. limit: the most tokens it can read. window: each token is read with at most this many
@@ -42,26 +41,32 @@ class Variant:
 
 
 def as_is(checkpoint: Checkpoint) -> Variant:
-    """The checkpoint unchanged; a table of positions ends what it can read."""
+    """Return the unchanged checkpoint; a position table limits what it can read."""
     table = tables.find_table(checkpoint.model)
     return Variant(
-        "none", METHODS["none"].summary, lambda: nullcontext(checkpoint.model), checkpoint.rotary,
+        "none",
+        METHODS["none"].summary,
+        lambda: nullcontext(checkpoint.model),
+        checkpoint.rotary,
         limit=None if table is None else checkpoint.trained_length,
-    )  # fmt: skip
+    )
 
 
 def window_variant(checkpoint: Checkpoint) -> Variant:
-    """No extension: read only the last tokens, as many as in training. What a method must come
-    near, and pass if it uses what lies further back."""
+    """Return the baseline without extension, which reads only the last tokens, as many as in
+    training. A method is worth its cost only if it beats this."""
     trained = checkpoint.trained_length
     return Variant(
-        WINDOW, f"as trained, reading only the last {trained} tokens",
-        lambda: nullcontext(checkpoint.model), needs_runtime=True, window=trained,
-    )  # fmt: skip
+        WINDOW,
+        f"as trained, reading only the last {trained} tokens",
+        lambda: nullcontext(checkpoint.model),
+        needs_runtime=True,
+        window=trained,
+    )
 
 
 def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
-    """A method of METHODS on this checkpoint. Raises: ValueError where it cannot be had."""
+    """Return a method of METHODS on this checkpoint. Raises: ValueError where it does not apply."""
     method = METHODS[name]
     settings = stretch(checkpoint.rotary, method, target)
     maximum = checkpoint.trained_length if method.keeps_maximum else target
@@ -75,13 +80,13 @@ def rope_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
 
 
 def table_variant(checkpoint: Checkpoint, name: str, target: int) -> Variant:
-    """A longer table of learned positions."""
+    """Return a longer table of learned positions."""
     summary = tables.METHODS[name][0]
     return Variant(name, summary, lambda: tables.grown(checkpoint.model, name, target))
 
 
 def searched_variant(checkpoint: Checkpoint, found: Found, target: int) -> Variant:
-    """Frequencies that a search found."""
+    """Return the frequencies that a search found."""
     settings = apply_genome(checkpoint.rotary, found.genome, target)
     factors = ", ".join(f"{f:.3g}" for f in found.genome.factors)
     return Variant(

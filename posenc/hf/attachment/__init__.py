@@ -1,1 +1,1 @@
-"""An encoding of posenc in a stock model of transformers: attach, run, save, load, detach."""
+"""Attach one of posenc's encodings to a stock model of transformers; run, save, load, detach it."""

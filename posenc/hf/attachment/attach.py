@@ -12,20 +12,19 @@ from torch import nn
 from posenc.encoding.base import PositionEncoding, require_encoding
 from posenc.encoding.shape import ModelShape
 from posenc.hf.attachment import hooks, own_positions
+from posenc.hf.attachment.attention import NAME, register_attention
+from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, LAYER
 from posenc.hf.attachment.find import Stack, example_of, run, shape_from, trial, try_out
-from posenc.hf.attention import NAME, register_attention
-from posenc.hf.calls import LAYER
+from posenc.hf.attachment.save import save_beside
 from posenc.models.stack import one_per_model
 from posenc.registry import create
 
 Own = Literal["replace", "keep"]
-ATTACHMENT = "posenc_attachment"
-"""The attribute of a model to which an encoding is attached."""
 
 
 @dataclass(eq=False)
 class Attachment:
-    """All that `detach` puts back: plain data, so that a copy of the model has its own.
+    """What `detach` restores. It is plain data, so that a copy of the model has its own.
 
     stacks: the modules whose layers have an encoding, an encoder's before its decoder's.
     """
@@ -46,25 +45,26 @@ def attach(
     own: Own = "replace",
     example: dict[str, Any] | None = None,
 ) -> Any:
-    """The same model, whose attention has `encoding` at all its places from now on.
+    """Attach `encoding` to a model, at all its places, and return the same model.
 
     Its parameters are the model's: optimizers, Trainer and peft see them under `posenc_encoding`.
-    Keys are cached as they were projected, with their positions; `model.save_pretrained` writes
-    what `posenc.hf.load` needs to attach it again.
+    The KV cache stores keys as projected, with their positions. `model.save_pretrained` writes
+    what `posenc.hf.load` needs to attach the encoding again.
 
     Args:
-        model: a model of transformers whose attention goes through its attention interface: text
-            decoders and encoders, T5, BLOOM, Vision Transformers.
-        encoding: of an encoder-decoder's encoder; of any other model; as `posenc.create` reads it,
-            or built. One of scope "layer" is copied, with fresh parameters, for every layer.
-        decoder: of an encoder-decoder's decoder.
-        own: "replace" takes the model's own rotation, table or bias out; "keep" leaves it and adds
-            the encoding: after the rotation, beside the bias.
+        model: a transformers model whose attention uses the attention interface: text decoders
+            and encoders, T5, BLOOM, Vision Transformers.
+        encoding: an encoding, or its name as `posenc.create` reads it. In an encoder-decoder it
+            goes into the encoder. One of scope "layer" is copied, with fresh parameters, for every
+            layer.
+        decoder: the encoding of an encoder-decoder's decoder.
+        own: "replace" removes the model's own rotation, table or bias. "keep" leaves it and adds
+            the encoding: after the rotation, next to the bias.
         example: arguments of one small forward, for models that take more than tokens or a picture.
 
-    Raises: TypeError for what is no model of transformers, ValueError where the attention cannot be
-    reached, where positions of the model's own stay that were to be replaced, or the encoding does
-    not fit; the model is then as before.
+    Raises: TypeError unless it is a transformers model. ValueError if the attention cannot be
+    reached, if own positions remain that were to be replaced, or if the encoding does not fit. The
+    model is then unchanged.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(
@@ -80,10 +80,15 @@ def attach(
 
 
 def _attach(
-    model: Any, encoding: PositionEncoding | str | None, decoder: PositionEncoding | str | None,
-    own: Own, example: dict[str, Any] | None, *, alone: bool = True,
-) -> Any:  # fmt: skip
-    """`attach`; alone: whether nothing else may tell the order of the tokens."""
+    model: Any,
+    encoding: PositionEncoding | str | None,
+    decoder: PositionEncoding | str | None,
+    own: Own,
+    example: dict[str, Any] | None,
+    *,
+    alone: bool = True,
+) -> Any:
+    """Do what `attach` does. alone: True if no other layer may depend on the order of tokens."""
     if own not in ("replace", "keep"):
         raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
     if not hasattr(model, "set_attn_implementation"):
@@ -111,8 +116,6 @@ def _attach(
             _put(attachment, stack, each, "input_ids" in example)
         with trial():
             run(model, example)
-        from posenc.hf.attachment.save import save_beside
-
         save_beside(model)
     except BaseException:
         _undo(model)
@@ -121,13 +124,13 @@ def _attach(
 
 
 def detach(model: Any) -> tuple[PositionEncoding, ...]:
-    """The model as it was, and the encodings that it had: one, or an encoder's and a decoder's.
+    """Restore the model and return its encodings: one, or the encoder's and the decoder's.
 
     Raises: ValueError for a model without one.
     """
     if not hasattr(model, ATTACHMENT):
         raise ValueError("detach: the model has no encoding attached.")
-    encodings = tuple(getattr(s, hooks.ENCODING) for s in getattr(model, ATTACHMENT).stacks)
+    encodings = tuple(getattr(s, ENCODING) for s in getattr(model, ATTACHMENT).stacks)
     _undo(model)
     return encodings
 
@@ -136,9 +139,9 @@ def detach(model: Any) -> tuple[PositionEncoding, ...]:
 def attached(
     model: Any, encoding: PositionEncoding | None, own: Own = "replace", *, alone: bool = True
 ) -> Iterator[nn.Module]:
-    """The model with the encoding inside the block, as it was after it; in a model of two stacks,
-    both have it. alone=False: other layers may tell the order, too, as Mamba's do; who attaches
-    holds the model to what it was."""
+    """Attach the encoding inside the block and restore the model after it. A model with two stacks
+    gets it in both. alone=False allows layers that depend on order, such as Mamba's; the caller
+    must then compare the model with the original."""
     two = model.config.is_encoder_decoder
     _attach(model, encoding, encoding if two else None, own, None, alone=alone)
     try:
@@ -150,8 +153,7 @@ def attached(
 def shape_of(
     model: Any, *, encoder: bool = False, example: dict[str, Any] | None = None
 ) -> ModelShape:
-    """The sizes of a model of transformers, as encodings are built for it; of an encoder-decoder
-    those of its decoder, or of its encoder.
+    """Return the sizes that encodings for this model need: those of the decoder, or of the encoder.
 
     Raises: as attach.
 
@@ -194,7 +196,7 @@ def _reach(model: Any, attachment: Attachment, example: dict[str, Any]) -> list[
         model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise ValueError(
-            f"attach: the attention of {type(model).__name__} cannot be exchanged: transformers "
+            f"attach: the attention of {type(model).__name__} cannot be replaced: transformers "
             "has it outside its attention interface."
         )
     stacks = try_out(model, example)
@@ -236,7 +238,7 @@ def _put(attachment: Attachment, stack: Stack, encoding: PositionEncoding, told:
     """Attach the encoding to every attention of the stack."""
     module = stack.module
     first = next(module.parameters())
-    module.add_module(hooks.ENCODING, encoding.to(first.device))
+    module.add_module(ENCODING, encoding.to(first.device))
     attachment.stacks.append(module)
     attachment.handles += [
         module.register_forward_pre_hook(hooks.begin, with_kwargs=True),
@@ -249,10 +251,8 @@ def _put(attachment: Attachment, stack: Stack, encoding: PositionEncoding, told:
         attention: Any = reached.module
         own = own_positions.own_bias(attention) if attachment.own == "keep" else None
         cache_index = getattr(attention, "layer_idx", None)
-        layer = hooks.Layer(
-            module, index, index if cache_index is None else cache_index, reached.head_dim, own,
-            told,
-        )  # fmt: skip
+        cache_index = index if cache_index is None else cache_index
+        layer = hooks.Layer(module, index, cache_index, reached.head_dim, own, told)
         attachment.changed.append((attention, {LAYER: layer}, {}))
         vars(attention)[LAYER] = layer
         attachment.handles += [
@@ -270,7 +270,7 @@ def _undo(model: Any) -> None:
             vars(module).pop(name, None)
         vars(module).update(old)
     for stack in attachment.stacks:
-        delattr(stack, hooks.ENCODING)
+        delattr(stack, ENCODING)
     for config, name in attachment.implementations:
         config._attn_implementation = name
     delattr(model, ATTACHMENT)

@@ -1,8 +1,8 @@
-"""Positions and states of cached tokens, kept as further channels of their keys.
+"""Positions and states of cached tokens, stored as extra channels of their keys.
 
-Whatever transformers does with cached keys (reordering beams, cropping, windows, moving them to
-the CPU) it then does with these as well. Their bits are stored, not their values, so that bfloat16
-keys keep exact positions.
+They are treated like the keys by all that transformers does with its cache: reordering beams,
+cropping, windows, moving to the CPU. The channels store bits, so that bfloat16 keys keep exact
+positions.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.hf.calls import ATTENDING, Attending
+from posenc.hf.attachment.calls import ATTENDING, Attending
 from posenc.positions import tensor
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How the channels behind a key's own are laid out.
+    """The layout of the channels appended to a key.
 
     positions: components and dtype of a position. state: (heads, ...) and dtype of a token's state,
     or None.
@@ -51,11 +51,11 @@ class Columns:
         )
 
     def width(self, k: Tensor) -> int:
-        """Channels that they take in each head of k."""
+        """Return the number of channels that the columns need in each head of k."""
         return -(-self.nbytes // (k.shape[1] * k.dtype.itemsize))
 
     def join(self, k: Tensor, positions: Tensor, state: Tensor | None) -> Tensor:
-        """k (batch, num_kv_heads, len, head_dim) with their bits behind its channels."""
+        """Append positions and states as channels to k (batch, num_kv_heads, len, head_dim)."""
         batch, heads, length, _ = k.shape
         if positions.ndim == 1 + (self.axes > 1):
             positions = positions.expand(batch, *positions.shape)
@@ -69,7 +69,7 @@ class Columns:
         return torch.cat([k, columns.transpose(1, 2)], dim=-1)
 
     def split(self, joined: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The keys, their positions (batch, len) or (batch, len, axes), and their states."""
+        """Return the keys, their positions (batch, len) or (batch, len, axes), and their states."""
         batch, _, length, _ = joined.shape
         columns = joined[..., head_dim:].detach().transpose(1, 2).reshape(batch, length, -1)
         raw = columns.contiguous().view(torch.uint8)
@@ -86,12 +86,12 @@ class Columns:
 
 
 def self_attention(cache: Any) -> Any:
-    """The part of a cache that holds a stack's own tokens."""
+    """Return the part of a cache that holds a stack's own tokens."""
     return getattr(cache, "self_attention_cache", cache)
 
 
 def past_state(cache: Any, now: Attending, device: torch.device) -> Tensor | None:
-    """What the cache holds of the states of earlier tokens."""
+    """Return the cached states of earlier tokens, on `device`."""
     layer = _layer(cache, now.layer.cache_index)
     columns = now.layer.columns
     if layer is None or columns is None or columns.state is None:
@@ -106,7 +106,7 @@ def past_state(cache: Any, now: Attending, device: torch.device) -> Tensor | Non
 
 
 def watch(cache: Any) -> None:
-    """Have the cache keep positions and states beside keys, from now on.
+    """Make the cache store positions and states with its keys from now on.
 
     Raises: ValueError for one that would round them.
     """
@@ -123,7 +123,7 @@ def watch(cache: Any) -> None:
 def _update(
     self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """`Cache.update` with the tokens' positions and states behind their keys."""
+    """Update the cache with the tokens' positions and states appended to their keys."""
     update = type(self).update
     now = ATTENDING.get()
     if now is None:

@@ -1,5 +1,5 @@
-"""Which modules of a model attend, found by running it once: every one that arrives at
-transformers' attention interface, and the stack of layers that it belongs to."""
+"""Find a model's attention modules by running it once: those that reach transformers' attention
+interface, and the stack of layers of each."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding.shape import ModelShape
-from posenc.hf.calls import TRIAL, Reached, Trial
+from posenc.hf.attachment.calls import TRIAL, Reached, Trial
 
 LENGTH, SOURCE_LENGTH = 5, 7
-"""Tokens of a trial, and those that a decoder of two stacks reads from its encoder."""
+"""Tokens of a trial, and tokens of the encoder that a decoder reads in it."""
 
 
 @dataclass(eq=False)
 class Stack:
-    """Layers under one encoding: the module that is called with positions, and its attentions."""
+    """The layers that share an encoding: the module that is called with positions, and its
+    attentions."""
 
     module: nn.Module
     attentions: list[Reached]
@@ -29,7 +30,7 @@ class Stack:
 
 
 def example_of(model: Any) -> dict[str, Tensor]:
-    """A few tokens, or one picture, of the kind that the model takes.
+    """Return a small input of the kind that the model takes: a few tokens or one picture.
 
     Raises: ValueError for a model that takes neither.
     """
@@ -88,7 +89,7 @@ def try_out(model: Any, example: dict[str, Any]) -> list[Stack]:
 
 @contextmanager
 def trial(*, blind: bool = False) -> Iterator[Trial]:
-    """A block in which attention notes who arrives."""
+    """Record inside the block which modules reach the attention interface."""
     seen = Trial(blind)
     token = TRIAL.set(seen)
     try:
@@ -99,7 +100,7 @@ def trial(*, blind: bool = False) -> Iterator[Trial]:
 
 @torch.no_grad()
 def run(model: Any, example: dict[str, Any]) -> Any:
-    """One forward as in evaluation, without a cache; dropout stays as it was afterwards."""
+    """Run one forward in evaluation mode without a cache, then restore the training flags."""
     training = {module: module.training for module in model.modules()}
     options = {"use_cache": False} if _takes(model, "use_cache") else {}
     try:
@@ -110,7 +111,7 @@ def run(model: Any, example: dict[str, Any]) -> Any:
 
 
 def shape_from(stack: Stack, config: Any) -> ModelShape:
-    """The sizes that an encoding may need."""
+    """Return the sizes that an encoding may need."""
     first = stack.attentions[0]
     text = config.get_text_config()
     lengths = [
@@ -119,9 +120,13 @@ def shape_from(stack: Stack, config: Any) -> ModelShape:
     ]
     known = [length for length in lengths if isinstance(length, int) and length > 0]
     return ModelShape(
-        embed_dim=stack.embed_dim, num_heads=first.num_heads, num_kv_heads=first.num_kv_heads,
-        head_dim=first.head_dim, train_length=known[0] if known else 512, causal=first.causal,
-    )  # fmt: skip
+        embed_dim=stack.embed_dim,
+        num_heads=first.num_heads,
+        num_kv_heads=first.num_kv_heads,
+        head_dim=first.head_dim,
+        train_length=known[0] if known else 512,
+        causal=first.causal,
+    )
 
 
 def _takes(model: Any, name: str) -> bool:
@@ -131,8 +136,8 @@ def _takes(model: Any, name: str) -> bool:
 def _refuse_bypass(
     model: Any, names: dict[nn.Module, str], called: set[nn.Module], reached: set[nn.Module]
 ) -> None:
-    """Raises: ValueError where a module that ran and calls itself attention neither arrived at the
-    interface nor holds, or is held by, one that did."""
+    """Raise ValueError if a module that ran and is called attention never reached the interface and
+    neither contains nor is part of one that did."""
     arrived = [names[module] for module in reached]
     strangers = [
         name
@@ -144,7 +149,7 @@ def _refuse_bypass(
     if not arrived or strangers:
         who = f"its {strangers[0]}" if strangers else type(model).__name__
         raise ValueError(
-            f"attach: the attention of {type(model).__name__} cannot be exchanged: transformers "
+            f"attach: the attention of {type(model).__name__} cannot be replaced: transformers "
             f"has {who} outside its attention interface, where no encoding can reach it."
         )
 
@@ -154,7 +159,7 @@ def _within(name: str, other: str) -> bool:
 
 
 def _stack_of(model: Any, name: str, called: set[nn.Module]) -> nn.Module:
-    """The innermost model of transformers that holds the module and was called."""
+    """Return the innermost transformers model that contains the module and was called."""
     from transformers import PreTrainedModel
 
     found: nn.Module = model

@@ -1,5 +1,5 @@
-"""What happens in each forward of an attached model: positions are found, the encoding is prepared
-for them, and every attention learns whose tokens it sees."""
+"""Hooks around each forward of an attached model. They find positions, prepare the encoding for
+them, and tell every attention whose tokens it sees."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from torch import Tensor, nn
 
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.compose import Compose
+from posenc.hf.attachment.attention import LazyMask
 from posenc.hf.attachment.cached import Columns, past_state, self_attention, watch
-from posenc.hf.attention import LazyMask
-from posenc.hf.calls import ATTENDING, FORWARD, LAYER, Attending, Forward
+from posenc.hf.attachment.calls import ATTENDING, ENCODING, FORWARD, LAYER, Attending, Forward
 from posenc.positions import counted, documents_from_positions, positions_from_mask, tensor
-
-ENCODING = "posenc_encoding"
-"""The submodule of a stack under which the encoding's parameters are the model's."""
 
 
 @dataclass(eq=False)
 class Layer:
-    """What an attention module keeps of its attachment.
+    """Data that an attention module keeps while an encoding is attached.
 
-    index: of the encoding; cache_index: of the cache; own: the model's own bias, where it stays.
-    told: whether forwards tell positions at all (a Vision Transformer's do not).
+    index: of the encoding. cache_index: of the cache. own: the model's own bias if it is kept.
+    told: True if forwards receive positions (a Vision Transformer's do not).
     """
 
     stack: nn.Module
@@ -38,7 +35,7 @@ class Layer:
 
 
 def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Before a stack's forward."""
+    """Find positions and prepare the encoding before a stack's forward."""
     given = _bound(stack, args, kwargs)
     if given.get("output_attentions"):
         raise ValueError("posenc attention keeps no weights to show: output_attentions is off.")
@@ -62,14 +59,14 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
 
 
 def end(stack: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """After a stack's forward, also where it raised."""
+    """Forget the forward after a stack has run, also where it raised."""
     forward = FORWARD.get()
     if forward is not None and forward.stack is stack:
         FORWARD.reset(forward.token)
 
 
 def embedded(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
-    """After the tokens were embedded, for encodings that act there."""
+    """Add the encoding to the token embeddings."""
     forward = FORWARD.get()
     if forward is None:
         raise ValueError(
@@ -81,7 +78,7 @@ def embedded(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
 
 
 def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Before an attention to which an encoding is attached."""
+    """Find encoding, positions and states before an attention module runs."""
     layer: Layer = vars(module)[LAYER]
     everything = (*args, *kwargs.values())
     masks = [v for v in everything if isinstance(v, LazyMask) and v.forward is not None]
@@ -115,21 +112,21 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """After it, also where it raised."""
+    """Forget the attention after its module has run, also where it raised."""
     now = ATTENDING.get()
     if now is not None and now.module is module:
         ATTENDING.reset(now.token)
 
 
 def _bound(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward by name."""
+    """Return the arguments of a forward by name."""
     if not args:
         return kwargs
     return dict(inspect.signature(stack.forward).bind_partial(*args, **kwargs).arguments) | kwargs
 
 
 def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None, Tensor | None]:
-    """The positions of the new tokens, and the documents of a packed row.
+    """Return the positions of the new tokens, and the documents of a packed row.
 
     They are position_ids where they are given; else tokens are counted from the attention mask, so
     that padding does not count; else from what the cache holds.
@@ -158,7 +155,8 @@ def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None,
 
 
 def _told(told: Tensor, axes: int, packed: bool) -> tuple[Tensor, Tensor | None]:
-    """position_ids as posenc has them, and the documents that begin where they do not go on."""
+    """Return position_ids in posenc's shape, and the documents, which begin where positions
+    restart."""
     if told.ndim == 3 or axes > 1:
         if told.ndim != 3 or told.shape[0] != axes:
             raise ValueError(

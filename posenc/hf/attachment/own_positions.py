@@ -1,5 +1,5 @@
-"""A model's own positions: taken out while an encoding is attached in their place, or, where they
-are a bias of the scores, computed by posenc."""
+"""Remove a model's own positions while an encoding replaces them, or compute them by posenc if
+they are a bias of the scores."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.hf.apply import rotary_modules
+from posenc.hf.attachment.attention import attend
 from posenc.hf.attachment.find import Stack, run, trial
-from posenc.hf.attention import attend
+from posenc.hf.rope.apply import rotary_modules
 from posenc.hf.tables import table_of
 from posenc.scores.alibi import ALiBi
 from posenc.scores.t5 import T5Bias
 
 TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
-"""Names of modules that turn positions into vectors, which are added to the tokens'."""
+"""Names of modules that map positions to vectors, which are added to the tokens'."""
 ROWS = 2**31
 """Positions that a table has while it is taken out."""
 EQUAL = {torch.float32: 1e-4, torch.float64: 1e-6}
-"""Largest difference, relative to the largest number, of a model that is blind to order when its
-tokens change places."""
+"""Largest difference, relative to the largest element, by which permuting the tokens may change
+a model that ignores order."""
 HALF = 5e-2
-"""The same for dtypes of few bits."""
+"""The same for half-precision dtypes."""
 
 
 def hide(stack: nn.Module, model: Any) -> list[Any]:
@@ -47,8 +47,8 @@ def hide(stack: nn.Module, model: Any) -> list[Any]:
 
 
 def own_bias(attention: Any) -> T5Bias | ALiBi | None:
-    """The bias that an attention of T5 or BLOOM has of its own; None for others. T5's table is
-    shared, so that it goes on learning."""
+    """Return the bias that T5's or BLOOM's attention has of its own; None for other families. T5's
+    table is shared, so that it keeps learning."""
     if type(attention).__name__ == "BloomAttention":
         return ALiBi(attention.num_heads)
     table = getattr(attention, "posenc_table", None)
@@ -65,8 +65,8 @@ def own_bias(attention: Any) -> T5Bias | ALiBi | None:
 
 
 def without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
-    """What attentions of T5 and BLOOM get, past nn.Module's bookkeeping, so that no bias is written
-    out and scores go through the interface."""
+    """Return attributes that replace T5's and BLOOM's own bias. The scores then go through the
+    interface and no bias is materialized."""
     kind = model.config.model_type
     if kind == "bloom":
         blooms = [m for m in model.modules() if type(m).__name__ == "BloomAttention"]
@@ -89,7 +89,7 @@ def without_bias(model: Any) -> list[tuple[nn.Module, dict[str, Any]]]:
 
 
 def no_bias(*sizes: Any, **options: Any) -> Tensor:
-    """In place of T5Attention.compute_bias."""
+    """Replace T5Attention.compute_bias by an empty bias."""
     return torch.empty(0)
 
 
@@ -104,21 +104,28 @@ def bloom_attention(
     output_attentions: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """BLOOM's attention, whose scores do not go through transformers' interface."""
+    """Compute BLOOM's attention through posenc's, because its scores bypass transformers'
+    interface."""
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
     out, _ = attend(
-        module, query, key, value, attention_mask, module.attention_dropout.p,
-        scaling=module.inv_norm_factor, output_attentions=output_attentions,
-    )  # fmt: skip
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        module.attention_dropout.p,
+        scaling=module.inv_norm_factor,
+        output_attentions=output_attentions,
+    )
     out = F.dropout(module.dense(out.flatten(2)), module.hidden_dropout, module.training)
     return out + residual, None
 
 
 def refuse_rest(model: Any, stacks: list[Stack], example: dict[str, Any]) -> None:
-    """Where every token sees every other, a model without positions does not notice that its tokens
-    change places. Raises: ValueError for one that does: it has positions that stayed."""
+    """Raise ValueError if the model still depends on the order of its tokens. Without positions and
+    without a causal mask, permuted tokens give permuted states."""
     for stack in stacks:
         name = _read_by(stack, example)
         if name is None:
@@ -133,15 +140,15 @@ def refuse_rest(model: Any, stacks: list[Stack], example: dict[str, Any]) -> Non
         error = float((moved - plain[:, order]).abs().max() / plain.abs().max())
         if not error <= EQUAL.get(plain.dtype, HALF):
             raise ValueError(
-                f"attach: {type(stack.module).__name__} still tells the order of its tokens after "
-                f"its rotations and tables were taken out (by {error:.1e}): it has positions that "
-                'attach does not know, or layers that mix tokens in order. own="keep" leaves its '
-                "positions as they are and adds the encoding."
+                f"attach: {type(stack.module).__name__} still depends on the order of its tokens "
+                f"after its rotations and tables were removed (by {error:.1e}): it has positions "
+                "that attach does not know, or layers that mix tokens in order. "
+                'own="keep" keeps its positions and adds the encoding.'
             )
 
 
 def _read_by(stack: Stack, example: dict[str, Any]) -> str | None:
-    """The argument that holds the stack's tokens."""
+    """Return the name of the argument that holds the stack's tokens."""
     length = stack.attentions[0].q_len
     for name in ("decoder_input_ids", "input_ids"):
         if name in example and example[name].shape[1] == length:
@@ -150,7 +157,7 @@ def _read_by(stack: Stack, example: dict[str, Any]) -> str | None:
 
 
 def _hidden(model: Any, stack: nn.Module, example: dict[str, Any]) -> Tensor:
-    """What leaves the stack where every token sees every other."""
+    """Return the stack's output with every token visible to every other."""
     found: list[Tensor] = []
 
     def note(module: nn.Module, args: tuple, out: Any) -> None:
@@ -166,7 +173,7 @@ def _hidden(model: Any, stack: nn.Module, example: dict[str, Any]) -> Tensor:
 
 
 def no_turn(turn: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
-    """The rotation by nothing, in the shape of a rotary module's output."""
+    """Return the identity rotation in the shape of a rotary module's output."""
     if isinstance(turn, Tensor):  # cosine + i sine
         return torch.ones_like(turn)
     cos, sin = turn
@@ -178,8 +185,8 @@ def _no_turn(module: nn.Module, args: tuple, out: Any) -> Any:
 
 
 def _without_end(module: nn.Module, args: tuple) -> None:
-    """Rows of zeros for any position, in the memory of one, so that no text is too long for a table
-    that does not count: some tables number the tokens themselves (BART's)."""
+    """Give the table rows of zeros for any position, in the memory of one row. No text is then too
+    long, also for tables that count tokens themselves (BART's)."""
     if isinstance(module, nn.Embedding):
         row = module.weight.new_zeros(1, module.embedding_dim)
         vars(module)["weight"] = row.expand(ROWS, -1)  # it hides the parameter, which stays

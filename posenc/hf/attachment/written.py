@@ -1,7 +1,7 @@
-"""An encoding as plain JSON, and back: its class and the arguments that it was built from.
+"""Convert an encoding to plain JSON and back: its class and constructor arguments.
 
-Only classes of posenc are built from a file, which may come from anybody: naming a class is
-importing its module, and that runs code.
+Only posenc's classes are built from a file, because importing a module that an untrusted file names
+would run its code.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def written(encoding: PositionEncoding) -> dict[str, Any] | None:
-    """{"class": "module:Class", "arguments": {...}}, or None where an argument (a tensor, a mask of
-    one's own) or the class cannot be built from a file.
+    """Return {"class": "module:Class", "arguments": {...}}, or None where no file can describe the
+    class or an argument (a tensor, a custom mask).
 
     >>> from posenc import ALiBi
     >>> written(ALiBi(num_heads=4))
@@ -34,7 +34,7 @@ def written(encoding: PositionEncoding) -> dict[str, Any] | None:
 
 
 def rebuilt(record: Any) -> PositionEncoding:
-    """The encoding that `written` described, with fresh parameters.
+    """Build the encoding that `written` described, with fresh parameters.
 
     Raises: ValueError for what is no such record, or names a class that is not posenc's.
     """
@@ -45,8 +45,8 @@ def rebuilt(record: Any) -> PositionEncoding:
 
 
 def name_of(thing: object) -> str:
-    """module:Class of an object; for a class that `posenc.create` found in a file, the file's name
-    without its folder, which another machine does not have."""
+    """Return module:Class of an object. For a class from a user's file, the module is the file's
+    name without its folder."""
     module = type(thing).__module__
     if module.startswith(MODULE):
         module = module.removeprefix(MODULE).partition("_")[2]
@@ -94,7 +94,7 @@ def _built(value: Any) -> Any:
 
 
 def _class(path: Any) -> Any:
-    """A class of posenc that a record may name: an encoding, or numbers that it is built from."""
+    """Return a class that a record may name: one of posenc's encodings or scalings."""
     module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
     found = None
     if module.startswith(_OWN) and name.isidentifier():

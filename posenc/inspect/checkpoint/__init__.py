@@ -1,1 +1,2 @@
-"""What a trained model does with position: its structure, its attention, its words exchanged."""
+"""Inspect what a trained model does with position: its structure, its attention, its words
+exchanged."""

@@ -1,5 +1,5 @@
-"""What a checkpoint's positions mean for its user, in plain words: how far it was trained, what
-happens beyond, and who saw whom."""
+"""Answer in plain words how far a checkpoint was trained, what happens beyond, and which word
+saw which."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from posenc.inspect.checkpoint.swap import ROUNDING, Change, Swap
 
 
 def answer(kinds: Sequence[Kind], longest: int | None) -> str:
-    """How far it was trained, and which part of it breaks beyond."""
+    """Return how far the model was trained, and which part of it breaks beyond."""
     if not kinds:
         said = "" if longest is None else f" Its config allows {longest:,} tokens."
         return (
-            "Nothing that posenc knows tells this model where a token stands; an exchange of words "
+            "posenc finds nothing that gives this model positions; an exchange of words "
             f"shows whether order matters to it.{said}"
         )
     return " ".join(dict.fromkeys(_of_kind(kind) for kind in kinds))
@@ -56,22 +56,22 @@ def _of_rotation(kind: Rotation) -> str:
     pairs, new = len(kind.wavelengths), len(kind.new_angles)
     where = "" if kind.layers == "all layers" else f" ({kind.layers})"
     start = f"Trained on {kind.trained:,} tokens{where}"
-    turning = f"{new} of the {pairs} pairs of channels that it turns"
-    meets = "meets" if new == 1 else "meet"
+    leaving = f"{new} of its {pairs} rotary pairs {'leaves its' if new == 1 else 'leave their'}"
     if kind.longest > kind.trained:
         start += f" and stretched to {kind.longest:,} by {kind.scaling}"
         if not new:
-            return f"{start}: up to there none of the {pairs} pairs of channels meets a new angle."
-        return f"{start}: up to there {turning} {meets} angles that training never showed."
+            return f"{start}: up to there all {pairs} rotary pairs stay in their trained range."
+        return f"{start}: up to there {leaving} trained range."
     if not new:
-        return f"{start}: every one of the {pairs} pairs of channels that it turns has come round."
-    return f"{start}: beyond them {turning} {meets} angles that training never showed."
+        return f"{start}: all {pairs} rotary pairs completed a turn in training."
+    return f"{start}: beyond them {leaving} trained range; expect it to break there."
 
 
 def next_line(
     folder: Path, kinds: Sequence[Kind], built: Structure, longest: int | None
 ) -> str | None:
-    """The command that has it read twice as far; None where `posenc extend` cannot."""
+    """Return the command that extends the model to twice the length; None if `posenc extend`
+    cannot."""
     rotates = any(isinstance(kind, Rotation) for kind in kinds)
     takes = rotates and built.model_type not in FIXED_ROTATIONS
     if longest is None or not (takes or built.model_type in FAMILIES):
@@ -80,7 +80,7 @@ def next_line(
 
 
 def who_saw_whom(swap: Swap) -> str:
-    """What an exchange of two words changed, with positions and without, in one sentence."""
+    """Return one sentence on what the exchange of two words changed, with and without positions."""
     whose = "the last token's state" if swap.causal else "some token's state"
     said = (
         f"With {swap.words[0]} and {swap.words[1]} exchanged, {whose} "

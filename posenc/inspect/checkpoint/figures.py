@@ -1,4 +1,4 @@
-"""Figures of a checkpoint, from data; each function returns a matplotlib Figure."""
+"""Draw the figures of a checkpoint from data; each function returns a matplotlib Figure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from posenc.report.drawing import INK, LIGHT, figure, legend_above, line_styles,
 
 Array = np.ndarray
 MOST_LABELS = 40
-"""Tokens that an axis can name; beyond, it counts them."""
+"""Tokens that an axis can name; longer axes count them."""
 _WIDEST = 9.6
-"""Inches that the heads of a layer share."""
+"""Total width of a layer's heads, in inches."""
 
 
 def attention_of_heads(weights: Array, labels: Sequence[str]) -> Figure:
-    """weights (heads, queries, keys): one square per head, with the same colours, tokens on both
-    axes, in any script."""
+    """Draw weights (heads, queries, keys): one square per head with the same colours, tokens on
+    both axes, in any script."""
     heads, count = len(weights), len(labels)
     shown = [_short(label) for label in labels] if count <= MOST_LABELS else None
     side = 2.4 if shown is None else max(1.5, 0.15 * count)
@@ -67,7 +67,7 @@ def attention_of_heads(weights: Array, labels: Sequence[str]) -> Figure:
 
 
 def similarity(values: Array, step: int) -> Figure:
-    """Cosines between rows of a table, every `step`-th."""
+    """Draw the cosines between every `step`-th row of a table."""
     drawn = heat_map(values, "position, tokens", "position, tokens", "cosine", step)
     axes = drawn.axes[0]
     for axis in (axes.xaxis, axes.yaxis):
@@ -77,7 +77,7 @@ def similarity(values: Array, step: int) -> Figure:
 
 
 def changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> Figure:
-    """How far the state of each token moves, one row of dots per setting."""
+    """Draw how far the state of each token moves, one row of dots per setting."""
     with figure("token", "change of its state, relative") as (drawn, axes):
         drawn.set_figwidth(max(5.0, 1.2 + 0.2 * min(len(labels), MOST_LABELS)))
         width = 0.8 / len(series)
@@ -93,7 +93,7 @@ def changed_words(series: Mapping[str, Sequence[float]], labels: Sequence[str]) 
 
 
 def changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> Figure:
-    """How far states move by layer, on a logarithmic axis that ends where rounding does."""
+    """Draw how far states move by layer, on a logarithmic axis that ends at rounding."""
     lowest = 1e-9
     with figure("layer; 0 are the embeddings", "change, relative") as (drawn, axes):
         for name, look in line_styles(list(series)).items():
@@ -104,9 +104,15 @@ def changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> Fi
         axes.minorticks_off()
         axes.axhline(rounding, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
         axes.annotate(
-            "below: rounding", (1, rounding), xycoords=("axes fraction", "data"), xytext=(-2, -3),
-            textcoords="offset points", ha="right", va="top", fontsize=8,
-        )  # fmt: skip
+            "below: rounding",
+            (1, rounding),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, -3),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=8,
+        )
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         legend_above(drawn)
     return drawn
@@ -124,5 +130,5 @@ def _short(label: str) -> str:
 
 
 def _width(label: str) -> int:
-    """Of Latin letters."""
+    """Return the width of a label in Latin letters."""
     return sum(2 if east_asian_width(c) in "WF" else 1 for c in label)

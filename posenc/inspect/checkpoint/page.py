@@ -1,4 +1,4 @@
-"""inspect.html of a checkpoint."""
+"""Build inspect.html of a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from posenc.inspect.checkpoint import figures, seen
+from posenc.inspect.checkpoint import captions, figures
 from posenc.inspect.checkpoint import words as rows
 from posenc.inspect.checkpoint.answer import answer, next_line, who_saw_whom
 from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
 from posenc.inspect.checkpoint.reading import by_group
 from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.swap import ROUNDING, Swap
+from posenc.inspect.encoding import captions as encoding_captions
 from posenc.inspect.encoding import figures as encodings
-from posenc.inspect.encoding import seen as encoding_seen
 from posenc.report.page import Code, Facts, Headline, Items, Page, Plot
 from posenc.report.table import Table as Rows
 
 MOST_CELLS = 2_000_000
-"""Squares in all attention maps of a page, after which only some layers are drawn."""
+"""Squares in all attention maps of a page; with more, only some layers are drawn."""
 
 
 def make_page(sheet: Sheet, layers: Sequence[int], command: str) -> Page:
-    """The page; `layers` chooses whose attention is drawn, empty for all that fit."""
+    """Build the page. layers: whose attention is drawn; empty for as many as fit."""
     built = sheet.structure
     page = Page(
         f"What position does in {sheet.folder.resolve().name}",
@@ -83,7 +83,7 @@ def _swap(swap: Swap, labels: Sequence[str]) -> Iterator[str | Items | Rows | Pl
 
 
 def removed(swap: Swap) -> str:
-    """What was taken out, in words."""
+    """Return in words what was taken out."""
     if not swap.removed:
         return "nothing could be taken out"
     more = f" and {len(swap.removed) - 1} more" if len(swap.removed) > 1 else ""
@@ -91,7 +91,7 @@ def removed(swap: Swap) -> str:
 
 
 def position_plots(sheet: Sheet) -> Iterator[Plot]:
-    """A picture of whatever the model knows position by."""
+    """Draw everything that gives the model its positions."""
     for kind in sheet.positions:
         match kind:
             case Rotation():
@@ -105,7 +105,7 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                     "stretched, it meets new angles beyond them.",
                     f"{len(kind.unfinished)} of {len(kind.unscaled)} pairs lie above the line of "
                     f"{kind.trained} tokens.",
-                    encoding_seen.in_wavelengths(waves, kind.trained),
+                    encoding_captions.in_wavelengths(waves, kind.trained),
                     f"wavelengths-{kind.layers.replace(' ', '-')}",
                 )
             case Table():
@@ -113,7 +113,7 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                     figures.similarity(np.array(kind.similarity), kind.step),
                     f"Similarity of positions: cosines between rows of {kind.where}.",
                     f"Heat map; neighbouring rows have cosine {kind.neighbours:.3f} on average.",
-                    encoding_seen.in_similarity(np.array(kind.similarity), kind.step),
+                    encoding_captions.in_similarity(np.array(kind.similarity), kind.step),
                     f"similarity-{kind.where}",
                 )
             case Bias() | Disentangled() if kind.values:
@@ -126,7 +126,7 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                     f"{learned}; {kind.where}.",
                     f"{len(kind.values)} curves from distance {kind.distances[0]} to "
                     f"{kind.distances[-1]}.",
-                    encoding_seen.in_bias(np.array(kind.values), kind.distances),
+                    encoding_captions.in_bias(np.array(kind.values), kind.distances),
                     f"bias-{kind.where.replace(' ', '-')}",
                 )
                 if isinstance(kind, Bias) and kind.slopes:
@@ -134,26 +134,26 @@ def position_plots(sheet: Sheet) -> Iterator[Plot]:
                         encodings.slopes(kind.slopes),
                         "The slope of each head: logits taken off for each token of distance.",
                         kind.settings,
-                        encoding_seen.in_slopes(kind.slopes),
+                        encoding_captions.in_slopes(kind.slopes),
                         "slopes",
                     )
 
 
 def distance_plots(sheet: Sheet) -> Iterator[Plot]:
-    """Mean distance of attention, one dot per head."""
+    """Draw the mean distance of attention, one dot per head."""
     for stack, values in sheet.reading.distances().items():
         of_stack = f" of the {stack}" if stack else ""
         yield Plot(
             encodings.attention_distance(values.numpy()),
             f"Mean distance of attention of each head{of_stack}.",
             f"Dots by layer, from {values.min():.1f} to {values.max():.1f} tokens.",
-            encoding_seen.in_attention_distance(values.numpy()),
+            encoding_captions.in_attention_distance(values.numpy()),
             f"attention-distance{f'-{stack}' * bool(stack)}",
         )
 
 
 def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | Plot]:
-    """The attention of every head of the layers asked for, tokens on both axes."""
+    """Draw the attention of every head of the chosen layers, tokens on both axes."""
     sentence = sheet.sentence
     for stack, weights in sheet.reading.attention.items():
         count, heads = weights.shape[:2]
@@ -174,7 +174,7 @@ def attention_plots(sheet: Sheet, layers: Sequence[int] = ()) -> Iterator[str | 
                 f"Attention, {of_stack}layer {layer}: rows are queries, columns the keys they "
                 "look at.",
                 f"{heads} maps of {len(labels)} by {len(labels)} tokens.",
-                seen.in_attention(maps),
+                captions.in_attention(maps),
                 f"attention{f'-{stack}' * bool(stack)}-layer-{layer}",
                 wide=True,
             )
@@ -188,19 +188,19 @@ def _fitting(layers: int, cells: int) -> list[int]:
 
 
 def _moved(change: float) -> str:
-    """One digit of a change, where it is not rounding, which differs between machines."""
+    """Return one digit of a change, or the word for rounding, which differs between machines."""
     return "rounding" if 0 < change < ROUNDING else f"{change:.1g}"
 
 
 def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
-    """What the exchange changes, by token and by layer."""
+    """Draw what the exchange changes, by token and by layer."""
     settings = {"with positions": swap.with_positions, "without positions": swap.without}
     changes = {name: change for name, change in settings.items() if change is not None}
     yield Plot(
         figures.changed_words({n: c.by_group for n, c in changes.items()}, labels),
         "How far the last layer's state of each token moves when the words change places.",
         "; ".join(f"{name} up to {max(c.by_group):.2g}" for name, c in changes.items()),
-        seen.in_changed_words({n: c.by_group for n, c in changes.items()}, labels),
+        captions.in_changed_words({n: c.by_group for n, c in changes.items()}, labels),
         "changed-words",
         wide=len(labels) > 20,
     )
@@ -214,6 +214,6 @@ def swap_plots(swap: Swap, labels: Sequence[str]) -> Iterator[Plot]:
         figures.changed_layers(by_layer, ROUNDING),
         f"By layer: how far {which} moves.",
         "; ".join(f"{n}: {', '.join(map(_moved, vs))}" for n, vs in by_layer.items()),
-        seen.in_changed_layers(by_layer, ROUNDING),
+        captions.in_changed_layers(by_layer, ROUNDING),
         "changed-layers",
     )

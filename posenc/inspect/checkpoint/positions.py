@@ -1,4 +1,4 @@
-"""Where a model keeps its positions, with what settings, and what they look like."""
+"""Find where a model keeps its positions, with which settings, and what they look like."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from posenc.hf import tables
-from posenc.hf.loading import Checkpoint
-from posenc.hf.rope_config import RopeSetting, head_size
-from posenc.inspect.checkpoint import alibi
+from posenc.hf.checkpoint.loading import Checkpoint
+from posenc.hf.rope.settings import RopeSetting, head_size
 
 TABLE_NAMES = ("position_embeddings", "wpe", "embed_positions")
-"""How transformers' families call a table of absolute positions."""
+"""Names of absolute position tables in transformers' families."""
 DISENTANGLED = ("disentangled_attention_bias", "disentangled_att_bias")
-"""What DeBERTa-v2 and DeBERTa call the method that adds position to the scores."""
+"""Methods of DeBERTa-v2 and DeBERTa that add position to the scores."""
 FIXED_ROTATIONS = ("gptj", "codegen")
-"""Rotations in pairs of neighbouring channels, whose sines lie in a table of every layer."""
+"""Families that rotate interleaved pairs, by a table of sines in every layer."""
 SHOWN_DISTANCE = 128
 
 
@@ -27,8 +26,8 @@ SHOWN_DISTANCE = 128
 class Rotation:
     """Rotary settings of one kind of layer.
 
-    wavelengths: tokens per turn by pair, as the model runs; None for a pair that stands still.
-    unscaled: before scaling. trained: the length of the training before any extension.
+    wavelengths: tokens per turn of each pair, as the model runs; None for a pair that does not
+    rotate. unscaled: before scaling. trained: the training length before any extension.
     """
 
     layers: str
@@ -41,10 +40,10 @@ class Rotation:
     wavelengths: list[float | None]
     unscaled: list[float | None]
     unfinished: list[int] = field(init=False)
-    """Pairs that complete no turn within the trained length."""
+    """Pairs that complete no turn within the training length."""
     new_angles: list[int] = field(init=False)
-    """Unfinished pairs that meet angles beyond those of the training, at the longest length that
-    the config allows, or at twice the trained one where that is the same."""
+    """Unfinished pairs that reach angles beyond those of training: at the longest length that
+    the config allows, or at twice the training length if both are the same."""
 
     def __post_init__(self) -> None:
         slow = [
@@ -103,7 +102,7 @@ class Bias:
 class Disentangled:
     """DeBERTa's table of relative positions, whose scores depend on the content too.
 
-    values: as of Bias, but the mean over the sentence, in the first layer; filled in when it ran.
+    values: as in Bias, but the mean over the sentence in the first layer; filled in after a run.
     """
 
     where: str
@@ -112,7 +111,7 @@ class Disentangled:
     values: list[list[float]] = field(default_factory=list)
 
     def seen(self, scores: Tensor) -> Disentangled:
-        """With the scores (heads, length, length) of a sentence."""
+        """Return a copy with the mean scores of a sentence, from scores (heads, length, length)."""
         reach = scores.shape[-1] - 1
         distances = list(range(-reach, reach + 1))
         means = torch.stack([scores.diagonal(-d, -2, -1).mean(-1) for d in distances], dim=-1)
@@ -124,7 +123,7 @@ Kind = Rotation | Table | Bias | Disentangled
 
 @torch.no_grad()
 def find_positions(checkpoint: Checkpoint) -> list[Kind]:
-    """All that the model knows position by, empty where nothing known was found."""
+    """Return everything that gives the model positions; empty if nothing known was found."""
     model = checkpoint.model
     found: list[Kind] = [_rotation(setting, model) for setting in checkpoint.rotary]
     for name, module in model.named_modules():
@@ -135,7 +134,7 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
     config = model.config
     if config.model_type in FIXED_ROTATIONS:
         found.append(_rotation(_fixed(config), model))
-    values = alibi.alibi_by_distance(model, SHOWN_DISTANCE + 1)
+    values = alibi_by_distance(model, SHOWN_DISTANCE + 1)
     if values is not None:
         found.append(_alibi(values))
     if getattr(config, "relative_attention", False):
@@ -149,7 +148,7 @@ def find_positions(checkpoint: Checkpoint) -> list[Kind]:
 
 
 def _fixed(config: Any) -> RopeSetting:
-    """The rotation of the families whose config has no word for it."""
+    """Return the rotation of the families whose config does not describe it."""
     rotary_dim = config.rotary_dim or config.hidden_size // config.num_attention_heads
     return RopeSetting(None, 10000.0, rotary_dim, None, config.max_position_embeddings)
 
@@ -172,7 +171,8 @@ def _rotation(setting: RopeSetting, model: Any) -> Rotation:
 
 
 def _rotating_layers(setting: RopeSetting, config: Any) -> str:
-    """Which layers the setting is for; in some families every fourth has no positions."""
+    """Return which layers the setting is for; some families have every fourth layer without
+    positions."""
     if setting.layer_type is not None:
         return f"{setting.layer_type} layers"
     rotates = getattr(config, "no_rope_layers", None)  # 1 for a layer that does
@@ -194,10 +194,14 @@ def _table(name: str, module: nn.Embedding, model: Any) -> Table:
     step = max(1, len(rows) // SHOWN_DISTANCE)
     few = unit[::step]
     return Table(
-        name, len(rows), offset, (unit[1:] * unit[:-1]).sum(-1).mean().item(),
-        (norms.min().item(), norms.mean().item(), norms.max().item()), step,
-        (few @ few.mT).tolist(),
-    )  # fmt: skip
+        where=name,
+        rows=len(rows),
+        reserved=offset,
+        neighbours=(unit[1:] * unit[:-1]).sum(-1).mean().item(),
+        norms=(norms.min().item(), norms.mean().item(), norms.max().item()),
+        step=step,
+        similarity=(few @ few.mT).tolist(),
+    )
 
 
 def _t5(name: str, attention: Any) -> list[Bias]:
@@ -214,6 +218,31 @@ def _t5(name: str, attention: Any) -> list[Bias]:
         f"{'past only' if attention.is_decoder else 'both ways'}"
     )
     return [Bias(name, settings, distances, values.tolist())]
+
+
+def alibi_by_distance(model: Any, length: int) -> Tensor | None:
+    """Return the bias in logits, (heads, length), relative to the key at the query's own position;
+    None for a model without one.
+
+    Raises: ValueError for Falcon with ALiBi, whose bias transformers (5.23) counts twice in the
+        eager implementation, the only one that shows attention: in the mask and in the scores.
+    """
+    if model.config.model_type == "falcon" and model.config.alibi:
+        raise ValueError(
+            "Falcon with ALiBi: transformers counts its bias twice where it shows attention, so "
+            "what could be drawn here is not what the model does."
+        )
+    heads = model.config.num_attention_heads
+    for module in model.modules():
+        if hasattr(module, "build_alibi_tensor"):
+            row = module.build_alibi_tensor(torch.ones(1, length), heads, torch.float32)
+        elif hasattr(module, "build_mpt_alibi_tensor"):
+            row = module.build_mpt_alibi_tensor(heads, length)
+        else:
+            continue
+        row = row.view(heads, length)
+        return (row - row[:, -1:]).flip(-1)
+    return None
 
 
 def _alibi(values: Tensor) -> Bias:

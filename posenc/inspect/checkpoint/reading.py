@@ -1,4 +1,4 @@
-"""A sentence run through a model: attention, hidden states, logits."""
+"""Run a sentence through a model: attention, hidden states, logits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from posenc.inspect.checkpoint.positions import DISENTANGLED
 
 @dataclass(frozen=True)
 class Reading:
-    """What came out.
+    """The result of a run.
 
-    attention: (layers, heads, length, length) by stack, "" where there is one.
-    hidden: (layers + 1, length, width) of the stack that reads the text, embeddings first. The last
-        is what the last layer hands on, before the norm that the head reads through.
-    logits: (length, vocabulary); of one token, the decoder's first, where there are two stacks.
+    attention: (layers, heads, length, length) by stack, "" if there is one. hidden: (layers + 1,
+    length, width) of the stack that reads the text, embeddings first. The last is the last layer's
+    output before the final norm. logits: (length, vocabulary); with two stacks, of the decoder's
+    first token.
     """
 
     attention: dict[str, Tensor]
@@ -30,17 +30,17 @@ class Reading:
 
     @property
     def causal(self) -> bool:
-        """Whether no token of the text looks at a later one, as measured."""
+        """True if no token of the text attends to a later one, as measured."""
         weights = next(iter(self.attention.values()))
         return not weights.triu(1).any()
 
     def distances(self) -> dict[str, Tensor]:
-        """Mean distance of attention in tokens, (layers, heads), by stack."""
+        """Return the mean distance of attention in tokens, (layers, heads), by stack."""
         return {name: mean_distance(weights) for name, weights in self.attention.items()}
 
 
 def mean_distance(weights: Tensor) -> Tensor:
-    """sum_j weight[i, j] |i - j|, mean over queries i: weights (..., length, length)."""
+    """Return sum_j weight[i, j] |i - j|, averaged over queries i; weights (..., length, length)."""
     at = torch.arange(weights.shape[-1], dtype=weights.dtype)
     return (weights * (at[:, None] - at).abs()).sum(-1).mean(-1)
 
@@ -81,8 +81,8 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
 
 @contextmanager
 def last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
-    """Inside the block, what the last of each list of modules hands on is kept, with the length of
-    the list, in the order of running."""
+    """Keep, inside the block, the output of the last module of each list, with the list's length,
+    in the order of running."""
     kept: list[tuple[int, Tensor]] = []
 
     def keep(count: int, module: nn.Module, inputs: Any, handed: Any) -> None:
@@ -100,7 +100,7 @@ def last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
 
 
 def _before_norm(hidden: Sequence[Tensor], handed_on: Sequence[tuple[int, Tensor]]) -> Tensor:
-    """The last state as its layer hands it on: transformers gives it after the final norm. The
+    """Return the last state before the final norm, which transformers returns only after it. The
     stack that reads the text runs first."""
     count, shape = len(hidden) - 1, hidden[-1].shape
     fitting = (state for layers, state in handed_on if layers == count and state.shape == shape)
@@ -108,15 +108,15 @@ def _before_norm(hidden: Sequence[Tensor], handed_on: Sequence[tuple[int, Tensor
 
 
 def by_group(weights: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
-    """Attention (..., length, length) between groups of tokens: summed over keys, mean over
-    queries, so that rows still sum to 1."""
+    """Group attention (..., length, length) by tokens: sum over keys, mean over queries, so that
+    rows still sum to 1."""
     keys = torch.stack([weights[..., a:b].sum(-1) for a, b in groups], dim=-1)
     return torch.stack([keys[..., a:b, :].mean(-2) for a, b in groups], dim=-2)
 
 
 @contextmanager
 def listening(model: Any) -> Iterator[list[Tensor]]:
-    """Inside the block, what DeBERTa's first layer adds to its scores is kept, (heads, length,
+    """Keep, inside the block, what DeBERTa's first layer adds to its scores, (heads, length,
     length)."""
     heard: list[Tensor] = []
     owner, name = _disentangled(model)

@@ -1,4 +1,4 @@
-"""A sentence as a model reads it: tokens, whole characters to name them by, words to exchange."""
+"""Split a sentence as a model reads it: tokens, whole characters as labels, words to exchange."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from posenc.hf.text import load_tokenizer, text_kind, token_ids
+from posenc.hf.checkpoint.text import load_tokenizer, text_kind, token_ids
 
 Span = tuple[int, int]
-"""Characters from, up to; equal for a token that stands for no text."""
+"""First character and end; equal for a token without text."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Sentence:
         return len(self.ids)
 
     def tokens_of(self, word: str) -> Span:
-        """First and last + 1 of the tokens that hold the first occurrence of `word`.
+        """Return first and last + 1 of the tokens that contain the first occurrence of `word`.
 
         Raises: ValueError where the text has no such word, or a token holds more than the word.
         """
@@ -53,9 +53,9 @@ class Sentence:
 def tokenize_sentence(
     folder: Path, vocab_size: int, text: str, *, as_bytes: bool = False, as_ids: bool = False
 ) -> Sentence:
-    """The sentence in tokens, with the marks around it that the tokenizer adds.
+    """Split the sentence into tokens, with the special tokens that the tokenizer adds.
 
-    Raises: ValueError where there is no tokenizer, see posenc.hf.text, or no text.
+    Raises: ValueError where there is no tokenizer, see posenc.hf.checkpoint.text, or no text.
     """
     if not text.strip():
         raise ValueError("--text is empty: give a sentence.")

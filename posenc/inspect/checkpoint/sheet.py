@@ -1,4 +1,4 @@
-"""Everything measured of one checkpoint, and how it is asked for."""
+"""Measure everything about one checkpoint, as requested."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from posenc.hf.loading import Checkpoint, load_checkpoint
-from posenc.hf.text import text_kind
+from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
+from posenc.hf.checkpoint.text import text_kind
 from posenc.inspect.checkpoint import positions, structure
 from posenc.inspect.checkpoint import reading as readings
 from posenc.inspect.checkpoint.positions import Disentangled, Kind
@@ -28,7 +28,7 @@ DEFAULT_REASON = (
 )
 DEFAULT_IDS = 16
 MOST_TOKENS = 512
-"""Attention of all heads is kept, so a text is a sentence or a paragraph."""
+"""Most tokens. The attention of all heads is kept, so a text is a sentence or a paragraph."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Sheet:
     swap: Swap | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts; attention as its mean distances."""
+        """Return plain numbers, strings, lists and dicts; attention as its mean distances."""
         spent = {name or "all": d.tolist() for name, d in self.reading.distances().items()}
         return {
             "folder": str(self.folder),

@@ -1,4 +1,5 @@
-"""How a model is built: layers, heads, and parameters by part, counted from its weights."""
+"""Describe how a model is built: layers, heads, and parameters by part, counted from its
+weights."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from torch import nn
 
 PARTS = ("embeddings", "positions", "attention", "feed-forward", "norms", "head", "other")
 
-_POSITIONS = (
-    "position", "wpe", "embed_positions", "relative_attention_bias", "rel_embeddings", "pos_proj",
-    "pos_q_proj", "pos_key_proj", "pos_query_proj",
-)  # fmt: skip
-_FEED_FORWARD = (
-    "mlp", "fc1", "fc2", "intermediate", "output.dense", "densereludense", "feed_forward", "ffn",
-)  # fmt: skip
+_POSITIONS = tuple(
+    "position wpe embed_positions relative_attention_bias rel_embeddings pos_proj "
+    "pos_q_proj pos_key_proj pos_query_proj".split()
+)
+_FEED_FORWARD = tuple(
+    "mlp fc1 fc2 intermediate output.dense densereludense feed_forward ffn".split()
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Structure:
 
 
 def measure_structure(model: Any) -> Structure:
-    """The structure of a loaded transformers model. Raises: ValueError where it has no heads."""
+    """Read the structure of a loaded transformers model. Raises: ValueError where it has no
+    heads."""
     config = model.config
     if not getattr(config, "num_attention_heads", None):
         raise ValueError(f"A {config.model_type} model has no attention heads to look at.")
@@ -64,8 +66,8 @@ def measure_structure(model: Any) -> Structure:
 
 
 def _head_dim(config: Any) -> int | None:
-    """Channels of a head; of the first layer's where layers differ (Gemma 4), None where the config
-    does not say it."""
+    """Return the head dimension, the first layer's where layers differ (Gemma 4); None where the
+    config does not say it."""
     layers = getattr(config, "per_layer_config", None)
     return getattr(layers[0] if layers else config, "head_dim", None)
 

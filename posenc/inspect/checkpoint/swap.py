@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from posenc.hf.attachment.own_positions import no_turn
+from posenc.inspect.checkpoint.positions import DISENTANGLED, TABLE_NAMES
 from posenc.inspect.checkpoint.reading import Reading, read_sentence
-from posenc.inspect.checkpoint.removal import without_positions
 from posenc.inspect.checkpoint.sentence import Sentence, Span
 
+ALIBI_ARGUMENTS = {"BloomAttention": "alibi", "MptAttention": "position_bias"}
+"""The argument that passes the bias to a layer's attention."""
 ROUNDING = 1e-5
-"""Relative differences below this are float32 sums taken in another order."""
+"""Smaller relative differences are float32 sums in another order."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +27,11 @@ class Change:
     """What the exchange changes, for one setting of positions. Distances are relative: the length
     of the difference over the length of the state.
 
-    by_group: of the last layer's state of each group of the original sentence, followed to where
-    it went. last_by_layer, outside_by_layer, all_by_layer: the largest of the last token, of the
-    tokens before and after the exchanged stretch, and of all tokens; embeddings first.
-    logits: largest change of a logit at the last token (a masked model: at any token).
-    divergence: from the old distribution there to the new one, in nats.
+    by_group: change of the last layer's state, for each group of the original sentence, followed to
+    its new place. last_by_layer, outside_by_layer, all_by_layer: largest change of the last token,
+    of the tokens before and after the exchanged stretch, and of all tokens; embeddings first.
+    logits: largest change of a logit at the last token (masked models: at any token). divergence:
+    from the old distribution there to the new one, in nats.
     """
 
     by_group: list[float]
@@ -39,10 +44,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Swap:
-    """Two words exchanged. order: which old token stands at each place of the new sequence.
+    """Two words exchanged. order: the old token at each place of the new sequence.
 
-    last_stays: whether the last token comes after both words. removed: what was taken out for
-    `without`; where it is empty nothing is known to remove, and `without` is None.
+    last_stays: True if the last token comes after both words. removed: what was removed for
+    `without`; if nothing could be removed, it is empty and `without` is None.
     """
 
     words: tuple[str, str]
@@ -55,7 +60,7 @@ class Swap:
 
     @property
     def verdicts(self) -> list[str]:
-        """What holds without positions, in words and numbers."""
+        """The findings without positions, in words and numbers."""
         change = self.without
         if change is None:
             return ["Nothing of this model's positions is known to be removable."]
@@ -72,7 +77,7 @@ class Swap:
             if first >= ROUNDING:
                 return [
                     f"Without positions the last token differs after one layer, by {first:.2g}: "
-                    "something beside positions tells order apart, such as attention in a window."
+                    "something other than positions depends on order, such as windowed attention."
                 ]
             said.append(
                 f"Without positions the last token is the same after one layer, to {first:.1g}: "
@@ -82,7 +87,7 @@ class Swap:
                 differs = "differs" if max(later) >= ROUNDING else "is the same"
                 said.append(
                     f"After two layers or more it {differs}, by up to {max(later):.2g}: tokens "
-                    "between the words have seen other sets, and only the mask tells order apart."
+                    "between the words have seen other sets, and only the mask depends on order."
                 )
         else:
             said.append(
@@ -93,7 +98,7 @@ class Swap:
 
 
 def exchanged_order(length: int, a: Span, b: Span) -> list[int]:
-    """Places of the old tokens after two spans have changed places.
+    """Return the order of the old tokens after two spans have changed places.
 
     Raises: ValueError where the spans overlap.
     """
@@ -101,10 +106,8 @@ def exchanged_order(length: int, a: Span, b: Span) -> list[int]:
     if b_start < a_stop:
         raise ValueError("--swap: the two words overlap or are the same.")
     places = range(length)
-    return [
-        *places[:a_start], *places[b_start:b_stop], *places[a_stop:b_start],
-        *places[a_start:a_stop], *places[b_stop:],
-    ]  # fmt: skip
+    first, between, second = places[a_start:a_stop], places[a_stop:b_start], places[b_start:b_stop]
+    return [*places[:a_start], *second, *between, *first, *places[b_stop:]]
 
 
 def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: bool) -> Swap:
@@ -128,9 +131,13 @@ def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: b
 
 
 def _change(
-    before: Reading, after: Reading, order: Sequence[int], stretch: Span, sentence: Sentence,
+    before: Reading,
+    after: Reading,
+    order: Sequence[int],
+    stretch: Span,
+    sentence: Sentence,
     masked: bool,
-) -> Change:  # fmt: skip
+) -> Change:
     old = before.hidden[:, torch.tensor(order)]  # the same words side by side
     gaps = (after.hidden - old).norm(dim=-1) / old.norm(dim=-1).clamp(min=1e-30)
     where = torch.tensor(order).argsort()  # back to the places of the original sentence
@@ -155,3 +162,66 @@ def _change(
 
 def _largest(gaps: Tensor) -> list[float]:
     return gaps.amax(-1).tolist() if gaps.shape[-1] else [0.0] * len(gaps)
+
+
+@contextmanager
+def without_positions(model: nn.Module) -> Iterator[list[str]]:
+    """Remove the model's positions inside the block, so that only its mask depends on order; yields
+    what was removed.
+
+    Rotations become the identity, rows of tables and T5's biases zero, ALiBi's and DeBERTa's terms
+    of the scores zero. Everything is as before after the block.
+    """
+    removed: list[str] = []
+    with ExitStack() as undo:
+        for path, module in model.named_modules():
+            if what := _remove(path, module, undo):
+                removed.append(what)
+        yield removed
+
+
+def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
+    """Silence one module until `undo` runs; says what it was, None for one without positions."""
+    name = path.rpartition(".")[2]
+    if "RotaryEmbedding" in type(module).__name__:
+        hook = module.register_forward_hook(_still)
+        undo.callback(hook.remove)
+        return f"the rotation {path}"
+    if isinstance(module, nn.Embedding) and name in (*TABLE_NAMES, "relative_attention_bias"):
+        kept = module.weight.detach().clone()
+        _fill(module.weight, torch.zeros_like(kept))
+        undo.callback(_fill, module.weight, kept)
+        return f"the table {path}"
+    sines = getattr(module, "embed_positions", None)
+    if isinstance(sines, Tensor):  # GPT-J and CodeGen: sines, then cosines
+        half = sines.shape[-1] // 2
+        module.embed_positions = torch.tensor([0.0, 1.0]).repeat_interleave(half).expand_as(sines)
+        undo.callback(setattr, module, "embed_positions", sines)
+        return f"the rotation of {path}"
+    if argument := ALIBI_ARGUMENTS.get(type(module).__name__):
+        hook = module.register_forward_pre_hook(partial(_no_bias, argument), with_kwargs=True)
+        undo.callback(hook.remove)
+        return f"the bias of {path}"
+    for method in DISENTANGLED:
+        if hasattr(module, method):
+            setattr(module, method, _zeros(getattr(module, method)))
+            undo.callback(delattr, module, method)
+            return f"the bias of {path}"
+    return None
+
+
+def _still(module: nn.Module, inputs: Any, turn: Any) -> Any:
+    return no_turn(turn)
+
+
+def _no_bias(argument: str, module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+    return inputs, {**named, argument: torch.zeros_like(named[argument])}
+
+
+def _zeros(method: Any) -> Any:
+    return lambda *args, **kwargs: torch.zeros_like(method(*args, **kwargs))
+
+
+@torch.no_grad()
+def _fill(weight: Tensor, values: Tensor) -> None:
+    weight.copy_(values)

@@ -1,4 +1,4 @@
-"""A checkpoint in words: the same lines in the terminal and on the page."""
+"""Put a checkpoint into words: the same lines in the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lines = dict[str, str]
 
 
 def structure_lines(sheet: Sheet) -> Lines:
-    """Sizes, and parameters by part."""
+    """Return sizes, and parameters by part."""
     built = sheet.structure
     stacks = f"{built.layers}"
     if built.decoder_layers is not None:
@@ -34,7 +34,7 @@ def structure_lines(sheet: Sheet) -> Lines:
 
 
 def parts(built: Structure) -> Lines:
-    """Parameters of each part that has any, and its share."""
+    """Return the parameters of each part that has any, and their fraction of the total."""
     shown = {}
     for part, count in built.parts.items():
         if count or part == "positions":
@@ -44,7 +44,7 @@ def parts(built: Structure) -> Lines:
 
 
 def positions_lines(kinds: Sequence[Kind]) -> Lines:
-    """Where positions live, with what settings."""
+    """Return where positions enter, with what settings."""
     if not kinds:
         return {"positions": "nothing that posenc knows; an exchange of words shows what they do"}
     lines: Lines = {}
@@ -85,21 +85,19 @@ def _rotation(kind: Rotation) -> Lines:
 
 
 def distances_lines(sheet: Sheet) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: by layer, the nearest and the farthest head."""
+    """Return header and rows: by layer, the nearest and the farthest head."""
     header = ["layer", "mean", "nearest head", "farthest head"]
     found = []
     for stack, values in sheet.reading.distances().items():
         for layer, heads in enumerate(values):
             near, far = int(heads.argmin()), int(heads.argmax())
-            found.append(
-                [f"{stack} {layer}".strip(), f"{heads.mean():.1f}",
-                 f"{heads[near]:.1f} (head {near})", f"{heads[far]:.1f} (head {far})"]
-            )  # fmt: skip
+            nearest, farthest = (f"{heads[head]:.1f} (head {head})" for head in (near, far))
+            found.append([f"{stack} {layer}".strip(), f"{heads.mean():.1f}", nearest, farthest])
     return header, found
 
 
 def exchange_lines(swap: Swap) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: what the exchange changes, with positions and without."""
+    """Return header and rows: what the exchange changes, with and without positions."""
     settings = {"with positions": swap.with_positions, "without": swap.without}
     changes = {name: change for name, change in settings.items() if change is not None}
 

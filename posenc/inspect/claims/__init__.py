@@ -1,1 +1,1 @@
-"""What is often said about position encodings, each with the code that measures it."""
+"""Check what is often said about position encodings, each claim with the code that measures it."""

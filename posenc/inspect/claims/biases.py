@@ -1,4 +1,4 @@
-"""Claims about place 3: T5's buckets, ALiBi's slopes, forgetting."""
+"""Claims about biases on the scores: T5's buckets, ALiBi's slopes, forgetting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _ALIBI = "Press et al. 2022, arXiv:2108.12409, section 3"
 
 
 def _buckets(bidirectional: bool = False, ahead: bool = False) -> Tensor:
-    """The bucket of each distance 0 .. 299 in the past; ahead: of 1 .. 300 in the future."""
+    """Return the bucket of each distance 0 .. 299 in the past, or, with ahead, of 1 .. 300 in the
+    future."""
     distances = -torch.arange(1, 301) if ahead else torch.arange(300)
     return T5Bias(1, bidirectional=bidirectional).bucket(distances)
 
@@ -54,7 +55,7 @@ def _future_offset() -> Measured:
 
 
 def _other_formula(log_base_distance: bool, rounded: bool) -> int:
-    """How many of 300 distances get another bucket from a changed formula."""
+    """Count how many of 300 distances get another bucket from a changed formula."""
     wrong = 0
     for distance, bucket in enumerate(_buckets().tolist()):
         if distance < 16:
@@ -89,7 +90,7 @@ def _t5_scale() -> Measured:
 
 
 def _tables_of_t5() -> list[int]:
-    """The layers of a stock T5 encoder of six layers that hold a table."""
+    """Return the layers of a stock six-layer T5 encoder that hold a table."""
     from transformers import T5Config, T5EncoderModel
 
     with torch.device("meta"):
@@ -137,8 +138,8 @@ def _kazemnejad() -> Measured:
 
 @torch.no_grad()
 def _told_apart(encoding: PositionEncoding) -> int:
-    """How many of the 120 orders of five words an encoder layer tells apart: by each word's state,
-    whatever its place."""
+    """Count how many of the 120 orders of five words an encoder layer distinguishes by each word's
+    state, whatever its place."""
     torch.manual_seed(0)
     layer = Attention(32, 8).double()
     words = torch.randn(5, 32, dtype=torch.float64)

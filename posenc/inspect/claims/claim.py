@@ -1,4 +1,4 @@
-"""One claim: what is said, by whom, and a function that measures it."""
+"""Describe a claim: what is said, by whom, and a function that measures it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Verdict = Literal[
 ]
 PARTLY: Verdict = "partly true"
 IDENTITY: Verdict = "an identity"
-"""It follows from the definitions, and what is measured is that the code keeps to them."""
+"""The claim follows from the definitions; the measurement checks that the code obeys them."""
 SOURCE: Verdict = "contradicted by its source"
-"""The text that it cites says another number."""
+"""The cited text says another number."""
 OPEN: Verdict = "cannot be checked here"
 TUTORIALS = "told in tutorials"
 
 Measured = tuple[str, bool | Verdict]
-"""What was measured, in a sentence, and whether the claim stands."""
+"""A sentence about what was measured, and whether the claim holds."""
 
 
 class Claim(NamedTuple):
@@ -39,7 +39,7 @@ class Group(list[Claim]):
     def add(
         self, claim: str, source: str = TUTORIALS
     ) -> Callable[[Callable[[], Measured]], Callable[[], Measured]]:
-        """Append the claim that the decorated function measures."""
+        """Add the claim that the decorated function measures."""
 
         def decorate(measure: Callable[[], Measured]) -> Callable[[], Measured]:
             self.append(Claim(claim, source, measure))
@@ -49,5 +49,5 @@ class Group(list[Claim]):
 
 
 def amount(x: float) -> str:
-    """A difference with two digits, or "rounding", which differs between machines."""
+    """Return a difference with two digits, or "rounding" where machines would differ."""
     return "nothing but rounding" if abs(x) < 1e-9 else f"{x:.2g}"

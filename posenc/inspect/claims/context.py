@@ -32,8 +32,8 @@ def _frequencies(
 
 
 def _new_angles(frequencies: Tensor, trained: int, length: int) -> int:
-    """Pairs that turn by an angle within `length` tokens that no distance in training had: those
-    that had not finished a turn."""
+    """Count the pairs that reach angles within `length` tokens that no distance in training had:
+    those that had not finished a turn."""
     turn = 2 * math.pi
     seen = (frequencies * (trained - 1)).clamp(max=turn)
     return int(((frequencies * (length - 1)).clamp(max=turn) > seen).sum())
@@ -56,7 +56,7 @@ def _rot() -> Measured:
 
 
 def _keys_share(mask: Mask | None, scores: Tensor) -> float:
-    """How much more attention than the mean key the first one gets, over all queries."""
+    """Return how much more attention the first key gets than the mean key, over all queries."""
     return (weights_of(scores, mask).mean(0)[0] * scores.shape[2]).item()
 
 
@@ -80,7 +80,7 @@ _SINK_MASK = masks.causal
 
 
 def _keeps(frequencies: Tensor, distance: int) -> float:
-    """The mean cosine of pairs with equal content, at its lowest up to a distance."""
+    """Return the lowest mean cosine, up to a distance, of pairs with equal content."""
     steps = torch.arange(distance, dtype=torch.float64)[:, None]
     return (steps * frequencies).cos().mean(-1).min().item()
 
@@ -103,8 +103,8 @@ def _high_and_low() -> Measured:
 
 
 def _first_negative(base: float, length: int) -> int | None:
-    """The first distance at which sum_i cos(m w_i) is negative: there keys that resemble the query
-    score below random ones. None up to the length."""
+    """Return the first distance at which sum_i cos(m w_i) is negative; None up to the length. From
+    there on, keys that resemble the query score below random ones."""
     frequencies = _frequencies(base)
     sums = (torch.arange(length, dtype=torch.float64)[:, None] * frequencies).cos().sum(-1)
     below = (sums < 0).nonzero()
@@ -126,7 +126,7 @@ def _base_bound() -> Measured:
 
 
 def _rotated(rotary_dim: int) -> Tensor:
-    """The wavelengths of partial rotary, in tokens."""
+    """Return the wavelengths of partial rotary, in tokens."""
     return 2 * math.pi / _frequencies(_BASE, rotary_dim=rotary_dim)
 
 
@@ -145,8 +145,8 @@ def _partial() -> Measured:
 
 @torch.no_grad()
 def _order_seen(first: RoPE | None) -> float:
-    """How far the last token's output of a layer without positions moves if the tokens before it
-    change places; `first`: the encoding of a layer below it, if there is one."""
+    """Return how far the last token's output of a layer without positions moves when the tokens
+    before it are permuted. first: the encoding of a layer below, if there is one."""
     torch.manual_seed(0)
     below, above = (Attention(32, 4).double() for _ in range(2))
     x = torch.randn(1, 12, 32, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Claims about place 1: sinusoidal and learned embeddings."""
+"""Claims about the embeddings: sinusoidal and learned."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def _random(*size: int, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def _last_output(layers: int, x: Tensor, mask: Mask | None) -> Tensor:
-    """The last token after residual attention layers without positions."""
+    """Return the last token's state after residual attention layers without positions."""
     torch.manual_seed(0)
     positions = torch.arange(x.shape[1])
     for _ in range(layers):
@@ -60,15 +60,17 @@ def _two_layers() -> Measured:
 
 
 def weights_of(scores: Tensor, mask: Mask | None) -> Tensor:
-    """Attention weights of q (1, 1, len, width) with itself, as the output for unit values."""
-    length = scores.shape[2]
-    positions, unit = torch.arange(length), torch.eye(length, dtype=scores.dtype)[None, None]
-    out = attention(
-        scores, scores, unit, q_positions=positions, kv_positions=positions, mask=mask,
-        impl="reference",
-    )  # fmt: skip
+    """Return the attention weights of q (1, 1, len, width) with itself, for unit values."""
+    unit = torch.eye(scores.shape[2], dtype=scores.dtype)[None, None]
+    return _attend(scores, scores, unit, mask)[0, 0]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
+    """Attend by the reference, without an encoding, at positions 0, 1, 2, ..."""
+    at = torch.arange(q.shape[2])
+    out = attention(q, k, v, q_positions=at, kv_positions=at, mask=mask, impl="reference")
     assert isinstance(out, Tensor)
-    return out[0, 0]
+    return out
 
 
 @CLAIMS.add("A causal mask keeps attention of full rank")
@@ -96,15 +98,10 @@ def _half() -> Measured:
 
 
 def _gradient(rows_see_nothing: bool) -> tuple[Tensor, Tensor]:
-    """The output, and the gradient of the masked keys' values and keys."""
+    """Return the output, and the gradient of the masked keys' values and keys."""
     q, k, v = (_random(1, 1, 6, 8, seed=s).requires_grad_() for s in range(3))
     valid = torch.zeros(1, 6) if rows_see_nothing else torch.tensor([[1, 1, 0, 0, 1, 1]])
-    positions = torch.arange(6)
-    out = attention(
-        q, k, v, q_positions=positions, kv_positions=positions, mask=masks.padding(valid),
-        impl="reference",
-    )  # fmt: skip
-    assert isinstance(out, Tensor)
+    out = _attend(q, k, v, masks.padding(valid))
     grads = torch.autograd.grad(out.square().sum(), (k, v))
     hidden = valid[0] == 0
     return out, torch.cat([g[:, :, hidden].flatten() for g in grads])

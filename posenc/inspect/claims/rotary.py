@@ -200,8 +200,8 @@ def _explodes() -> Measured:
 
 
 def _fitted_scores(length: int, ridge: float = 1e-8) -> tuple[float, float, float]:
-    """The largest score inside and outside of the length, and the norm of the weights, of a fit to
-    random scores inside. `ridge` keeps the fit to float32's digits."""
+    """Fit random scores inside a length; return the largest score inside and outside of it, and the
+    norm of the weights. `ridge` keeps the fit to float32's digits."""
     frequencies = _BASE ** (-2 * torch.arange(_DIM // 2, dtype=torch.float64) / _DIM)
     angles = torch.arange(2 * length, dtype=torch.float64)[:, None] * frequencies
     waves = torch.cat([angles.cos(), angles.sin()], -1)
@@ -213,12 +213,12 @@ def _fitted_scores(length: int, ridge: float = 1e-8) -> tuple[float, float, floa
 
 
 def _two(number: float) -> str:
-    """Two digits: what a badly conditioned fit gives alike everywhere."""
+    """Return two digits, all that a badly conditioned fit reproduces on every machine."""
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
 def _extrapolation_bound(dim: int) -> Tensor:
-    """2 B(s), for distances s up to 4,096."""
+    """Return 2 B(s) for distances s up to 4,096."""
     frequencies = _BASE ** (-2 * torch.arange(dim // 2, dtype=torch.float64) / dim)
     distance = torch.arange(1, 4097, dtype=torch.float64)[:, None]
     turning = torch.polar(torch.ones((), dtype=torch.float64), distance * frequencies)

@@ -1,4 +1,4 @@
-"""Folklore, checked: every claim with its source, what was measured, and the verdict."""
+"""Check folklore: every claim with its source, what was measured, and the verdict."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(tell: Callable[[str], None] = lambda claim: None) -> dict[str, list[Ch
 
 
 def markdown() -> str:
-    """The document docs/claims.md."""
+    """Return the document docs/claims.md."""
     lines = [
         "# Claims about position encodings, checked",
         "",

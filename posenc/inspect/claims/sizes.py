@@ -13,7 +13,7 @@ CLAIMS = Group()
 
 
 def _bert() -> tuple[int, int]:
-    """Parameters of BERT-base, and of its twelve value projections."""
+    """Return the parameters of BERT-base, and of its twelve value projections."""
     with torch.device("meta"):
         parts = [
             nn.Embedding(30522 + 512 + 2, 768),
@@ -54,12 +54,12 @@ def _capacity() -> Measured:
 
 
 def _published(claim: str, source: str, why: str) -> None:
-    """A claim about somebody's training run, and why nothing here can check it."""
+    """Add a claim about someone else's training run, and why it cannot be checked here."""
     CLAIMS.append(Claim(claim, source, lambda: (why, OPEN)))
 
 
 class Retold(NamedTuple):
-    """What a claim says, and what stands in the text that it retells."""
+    """What a claim says, and what the text says that it retells."""
 
     said: str
     printed: str
@@ -70,7 +70,7 @@ RETOLD: dict[str, Retold] = {}
 
 
 def _retold(claim: str, source: str, retold: Retold) -> None:
-    """A claim that its own source can contradict: both are compared as they stand."""
+    """Add a claim that its own source may contradict; both are compared as published."""
     RETOLD[claim] = retold
 
     def compare() -> Measured:

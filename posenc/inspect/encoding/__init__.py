@@ -1,1 +1,1 @@
-"""The spec sheet of an encoding."""
+"""Measure the spec sheet of an encoding."""

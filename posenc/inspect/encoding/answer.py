@@ -1,5 +1,5 @@
-"""What an encoding does with near and far, what it costs and where it breaks, in plain words from
-its spec sheet."""
+"""Answer in plain words, from its spec sheet, what an encoding does with near and far, what it
+costs and where it breaks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from posenc.registry import create
 from posenc.testing.layer import first_layer
 
 LEVEL = math.log(1.25)
-"""Logits that a score may move and still count as level: a quarter more weight."""
+"""A smaller change of a score, in logits, counts as none: a quarter more weight."""
 ALL = math.log(10_000)
-"""Logits beyond which a softmax leaves nothing worth a number."""
+"""Logits beyond which a softmax leaves no weight worth a number."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a reader wants to know of an encoding first. near_and_far: the end of a sentence that
-    begins with its name; untrained: training can change it."""
+    """The first answers about an encoding."""
 
     name: str
     near_and_far: str
@@ -39,13 +38,13 @@ class Answer:
         return f"{before}{self.name} {self.near_and_far}. It costs {self.cost}. {ends}."
 
     def cells(self) -> list[str]:
-        """As a row of a table."""
+        """Return the answer as the row of a table."""
         start = "before training " if self.untrained else ""
         return [self.name, start + self.near_and_far, self.cost, self.limits]
 
 
 def answer(sheet: SpecSheet) -> Answer:
-    """What its spec sheet says of an encoding first."""
+    """Return the first sentences about an encoding, from its spec sheet."""
     return Answer(
         sheet.name,
         near_and_far(sheet.decay, sheet.resolution is None),
@@ -56,8 +55,8 @@ def answer(sheet: SpecSheet) -> Answer:
 
 
 def near_and_far(decay: Decay, by_content: bool) -> str:
-    """What distance does to the weight of a key equal to the query, and of one unlike it: the end
-    of a sentence."""
+    """Return what distance does to the weight of a key equal to the query, and of a different one,
+    as the end of a sentence."""
     seen = [
         (d, same, other)
         for d, same, other in zip(decay.distances, decay.same, decay.mean, strict=True)
@@ -89,7 +88,7 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
     if by_content:
         return f"{direction}: {more}{ends}"
     if fall * other_fall > 0 and abs(other_fall) >= abs(fall) / 2:
-        return f"{direction}, whatever they say: one equal to the query gets {more}{ends}"
+        return f"{direction}, whatever their content: one equal to the query gets {more}{ends}"
     alike = "much the same" if abs(other_fall) <= LEVEL else "less differently"
     return (
         f"{direction} that match the query: they get {more}, while unrelated ones weigh {alike} "
@@ -98,7 +97,7 @@ def near_and_far(decay: Decay, by_content: bool) -> str:
 
 
 def cost(sheet: SpecSheet) -> str:
-    """What it makes a model learn, and wait for where the interval of its time tells."""
+    """Return the parameters that it adds, and its time if the interval excludes 1."""
     low, middle, high = sheet.cost
     learned = "no parameters"
     if sheet.parameters:
@@ -106,11 +105,11 @@ def cost(sheet: SpecSheet) -> str:
     if low > 1 or high < 1:
         times = f"{middle:.2f} times as long ({low:.2f} to {high:.2f})"
         return f"{learned}, and a layer takes {times}"
-    return f"{learned} and no time that could be told"
+    return f"{learned} and no measurable time"
 
 
 def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
-    """Where it stops to work, the hardest limit first, two at most."""
+    """Return where the encoding stops working, the hardest limit first, two at most."""
     trained, found = sheet.shape.train_length, []
     if sheet.contract:
         found.append(
@@ -119,7 +118,7 @@ def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
         )
     if sheet.max_positions is not None:
         axis = " on any axis" if encoding.claims.num_axes > 1 else ""
-        found.append(f"it has no answer beyond position {sheet.max_positions - 1:,}{axis}")
+        found.append(f"it accepts no position beyond {sheet.max_positions - 1:,}{axis}")
     wrong = [words for key, words in _WRONG.items() if not sheet.holds[key]]
     if wrong:
         found.append(f"its results change {' and '.join(wrong)}")
@@ -127,25 +126,25 @@ def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
     if new is not None:
         first, pairs = new
         found.append(
-            f"from position {first:,} on, {pairs} of its {sheet.num_pairs} pairs of channels turn "
-            f"by angles that a training on {trained:,} tokens never showed"
+            f"from position {first:,} on, {pairs} of its {sheet.num_pairs} rotary pairs reach "
+            f"angles that training on {trained:,} tokens never showed"
         )
     elif encoding.claims.num_axes == 2 and sheet.unfinished_pairs and 2 in sheet.places:
         found.append(
             f"on grids of more than {sheet.axis_length:,} cells to a side, "
-            f"{len(sheet.unfinished_pairs)} of its {sheet.num_pairs} pairs of channels turn by "
-            "angles that training never showed"
+            f"{len(sheet.unfinished_pairs)} of its {sheet.num_pairs} rotary pairs reach angles "
+            "that training never showed"
         )
     elif 1 in sheet.places and sheet.max_positions is None:
         found.append(f"positions from {trained:,} on are new to a model trained on {trained:,}")
     told = (sheet.resolution or {}).get("float32")
     reach = min(trained, sheet.max_positions or trained)
     if sheet.direction == "blind":
-        found.append("by itself it tells no order; a causal mask must")
+        found.append("by itself it does not encode order; a causal mask must")
     elif told is not None and 2 * told.every < reach:
         found.append(f"beyond {told.every:,} tokens some neighbouring distances look alike to it")
     if sheet.direction == "symmetric":
-        found.append("by itself it cannot tell before from after; a causal mask must")
+        found.append("by itself it cannot distinguish before from after; a causal mask must")
     if not found:
         return f"nothing that was measured here ends with the {trained:,} tokens of the training"
     return "; ".join(found[:2])
@@ -153,15 +152,15 @@ def limits(sheet: SpecSheet, encoding: PositionEncoding) -> str:
 
 _WRONG = {
     "padding": "with padding",
-    "packing": "with what else stands in the window",
+    "packing": "with other documents in the window",
     "batch": "with the other rows of a batch",
     "cache": "between one pass and token by token",
 }
 
 
 def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> tuple[int, int] | None:
-    """The first position at which some pair of channels turns further than it ever did in training,
-    and how many pairs do so before twice that position; None where no pair ever does.
+    """Return the first position at which some pair turns further than ever in training, and how
+    many pairs do so before twice that position. None if no pair does.
 
     A scaled rotation is taken to be trained before its scaling. What maps positions into the
     trained range, has several axes, or frequencies that follow the length, meets none here.
@@ -191,7 +190,7 @@ def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> tuple[int, int] 
 
 
 def _times(logits: float) -> str:
-    """A difference of logits as a ratio of weights."""
+    """Return a difference of logits as a ratio of weights."""
     if logits > ALL:
         return "over 10,000 times"
     ratio = math.exp(logits)

@@ -1,4 +1,5 @@
-"""What an encoding does and costs when it runs: places, norms, compiling, exporting, time."""
+"""Measure what an encoding does and costs at run time: places, norms, compiling, exporting,
+time."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ COST_LENGTH = 512
 
 
 def places(encoding: PositionEncoding, shape: ModelShape) -> list[int]:
-    """The places at which the encoding changes something, near or far from the start."""
+    """Return the places at which the encoding changes something, near or far from the start."""
     offsets = [0] if encoding.claims.max_positions is not None else [0, 4 * shape.train_length]
     return sorted({place for offset in offsets for place in _acting(encoding, shape, offset)})
 
@@ -57,8 +58,8 @@ def _acting(encoding: PositionEncoding, shape: ModelShape, offset: int) -> set[i
 
 
 def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float] | None:
-    """The smallest and largest norm of a query or key after place 2, relative to before; None
-    if place 2 does nothing."""
+    """Return the smallest and largest norm of a query or key after place 2, relative to before;
+    None if place 2 does nothing."""
     encoding = copy.deepcopy(encoding).double().for_layer(0)
     length = room(encoding, 64)
     q = heads(hidden(length, shape), shape)
@@ -114,13 +115,13 @@ def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
 
 
 PAIRS = 21
-"""Interleaved pairs of timings; of their ratios, sorted, the 6th to the 16th hold the median in 97
-of 100 measurements."""
+"""Interleaved runs. The 6th to the 16th of their sorted ratios contain the median in 97 of 100
+measurements."""
 
 
 def cost(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, float, float]:
-    """The time of one layer's forward, divided by that of the layer without an encoding: the median
-    of interleaved pairs, between the ends of an interval that holds it."""
+    """Time one layer's forward, divided by that of the layer without an encoding. Returns the
+    median of interleaved runs with its confidence interval."""
     length = room(encoding, COST_LENGTH)
     x = hidden(length, shape).float()
     layers = [

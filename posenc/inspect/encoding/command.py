@@ -51,7 +51,7 @@ def run(
 def measure_all(
     names: Sequence[str], shape: ModelShape, tell: Callable[[str], None] = lambda step: None
 ) -> list[SpecSheet]:
-    """A spec sheet for each encoding that the names say, each measured once.
+    """Measure each named encoding once and return the spec sheets.
 
     Raises: ValueError for a name that is wrong, before anything is measured.
     """
@@ -67,11 +67,11 @@ def measure_all(
 
 
 def _check(name: str, shape: ModelShape) -> None:
-    """Raises: ValueError for what cannot be built; nothing is allocated."""
+    """Raise ValueError if the encoding cannot be built; nothing is allocated."""
     try:
         with torch.device("meta"):
             create(name, shape)
-    except (RuntimeError, NotImplementedError):  # somebody's constructor that reads a tensor
+    except (RuntimeError, NotImplementedError):  # a user's constructor that reads a tensor
         pass
 
 

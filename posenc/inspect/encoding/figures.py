@@ -1,4 +1,4 @@
-"""Figures of one encoding or several, from data; each function returns a matplotlib Figure.
+"""Draw the figures of one encoding or several from data; each function returns a matplotlib Figure.
 
 Functions here take numbers and know no encoding.
 """
@@ -30,8 +30,8 @@ _PLAIN = FuncFormatter(lambda value, _: f"{value:,.0f}".replace("-", "−"))
 
 
 def heat_map(values: Array, x_label: str, y_label: str, unit: str, step: int = 1) -> Figure:
-    """A matrix as a picture, rows downwards: positions by dimensions, queries by keys, every
-    `step`-th. If values have both signs, the middle colour is zero."""
+    """Draw a matrix, rows downwards: positions by dimensions, queries by keys, every `step`-th. If
+    values have both signs, the middle colour is zero."""
     height, width = values.shape
     with figure(x_label, y_label, grid=False) as (drawn, axes):
         largest = float(np.abs(values[np.isfinite(values)]).max(initial=1e-12))
@@ -52,7 +52,7 @@ def heat_map(values: Array, x_label: str, y_label: str, unit: str, step: int = 1
 def single_lines(
     values: Array, picked: Sequence[int], x_label: str, y_label: str, what: str
 ) -> Figure:
-    """values (points, lines): the columns in `picked`, one curve each, named "`what` 3"."""
+    """Draw the columns `picked` of values (points, lines), one curve each, named "`what` 3"."""
     with figure(x_label, y_label) as (drawn, axes):
         styles = line_styles([f"{what} {i}" for i in picked])
         for index, (label, look) in zip(picked, styles.items(), strict=True):
@@ -62,7 +62,7 @@ def single_lines(
 
 
 def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> Figure:
-    """Tokens per turn of each frequency pair, before and after scaling; None does not turn."""
+    """Draw the wavelength of each pair, before and after scaling; None does not rotate."""
     with figure("frequency pair", "wavelength, tokens") as (drawn, axes):
         for name, style in line_styles(list(series)).items():
             waves = [math.nan if w is None else w for w in series[name]]
@@ -86,7 +86,7 @@ def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int)
 
 
 def bias_by_distance(values: Array, distances: Sequence[int]) -> Figure:
-    """values (heads, distances) in logits, one curve per head; negative distances are in the
+    """Draw values (heads, distances) in logits, one curve per head; negative distances are in the
     future."""
     ahead = "; ahead is negative" if min(distances) < 0 else ""
     with figure(f"distance to the key, tokens{ahead}", "bias, logits") as (drawn, axes):
@@ -98,7 +98,7 @@ def bias_by_distance(values: Array, distances: Sequence[int]) -> Figure:
 
 
 def slopes(values: Sequence[float]) -> Figure:
-    """The slope of each head of ALiBi, on a logarithmic axis."""
+    """Draw the slope of each head of ALiBi, on a logarithmic axis."""
     with figure("head", "slope, logits per token") as (drawn, axes):
         axes.vlines(range(len(values)), min(values) / 2, values, color=LIGHT[0], linewidth=1.6)
         axes.plot(values, "o", color=LIGHT[0], label="_slope")
@@ -109,20 +109,18 @@ def slopes(values: Sequence[float]) -> Figure:
 
 
 def buckets(past: Sequence[int], future: Sequence[int] | None) -> Figure:
-    """T5's bucket of each distance 0, 1, 2, ... in the past, and in the future."""
+    """Draw T5's bucket of each distance 0, 1, 2, ... in the past, and in the future."""
     with figure("distance, tokens; the past is positive", "bucket") as (drawn, axes):
         axes.step(range(len(past)), past, where="mid", color=LIGHT[0], label="past")
         if future is not None:
-            axes.step(
-                [-d for d in range(len(future))], future, where="mid", color=LIGHT[1],
-                linestyle="--", label="future",
-            )  # fmt: skip
+            ahead = [-d for d in range(len(future))]
+            axes.step(ahead, future, "--", where="mid", color=LIGHT[1], label="future")
             legend_above(drawn)
     return drawn
 
 
 def rotation_steps(degrees: float, steps: int) -> Figure:
-    """One pair of channels of a unit vector, turned by `degrees` per position."""
+    """Draw one pair of channels of a unit vector, rotated by `degrees` per position."""
     with figure("first channel of the pair", "second channel") as (drawn, axes):
         drawn.set_size_inches(4.4, 4.4)
         circle = np.linspace(0, 2 * math.pi, 200)
@@ -143,18 +141,17 @@ def rotation_steps(degrees: float, steps: int) -> Figure:
 
 
 def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Figure:
-    """The mean score at each distance; bands hold nine of ten random pairs (`same` False), or the
-    score of a vector with itself (`same` True)."""
+    """Draw the mean score at each distance. Bands contain nine of ten random pairs (`same` False);
+    or draw the score of a vector with itself (`same` True)."""
     with figure("distance to the key, tokens", "score, logits") as (drawn, axes):
         for name, style in line_styles(list(decays)).items():
             decay = decays[name]
             mean = _gaps(decay.same if same else decay.mean)
             axes.plot(decay.distances, mean, label=name, **style.curve(len(mean)))
             if not same:
-                axes.fill_between(
-                    decay.distances, _gaps(decay.low), _gaps(decay.high), color=style.color,
-                    alpha=0.18, linewidth=0, label=f"_{name}",
-                )  # fmt: skip
+                low, high = _gaps(decay.low), _gaps(decay.high)
+                pale = {"color": style.color, "alpha": 0.18, "linewidth": 0}
+                axes.fill_between(decay.distances, low, high, label=f"_{name}", **pale)
         axes.set_xscale("symlog", base=2, linthresh=1)
         lowest = np.nanmin([np.nanmin(_gaps(d.mean)) for d in decays.values()])
         if lowest < -50:
@@ -168,8 +165,8 @@ def score_by_distance(decays: Mapping[str, Decay], *, same: bool) -> Figure:
 def precision_map(
     apart: Mapping[str, Sequence[float]], starts: Sequence[int], reach: Mapping[str, int]
 ) -> Figure:
-    """Where adjacent positions collide: one row for each way to compute angles, one column for each
-    power of two; the darker, the fewer neighbours differ. A mark in a row is its `reach`."""
+    """Draw where adjacent positions collide: one row per way to compute angles, one column per
+    power of two. The darker, the fewer neighbours differ. A mark in a row is its `reach`."""
     names = list(apart)
     with figure("position", "", grid=False) as (drawn, axes):
         drawn.set_figheight(1.4 + 0.42 * len(names))
@@ -197,7 +194,7 @@ def precision_map(
 
 
 def attention_distance(values: Array) -> Figure:
-    """values (layers, heads): the mean distance of attention in tokens, one dot per head."""
+    """Draw the mean distance of attention in tokens, one dot per head; values (layers, heads)."""
     with figure("layer", "mean distance of attention, tokens") as (drawn, axes):
         layers = range(len(values))
         _plot_heads(axes, layers, values.T, "o")
@@ -208,7 +205,7 @@ def attention_distance(values: Array) -> Figure:
 
 
 def _plot_heads(axes: Axes, x: Sequence[int], values: Array, *marker: str) -> None:
-    """values (heads, x). The legend names as many heads as fit; colours follow their order."""
+    """Plot values (heads, x). The legend names as many heads as fit; colours follow their order."""
     heads = len(values)
     named = range(heads) if heads <= 4 else (0, heads // 2, heads - 1)
     for head, colour in enumerate(ordered_colours(heads)):
@@ -217,7 +214,7 @@ def _plot_heads(axes: Axes, x: Sequence[int], values: Array, *marker: str) -> No
 
 
 def frame(axes) -> None:
-    """All four sides, as a picture has them."""
+    """Show all four sides of the axes, as a picture has them."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(True)
 
@@ -227,7 +224,7 @@ def _gaps(values: Sequence[float | None]) -> list[float]:
 
 
 def _short(number: int) -> str:
-    """65536 -> 64 Ki"""
+    """Return 65536 as 64 Ki."""
     for power, unit in ((30, " Gi"), (20, " Mi"), (10, " Ki")):
         if number >= 2**power:
             return f"{number / 2**power:g}{unit}"

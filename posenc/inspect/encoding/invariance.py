@@ -1,5 +1,5 @@
-"""How far a result moves under changes that should not matter: padding, packing, batch, cache,
-shift.
+"""Measure how far a result moves under changes that should not matter: padding, packing, batch,
+cache, shift.
 
 Each function returns the largest difference of an output in float64, relative to the outputs'
 size: below 1e-9 it is rounding.
@@ -26,7 +26,7 @@ FAR = 20_011
 
 
 def measure(encoding: PositionEncoding, shape: ModelShape) -> dict[str, float]:
-    """Every difference, by name."""
+    """Measure every difference, by name."""
     encoding = moved(copy.deepcopy(encoding)).double()
     layer = Layer(encoding, shape).double().eval()
     checks: dict[str, Callable[[Layer, ModelShape], float]] = {
@@ -41,7 +41,7 @@ def measure(encoding: PositionEncoding, shape: ModelShape) -> dict[str, float]:
 
 
 def shift(layer: Layer, shape: ModelShape) -> float:
-    """All positions moved by one number."""
+    """Return how far results move when all positions are shifted by one number."""
     encoding = layer.encoding
     limit = encoding.claims.max_positions
     length = 41 if limit is None else max(1, min(41, limit // 2))
@@ -57,7 +57,7 @@ def shift(layer: Layer, shape: ModelShape) -> float:
 
 
 def padding(layer: Layer, shape: ModelShape) -> float:
-    """Sequences on their own, and beside longer ones with padding on either side."""
+    """Return how far results move when sequences are padded on either side next to longer ones."""
     encoding = layer.encoding
     lengths = [room(encoding, 13), 5, 1]
     worst = 0.0
@@ -72,7 +72,7 @@ def padding(layer: Layer, shape: ModelShape) -> float:
 
 
 def packing(layer: Layer, shape: ModelShape) -> float:
-    """Documents on their own, and packed into one sequence."""
+    """Return how far results move when documents are packed into one sequence."""
     encoding = layer.encoding
     lengths = [6, 1, room(encoding, 10)]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
@@ -86,7 +86,7 @@ def packing(layer: Layer, shape: ModelShape) -> float:
 
 
 def batch(layer: Layer, shape: ModelShape) -> float:
-    """A row on its own, and beside rows with other content at far positions."""
+    """Return how far a row's results move next to rows with other content at far positions."""
     encoding = layer.encoding
     length = room(encoding, 17)
     near = tokens(encoding, length)
@@ -97,7 +97,8 @@ def batch(layer: Layer, shape: ModelShape) -> float:
 
 
 def cache(layer: Layer, shape: ModelShape) -> float:
-    """Token by token with a cache, each step knowing the length so far, and all at once.
+    """Return how far results move when tokens come one by one with a cache, each step knowing the
+    length so far.
 
     The length passes the training length on the way, for methods whose frequencies follow it.
     """

@@ -1,4 +1,4 @@
-"""inspect.html: the spec sheets, and pictures of what the encodings do."""
+"""Build inspect.html: the spec sheets, and figures of what the encodings do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.distance_bias import DistanceBias
-from posenc.inspect.encoding import figures, precision, seen
+from posenc.inspect.encoding import captions, figures, precision
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.sheet import SpecSheet
 from posenc.inspect.encoding.words import tables
@@ -23,13 +23,13 @@ from posenc.testing.layer import first_layer, line
 SHOWN = 128
 """Positions drawn in a heat map."""
 MOST_ALONE = 3
-"""Encodings that each get sections of their own; more stand side by side, so that a page stays
+"""Encodings with sections of their own; more share tables and figures, so that a page stays
 below a megabyte."""
 
 
 def make_page(sheets: Sequence[SpecSheet], compare: bool, command: str) -> Page:
-    """The answers first; with `compare` one row for each encoding and shared curves, else a section
-    for each."""
+    """Build the page, answers first. With `compare`, each encoding is a row and curves are shared;
+    otherwise each has a section."""
     names = ", ".join(sheet.name for sheet in sheets)
     shape = sheets[0].shape
     few = len(sheets) <= MOST_ALONE
@@ -89,14 +89,14 @@ def _shared(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
         "Score in logits that a query gives a key equal to it, by distance, before any training; "
         "one more logit is 2.7 times the weight. Mean over random vectors and heads.",
         f"Mean score of equal vectors by distance: {said}.",
-        seen.in_scores(decays, same=True),
+        captions.in_scores(decays, same=True),
         f"{named}score-of-equals",
     )
     yield Plot(
         figures.score_by_distance(decays, same=False),
         "Score of a key unrelated to the query: the line is the mean, nine of ten lie in the band.",
         "Mean and band of the scores of independent random vectors by distance.",
-        seen.in_scores(decays, same=False),
+        captions.in_scores(decays, same=False),
         f"{named}score-of-strangers",
     )
     waves = {sheet.name: sheet.wavelengths for sheet in sheets if sheet.wavelengths}
@@ -112,7 +112,7 @@ def _shared(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
             "Tokens per turn of each pair of channels. One above the dotted line turns less than "
             f"once in {trained:,} positions; unless stretched, it meets new angles beyond them.",
             "Wavelength of each frequency pair on a logarithmic axis, with the training length.",
-            seen.in_wavelengths(waves, trained),
+            captions.in_wavelengths(waves, trained),
             f"{named}wavelengths",
         )
 
@@ -138,7 +138,7 @@ def _own(sheet: SpecSheet) -> Iterator[Plot]:
                 f"{name}: right to {p:,}, neighbours differ up to {_last_apart(found, name)}"
                 for name, p in reach.items()
             ),
-            seen.in_precision(reach, max(reach.values())),
+            captions.in_precision(reach, max(reach.values())),
             f"{sheet.name}-precision",
         )
     if 1 in sheet.places:
@@ -165,7 +165,7 @@ def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
         figures.heat_map(table, "dimension", "position, tokens", "value added"),
         "What is added to the embeddings.",
         f"Heat map of {table.shape[0]} positions by {table.shape[1]} dimensions.",
-        seen.in_added(table),
+        captions.in_added(table),
         f"{sheet.name}-added",
     )
     width = table.shape[1]
@@ -174,7 +174,7 @@ def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
         figures.single_lines(table, picked, "position, tokens", "value added", "dimension"),
         "Single dimensions over positions.",
         "One curve for each of four dimensions.",
-        seen.in_lines(table, picked, "dimension"),
+        captions.in_lines(table, picked, "dimension"),
         f"{sheet.name}-dimensions",
     )
     rows_picked = sorted({0, 1, count // 2})
@@ -182,7 +182,7 @@ def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
         figures.single_lines(table.T[:48], rows_picked, "dimension", "value added", "position"),
         "Single positions over the first dimensions.",
         "One curve for each of three positions.",
-        seen.in_lines(table.T[:48], rows_picked, "position"),
+        captions.in_lines(table.T[:48], rows_picked, "position"),
         f"{sheet.name}-positions",
     )
     unit = torch.nn.functional.normalize(torch.from_numpy(table), dim=-1)
@@ -191,7 +191,7 @@ def _embedding(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
         figures.heat_map(cosines, "position, tokens", "position, tokens", "cosine"),
         "Similarity of positions: the cosine of what is added at each, 1 where they are the same.",
         "Cosine similarity between all pairs of positions.",
-        seen.in_similarity(cosines),
+        captions.in_similarity(cosines),
         f"{sheet.name}-similarity",
     )
 
@@ -206,7 +206,7 @@ def _rotation(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
         figures.heat_map(cos.numpy(), "frequency pair", "position, tokens", "cosine of the angle"),
         "How far each pair of channels has turned.",
         "Heat map of the cosine of the angle by position and frequency pair.",
-        seen.in_turns([float(f) for f in angles.inv_freq], SHOWN),
+        captions.in_turns([float(f) for f in angles.inv_freq], SHOWN),
         f"{sheet.name}-turns",
     )
     per_step = float(angles.inv_freq[0]) * 180 / torch.pi
@@ -214,7 +214,7 @@ def _rotation(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
         figures.rotation_steps(per_step, 6),
         "The fastest pair of channels: where it points at tokens 0 to 5.",
         "Six arrows from the centre of a circle, each turned on from the last.",
-        seen.in_steps(per_step),
+        captions.in_steps(per_step),
         f"{sheet.name}-steps",
     )
 
@@ -227,7 +227,7 @@ def _bias(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
         figures.bias_by_distance(values, distances),
         f"The bias of each head by distance: what is added to the score.{untrained}",
         "One curve per head over the distance to the key.",
-        seen.in_bias(values, distances),
+        captions.in_bias(values, distances),
         f"{sheet.name}-bias",
     )
     positions = torch.arange(64)
@@ -236,7 +236,7 @@ def _bias(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
         figures.heat_map(matrix, "key position", "query position", "bias, logits"),
         f"The bias matrix of head 0, before the mask.{untrained}",
         "Heat map of the bias by query and key position.",
-        seen.in_matrix(matrix),
+        captions.in_matrix(matrix),
         f"{sheet.name}-matrix",
     )
     if isinstance(encoding, ALiBi):
@@ -244,7 +244,7 @@ def _bias(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
             figures.slopes(encoding.slopes),
             "The slope of each head.",
             ", ".join(f"{s:.3g}" for s in encoding.slopes),
-            seen.in_slopes(encoding.slopes),
+            captions.in_slopes(encoding.slopes),
             f"{sheet.name}-slopes",
         )
     if isinstance(encoding, T5Bias):
@@ -255,6 +255,6 @@ def _bias(encoding: DistanceBias, sheet: SpecSheet) -> Iterator[Plot]:
             figures.buckets(past, future),
             "The bucket of each distance: distances in one bucket share one learned number.",
             "A staircase that flattens with distance.",
-            seen.in_buckets(past),
+            captions.in_buckets(past),
             f"{sheet.name}-buckets",
         )

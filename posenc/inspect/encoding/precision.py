@@ -1,4 +1,4 @@
-"""How exact the angles of an encoding are, by position, against 50-digit arithmetic."""
+"""Measure how exact an encoding's angles are, by position, against 50-digit arithmetic."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Precision:
     """The largest tested position up to which all angles are within `BOUND` of exact.
 
-    plain: position times inverse frequency, both in that dtype, as many codebases do.
-    as_used: what this encoding gives, for positions below its own limit.
-    starts: powers of two.
-    apart: for each way to compute angles, the share of neighbouring positions just after each start
-        that differ in at least one angle; the others collide.
+    plain: position times inverse frequency, both in that dtype, as many codebases do. as_used: what
+    this encoding computes, for positions below its own limit. starts: powers of two. apart: for
+    each way to compute angles, the fraction of neighbouring positions just after each start that
+    differ in at least one angle; the others collide.
     """
 
     plain: dict[str, int]
@@ -40,7 +39,7 @@ class Precision:
 
 
 def angles_of(encoding: PositionEncoding) -> Angles | None:
-    """The angles that an encoding turns by, if it has one set of them."""
+    """Return the angles by which an encoding rotates, if it has a single set of them."""
     for module in first_layer(encoding).modules():
         found = getattr(module, "angles", None)
         if isinstance(found, Angles):
@@ -49,7 +48,7 @@ def angles_of(encoding: PositionEncoding) -> Angles | None:
 
 
 def measure(encoding: PositionEncoding) -> Precision | None:
-    """How exact the encoding's angles are; None for an encoding without angles."""
+    """Measure how exact the encoding's angles are; None for an encoding without angles."""
     angles = angles_of(encoding)
     if angles is None:
         return None
@@ -71,24 +70,25 @@ def measure(encoding: PositionEncoding) -> Precision | None:
 
 
 def _cos_sin(angles: Angles, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin as the encoding computes them; all components of a position are equal."""
+    """Return cos and sin as the encoding computes them; all components of a position are equal."""
     own = positions[:, None].expand(-1, 1 + max(angles.axes or (0,)))
     return angles.cos_sin(own if angles.axes else positions)
 
 
 def _apart(rows: Tensor) -> float:
-    """The share of neighbouring rows that differ anywhere."""
+    """Return the fraction of neighbouring rows that differ anywhere."""
     return (rows[1:] != rows[:-1]).any(-1).double().mean().item()
 
 
 def test_positions(limit: int) -> Tensor:
-    """Positions up to `limit`, but no powers of two, which every float format holds exactly."""
+    """Return positions up to `limit` except powers of two, which every float format represents
+    exactly."""
     steps = {min(limit, int(2 ** (i / 4)) | 1) for i in range(4 * limit.bit_length())}
     return torch.tensor(sorted(steps), dtype=torch.int64)
 
 
 def exact_angles(inv_freq: Sequence[Decimal | float], positions: Tensor) -> Tensor:
-    """position * inv_freq modulo a turn, (positions, pairs), from 50-digit decimals."""
+    """Return position * inv_freq modulo a turn, (positions, pairs), from 50-digit decimals."""
     with localcontext(PRECISION):
         rows = [
             [float(Decimal(p) * Decimal(f) % TWO_PI) for f in inv_freq] for p in positions.tolist()
@@ -97,19 +97,20 @@ def exact_angles(inv_freq: Sequence[Decimal | float], positions: Tensor) -> Tens
 
 
 def _plain(inv_freq: Sequence[Decimal | float], positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """position * inv_freq with both, and the product, in `dtype`."""
+    """Return position * inv_freq with both, and the product, in `dtype`."""
     frequencies = torch.tensor([float(f) for f in inv_freq], dtype=torch.float64).to(dtype)
     return positions.to(dtype)[:, None] * frequencies
 
 
 def circular(a: Tensor, b: Tensor) -> Tensor:
-    """The distance of two angles on the circle, in radians."""
+    """Return the distance of two angles on the circle, in radians."""
     turn = float(TWO_PI)
     gap = torch.remainder(a - b, turn)
     return torch.minimum(gap, turn - gap)
 
 
 def _reach(positions: Tensor, error: Tensor) -> int:
-    """The last position before the first with too large an error; 0 if none is exact enough."""
+    """Return the last position before the first with too large an error; 0 if none is exact
+    enough."""
     exact = int((error.amax(-1) < BOUND).cumprod(0).sum())
     return int(positions[exact - 1]) if exact else 0

@@ -1,4 +1,4 @@
-"""Scores as a function of distance: decay, resolution, symmetry."""
+"""Measure scores as a function of distance: decay, resolution, symmetry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posenc.terms.tokens import Tokens
 from posenc.testing.layer import heads, hidden, line, pair_scores
 
 FARTHEST = 2**16
-"""The largest distance that resolution is tested at, in tokens."""
+"""The largest distance at which resolution is tested, in tokens."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -23,10 +23,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Decay:
     """Scores in logits between the last position of the training length and keys before it.
 
-    mean, low, high: over queries and keys that have nothing to do with each other, and all heads;
-    low and high leave out 5 % each. Every pair counts with both signs of query and key, so that a
-    product of the two leaves nothing in the mean. mean_error: its standard error.
-    same: the mean if query and key are the same vector. None where no key is visible.
+    mean, low, high: over unrelated queries and keys, and all heads; low and high leave out 5 %
+    each. Every pair counts with both signs of query and key, so that their product cancels in the
+    mean. mean_error: its standard error. same: the mean if query and key are the same vector. None
+    where no key is visible.
     """
 
     distances: list[int]
@@ -38,7 +38,7 @@ class Decay:
 
 
 def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Decay:
-    """Scores by distance within the training length, in float64."""
+    """Return scores by distance within the training length, in float64."""
     exact = copy.deepcopy(encoding).double()
     limit, trained = encoding.claims.max_positions, shape.train_length
     last = (trained if limit is None else min(limit, trained)) - 1
@@ -67,7 +67,8 @@ def decay(encoding: PositionEncoding, shape: ModelShape, pairs: int = 64) -> Dec
 
 
 def _standard_error(scores: Tensor, count: int) -> Tensor:
-    """Of the mean over `count` independent pairs: scores (signs x count, num_heads, distances)."""
+    """Return the standard error of the mean over `count` independent pairs; scores (signs x count,
+    num_heads, distances)."""
     by_pair = scores.unflatten(0, (-1, count)).mean((0, 2))
     return by_pair.std(0) / count**0.5
 
@@ -75,9 +76,9 @@ def _standard_error(scores: Tensor, count: int) -> Tensor:
 def _last_row(
     encoding: PositionEncoding, shape: ModelShape, x: Tensor, query: Tensor | None = None
 ) -> Tensor:
-    """Scores of the last token with all tokens of x (batch, len, embed_dim), for methods that
-    read the tokens between: (batch, num_heads, len). `query`: what asks in its place, (batch, 1,
-    embed_dim); None: the last token itself."""
+    """Return the last token's scores with all tokens of x (batch, len, embed_dim), (batch,
+    num_heads, len), for methods that read the tokens between. query: the asking token instead of
+    the last one, (batch, 1, embed_dim)."""
     positions = line(encoding, torch.arange(x.shape[1]))
     embedded = encoding.embed(x, positions)
     q = heads(embedded, shape)
@@ -90,23 +91,32 @@ def _last_row(
     new_q, new_k = encoding.transform(asks, keys)
     term = encoding.term(asks, keys)
     problem = Problem(
-        new_q, new_k, q, asks, keys, term, encoding, None, encoding.scale(q.shape[-1]), 0.0,
+        new_q,
+        new_k,
+        q,
+        asks,
+        keys,
+        term,
+        encoding,
+        None,
+        encoding.scale(q.shape[-1]),
+        0.0,
         False,
-    )  # fmt: skip
+    )
     return problem.ready(1).scores(0, 1)[:, :, 0]
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """Distances in tokens. every: up to here, each tested distance is told from the next one. any:
-    the farthest tested distance that is. 0: not even 1 is told from 2."""
+    """Distances in tokens. every: up to here, each tested distance is distinguished from the
+    next. any: the farthest tested distance that is. 0: not even 1 is distinguished from 2."""
 
     every: int
     any: int
 
 
 def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resolution] | None:
-    """By dtype, at which distances a query tells a key from its neighbour.
+    """Return, by dtype, the distances at which a query distinguishes a key from its neighbour.
 
     Told apart: the score of one query and one key changes from distance D to D + 1, and the change
     measured in the dtype is within half of the change in float64, for half of the random pairs, in
@@ -169,7 +179,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _finite_cuts(values: Tensor, cuts: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantiles by column; None for a column in which something is invisible."""
+    """Return quantiles by column; None for a column with an invisible key."""
     visible = values.isfinite().all(0)
     out = torch.full((2, values.shape[1]), torch.nan, dtype=values.dtype)
     if visible.any():

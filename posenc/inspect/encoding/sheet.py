@@ -1,4 +1,4 @@
-"""The spec sheet of an encoding: every line is measured, none is taken from its claims."""
+"""Measure the spec sheet of an encoding; no line is taken from its claims."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ class SpecSheet:
     cost: tuple[float, float, float]
     contract: dict[str, str] | None = None
     holds: dict[str, bool] = field(init=False)
-    """Which of the differences are rounding only."""
+    """By difference, True if it is only rounding."""
 
     def __post_init__(self) -> None:
         holds = {name: gap < invariance.ROUNDING for name, gap in self.differences.items()}
         object.__setattr__(self, "holds", holds)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts."""
+        """Return plain numbers, strings, lists and dicts."""
         return dataclasses.asdict(self)
 
 
@@ -140,8 +140,8 @@ def measure_encoding(
 
 
 def _axis_length(encoding: PositionEncoding, shape: ModelShape) -> int:
-    """Of two axes the side of a square grid; of three, where text counts along all at once, the
-    training length."""
+    """Return the length of each axis: for two axes the side of a square grid; for three, where text
+    counts along all at once, the training length."""
     if encoding.claims.num_axes != 2:
         return shape.train_length
     return math.isqrt(shape.train_length - 1) + 1

@@ -1,4 +1,4 @@
-"""A spec sheet in words: one line per property, the same in the terminal and on the page."""
+"""Put a spec sheet into words: one line per property, the same in the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ GROUPS: dict[str, dict[str, str]] = {
         "random, 95 %": "what 5 of 100 unrelated keys exceed",
         "past and future": "directed: before and after differ; symmetric: only the distance "
         "counts; blind: neither",
-        "neighbours": "what a query tells a key from the next one by",
-        "neighbours, float32": "distances at which a query tells a key from the next one",
-        "neighbours, bfloat16": "the same with numbers of 8 significant bits",
+        "neighbours": "score difference by which a query distinguishes neighbouring keys",
+        "neighbours, float32": "distances at which a query distinguishes a key from the next one",
+        "neighbours, bfloat16": "the same in bfloat16 (8 significant bits)",
     },
-    "What leaves a result as it is": {
+    "What leaves a result unchanged": {
         "shift invariant": "moving the whole text along: only distances count",
         "padding invisible": "empty places before the text",
         "packing invisible": "another document in the same window",
@@ -32,7 +32,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Angles": {
         "scaling": "how its frequencies are stretched",
-        "unfinished pairs": "pairs of channels that turn less than once in the training length, "
+        "unfinished pairs": "rotary pairs that turn less than once in the training length, "
         "or along their axis",
         "angles, as used": f"last position with every angle within {BOUND:g} rad of exact",
         "angles, plain float32": "the same for position times frequency, both in float32",
@@ -40,16 +40,16 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Cost and limits": {
         "places": "1 the embeddings, 2 queries and keys, 3 the scores, 4 the values",
-        "parameters": "numbers that training learns",
-        "longest position": "the last place in a text that it has an answer for",
-        "contract": "what posenc's own encodings are tested for; --contract tells more",
-        "compiles": "torch.compile takes a layer in one piece",
+        "parameters": "trainable parameters",
+        "longest position": "the largest position that it accepts",
+        "contract": "what posenc's own encodings are tested for; --contract lists all",
+        "compiles": "torch.compile compiles a layer as one graph",
         "exports": "torch.export makes a program for any length",
         "time over none": f"of a layer at {COST_LENGTH} tokens, over the same without an encoding: "
-        "median of pairs timed in turns, and the interval that holds it",
+        "median of interleaved runs, and its confidence interval",
     },
 }
-"""What is measured, by subject, and what each name means."""
+"""The measured properties by subject, and what each name means."""
 MORE = "More"
 
 
@@ -63,8 +63,8 @@ _INVARIANT = {
 
 
 def tables(sheets: Sequence[SpecSheet]) -> Iterator[tuple[str, dict[str, str], list[list[str]]]]:
-    """By subject: what is measured with its meaning, and a row for each sheet, its name first.
-    What no sheet has is left out."""
+    """Return, by subject, the measured properties with their meaning, and a row for each sheet that
+    begins with its name. Properties that no sheet has are left out."""
     lines = [rows(sheet) for sheet in sheets]
     known = {label for group in GROUPS.values() for label in group}
     left = {label: "" for each in lines for label in each if label not in known}
@@ -77,7 +77,7 @@ def tables(sheets: Sequence[SpecSheet]) -> Iterator[tuple[str, dict[str, str], l
 
 
 def rows(sheet: SpecSheet) -> dict[str, str]:
-    """The lines of one sheet, in order."""
+    """Return the lines of one sheet, in order."""
     lines = {
         "places": ", ".join(map(str, sheet.places)) or "none",
         "parameters": f"{sheet.parameters:,}"
@@ -162,7 +162,7 @@ def _decay(sheet: SpecSheet) -> dict[str, str]:
 
 
 def _with_error(decay: Decay, picked: Sequence[int]) -> str:
-    """Means with their standard errors, where these are more than rounding."""
+    """Return means with their standard errors, where these are more than rounding."""
     said = []
     for i in picked:
         mean, error = decay.mean[i], decay.mean_error[i]
@@ -182,7 +182,7 @@ def _number(value: float) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """3, 5-9, 12"""
+    """Return numbers as ranges: 3, 5-9, 12."""
     parts: list[list[int]] = []
     for n in numbers:
         if parts and n == parts[-1][1] + 1:

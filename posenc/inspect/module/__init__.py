@@ -1,1 +1,1 @@
-"""Somebody else's module, called and measured."""
+"""Call and measure a foreign module."""

@@ -1,4 +1,4 @@
-"""Somebody else's module, imported and built from `package.module:Class` and `name=value`."""
+"""Import a foreign module and build it from `package.module:Class` and `name=value`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Function(nn.Module):
 
 
 class ScoreMod(nn.Module):
-    """What a FlexAttention score_mod adds to scores of zero: (num_heads, q_len, kv_len)."""
+    """What a FlexAttention score_mod adds to zero scores: (num_heads, q_len, kv_len)."""
 
     def __init__(self, score_mod: Callable[..., Any], num_heads: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class ScoreMod(nn.Module):
 
 
 def parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
-    """The values of "name=value" arguments: JSON, or text where it is none.
+    """Parse "name=value" arguments: values are JSON, or text where they are not.
 
     >>> parse_arguments(["dim=64", "layout=half"])
     {'dim': 64, 'layout': 'half'}
@@ -61,7 +61,7 @@ def parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def build(path: str, arguments: Sequence[str] = ()) -> nn.Module:
-    """The object at "package.module:Class" or "file.py:Class", built with "name=value" arguments.
+    """Import "package.module:Class" or "file.py:Class" and build it with "name=value" arguments.
 
     A `config` with a model_type becomes that transformers config. A function that wants more than
     it is given is taken as it is, another one is called; a score_mod becomes a bias.
@@ -83,7 +83,7 @@ def build(path: str, arguments: Sequence[str] = ()) -> nn.Module:
     else:
         try:
             made = made_by(**options)
-        except Exception as error:  # somebody else's constructor: whatever it raises is its refusal
+        except Exception as error:  # a foreign constructor: any exception is its refusal
             raise ValueError(
                 f"{path}: refuses these arguments: {_line(error)}. It takes "
                 f"{_parameters(made_by)}; give each as --arg name=value."
@@ -115,7 +115,7 @@ def _as_module(made: Any, path: str, options: dict[str, Any]) -> nn.Module:
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
-    """Names of the arguments without a default."""
+    """Return the names of the arguments without a default."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
@@ -137,5 +137,5 @@ def _parameters(made_by: Any) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of a message, without the full stop that the sentence around it has."""
+    """Return the first line of a message without its full stop."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160].rstrip(".")

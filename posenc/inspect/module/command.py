@@ -17,10 +17,15 @@ def run(path: str, arguments: Sequence[str], call: str | None, as_json: bool) ->
     sheet = measure_module(path, arguments, call)
     tell("")
     if as_json:
-        checks = [dataclasses.asdict(verdict) for verdict in sheet.checks]
-        found = {"module": path, "called_as": sheet.called_as, "shows": sheet.shows}
-        print(json.dumps({**found, "length": sheet.length, "answer": sheet.answer,
-                          "checks": checks}, indent=1))  # fmt: skip
+        found = {
+            "module": path,
+            "called_as": sheet.called_as,
+            "shows": sheet.shows,
+            "length": sheet.length,
+            "answer": sheet.answer,
+            "checks": [dataclasses.asdict(verdict) for verdict in sheet.checks],
+        }
+        print(json.dumps(found, indent=1))
         return
     words = {True: "yes", False: "no", None: "–"}
     rows = [(verdict.check, words[verdict.holds], verdict.measured) for verdict in sheet.checks]

@@ -1,4 +1,4 @@
-"""How far a module is from right: in radians, in logits by row, or in shares of a row."""
+"""Measure a module's errors: in radians, in logits by row, or in fractions of a row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.inspect.module.view import Kind
 
 QUERIES = 16
-"""Rows of a bias that are looked at, spread over all."""
+"""Rows of a bias that are checked, spread over all."""
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,18 @@ class Error:
 
     @property
     def worst(self) -> float:
-        """NaN where anything is NaN."""
+        """The largest error; NaN if any is NaN."""
         return self.by_row.max().item()
 
 
 def bound(dtype: torch.dtype) -> float:
-    """What results in `dtype` may be off by: a few roundings of numbers of size one."""
+    """Return the error allowed in `dtype`: a few roundings of elements of size one."""
     return 4 * torch.finfo(dtype).eps
 
 
 def error(kind: Kind, got: Tensor, want: Tensor) -> Error:
-    """Rotations: angles in radians, lengths in shares. Values: in shares of their row's largest.
+    """Return the error: for rotations, angles in radians and relative lengths; for values, relative
+    to their row's largest.
 
     Biases: a softmax sees the differences within a row only, and a logit far below the row's
     largest has no weight: so differences to the largest, in shares of one logit more than they are.
@@ -54,7 +55,8 @@ def _angle(got: Tensor, want: Tensor) -> Tensor:
 
 
 def below_largest(bias: Tensor, queries: Tensor, later: float = 0.0) -> Tensor:
-    """(heads, queries, keys): the bias of past keys minus the row's largest; `later` beyond."""
+    """Return the bias of past keys minus the row's largest, (heads, queries, keys); `later`
+    beyond."""
     keys = torch.arange(bias.shape[-1])
     shown = bias.expand(-1, len(queries), -1) if bias.shape[1] == 1 else bias[:, queries]
     past = (keys <= queries[:, None]) & shown.isfinite()
@@ -63,7 +65,7 @@ def below_largest(bias: Tensor, queries: Tensor, later: float = 0.0) -> Tensor:
 
 
 def some_queries(keys: int) -> Tensor:
-    """Places of queries: spread over all, the last among them."""
+    """Return places of queries spread over all, the last among them."""
     return torch.linspace(keys - 1, max(1, keys // QUERIES), QUERIES).long().unique()
 
 
@@ -81,8 +83,8 @@ def _of_bias(got: Tensor, want: Tensor) -> Error:
 
 
 def distinct(kind: Kind, seen: Tensor, dtype: torch.dtype | None = None) -> tuple[int, int]:
-    """How many positions (of a bias: distances, in the best head) differ from all others, and of
-    how many; `dtype`: after rounding to it."""
+    """Count the positions (of a bias: distances, in the best head) that differ from all others, and
+    how many there are. dtype: compare after rounding to it."""
     if kind == "bias":
         row = seen[:, -1]
         row = row if dtype is None else row.to(dtype)

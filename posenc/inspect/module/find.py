@@ -19,24 +19,24 @@ from posenc.inspect.module.subject import Subject, one_line, stated_positions, w
 from posenc.inspect.module.view import CLOSE, find_view
 
 COUNTS = (7, 11)
-"""Two lengths that no other axis has, so that the axes of positions can be told."""
+"""Two lengths that no other axis has, so that axes of positions can be recognized."""
 
-_SIZES = (
-    "head_dim", "dim", "channels", "embed_dim", "embedding_dim", "d_model", "dim_model",
-    "hidden_size", "rotary_dim", "dim_head",
-)  # fmt: skip
+_SIZES = tuple(
+    "head_dim dim channels embed_dim embedding_dim d_model dim_model hidden_size rotary_dim "
+    "dim_head".split()
+)
 
 
 class Unfit(ValueError):
-    """Why one way to call a module shows nothing about positions."""
+    """The reason why one way to call a module shows nothing about positions."""
 
 
 class Ignores(Unfit):
-    """It takes positions, and returns the same wherever they are."""
+    """The module takes positions, but its results do not depend on them."""
 
 
 class Mixes(Unfit):
-    """It reads the other tokens."""
+    """The module mixes tokens."""
 
 
 def find_subject(
@@ -45,7 +45,7 @@ def find_subject(
     call: str | None = None,
     remake: Callable[[], nn.Module] | None = None,
 ) -> Subject:
-    """The module with the first way to call it in which positions reach what it returns.
+    """Find the first way to call the module in which positions reach its result.
 
     Arguments are bound by name and annotation, or `call` says how. `remake` builds the module anew,
     for one that cannot be copied.
@@ -76,7 +76,7 @@ def find_subject(
 
 
 def _every_form(module: nn.Module, call: str | None, tried: dict[str, str]) -> Iterator[Form]:
-    """The forms to try; methods that cannot be bound are noted in `tried`."""
+    """Yield the forms to try; `tried` notes the methods that cannot be bound."""
     if call is not None:
         yield from_expression(call)
         return
@@ -88,7 +88,7 @@ def _every_form(module: nn.Module, call: str | None, tried: dict[str, str]) -> I
 
 
 def _copies(module: nn.Module, remake: Callable[[], nn.Module] | None) -> Callable[[], nn.Module]:
-    """Makes copies that no call has changed; by building anew where a module cannot be copied."""
+    """Return a maker of fresh copies; it builds anew where a module cannot be copied."""
     try:
         copy.deepcopy(module)
     except Exception as error:
@@ -102,8 +102,8 @@ def _copies(module: nn.Module, remake: Callable[[], nn.Module] | None) -> Callab
 
 
 def _widths(module: nn.Module, arguments: Sequence[str]) -> list[int]:
-    """Widths of a token or a head to try: as given, as the module or its config says, 64, and the
-    last axes of what the module holds."""
+    """Return the widths of a token or head to try: as given, as the module or its config says, 64,
+    and the last axes of the module's tensors."""
     given, config = parse_arguments(arguments), getattr(module, "config", None)
     said = [held for name in _SIZES for held in (given.get(name), getattr(module, name, None))]
     hidden, heads = (getattr(config, n, None) for n in ("hidden_size", "num_attention_heads"))
@@ -114,7 +114,7 @@ def _widths(module: nn.Module, arguments: Sequence[str]) -> list[int]:
 
 
 def _proved(fresh: Callable[[], nn.Module], form: Form, width: int) -> Subject:
-    """The subject of this form. Raises: Unfit, with the reason."""
+    """Return the subject of this form. Raises: Unfit, with the reason."""
 
     def run(inputs: Inputs) -> Any:
         return form.call(fresh(), inputs)
@@ -168,7 +168,7 @@ def _refuse_mixing(form: Form, plain: list[Tensor], axes: list[tuple[int, ...]],
 
 
 def _varies(part: Tensor, axes: tuple[int, ...]) -> bool:
-    """Whether equal tokens get other numbers at another place."""
+    """True if equal tokens get different results at another place."""
     return any(_differ(part.roll(1, axis), part) for axis in axes)
 
 

@@ -1,4 +1,4 @@
-"""Ways to call a foreign module: bound by the names of its arguments, or given as an expression."""
+"""Bind the arguments of a foreign module, by their names or by an expression."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SYMBOLS = {
     "offset": ("offset", ""),
     "dtype": ("dtype", ""),
 }
-"""What --call knows beside `module` and `torch`: role and layout of each name."""
+"""Names that --call knows besides `module` and `torch`, with role and layout."""
 
 CALL_HELP = (
     "p (positions, n), x (1, n, width), q and k (1, heads, n, width), n, tokens and mask (1, n), "
@@ -37,7 +37,7 @@ CALL_HELP = (
 
 @dataclass(frozen=True)
 class Form:
-    """A way to call a module: `target` finds what to call, `slots` say with what.
+    """One way to call a module: `target` finds what to call, `slots` its arguments.
 
     slots: role and layout by argument name. optional: roles that are given only when asked for.
     defaults: arguments that may be left out.
@@ -55,11 +55,11 @@ class Form:
 
     @property
     def places_tokens(self) -> bool:
-        """Whether it is told where its tokens stand; else it counts from zero itself."""
+        """True if it is given the positions of its tokens; otherwise it counts from zero itself."""
         return bool(self.roles & {"positions", "q_positions", "kv_positions"})
 
     def without_positions(self) -> Form | None:
-        """The same without being told where its tokens stand; None where it must be."""
+        """Return the form without arguments that say positions; None where the module needs one."""
         placed = {name for name, (role, _) in self.slots.items() if role.endswith("positions")}
         if not placed <= self.defaults:
             return None
@@ -67,7 +67,7 @@ class Form:
         return replace(self, slots=slots)
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
-        """The values of this form's arguments."""
+        """Return the values of this form's arguments."""
         given = {
             name: inputs.value(role, layout, name) for name, (role, layout) in self.slots.items()
         }
@@ -86,13 +86,13 @@ class Unbound(ValueError):
 
 
 def methods(module: nn.Module) -> list[str]:
-    """What may be called: methods that rotate, then `forward`."""
+    """Return the methods that may be called: those that rotate, then `forward`."""
     found = [n for n in dir(type(module)) if n.startswith("rotate_") and not n.endswith("half")]
     return [*sorted(found, key=lambda n: ("_and_" in n, "cached" in n, n)), "forward"]
 
 
 def forms(module: nn.Module, method: str) -> Iterator[Form]:
-    """Every way to call a method that the names of its arguments allow, the fullest first.
+    """Return every way to call a method that its argument names allow, the fullest first.
 
     Raises: Unbound, naming the arguments that nothing explains.
     """
@@ -135,12 +135,12 @@ def _layouts(
 
 
 def _alike(role: str) -> str:
-    """The role whose layout this one shares: keys have that of queries."""
+    """Return the role whose layout this one shares: keys have that of queries."""
     return "q" if role == "k" else role.removeprefix("q_").removeprefix("kv_")
 
 
 def from_expression(text: str) -> Form:
-    """The form of --call, as "module(x, position_ids=p[None])".
+    """Return the form of --call, as "module(x, position_ids=p[None])".
 
     >>> from_expression("module(x, position_ids=p[None])").roles == {"content", "positions"}
     True

@@ -1,4 +1,4 @@
-"""What a foreign module is called with: positions, and contents that can tell them apart."""
+"""Make inputs for a foreign module: positions, and contents that distinguish them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 HEADS = 2
-"""Heads of the queries and keys: more than one, so that heads are not taken for tokens."""
+"""Heads of queries and keys: more than one, so that heads are not mistaken for tokens."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Inputs:
     positions: (len) or (batch, len), int64. width: of one token, or of one head.
     probe: the content (width) of every token; None: random, and the same for all tokens, so that
         rows can differ by position only. changed: a token with another content.
-    last: only the last so many tokens are queries; None: all.
+    last: the number of tokens at the end that are queries; None: all.
     offset: a number that the module adds to its own count. starts: (batch), its first real tokens.
     """
 
@@ -43,7 +43,8 @@ class Inputs:
         return rows if self.starts is None else len(self.starts)
 
     def content(self, name: str) -> Tensor:
-        """(batch, len, width): numbers that bfloat16 holds exactly, others for each name."""
+        """Return content (batch, len, width) that bfloat16 represents exactly, different for each
+        name."""
         if self.probe is None:
             seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             row = torch.randn(self.width, generator=seed).bfloat16()
@@ -55,7 +56,7 @@ class Inputs:
         return rows
 
     def value(self, role: str, layout: str, name: str) -> Any:
-        """What an argument of this role is given, see posenc.inspect.module.roles."""
+        """Return the value for an argument of this role, see posenc.inspect.module.roles."""
         queries = slice(None) if self.last is None else slice(self.count - self.last, None)
         match role:
             case "positions" | "q_positions" | "kv_positions":

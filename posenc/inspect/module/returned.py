@@ -1,4 +1,4 @@
-"""What a module returned, as tensors, and which of their axes run over positions."""
+"""Read a module's result as tensors, and find which of their axes are positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def tensors(returned: Any) -> list[Tensor]:
-    """Every floating or complex tensor with two axes or more in what a module returned."""
+    """Return every floating or complex tensor with two axes or more in a module's result."""
     if isinstance(returned, Tensor):
         numbers = returned.is_floating_point() or returned.is_complex()
         return [returned.detach()] if numbers and returned.ndim >= 2 else []
@@ -25,7 +25,7 @@ def tensors(returned: Any) -> list[Tensor]:
 
 
 def position_axes(short: Tensor, long: Tensor, counts: tuple[int, int]) -> tuple[int, ...]:
-    """The axes, counted from the last, whose sizes are the two counts of positions."""
+    """Return the axes, counted from the last, whose sizes are the two counts of positions."""
     if short.ndim != long.ndim:
         return ()
     return tuple(
@@ -34,20 +34,21 @@ def position_axes(short: Tensor, long: Tensor, counts: tuple[int, int]) -> tuple
 
 
 def rows(tensor: Tensor, axis: int) -> Tensor:
-    """(positions, features), of the first row of the batch and the first head where the last axis
-    holds channels."""
+    """Return (positions, features) of the batch's first row, and of the first head where the last
+    axis has channels."""
     moved = tensor.movedim(axis, 0)
     return moved.reshape(len(moved), -1)
 
 
 def channels(tensor: Tensor, axis: int) -> Tensor:
-    """(positions, channels) of the first head: for what has the shape of queries."""
+    """Return (positions, channels) of the first head, for results in the shape of queries."""
     moved = tensor.movedim(axis, 0)
     return moved.reshape(len(moved), -1, moved.shape[-1])[:, 0]
 
 
 def matrix(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """(heads, queries, keys); with one axis of positions every query gets the same row of keys."""
+    """Return (heads, queries, keys); with one axis of positions every query gets the same row of
+    keys."""
     if len(axes) == 1:
         moved = tensor.movedim(axes[0], -1)
         return moved.reshape(-1, 1, moved.shape[-1])
@@ -56,22 +57,23 @@ def matrix(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """In float64 or complex128, where differences are exact."""
+    """Convert to float64 or complex128, where differences are exact."""
     return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double()
 
 
 def gap(a: Tensor, b: Tensor) -> Tensor:
-    """|a - b|, where equal infinities (hidden keys) are equal; NaN stays NaN."""
+    """Return |a - b|. Equal infinities (hidden keys) give 0; NaN stays NaN."""
     a, b = wide(a), wide(b)
     return torch.where(a == b, 0.0, (a - b).abs())
 
 
 def size(a: Tensor) -> float:
-    """The largest finite number."""
+    """Return the largest finite magnitude."""
     finite = wide(a).abs()[torch.isfinite(wide(a).abs())]
     return finite.max().item() if len(finite) else 0.0
 
 
 def same(a: Tensor, b: Tensor, close: float) -> bool:
-    """Whether a and b differ by less than `close` of the largest number; NaN is never the same."""
+    """True if a and b differ by less than `close` of the largest magnitude; NaN never is the
+    same."""
     return a.shape == b.shape and bool((gap(a, b) <= close * max(size(b), 1e-30)).all())

@@ -1,4 +1,4 @@
-"""What an argument of somebody else's `forward` means, by its name and annotation alone."""
+"""Recognize the meaning of a foreign `forward`'s arguments by name and annotation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COUNTS = ("q_len", "kv_len", "length", "offset")
 
 
 def role_of(parameter: inspect.Parameter, is_table: bool, is_rotation: bool) -> str | None:
-    """The role of an argument; None where neither its name nor its annotation says one.
+    """Return the role of an argument; None where neither its name nor its annotation says one.
 
     A mask has no role: positions put into a mask come back as a bias that is none. `is_table`: the
     module is an nn.Embedding, whose input are rows. `is_rotation`: the method turns what it gets,

@@ -1,4 +1,4 @@
-"""Somebody else's module: every check, and the sentence that comes first."""
+"""Run every check on a foreign module, and write the sentence that comes first."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHECKS: dict[str, Callable[[Subject], Measured]] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """One property of a module: whether it holds (None: it does not apply), and the numbers."""
+    """One property of a module: True if it holds (None: it does not apply), and the numbers."""
 
     check: str
     holds: bool | None
@@ -43,7 +43,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ModuleSheet:
-    """What was found of a module. called_as: how it was called. shows: what it returns."""
+    """The findings about a module. called_as: how it was called. shows: what it returns."""
 
     name: str
     called_as: str
@@ -111,5 +111,5 @@ def verdicts(subject: Subject) -> list[Verdict]:
 def _verdict(check: str, subject: Subject) -> Verdict:
     try:
         return Verdict(check, *CHECKS[check](subject))
-    except Exception as error:  # somebody else's code: whatever it raises is the finding
+    except Exception as error:  # foreign code: any exception is the finding
         return Verdict(check, None, f"does not run: {one_line(error)}")

@@ -1,4 +1,4 @@
-"""A module under test: how it is called and read, and how long a sequence it can do."""
+"""Describe a module under test: how to call and read it, and its longest sequence."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from posenc.inspect.module.view import View
 
 LONGEST = 4096
 SLOW = 0.3
-"""Seconds of one call beyond which no longer sequence is tried."""
+"""If a call takes longer, in seconds, no longer sequence is tried."""
 MOST_NUMBERS = 2**23
-_STATED = (
-    "max_position_embeddings", "max_positions", "max_seq_len", "max_seq_len_cached",
-    "max_sequence_length", "max_seqlen", "max_length", "max_len", "num_positions", "num_embeddings",
-)  # fmt: skip
+_STATED = tuple(
+    "max_position_embeddings max_positions max_seq_len max_seq_len_cached "
+    "max_sequence_length max_seqlen max_length max_len num_positions num_embeddings".split()
+)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The first count of tokens that the module was seen to refuse, and how."""
+    """The smallest number of tokens that the module refused, and its message."""
 
     tokens: int
     error: str
@@ -35,8 +35,8 @@ class Limit:
 @dataclass(frozen=True)
 class Subject:
     """fresh: makes a copy that no call has changed. length: tokens of the checks. stated: positions
-    that it says it has, None where it says nothing. ignored: a way to call it with positions that
-    change nothing, None where there is none.
+    that it says it has, None if it says nothing. ignored: a way to call it with positions that have
+    no effect, None if there is none.
     """
 
     module: nn.Module
@@ -50,7 +50,7 @@ class Subject:
     ignored: str | None = None
 
     def inputs(self, positions: Tensor | int, **given: Any) -> Inputs:
-        """A call at these positions, or at the first so many."""
+        """Return the inputs of a call at these positions, or at the first `positions` ones."""
         if isinstance(positions, int):
             positions = torch.arange(positions)
         return Inputs(positions, self.width, probe=self.view.probe, **given)
@@ -62,13 +62,14 @@ class Subject:
         form: Form | None = None,
         row: int = 0,
     ) -> Tensor:
-        """What the module shows for these inputs, from a fresh copy unless one is given."""
+        """Return what the module shows for these inputs, called on a fresh copy unless one is
+        given."""
         returned = (form or self.form).call(self.fresh() if module is None else module, inputs)
         return self.view.read(returned, inputs.batch, row)
 
 
 def stated_positions(module: nn.Module) -> int | None:
-    """How many positions a module or its config says it has."""
+    """Return how many positions a module or its config says it has."""
     claims, config = getattr(module, "claims", None), getattr(module, "config", None)
     if (own := getattr(claims, "max_positions", None)) is not None:
         return own
@@ -81,7 +82,8 @@ def stated_positions(module: nn.Module) -> int | None:
 
 
 def with_length(subject: Subject) -> Subject:
-    """The subject with the longest sequence that it does in reasonable time, up to LONGEST."""
+    """Return the subject with the longest sequence that it runs in reasonable time, up to
+    LONGEST."""
     good = 11
     for count in (2**i for i in range(4, LONGEST.bit_length())):
         start = time.perf_counter()
@@ -110,12 +112,12 @@ def _bisected(subject: Subject, good: int, bad: int, error: str) -> Subject:
 def _refusal(subject: Subject, count: int) -> str | None:
     try:
         subject.see(subject.inputs(count))
-    except Exception as error:  # somebody else's code: whatever it raises is its limit
+    except Exception as error:  # foreign code: any exception is its limit
         return one_line(error)
     return None
 
 
 def one_line(error: BaseException) -> str:
-    """A class of errors and the first line of its message."""
+    """Return the class of an error and the first line of its message."""
     line = (str(error).strip().splitlines() or [""])[0][:120]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__

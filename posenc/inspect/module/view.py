@@ -1,4 +1,4 @@
-"""How to read what a module returns: as a rotation, as a bias, or as values by position."""
+"""Read what a module returns: as a rotation, as a bias, or as values by position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Run = Callable[[Inputs], Any]
 Pairs = tuple[tuple[int, int], ...]
 
 CLOSE = 1e-4
-"""Relative differences below this are float32 sums and sines."""
+"""Smaller relative differences are rounding of float32 sums and sines."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class View:
     probe: Tensor | None = None
 
     def read(self, returned: Any, batch: int = 1, row: int = 0) -> Tensor:
-        """(positions, pairs) complex, (heads, queries, keys), or (positions, features); in float64.
+        """Return (positions, pairs) complex, (heads, queries, keys) or (positions, features), in
+        float64.
 
         `row`: of the batch."""
         if self.how == "turned content":
@@ -67,7 +68,8 @@ class View:
         return wide(torch.cat(every, -1))
 
     def sides(self, returned: Any, batch: int = 1, row: int = 0) -> list[Tensor]:
-        """Turned queries, and turned keys where they come back too: (positions, pairs) complex."""
+        """Return the rotated queries, and rotated keys if they are returned too: (positions, pairs)
+        complex."""
         first, second = (list(side) for side in zip(*self.pairs, strict=True))
         parts = zip(self._parts(returned, batch, row), self.axes.values(), strict=True)
         turned = [wide(channels(part, axis[0])) for part, axis in parts]
@@ -82,7 +84,7 @@ class View:
 
 
 def find_view(run: Run, width: int, axes: Sequence[tuple[int, ...]]) -> View:
-    """How to read the tensors whose position axes are `axes` (empty: not read)."""
+    """Find how to read the tensors whose position axes are `axes` (empty: not read)."""
     by_index = {index: found for index, found in enumerate(axes) if found}
     for index, found in by_index.items():
         if len(found) >= 2:
@@ -109,8 +111,8 @@ def find_view(run: Run, width: int, axes: Sequence[tuple[int, ...]]) -> View:
             probe[[i for i, _ in pairs]] = 1
             return View("rotation", "turned content", by_index, pairs, probe)
         return View("values", "values", by_index)
-    gaps = [rows(a, x[0]) - rows(b, x[0]) for a, b, x in
-            zip(parts, nothing, first_axes, strict=True)]  # fmt: skip
+    both = zip(parts, nothing, first_axes, strict=True)
+    gaps = [rows(with_content, x[0]) - rows(without, x[0]) for with_content, without, x in both]
     if not all(_same(gap, gap[:1].expand_as(gap)) for gap in gaps):
         return View("values", "values", by_index)
     found = _of_tables(nothing, by_index)  # what it adds; a sum is no angle
@@ -136,7 +138,8 @@ def _of_tables(parts: Sequence[Tensor], axes: dict[int, tuple[int, ...]]) -> Vie
 
 
 def _layouts(width: int) -> tuple[Pairs, ...]:
-    """Channels that hold sine and cosine of one angle: neighbours, or one in each half."""
+    """Return the layouts in which sine and cosine of one angle may be: neighbours, or one in each
+    half."""
     if width % 2 or not width:
         return ()
     half = width // 2
@@ -145,7 +148,7 @@ def _layouts(width: int) -> tuple[Pairs, ...]:
 
 
 def _circles(a: Tensor, b: Tensor) -> bool:
-    """Whether a and b are the cosine and the sine of the same angles, up to a factor."""
+    """True if a and b are the cosine and sine of the same angles, up to a factor."""
     if a.shape != b.shape:
         return False
     squares = a**2 + b**2
@@ -153,8 +156,8 @@ def _circles(a: Tensor, b: Tensor) -> bool:
 
 
 def turning_pairs(run: Run, width: int, axes: dict[int, tuple[int, ...]]) -> Pairs:
-    """The pairs of channels that turn together, from what the module makes of single channels;
-    empty where it mixes more than two, or is not linear."""
+    """Find the pairs of channels that rotate together, from single channels given to the module.
+    Empty if it mixes more than two, or is not linear."""
     inputs = Inputs(torch.arange(24), width)
 
     def last_row(content: Inputs) -> list[Tensor]:

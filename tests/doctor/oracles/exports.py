@@ -14,7 +14,7 @@ METHODS = ("ntk", "yarn", "by-parts")
 """Written as a base only, as a word that both versions have, and as lists of factors."""
 TO = 512
 TOKENS = [1, *(3 + 7 * i % 250 for i in range(400))]
-"""More than the trained length of 256."""
+"""More than the training length of 256."""
 DIALECT = {
     "transformers4": ("rope_theta", "rope_scaling"),
     "transformers5": ("rope_theta", "rope_scaling", "rope_parameters"),

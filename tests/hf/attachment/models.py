@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import posenc
-from posenc.hf.rope_config import head_size, read_settings
+from posenc.hf.rope.settings import head_size, read_settings
 from tests.hf_models import COMMON, OTHERS, ROPE, transformers
 
 TOKENS = torch.randint(5, 200, (2, 14), generator=torch.Generator().manual_seed(0))

@@ -27,7 +27,7 @@ def refused(model, said, *args, **options):
 
 @pytest.mark.parametrize("family", ["falcon", "mpt", "gptj", "deberta", "deberta-v2"])
 def test_attention_past_the_interface(family):
-    refused(build(family), "cannot be exchanged: transformers has")
+    refused(build(family), "cannot be replaced: transformers has")
 
 
 def test_one_layer_past_the_interface():
@@ -53,7 +53,7 @@ def test_positions_that_stay():
 
     table = Hidden(*model.model.embed_tokens.weight.shape)
     model.model.embed_tokens = table
-    refused(model, 'still tells the order of its tokens.*own="keep"')
+    refused(model, 'still depends on the order of its tokens.*own="keep"')
     attach(model, ALIBI, own="keep")
 
 

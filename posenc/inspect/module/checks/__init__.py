@@ -1,1 +1,1 @@
-"""What is checked of a foreign module: each check gives whether it holds, and the numbers."""
+"""Check a foreign module: each check returns whether it holds, and the numbers."""

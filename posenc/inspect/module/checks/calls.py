@@ -1,6 +1,8 @@
-"""Does a position keep its values: after other calls, in longer ones, alone, beside other rows?"""
+"""Check that a position keeps its values: after other calls, in longer ones, in a batch."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from posenc.inspect.module.returned import gap, same, tensors
 from posenc.inspect.module.subject import Subject, one_line
 
 CLOSE = 1e-4
-"""Radians, logits or shares: what float32 may differ by when it adds in another order."""
+"""Radians, logits or fractions: float32's difference when it adds in another order."""
 NEAR = 16
 _LATER = 3
 
@@ -76,7 +78,7 @@ def _apart(subject: Subject, a: Tensor, b: Tensor) -> float:
 
 
 def alone(subject: Subject) -> Measured:
-    """Compare the last token of a call with the same token called alone, as when decoding."""
+    """Compare the last token of a call with the same token by itself, as in decoding."""
     roles, count = subject.form.roles, min(64, subject.length)
     whole, place = subject.see(subject.inputs(count)), count - 1
     if {"q", "k"} <= roles and not subject.form.places_tokens:
@@ -90,7 +92,7 @@ def alone(subject: Subject) -> Measured:
         worst = (below_largest(one[:, -1:], last) - full).abs().max().item()
         counted = not {"q_positions", "offset"} & {*roles, *subject.form.optional}
         if worst > CLOSE and counted and same(one[:, -1], whole[:, 0], CLOSE):
-            return None, f"told only counts, it takes one query over {count} keys for the first"
+            return None, f"given only counts, it takes one query over {count} keys for the first"
     elif subject.view.kind != "bias" and "positions" in roles:
         one = subject.see(subject.inputs(torch.tensor([place])))
         worst = error(subject.view.kind, one, whole[-1:]).worst
@@ -100,7 +102,8 @@ def alone(subject: Subject) -> Measured:
 
 
 def _cached_keys(subject: Subject, whole: Tensor, count: int) -> Measured:
-    """Scores of one query with all keys: both sides may be scaled, so only products count."""
+    """Return the scores of one query with all keys. Both sides may be scaled, so only products are
+    compared."""
     try:
         one = subject.form.call(subject.fresh(), subject.inputs(count, last=1))
     except Exception as failed:
@@ -129,7 +132,7 @@ def sides(subject: Subject) -> Measured:
 
 
 def beside(subject: Subject) -> Measured:
-    """Compare a row of near positions alone with the same row beside a far one."""
+    """Compare a row of near positions by itself with the same row in a batch with a far one."""
     if "positions" not in subject.form.roles and "q_positions" not in subject.form.roles:
         return None, "takes no positions"
     near = torch.arange(min(NEAR, subject.length))
@@ -148,14 +151,17 @@ def beside(subject: Subject) -> Measured:
 
 
 def own_start(subject: Subject) -> Measured:
-    """Whether its own offset, or first real token, moves the positions by as much."""
+    """Check that the module's own offset, or first real token, shifts the positions by as much."""
     found: list[Measured] = []
     counting = subject.form.without_positions()
     if counting is None or subject.view.kind == "bias" or {"q", "k"} <= counting.roles:
         return None, "has no argument for where it starts"
     whole = subject.see(subject.inputs(NEAR), form=counting)
-    for role, given in (("offset", {"offset": _LATER}),
-                        ("starts", {"starts": torch.tensor([0, _LATER])})):  # fmt: skip
+    later: dict[str, dict[str, Any]] = {
+        "offset": {"offset": _LATER},
+        "starts": {"starts": torch.tensor([0, _LATER])},
+    }
+    for role, given in later.items():
         if role not in counting.optional and role not in counting.roles:
             continue
         name = counting.optional.get(role, role)

@@ -1,4 +1,4 @@
-"""Does torch.compile reuse one graph for sequences of other lengths?"""
+"""Check that torch.compile reuses one graph for sequences of other lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far positions are right, and what comes beyond the length that a module states."""
+"""Check how far positions are right, and what happens beyond a module's stated length."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from posenc.inspect.module.checks.measured import Measured
 from posenc.inspect.module.subject import Subject, one_line
 
 BOUND = 2 * torch.finfo(torch.bfloat16).eps
-"""Radians: what bfloat16's rounding of two cosines gives."""
+"""Radians by which bfloat16 may round two cosines."""
 UNSTATED = 2**16
-"""Positions at which a module that states no limit is judged."""
+"""Positions at which a module without a stated limit is judged."""
 _MOST = 2**24
 _STEP, _ROWS = 3, 8
 _PROMISE = re.compile(r"exceed|longer than|beyond", re.I)
@@ -22,7 +22,7 @@ _KEEPS = re.compile(r"recomput|re-comput|rebuil|regenerat|recreat|grow|extend", 
 
 
 def reach(subject: Subject) -> Measured:
-    """Up to where differences of positions turn by the angle that they turn by at the start."""
+    """Find up to where differences of positions rotate by the angle that they have at the start."""
     differences = _differences(subject)
     if differences is None:
         return None, "shows no angles" if subject.view.kind != "bias" else "a bias"
@@ -62,8 +62,8 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 def _differences(subject: Subject):
-    """What a difference of three positions gives, as a function of where: the turn of each pair,
-    or the cosine of two rows. None where there is nothing to compare."""
+    """Return what a difference of three positions gives, as a function of the start: the rotation
+    of each pair, or the cosine of two rows. None if there is nothing to compare."""
     counting = subject.form.without_positions()
     if subject.view.kind == "bias":
         return None
@@ -85,7 +85,7 @@ def _differences(subject: Subject):
 
 
 def beyond(subject: Subject) -> Measured:
-    """Whether it runs beyond its stated length, where its own words say that it does."""
+    """Check that the module runs beyond its stated length if its own words say that it does."""
     if subject.limit is None:
         return None, f"no limit met up to {subject.length:,} tokens"
     said = f"{subject.limit.tokens:,} tokens: {subject.limit.error}"

@@ -1,6 +1,6 @@
-"""What a check returns."""
+"""The result of a check."""
 
 from __future__ import annotations
 
 Measured = tuple[bool | None, str]
-"""Whether a property holds (None: it does not apply), and the numbers."""
+"""True if a property holds (None: it does not apply), and the numbers."""

@@ -1,5 +1,4 @@
-"""Are positions told apart, and do they survive bfloat16, of the activations and of the module
-itself?"""
+"""Check that all positions differ, also with activations or the module itself in bfloat16."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ _ACTIVATIONS = {"content", "q", "k", "scores", "dtype"}
 
 
 def apart(subject: Subject) -> Measured:
-    """Whether no two positions are turned alike in float32. A rotation whose angles were rounded to
-    half a type is as coarse in every dtype, so that comparing two dtypes would not show it."""
+    """Check that no two positions give the same rotation in float32. Angles that were rounded to
+    half precision are coarse in every dtype, so comparing two dtypes would not show it."""
     if subject.view.kind != "rotation":
         return None, "a bias or a table may give several places the same"
     have, count = distinct("rotation", subject.see(subject.inputs(subject.length)))
@@ -34,7 +33,7 @@ def activations(subject: Subject) -> Measured:
 
 
 def cast(subject: Subject) -> Measured:
-    """The same after module.bfloat16()."""
+    """Check the same after module.bfloat16()."""
     if isinstance(subject.module, (Function, ScoreMod)):
         return None, "a function holds no numbers"
     exact = subject.see(subject.inputs(subject.length))

@@ -1,4 +1,4 @@
-"""Biases that fall in a straight line: are their slopes those of ALiBi?"""
+"""Check that the slopes of linear biases are those of ALiBi."""
 
 from __future__ import annotations
 

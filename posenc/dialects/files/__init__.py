@@ -1,0 +1,1 @@
+"""Read a checkpoint's files: configs in any spelling, GGUF, safetensors headers."""

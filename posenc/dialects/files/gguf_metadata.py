@@ -1,0 +1,67 @@
+"""The keys and tensors of a GGUF file that decide positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+DEFAULT_FREQ_BASE = 10000.0
+KEYS = {
+    "context_length": "context_length",
+    "sliding_window": "attention.sliding_window",
+    "freq_base": "rope.freq_base",
+    "freq_base_swa": "rope.freq_base_swa",
+    "dimension_count": "rope.dimension_count",
+    "dimension_count_swa": "rope.dimension_count_swa",
+    "scaling_type": "rope.scaling.type",
+    "scaling_factor": "rope.scaling.factor",
+    "original_length": "rope.scaling.original_context_length",
+    "attn_factor": "rope.scaling.attn_factor",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+    "yarn_attn_factor": "rope.scaling.yarn_attn_factor",
+    "yarn_ext_factor": "rope.scaling.yarn_ext_factor",
+    "log_multiplier": "rope.scaling.yarn_log_multiplier",
+}
+"""Field -> its key, after the architecture's name and a dot."""
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The settings of a file; missing keys have libllama's defaults."""
+
+    architecture: str
+    context_length: int
+    dimension_count: int
+    head_dim: int
+    num_layers: int = 0
+    freq_base: float = DEFAULT_FREQ_BASE
+    freq_base_swa: float | None = None
+    dimension_count_swa: int | None = None
+    scaling_type: str = "linear"
+    scaling_factor: float = 1.0
+    original_length: float = 0.0
+    attn_factor: float = 1.0
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    yarn_attn_factor: float | None = None
+    yarn_ext_factor: float | None = None
+    log_multiplier: float | None = None
+    sliding_window: int | None = None
+    rope_freqs: tuple[float, ...] | None = None
+    factors_long: tuple[float, ...] | None = None
+    factors_short: tuple[float, ...] | None = None
+    given: frozenset[str] = frozenset()
+    """The fields that the file names."""
+
+    def __post_init__(self) -> None:
+        if not self.original_length:
+            object.__setattr__(self, "original_length", float(self.context_length))
+
+    def as_keys(self) -> dict[str, Any]:
+        """Return the file's keys as GGUF spells them."""
+        return {
+            f"{self.architecture}.{key}": getattr(self, name)
+            for name, key in KEYS.items()
+            if name in self.given
+        }

@@ -1,0 +1,23 @@
+"""Decide which files belong to a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def inside(folder: Path, name: str, asked: str) -> Path:
+    """Return the path of a file in the folder. Links of the Hub's cache from a snapshot to its
+    blobs count as inside.
+
+    Raises: ValueError where it is elsewhere or not there; `asked` says who names it.
+    """
+    path = folder / name
+    if Path(name).name != name or "\\" in name:
+        raise ValueError(f"{folder}: {asked} names {name!r}, which is not a file of the folder.")
+    if not path.is_file():
+        raise ValueError(f"{folder}: {asked} names {name}, which is not there.")
+    home, target = folder.resolve(), path.resolve()
+    blobs = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
+    if target.parent not in (home, blobs):
+        raise ValueError(f"{path}: a link to {target}, outside of the folder, is not followed.")
+    return path

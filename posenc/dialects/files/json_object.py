@@ -1,0 +1,50 @@
+"""Read a JSON file that contains one object."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+LARGEST_CONFIG = 8 << 20
+"""Bytes. Configs usually have a few kilobytes, those with factor lists tens."""
+LARGEST_INDEX = 256 << 20
+"""An index names every tensor; that of the largest models has 9 MB."""
+KINDS = {list: "a list", str: "a string", type(None): "null"}
+
+
+def read_json(path: Path, largest: int = LARGEST_CONFIG) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises: ValueError naming the file where it has more than `largest` bytes, is no UTF-8, no JSON,
+    no object, or gives one key twice with two values.
+    """
+    require_ordinary(path)
+    size = path.stat().st_size
+    if size > largest:
+        raise ValueError(f"{path}: {size} bytes, expected at most {largest}.")
+    try:
+        found = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_one_value_each)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error}).") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not valid JSON ({error}).") from error
+    if not isinstance(found, dict):
+        kind = KINDS.get(type(found), repr(found))
+        raise ValueError(f"{path}: expected a JSON object, got {kind}.")
+    return found
+
+
+def _one_value_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result and result[key] != value:
+            raise ValueError(f"the key {key!r} is given twice, with two values")
+        result[key] = value
+    return result
+
+
+def require_ordinary(path: Path) -> None:
+    """Raise ValueError for a pipe, which would be waited for, and a device, which has no end."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: not an ordinary file, but a pipe, a device or a folder.")

@@ -1,0 +1,78 @@
+"""Load position settings from a config.json, a folder, params.json of Meta or Mistral,
+DeepSeek's inference config, or GGUF."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posenc.dialects.families import WITHOUT_ROTATION
+from posenc.dialects.files.gguf_metadata import Metadata
+from posenc.dialects.files.json_object import read_json, require_ordinary
+from posenc.dialects.files.spelling import as_transformers, name_of_spelling
+from posenc.dialects.model import flatten
+
+NAMES = ("config.json", "params.json")
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+class NoRotationError(ValueError):
+    """The config of a model that rotates nothing."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was read.
+
+    config: the settings under transformers' keys; empty for GGUF. spelling: whose keys the file
+    uses. folder: its location. raw: the file's own dict.
+    """
+
+    path: Path
+    spelling: str
+    config: dict[str, Any] = field(default_factory=dict)
+    raw: dict[str, Any] = field(default_factory=dict)
+    metadata: Metadata | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+
+def is_adapter(path: Path) -> bool:
+    """True for a folder of LoRA adapters without a model's config."""
+    return (path / ADAPTER_CONFIG).is_file() and not (path / NAMES[0]).is_file()
+
+
+def load(path: Path) -> Source:
+    """Read a file, or the config in a folder.
+
+    Raises: ValueError for what is no such file; OSError where it cannot be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = next((path / name for name in NAMES if (path / name).is_file()), None)
+        if found is None:
+            ggufs = sorted(path.glob("*.gguf"))
+            if len(ggufs) != 1:
+                raise ValueError(
+                    f"{path}: expected {' or '.join(NAMES)} or one .gguf file, found "
+                    f"{len(ggufs)} .gguf files."
+                )
+            found = ggufs[0]
+        path = found
+    if not path.exists():
+        raise ValueError(f"{path}: no such file.")
+    require_ordinary(path)
+    with path.open("rb") as file:
+        is_gguf = file.read(4) == b"GGUF"
+    if is_gguf or path.suffix == ".gguf":
+        from posenc.dialects.files.gguf_reader import read_metadata
+
+        return Source(path, "gguf", metadata=read_metadata(path))
+    raw = read_json(path)
+    name = flatten(raw).get("model_type")
+    if isinstance(name, str) and name in WITHOUT_ROTATION:
+        raise NoRotationError(f"{path}: {name} has no rotary positions; there is nothing to read.")
+    return Source(path, name_of_spelling(raw), as_transformers(raw), raw)

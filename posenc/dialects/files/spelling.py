@@ -1,0 +1,234 @@
+"""Translate vendors' names for rotary settings to transformers' keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from posenc.dialects.model import flatten
+
+META_LLAMA31 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""The meaning of `use_scaled_rope` in Meta's params.json; Llama 3.2 uses 32 instead of 8."""
+ROTARY_BASES = ("rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta")
+ROTARY_SHARES = ("rotary_pct", "rotary_percentage", "rope_pct", "rotary_emb_fraction")
+NUMBERS = tuple(
+    "rope_theta factor original_max_position_embeddings attention_factor attn_factor "
+    "beta_fast beta_slow mscale mscale_all_dim low_freq_factor high_freq_factor "
+    "partial_rotary_factor alpha short_mscale long_mscale rope_local_base_freq "
+    "rotary_emb_base rotary_pct query_pre_attn_scalar attention_multiplier model_max_length".split()
+)
+POSITIVE = tuple(
+    "rope_theta factor original_max_position_embeddings low_freq_factor high_freq_factor "
+    "beta_fast beta_slow attention_factor attn_factor rope_local_base_freq rotary_emb_base".split()
+)
+"""Keys that must be above zero."""
+LISTS = ("short_factor", "long_factor", "mrope_section", "no_rope_layers")
+WORDS = ("rope_type", "type", "model_type")
+LARGEST_NUMBER = 1e35
+"""Larger values overflow float32 in the runtimes."""
+KEEP_OWN_NAMES = ("gpt_neox", "gpt_neox_japanese")
+"""Families whose transformers class reads rotary_emb_base and rotary_pct itself."""
+
+
+def name_of_spelling(raw: Mapping[str, Any]) -> str:
+    """Return whose spelling the file uses: transformers, meta, mistral or deepseek."""
+    if "model_type" in raw or "architectures" in raw:
+        return "transformers"
+    if "n_heads" in raw and "n_layers" in raw and "dim" in raw:
+        if "rope_factor" in raw or "original_seq_len" in raw or "qk_rope_head_dim" in raw:
+            return "deepseek"
+        if "hidden_dim" in raw or "head_dim" in raw:
+            return "mistral"
+        return "meta"
+    return "transformers"
+
+
+def as_transformers(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings under transformers' keys. A file that already uses them gets a few keys
+    that vendors spell differently.
+
+    Raises: ValueError where the rotary keys are no dicts, or no size of a model is given.
+    """
+    kind = name_of_spelling(raw)
+    if kind == "meta":
+        return _meta(raw)
+    if kind == "mistral":
+        return _mistral(raw)
+    if kind == "deepseek":
+        return _deepseek(raw)
+    flat = flatten(raw)
+    _check_shapes(flat)
+    _check_values(flat)
+    return _vendors(dict(raw))
+
+
+def _check_shapes(flat: Mapping[str, Any]) -> None:
+    for name in ("rope_scaling", "rope_parameters"):
+        value = flat.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise ValueError(
+                f"config.json: {name} must be an object or null, got {type(value).__name__} "
+                f"{value!r}."
+            )
+    if not any(n in flat for n in ("hidden_size", "n_embd", "d_model", "head_dim", "model_type")):
+        raise ValueError(
+            "expected a model's config with hidden_size, head_dim or model_type, found the keys "
+            f"{', '.join(sorted(flat)[:8]) or 'of an empty object'}."
+        )
+
+
+def _check_values(flat: Mapping[str, Any]) -> None:
+    """Raise ValueError if a rotary key has a value of the wrong kind."""
+    for place, values in _dicts(flat):
+        for key in (*NUMBERS, *LISTS, *WORDS):
+            value = values.get(key)
+            if value is None:
+                continue
+            if key in NUMBERS:
+                right = isinstance(value, int | float | str)
+                finite = not isinstance(value, int | float) or abs(value) <= LARGEST_NUMBER
+                expected, right = "a finite number", right and finite
+                if right and key in POSITIVE and isinstance(value, int | float) and value <= 0:
+                    right, expected = False, "a positive number"
+            elif key in LISTS:
+                right = isinstance(value, list) and all(_plain_number(v) for v in value)
+                expected = "a list of finite numbers"
+            else:
+                right, expected = isinstance(value, str), "a string"
+            if not right:
+                shown = repr(value)[:60]
+                raise ValueError(f"config.json: {place}{key} must be {expected}, got {shown}.")
+    kinds = flat.get("layer_types")
+    if kinds is not None and not (
+        isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
+    ):
+        raise ValueError(f"config.json: layer_types must be a list of strings, got {kinds!r}.")
+
+
+def _plain_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= LARGEST_NUMBER
+
+
+def _dicts(flat: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield "", flat
+    for name in ("rope_scaling", "rope_parameters"):
+        given = flat.get(name)
+        if isinstance(given, Mapping):
+            yield f"{name}.", given
+            for kind, inner in given.items():
+                if isinstance(inner, Mapping):
+                    yield f"{name}.{kind}.", inner
+
+
+def _vendors(config: dict[str, Any]) -> dict[str, Any]:
+    """Copy vendors' keys, such as rotary_emb_base, to transformers' name where it is missing."""
+    if config.get("model_type") in KEEP_OWN_NAMES:
+        return config
+    for target, names in (("rope_theta", ROTARY_BASES), ("partial_rotary_factor", ROTARY_SHARES)):
+        value = next((config[n] for n in names if config.get(n) is not None), None)
+        if value is not None and target not in config:
+            config[target] = value
+    ratio = config.get("rope_ratio")  # ChatGLM: how many times longer the base is
+    if isinstance(ratio, int | float) and "rope_theta" not in config:
+        config["rope_theta"] = 10000.0 * ratio
+    return config
+
+
+def _size(raw: Mapping[str, Any], name: str) -> int:
+    value = raw[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"params.json: {name} must be an integer of at least 1, got {value!r}.")
+    return value
+
+
+def _number(raw: Mapping[str, Any], name: str, default: float) -> float:
+    value = raw.get(name, default)
+    if not _plain_number(value) or value <= 0:
+        raise ValueError(f"params.json: {name} must be a positive number, got {value!r}.")
+    return float(value)
+
+
+def _common(raw: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    dim, heads = _size(raw, "dim"), _size(raw, "n_heads")
+    config: dict[str, Any] = {
+        "model_type": model_type,
+        "hidden_size": dim,
+        "num_attention_heads": heads,
+        "num_hidden_layers": _size(raw, "n_layers"),
+        "num_key_value_heads": raw.get("n_kv_heads", heads),
+    }
+    for ours, theirs in (("vocab_size", "vocab_size"), ("rms_norm_eps", "norm_eps")):
+        if theirs in raw:
+            config[ours] = raw[theirs]
+    return config
+
+
+def _meta(raw: Mapping[str, Any]) -> dict[str, Any]:
+    config = _common(raw, "llama")
+    config["rope_theta"] = _number(raw, "rope_theta", 10000.0)
+    config["max_position_embeddings"] = raw.get("max_seq_len", 2048)
+    if raw.get("use_scaled_rope"):
+        scaling = dict(META_LLAMA31)
+        scaling["factor"] = _number(raw, "rope_scaling_factor", 8.0)
+        scaling["high_freq_factor"] = _number(raw, "high_freq_factor", 4.0)
+        config["rope_scaling"] = scaling
+        config["max_position_embeddings"] = int(8192 * scaling["factor"])
+    return config
+
+
+def _mistral(raw: Mapping[str, Any]) -> dict[str, Any]:
+    config = _common(raw, "mistral")
+    config["rope_theta"] = _number(raw, "rope_theta", 10000.0)
+    if "head_dim" in raw:
+        config["head_dim"] = raw["head_dim"]
+    config["max_position_embeddings"] = raw.get(
+        "max_position_embeddings", raw.get("max_seq_len", 128000)
+    )
+    window = raw.get("sliding_window")
+    if window is not None:
+        config["sliding_window"] = window
+    yarn = raw.get("yarn")
+    if isinstance(yarn, Mapping) and yarn:
+        names = {"factor": "factor", "beta": "beta_fast", "alpha": "beta_slow"}
+        scaling = {ours: yarn[theirs] for theirs, ours in names.items() if theirs in yarn}
+        original = "original_max_position_embeddings"
+        if original in yarn:
+            scaling[original] = yarn[original]
+        if not yarn.get("apply_scale", True):
+            scaling["attention_factor"] = 1.0
+        config["rope_scaling"] = {"rope_type": "yarn", **scaling}
+    return config
+
+
+def _deepseek(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate DeepSeek's inference config. It applies YaRN beyond the original length and
+    multiplies the softmax scale by the squared temperature, which transformers spells mscale =
+    mscale_all_dim."""
+    config = _common(raw, "deepseek_v3")
+    for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"):
+        if name in raw:
+            config[name] = raw[name]
+    if "v_head_dim" in raw:
+        config["v_head_dim"] = raw["v_head_dim"]
+    original = int(_number(raw, "original_seq_len", 4096))
+    config["rope_theta"] = _number(raw, "rope_theta", 10000.0)
+    config["max_position_embeddings"] = int(_number(raw, "max_seq_len", 4096 * 4))
+    if config["max_position_embeddings"] > original:
+        mscale = _number(raw, "mscale", 1.0)
+        config["rope_scaling"] = {
+            "rope_type": "yarn",
+            "factor": _number(raw, "rope_factor", 40.0),
+            "original_max_position_embeddings": original,
+            "beta_fast": raw.get("beta_fast", 32),
+            "beta_slow": raw.get("beta_slow", 1),
+            "mscale": mscale,
+            "mscale_all_dim": mscale,
+        }
+    return config

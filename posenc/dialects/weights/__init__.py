@@ -1,0 +1,1 @@
+"""Find, scale and permute rows of q and k in safetensors files; needs NumPy."""

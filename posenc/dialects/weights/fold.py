@@ -1,0 +1,86 @@
+"""Fold a temperature into the weights of q, so that no key needs to express it.
+
+Multiplying cos and sin by t multiplies the rotary part of q . k by t^2. Multiplying those rows of
+q_proj (weight and bias) by t^2 does the same, or q_norm's weight if queries are normalized after
+it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from posenc.dialects.model import Model
+from posenc.dialects.weights.rows import Rows, find, require_all
+from posenc.dialects.weights.tensors import rewrite
+
+ONE_PLUS_WEIGHT = ("gemma", "vaultgemma", "t5gemma")
+"""Families whose norms multiply by 1 + weight."""
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def foldable(folder: Path, model: Model) -> str:
+    """Return why a temperature cannot be folded into a folder's weights; empty if it can."""
+    try:
+        plan(folder, model)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def plan(folder: Path, model: Model) -> list[Rows]:
+    """Return the rows to scale: those of q, or of q's norm if it has one.
+
+    Raises: ValueError where the rows are not to be found or cannot be scaled exactly.
+    """
+    rows = find(folder, model)
+    require_all(rows, model, "q")
+    return _of_q(rows, {r.layer for r in rows if r.norm and r.side == "q"})
+
+
+def plan_adapter(adapter: Path, base: Path, model: Model) -> list[Rows]:
+    """Return the rows of a LoRA adapter to scale with its base: q's B in layers whose base scales
+    q's rows and not q's norm.
+
+    Raises: ValueError as `plan` does for the base, or where the adapter's rows are not known.
+    """
+    normed = {r.layer for r in plan(base, model) if r.norm}
+    return _of_q([r for r in find(adapter, model) if r.layer not in normed], set())
+
+
+def _of_q(rows: list[Rows], normed: set[int]) -> list[Rows]:
+    wanted = [r for r in rows if "q" in r.side and r.norm == (r.layer in normed)]
+    for r in wanted:
+        if r.entry.dtype not in FLOATS:
+            raise ValueError(f"{r.entry.name} is {r.entry.dtype}: rows cannot be scaled")
+        if r.side == "qk" and "qkv_proj." not in r.entry.name:
+            raise ValueError(f"{r.entry.name}: folding into this packing is not known")
+    return wanted
+
+
+def fold(folder: Path, model: Model, multiplier: float) -> list[str]:
+    """Multiply q's rotated rows by multiplier^2 in the safetensors of a folder, in place.
+
+    Returns: the names of the tensors that changed.
+    Raises: ValueError as `plan` does; nothing is changed then.
+    """
+    return scale(plan(folder, model), model, multiplier**2)
+
+
+def scale(wanted: list[Rows], model: Model, square: float) -> list[str]:
+    """Multiply these rows, in place; the names of the tensors."""
+    for rows in wanted:
+        one_plus = rows.norm and model.model_type.startswith(ONE_PLUS_WEIGHT)
+        groups = rows.groups[: model.num_heads] if rows.side == "qk" else rows.groups
+
+        def change(
+            name: str, values: np.ndarray, groups: tuple[slice, ...] = groups, more: bool = one_plus
+        ) -> np.ndarray:
+            for group in groups:
+                part = values[group]
+                part[...] = square * (1 + part) - 1 if more else square * part
+            return values
+
+        rewrite(rows.path, [rows.entry.name], change)
+    return [rows.entry.name for rows in wanted]

@@ -1,0 +1,48 @@
+"""Permute rows of q and k from interleaved pairs (2i, 2i+1) to half-split ones (i, i + d/2), and
+back.
+
+Rows are moved unchanged, in any dtype: weights and biases, norms of q and k, LoRA's B, packed
+projections, grouped heads, partial rotation. Both sides move alike, so q.k stays the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from posenc.dialects.model import Model
+from posenc.dialects.pairs import order
+from posenc.dialects.weights.rows import Rows, find, require_all
+
+
+def convert(folder: Path, model: Model, *, to_interleaved: bool) -> list[str]:
+    """Permute the rows in the safetensors of a folder, in place.
+
+    Returns: the names of the tensors that changed.
+    Raises: ValueError where rows of q or k are not to be found; nothing is changed then.
+    """
+    rows = find(folder, model)
+    adapter = all("lora_" in r.entry.name for r in rows)
+    if not rows:
+        raise ValueError(f"{folder} has no rows of q and k that are known")
+    if not adapter:
+        require_all(rows, model, "q")
+        require_all(rows, model, "k")
+    for r in rows:
+        _permute(r, to_interleaved=to_interleaved)
+    return [r.entry.name for r in rows]
+
+
+def _permute(rows: Rows, *, to_interleaved: bool) -> None:
+    entry = rows.entry
+    count = entry.shape[0]
+    with rows.path.open("r+b") as file:
+        file.seek(entry.start)
+        data = np.frombuffer(file.read(entry.stop - entry.start), np.uint8)
+        table = data.reshape(count, -1).copy()
+        for group in rows.groups:
+            width = group.stop - group.start
+            table[group] = table[group][order(width, to_interleaved=to_interleaved)]
+        file.seek(entry.start)
+        file.write(table.tobytes())

@@ -1,0 +1,141 @@
+"""Find the rotated rows of q and k in a checkpoint's tensors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from posenc.dialects.model import Model
+from posenc.dialects.weights.tensors import Entry, entries
+
+LAYER = re.compile(
+    r"(?:^|\.)layers\.(\d+)\.(?:self_attn|attention|attn)\.(\w+?)(?:\.base_layer)?"
+    r"(?:\.(lora_[AB])(?:\.\w+)?)?\.(weight|bias)$"
+)
+UNKNOWN_PACKING = ("c_attn", "Wqkv", "qkv_layer")
+NORMS = {"q_norm": "q", "q_layernorm": "q", "k_norm": "k", "k_layernorm": "k"}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One tensor with rotated rows.
+
+    side: "q", "k", or "qk" for both packed. groups: per head the rotated rows, along the first
+    axis. norm: the weight of a normalisation of q or k. layer: which.
+    """
+
+    path: Path
+    entry: Entry
+    layer: int
+    side: str
+    groups: tuple[slice, ...]
+    norm: bool = False
+
+
+def rotary_dim(model: Model) -> int:
+    """Return the number of leading channels of each head that rotate."""
+    if not model.owns_partial or model.mla:
+        return model.head_dim
+    share = model.config.get("partial_rotary_factor", model.config.get("rotary_pct"))
+    parameters = model.config.get("rope_parameters") or {}
+    if share is None:
+        share = parameters.get("partial_rotary_factor")
+    if share is None:
+        share = model.facts["transformers5"].get("partial_rotary_factor", 1.0)
+    return int(model.head_dim * share)
+
+
+def find(folder: Path, model: Model) -> list[Rows]:
+    """Find the rotated rows in a folder's safetensors.
+
+    Raises: ValueError where there are none, or a layer's are not to be found, packed in an unknown
+    way, or quantised.
+    """
+    if model.config.get("quantization_config"):
+        raise ValueError("the weights are quantised: rows cannot be changed exactly")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder} has no safetensors")
+    found = []
+    for path in files:
+        for entry in entries(path):
+            match = LAYER.search(entry.name)
+            if match is None or int(match[1]) in model.without_rotation or match[3] == "lora_A":
+                continue
+            rows = _rows(path, entry, int(match[1]), match[2], match[4], model)
+            if rows is not None:
+                found.append(rows)
+    return found
+
+
+def require_all(rows: list[Rows], model: Model, side: str) -> None:
+    """Raise ValueError if a rotating layer has no rows of this side."""
+    have = {r.layer for r in rows if side in r.side and not r.norm}
+    wanted = set(range(model.num_layers)) - set(model.without_rotation)
+    missing = sorted(wanted - have)
+    if missing:
+        word = {"q": "query", "k": "key"}[side]
+        raise ValueError(f"found no {word} weights of the layers {missing[:8]}")
+
+
+def _rows(path: Path, entry: Entry, layer: int, name: str, part: str, model: Model) -> Rows | None:
+    if name in UNKNOWN_PACKING:
+        raise ValueError(f"{entry.name}: this packing of q, k and v is not known")
+    if name in NORMS:
+        return _norm(path, entry, layer, name, part, model)
+    width, rotated, heads = model.head_dim, rotary_dim(model), model.num_heads
+    kv_heads = model.size("num_key_value_heads", default=heads)
+    if model.mla:
+        return _latent(path, entry, layer, name, model)
+    if name == "q_proj":
+        groups = _heads(entry, heads, width, rotated)
+        return Rows(path, entry, layer, "q", groups)
+    if name == "k_proj":
+        return Rows(path, entry, layer, "k", _heads(entry, kv_heads, width, rotated))
+    if name == "qkv_proj":  # q's heads, then k's, then v's
+        _require(entry, (heads + 2 * kv_heads) * width)
+        groups = tuple(slice(h * width, h * width + rotated) for h in range(heads + kv_heads))
+        return Rows(path, entry, layer, "qk", groups)
+    if name == "query_key_value" and model.model_type.startswith("gpt_neox"):
+        _require(entry, 3 * heads * width)  # per head its q, k and v
+        starts = [(3 * h + part_) * width for h in range(heads) for part_ in (0, 1)]
+        return Rows(path, entry, layer, "qk", tuple(slice(s, s + rotated) for s in starts))
+    return None
+
+
+def _latent(path: Path, entry: Entry, layer: int, name: str, model: Model) -> Rows | None:
+    rotated = model.head_dim
+    nope = model.size("qk_nope_head_dim", default=128)
+    latent_q = model.config.get("q_lora_rank")
+    if name == ("q_b_proj" if latent_q else "q_proj"):
+        width = nope + rotated
+        _require(entry, model.num_heads * width)
+        starts = [h * width + nope for h in range(model.num_heads)]
+        return Rows(path, entry, layer, "q", tuple(slice(s, s + rotated) for s in starts))
+    if name == "kv_a_proj_with_mqa":
+        latent = model.size("kv_lora_rank")
+        _require(entry, latent + rotated)
+        return Rows(path, entry, layer, "k", (slice(latent, latent + rotated),))
+    return None
+
+
+def _norm(path: Path, entry: Entry, layer: int, name: str, part: str, model: Model) -> Rows | None:
+    if part == "bias":
+        raise ValueError(f"{entry.name}: a norm with a bias is not known")
+    rotated, width = rotary_dim(model), entry.shape[-1]
+    if len(entry.shape) != 1 or width % model.head_dim:
+        raise ValueError(f"{entry.name}: a norm of shape {list(entry.shape)} is not known")
+    groups = _heads(entry, width // model.head_dim, model.head_dim, rotated)
+    return Rows(path, entry, layer, NORMS[name], groups, norm=True)
+
+
+def _heads(entry: Entry, count: int, width: int, rotated: int) -> tuple[slice, ...]:
+    _require(entry, count * width)
+    return tuple(slice(h * width, h * width + rotated) for h in range(count))
+
+
+def _require(entry: Entry, expected: int) -> None:
+    rows = entry.shape[0] if entry.shape else 0
+    if rows != expected:
+        raise ValueError(f"{entry.name} has {rows} rows, expected {expected}")

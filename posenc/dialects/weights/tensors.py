@@ -1,0 +1,78 @@
+"""Change single tensors of a safetensors file in place, without loading the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from posenc.dialects.files.safetensors_header import read_header
+
+DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor's place in a file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def entries(path: Path) -> list[Entry]:
+    """Return the tensors of a file.
+
+    Raises: ValueError where the file is damaged.
+    """
+    header, offset = read_header(path)
+    size = path.stat().st_size
+    found = []
+    for name, info in header.items():
+        start, stop = info["data_offsets"]
+        if not 0 <= start <= stop or offset + stop > size:
+            raise ValueError(f"{path}: damaged safetensors file, {name} ends outside of it.")
+        shape = tuple(info["shape"])
+        found.append(Entry(name, info["dtype"], shape, offset + start, offset + stop))
+    return found
+
+
+def rewrite(
+    path: Path, names: Iterable[str], change: Callable[[str, np.ndarray], np.ndarray]
+) -> None:
+    """Replace tensors by change(name, values as float64), rounded back to their dtype.
+
+    Raises: ValueError for a dtype without exact floats.
+    """
+    by_name = {entry.name: entry for entry in entries(path)}
+    with path.open("r+b") as file:
+        for name in names:
+            entry = by_name[name]
+            file.seek(entry.start)
+            data = file.read(entry.stop - entry.start)
+            values = change(name, decode(data, entry.dtype).reshape(entry.shape))
+            file.seek(entry.start)
+            file.write(encode(values, entry.dtype))
+
+
+def decode(data: bytes, dtype: str) -> np.ndarray:
+    """Decode bytes to float64. Raises: ValueError for dtypes other than floats of 16 bits or
+    more."""
+    if dtype == "BF16":
+        wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+        return wide.view(np.float32).astype(np.float64)
+    if dtype not in DTYPES:
+        raise ValueError(f"{dtype}: expected one of {', '.join(DTYPES)}, BF16")
+    return np.frombuffer(data, DTYPES[dtype]).astype(np.float64)
+
+
+def encode(values: np.ndarray, dtype: str) -> bytes:
+    """Encode values, rounded to nearest, ties to even."""
+    if dtype != "BF16":
+        return values.astype(DTYPES[dtype]).tobytes()
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()

@@ -1,0 +1,58 @@
+"""Copy a checkpoint's files for a fixed folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posenc.dialects.files.inside import inside
+from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
+
+INDEX = "model.safetensors.index.json"
+CLONE = 0x40049409
+"""Linux's FICLONE: the copy shares the original's blocks until one of them is written."""
+
+
+def copy_files(source: Path, target: Path, leave: frozenset[str] = frozenset()) -> None:
+    """Copy a folder's files but those named; subfolders stay behind.
+
+    Raises: ValueError where a file is a link out of the folder, or the weights' index names a file
+    that is elsewhere or missing.
+    """
+    check_index(source)
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.name not in leave:
+            copy_file(inside(source, path.name, "its listing"), target / path.name)
+
+
+def check_index(folder: Path) -> None:
+    """Raise ValueError if the weights' index names a file that is not in this folder."""
+    path = folder / INDEX
+    if not path.is_file():
+        return
+    names = read_json(path, LARGEST_INDEX).get("weight_map")
+    if not isinstance(names, dict):
+        raise ValueError(f"{path}: weight_map must be an object.")
+    for name in sorted({str(v) for v in names.values()}):
+        inside(folder, name, INDEX)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file; on file systems that can, blocks are shared instead of copied."""
+    with source.open("rb") as old, target.open("wb") as new:
+        try:
+            import fcntl
+
+            fcntl.ioctl(new.fileno(), CLONE, old.fileno())
+            return
+        except (ImportError, OSError):
+            pass
+    shutil.copyfile(source, target)
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write a config.json as transformers does."""
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,75 @@
+"""Convert findings to SARIF 2.1.0, which code review tools read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from posenc import __version__
+from posenc.doctor.case import Case
+from posenc.doctor.rule import SEVERITIES, Finding
+from posenc.doctor.rules import RULES
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def report(case: Case, found: Sequence[Finding]) -> dict[str, Any]:
+    """Return one SARIF run with the rules that fired."""
+    codes = sorted({finding.code for finding in found})
+    return {
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "posenc doctor",
+                        "version": __version__,
+                        "rules": [_rule(code) for code in codes],
+                    }
+                },
+                "results": [_result(case, finding, codes) for finding in found],
+            }
+        ],
+    }
+
+
+def _rule(code: str) -> dict[str, Any]:
+    rule = RULES[code]
+    return {
+        "id": code,
+        "shortDescription": {"text": rule.title},
+        "fullDescription": {"text": rule.why},
+        "help": {"text": rule.cure},
+        "defaultConfiguration": {"level": SEVERITIES[rule.severity]},
+    }
+
+
+def _result(case: Case, finding: Finding, codes: list[str]) -> dict[str, Any]:
+    return {
+        "ruleId": finding.code,
+        "ruleIndex": codes.index(finding.code),
+        "level": SEVERITIES[finding.severity],
+        "message": {"text": f"{finding.message}. {finding.cure}"},
+        "locations": [
+            {
+                "physicalLocation": {
+                    "artifactLocation": {"uri": case.source.path.as_posix()},
+                    "region": {"startLine": _line(case, finding.message)},
+                }
+            }
+        ],
+        "properties": {"runtimes": list(finding.runtimes)},
+    }
+
+
+def _line(case: Case, message: str) -> int:
+    """Return the line of the first rotary key that the message names; 1 for GGUF."""
+    if case.metadata is not None:
+        return 1
+    lines = case.source.path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for word in message.replace(".", " ").replace(",", " ").split():
+        for number, line in enumerate(lines, 1):
+            if f'"{word}"' in line:
+                return number
+    return 1

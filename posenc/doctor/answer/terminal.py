@@ -1,0 +1,124 @@
+"""Format what the command prints, as text and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from posenc.dialects.computed import Computed
+from posenc.dialects.runtimes import RUNTIMES
+from posenc.doctor.case import Case
+from posenc.doctor.rule import Finding, Rule
+
+WIDTH = 100
+HEADER = ("runtime", "frequencies", "multiplier", "softmax scale", "switch", "admits")
+
+
+def as_json(case: Case, found: Sequence[Finding]) -> dict[str, Any]:
+    """Return the object of --json."""
+    return {
+        "record": None if case.record is None else case.record.as_json(),
+        "rules": [finding.as_json() for finding in found],
+        "runtimes": {name: computed.as_json() for name, computed in case.computed.items()},
+    }
+
+
+def text(case: Case, found: Sequence[Finding]) -> str:
+    """Return the answer for a terminal."""
+    lines = [_headline(case), ""]
+    lines += _table([HEADER, *(_row(case, name) for name in RUNTIMES if name in case.named)])
+    if case.record is not None and case.record.doubts:
+        lines += ["", *(f"assumed: {doubt}" for doubt in case.record.doubts)]
+    for finding in found:
+        lines += ["", *_finding(finding)]
+    return "\n".join([*lines, "", _verdict(case, found)])
+
+
+def _headline(case: Case) -> str:
+    path = case.source.path
+    if case.record is None:
+        return f"{path}: {case.why_unclear or 'cannot tell what it means'}"
+    record = case.record
+    kinds = []
+    for kind in record.kinds:
+        slowest = min((f for f in kind.inv_freq if f), default=0.0)
+        name = "" if kind.name == "all" else f"{kind.name}: "
+        kinds.append(
+            f"{name}{kind.rotary_dim} channels, slowest pair {slowest:.4g} radians per position, "
+            f"multiplier {kind.multiplier:.6g}"
+        )
+    return (
+        f"{path}: {record.model_type}, trained at {record.trained_length} tokens, meant for "
+        f"{record.max_length}; judged at {record.length}\n" + "\n".join(f"  {k}" for k in kinds)
+    )
+
+
+def _row(case: Case, name: str) -> tuple[str, ...]:
+    computed, seen = case.computed[name], case.differences[name]
+    if not computed.knows:
+        return (name, "no such model", "", "", "", "")
+    if computed.error is not None:
+        return (name, "refuses", "", "", "", _limit(computed))
+    meant = case.meaning
+    other = {"pairs", "frequencies", "layers"} & seen
+    layers = list(computed.layers.values())
+    multipliers = ", ".join(dict.fromkeys(f"{layer.multiplier:.6g}" for layer in layers))
+    scale = "" if computed.softmax_scale is None else f"{computed.softmax_scale:.6g}"
+    return (
+        name,
+        ("other" if other else "as meant") if meant is not None else "",
+        multipliers + (" (other)" if "multiplier" in seen else ""),
+        scale + (" (other)" if "scale" in seen else ""),
+        computed.switch,
+        _limit(computed),
+    )
+
+
+def _limit(computed: Computed) -> str:
+    return "any length" if computed.max_length is None else str(computed.max_length)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _finding(finding: Finding) -> list[str]:
+    first = f"{finding.severity} {finding.code}  "
+    indent = " " * len(first)
+    width = WIDTH - len(first)
+    body, cure = _wrapped(finding.message, width), _wrapped(f"cure: {finding.cure}", width)
+    return [first + body[0], *(indent + line for line in (*body[1:], *cure))]
+
+
+def _verdict(case: Case, found: Sequence[Finding]) -> str:
+    errors = sum(f.severity == "E" for f in found)
+    warnings = sum(f.severity == "W" for f in found)
+    named = ", ".join(name for name in case.named if case.computed[name].knows)
+    if not found:
+        return f"Nothing to complain about, for {named}."
+    said = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}."
+    return f"{said} `posenc doctor --explain {found[0].code}` tells more." + (
+        " `--fix --out NEW` writes a copy that the runtimes read alike." if errors else ""
+    )
+
+
+def explain(rule: Rule) -> str:
+    """Return what --explain prints of a rule."""
+    words = {"E": "error", "W": "warning", "I": "note"}
+    parts = (
+        f"{rule.code}: {rule.title} ({words[rule.severity]})",
+        rule.why,
+        f"Cure: {rule.cure}",
+        f"Evidence: {rule.evidence}.",
+    )
+    return "\n\n".join("\n".join(_wrapped(part, WIDTH)) for part in parts)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Wrap text at whole words, so that keys and runtime names are not split."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,1 @@
+"""Write copies that runtimes read as meant: configs, GGUF files, LoRA adapters, layouts."""

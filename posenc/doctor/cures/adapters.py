@@ -1,0 +1,68 @@
+"""Scale or permute the rows of a LoRA adapter's B like its model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from posenc.dialects.files.json_object import read_json
+from posenc.dialects.files.source import ADAPTER_CONFIG, Source, load
+from posenc.dialects.meaning import meaning_of
+from posenc.dialects.model import model_of
+from posenc.dialects.weights.fold import plan_adapter, scale
+from posenc.dialects.weights.layout import convert
+from posenc.dialects.writers.copies import copy_files
+from posenc.dialects.writers.recipes import best, require_static
+from posenc.report.new_folder import new_folder
+
+
+def fix(
+    adapter: Path, like: Path | None, out: Path, named: tuple[str, ...], length: int | None
+) -> str:
+    """Write the adapter that fits what `--fix` writes of its model; return what to print.
+
+    Raises: ValueError where its model is not given, or its rows cannot be scaled.
+    """
+    base = _base(adapter, like)
+    meaning = meaning_of(base.config, length)
+    require_static(meaning, length)
+    model = meaning.model
+    recipe = best(base.raw, meaning, named, fold=True)
+    if recipe.folded == 1:
+        raise ValueError(
+            f"--fix folds nothing into the weights of {base.folder}: the adapter fits as it is."
+        )
+    plan_adapter(adapter, base.folder, model)  # refused before anything is written
+    with new_folder(out) as folder:
+        copy_files(adapter, folder)
+        rows = plan_adapter(folder, base.folder, model)
+        changed = scale(rows, model, recipe.folded**2)
+    return f"{out}: {len(changed)} tensors of q's B: rotated rows * {recipe.folded**2:.7g}"
+
+
+def convert_layout(adapter: Path, like: Path | None, out: Path, *, to_interleaved: bool) -> str:
+    """Write the adapter for its model with the rows of q and k in the other order."""
+    model = model_of(_base(adapter, like).config)
+    with new_folder(out) as folder:
+        copy_files(adapter, folder)
+        changed = convert(folder, model, to_interleaved=to_interleaved)
+    return f"{out}: rows of {len(changed)} tensors permuted"
+
+
+def _base(adapter: Path, like: Path | None) -> Source:
+    """Return the model's config. Raises: ValueError unless the adapter is plain LoRA."""
+    settings = read_json(adapter / ADAPTER_CONFIG)
+    kind = settings.get("peft_type", "LORA")
+    if kind != "LORA" or settings.get("use_dora"):
+        raise ValueError(
+            f"{adapter}: expected a LoRA adapter, got {'DoRA' if kind == 'LORA' else kind}, whose "
+            "rows posenc cannot change; merge it into the weights first."
+        )
+    if like is None:
+        raise ValueError(
+            f"{adapter} is a LoRA adapter and has no config.json; name the folder of its model: "
+            "--like MODEL."
+        )
+    base = load(like)
+    if base.metadata is not None:
+        raise ValueError(f"--like: expected a model's folder, {like} is a GGUF file.")
+    return base

@@ -1,0 +1,115 @@
+"""`--fix --out`: write a copy that the named runtimes read alike, checked by their emulators."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from posenc.dialects.files.json_object import read_json
+from posenc.dialects.files.source import Source, load
+from posenc.dialects.meaning import Meaning, meaning_of
+from posenc.dialects.runtimes.llama_cpp import sliding_base
+from posenc.dialects.weights.fold import fold, foldable
+from posenc.dialects.writers import gguf_edit
+from posenc.dialects.writers.changes import config_changes
+from posenc.dialects.writers.copies import copy_files, write_config
+from posenc.dialects.writers.dual import OURS
+from posenc.dialects.writers.proof import failures
+from posenc.dialects.writers.recipes import Recipe, best, require_static
+from posenc.report.new_folder import new_folder
+
+CONFIG = "config.json"
+INSTEAD = {
+    "llama.cpp": "; no config can express these numbers: convert, then edit the GGUF file: "
+    "posenc doctor model.gguf --like CONFIG --fix --out NEW",
+}
+"""What to do where no config helps."""
+
+
+def fix(
+    source: Source,
+    out: Path,
+    named: tuple[str, ...],
+    length: int | None = None,
+    like: Path | None = None,
+) -> tuple[str, int]:
+    """Write the copy; returns what to print, and 1 where a named runtime still differs.
+
+    Raises: ValueError where nothing better can be written; `out` is then not there.
+    """
+    if source.metadata is not None:
+        return _fix_gguf(source, out, like)
+    if like is not None:
+        raise ValueError("--like goes with --fix of a GGUF file.")
+    meaning = meaning_of(source.config, length)
+    require_static(meaning, length)
+    if source.spelling != "transformers":
+        raise ValueError(_convert_first(source, meaning, named))
+    alone = source.path.name != CONFIG or not any(source.folder.glob("*.safetensors"))
+    why = "a config alone has no weights" if alone else foldable(source.folder, meaning.model)
+    recipe = best(source.raw, meaning, named, fold=not why)
+    lines = _write(source, out, recipe, meaning, named)
+    if why and recipe.cannot:
+        lines.append(f"a temperature cannot be folded into q: {why}")
+    return "\n".join(lines), int(bool(recipe.cannot))
+
+
+def _convert_first(source: Source, meaning: Meaning, named: tuple[str, ...]) -> str:
+    """Explain how to convert a checkpoint in its vendor's spelling first. Its weights have other
+    names, and mostly another order of rows, than a config.json implies."""
+    try:
+        written = best(source.config, meaning, named).config
+    except ValueError:  # no spelling is better than what was read
+        written = source.config
+    keys = {k: written[k] for k in (*OURS, "max_position_embeddings") if k in written}
+    return (
+        f"{source.path} is in {source.spelling}'s words, and so are the names and rows of its "
+        "weights: --fix writes a config.json only beside weights that go with one. Convert the "
+        "folder first (transformers has convert_..._weights_to_hf.py for Llama and Mistral), and "
+        f"put these rotary keys into its config.json: {json.dumps(keys)}"
+    )
+
+
+def _write(
+    source: Source, out: Path, recipe: Recipe, meaning: Meaning, named: tuple[str, ...]
+) -> list[str]:
+    lines = [f"{out}: {recipe.name}"]
+    with new_folder(out) as folder:
+        if source.path.name == CONFIG:
+            copy_files(source.folder, folder, leave=frozenset({CONFIG}))
+        write_config(folder / CONFIG, recipe.config)
+        lines += [f"  {line}" for line in config_changes(source.raw, recipe.config)]
+        if recipe.folded != 1:
+            changed = fold(folder, meaning.model, recipe.folded)
+            lines.append(f"  {len(changed)} tensors of q: rotated rows * {recipe.folded**2:.7g}")
+        written = read_json(folder / CONFIG)
+        wrong = failures(written, meaning.computed, named, folded=recipe.folded)
+        if set(wrong) != set(recipe.cannot):
+            raise RuntimeError(f"not written, the proof failed: {wrong}")
+    right = [name for name in named if name not in wrong]
+    lines.append(f"proved by their emulators: {', '.join(right) or 'none'}")
+    lines += [f"cannot: {n}: {why}{INSTEAD.get(n, '')}" for n, why in recipe.cannot.items()]
+    return lines + [f"note: {note}" for note in recipe.notes]
+
+
+def _fix_gguf(source: Source, out: Path, like: Path | None) -> tuple[str, int]:
+    meta = source.metadata
+    assert meta is not None
+    largest = meta.context_length
+    if like is None:
+        wanted = gguf_edit.meant_by(meta)
+        bases = dict.fromkeys(wanted, meta.freq_base)
+        if gguf_edit.SLIDING in bases:
+            bases[gguf_edit.SLIDING] = sliding_base(meta)
+    else:
+        other = load(like)
+        if other.metadata is not None:
+            raise ValueError(f"--like: expected a config, {like} is a GGUF file.")
+        meaning = meaning_of(other.config)
+        require_static(meaning, None)
+        wanted, largest = dict(meaning.computed.layers), meaning.max_length
+        bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
+    edit = gguf_edit.plan(meta, wanted, bases, largest)
+    gguf_edit.write(source.path, out, edit, wanted)
+    lines = [f"{out}:", *(f"  {line}" for line in edit.lines or ("nothing to change",))]
+    return "\n".join([*lines, "proved by the emulator: llama.cpp"]), 0

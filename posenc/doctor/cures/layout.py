@@ -1,0 +1,153 @@
+"""Measure which layout the rows of q and k have, by the loss under both readings, and write the
+other one.
+
+Neither a config nor a row norm shows the layout. A model that is read in the wrong one predicts
+like an untrained one. Loads torch and transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posenc.dialects.files.json_object import require_ordinary
+from posenc.dialects.files.source import load
+from posenc.dialects.model import Model, model_of
+from posenc.dialects.weights.layout import convert
+from posenc.dialects.writers.copies import copy_files
+from posenc.report.new_folder import new_folder
+
+FEWEST, MOST = 50, 512
+"""Fewest tokens for a decision, and the most that are read."""
+SURE = 4.0
+"""Standard errors by which the losses must differ."""
+WORDS = {True: "interleaved", False: "half-split"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """expected: the layout of the family's code. losses: nats per token with the rows as they
+    are, and permuted. found: the layout of the rows, None if unknown."""
+
+    expected: str
+    found: str | None
+    losses: tuple[float, float]
+    tokens: int
+    why: str
+
+    @property
+    def mismatch(self) -> bool:
+        return self.found is not None and self.found != self.expected
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "expected": self.expected,
+            "found": self.found,
+            "loss_as_is": self.losses[0],
+            "loss_permuted": self.losses[1],
+            "tokens": self.tokens,
+            "why": self.why,
+        }
+
+    def sentence(self) -> str:
+        """Return the verdict as the command prints it."""
+        if self.found is None:
+            return f"layout unknown: {self.why}"
+        a, b = self.losses
+        said = (
+            f"the family's code expects {self.expected} rows of q and k, and they are "
+            f"{self.found}: {a:.2f} nats per token as they are, {b:.2f} permuted, on "
+            f"{self.tokens} tokens"
+        )
+        cure = f"; --convert-layout {self.expected} --out NEW mends it" if self.mismatch else ""
+        return f"{'E PD036  ' if self.mismatch else ''}{said}{cure}"
+
+
+def measure(folder: Path, text: Path) -> Verdict:
+    """Read the model once as it is and once with permuted rows.
+
+    Raises: ValueError where the folder, its tokenizer or its rows cannot be read.
+    """
+    model = _model(folder)
+    tokens = _tokens(folder, text)
+    expected = WORDS[model.interleaved]
+    if len(tokens) < FEWEST:
+        why = f"the text has {len(tokens)} tokens, {FEWEST} are needed"
+        return Verdict(expected, None, (float("nan"), float("nan")), len(tokens), why)
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch)
+        copy_files(folder, copy)
+        convert(copy, model, to_interleaved=model.interleaved)  # right if they were in the other
+        first, second = _losses(folder, tokens), _losses(copy, tokens)
+    difference = first - second
+    gap = float(difference.mean())
+    error = float(difference.std() / len(difference) ** 0.5)
+    losses = (float(first.mean()), float(second.mean()))
+    if not abs(gap) > SURE * error:
+        why = (
+            f"{losses[0]:.2f} and {losses[1]:.2f} nats per token do not decide: the model is "
+            "untrained, or the text too short"
+        )
+        return Verdict(expected, None, losses, len(tokens), why)
+    found = expected if gap < 0 else WORDS[not model.interleaved]
+    return Verdict(expected, found, losses, len(tokens), "")
+
+
+def is_interleaved(target: str) -> bool:
+    """True if the layout of this name is interleaved. Raises: ValueError for an unknown name."""
+    if target not in WORDS.values():
+        raise ValueError(
+            f"--convert-layout: expected {' or '.join(sorted(WORDS.values()))}, got {target!r}."
+        )
+    return target == WORDS[True]
+
+
+def write(folder: Path, out: Path, target: str) -> str:
+    """Write a copy whose rows of q and k are in the layout `target`; they are taken to be in the
+    other one.
+
+    Raises: ValueError where `out` exists, the rows are not to be found, or target is no layout.
+    """
+    to_interleaved = is_interleaved(target)
+    model = _model(folder)
+    with new_folder(out) as temporary:
+        copy_files(folder, temporary)
+        changed = convert(temporary, model, to_interleaved=to_interleaved)
+    return f"{out}: rows of {len(changed)} tensors permuted to {target}"
+
+
+def _model(folder: Path) -> Model:
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: --layout needs a model's folder.")
+    return model_of(load(folder).config)
+
+
+def _tokens(folder: Path, text: Path) -> list[int]:
+    from posenc.hf.checkpoint.text import load_tokenizer
+
+    require_ordinary(text)
+    words = text.read_text(encoding="utf-8")
+    return list(load_tokenizer(folder)(words)["input_ids"])[:MOST]
+
+
+def _losses(folder: Path, tokens: list[int]) -> Any:
+    """Return the loss of each token in nats, given those before it."""
+    import torch
+
+    from posenc.hf.checkpoint.loading import load_checkpoint
+
+    ids = torch.tensor([tokens])
+    model = load_checkpoint(folder).model
+    with torch.inference_mode():
+        logits = model(ids).logits[0, :-1]
+    return torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
+
+
+def report(folder: Path, text: Path, *, as_json: bool) -> tuple[str, int]:
+    """Return what `--layout` prints, and 1 if the rows are in the wrong layout."""
+    verdict = measure(folder, text)
+    said = json.dumps(verdict.as_json(), indent=2) if as_json else verdict.sentence()
+    return said, int(verdict.mismatch)

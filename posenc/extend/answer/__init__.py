@@ -1,0 +1,1 @@
+"""Show an outcome: in the terminal, on the page, as JSON."""

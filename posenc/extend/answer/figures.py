@@ -1,0 +1,178 @@
+"""Draw the figures of an extension's page."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from posenc.extend.answer import captions
+from posenc.extend.extension import Outcome
+from posenc.extend.measure.evaluation import Evaluation
+from posenc.hf.rope.settings import RopeSetting
+from posenc.report.drawing import INK, figure, legend_above, length_axis, line_styles, style
+from posenc.report.page import Plot
+
+
+def curves(outcome: Outcome) -> Iterator[Plot]:
+    named = outcome.evaluations()
+    styles = line_styles(list(named))
+    trained = outcome.checkpoint.trained_length
+    edges = next(iter(named.values())).edges
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
+    with figure("position in the window, tokens", "loss, nats per token") as (drawn, axes):
+        for name, evaluation in named.items():
+            axes.plot(
+                middles,
+                [e.mean for e in evaluation.by_position],
+                label=name,
+                **styles[name].points(),
+            )
+        length_axis(axes, edges[1:], trained)
+    legend_above(drawn)
+    yield Plot(
+        drawn,
+        "Loss by position, mean of each bucket; lower is better.",
+        _words(named, edges),
+        captions.in_losses(
+            {n: [e.mean for e in x.by_position] for n, x in named.items()}, edges[1:], trained
+        ),
+        "loss-by-position",
+    )
+    with_context = {name: e for name, e in named.items() if e.by_context}
+    if with_context:
+        lengths = sorted({n for e in with_context.values() for n in e.by_context})
+        with figure("context, tokens", "loss of the same last tokens, nats") as (drawn, axes):
+            for name, evaluation in with_context.items():
+                axes.plot(
+                    list(evaluation.by_context),
+                    [e.mean for e in evaluation.by_context.values()],
+                    label=name,
+                    **styles[name].points(),
+                )
+            length_axis(axes, lengths, trained)
+        legend_above(drawn)
+        yield Plot(
+            drawn,
+            "Loss of the same target tokens as their context grows; it falls where it is used.",
+            "One line per method over context length.",
+            captions.in_contexts(
+                {n: {c: e.mean for c, e in x.by_context.items()} for n, x in with_context.items()},
+                trained,
+            ),
+            "loss-by-context",
+        )
+    shown = {name: e.entropy for name, e in named.items() if e.entropy}
+    if shown:
+        with figure("position in the window, tokens", "entropy of attention, nats") as (
+            drawn,
+            axes,
+        ):
+            for name, entropy in shown.items():
+                axes.plot(middles, entropy, label=name, **styles[name].points())
+            length_axis(axes, edges[1:], trained)
+        legend_above(drawn)
+        yield Plot(
+            drawn,
+            "Mean entropy of attention over layers and heads: how widely a token looks.",
+            "One line per method over position.",
+            captions.in_entropies(shown),
+            "attention-entropy",
+        )
+
+
+def _words(named: dict[str, Evaluation], edges: tuple[int, ...]) -> str:
+    return "; ".join(
+        f"{name}: {e.by_position[0].mean:.2f} at the start, {e.by_position[-1].mean:.2f} up to "
+        f"{edges[-1]}"
+        for name, e in named.items()
+    )
+
+
+def frequencies(outcome: Outcome) -> Iterator[Plot]:
+    for setting in outcome.measured["none"][0].settings:
+        yield Plot(
+            wavelengths(outcome, setting),
+            "Wavelength of each pair of channels: the tokens that it takes to turn once. A pair "
+            "above the dotted line never finishes a turn within the training length, so that the "
+            "model has not seen all of its angles.",
+            f"{unfinished(setting)} of {setting.rotary_dim // 2} pairs never finish a turn in "
+            f"{setting.original_length} tokens.",
+            captions.in_wavelengths(unfinished(setting), setting.rotary_dim // 2),
+            f"wavelengths{f'-{setting.layer_type}' * bool(setting.layer_type)}",
+        )
+
+
+def unfinished(setting: RopeSetting) -> int:
+    """Count the pairs that finish no turn within the training length."""
+    return sum(
+        float(f) * setting.original_length < 2 * math.pi for f in setting.frequencies().inv_freq
+    )
+
+
+def wavelengths(outcome: Outcome, base: RopeSetting) -> Figure:
+    """Draw the wavelength of each pair, for every method with frequencies of its own."""
+    shown = {
+        name: next(s for s in variant.settings if s.layer_type == base.layer_type)
+        for name, (variant, _) in outcome.measured.items()
+        if variant.settings and not variant.needs_runtime
+    }
+    styles = line_styles(list(outcome.measured))
+    with figure("pair of channels, fastest first", "wavelength, tokens") as (drawn, axes):
+        for name, setting in shown.items():
+            inv_freq = np.array([float(f) for f in setting.frequencies(outcome.target).inv_freq])
+            turning = inv_freq > 0
+            pairs = np.arange(len(inv_freq))
+            axes.plot(
+                pairs[turning], 2 * np.pi / inv_freq[turning], label=name, **styles[name].points()
+            )
+        axes.set_yscale("log")
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.axhline(base.original_length, color=INK, linestyle=":", linewidth=1)
+    legend_above(drawn)
+    return drawn
+
+
+def passkeys(outcome: Outcome) -> Iterator[Plot]:
+    """Draw one grid of depth by length for each method that was asked for keys."""
+    named = {name: e.passkey for name, e in outcome.evaluations().items() if e.passkey}
+    if not named:
+        return
+    lengths = sorted({length for grid in named.values() for length, _ in grid})
+    depths = sorted({depth for grid in named.values() for _, depth in grid})
+    columns = min(4, len(named))
+    rows = -(-len(named) // columns)
+    with style():
+        drawn = Figure(figsize=(max(5.0, 0.6 + 1.75 * columns), 0.7 + 1.65 * rows))
+        panels = drawn.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+        for axes in panels.flat:
+            axes.set_axis_off()
+        for axes, (name, grid) in zip(panels.flat, named.items(), strict=False):
+            shares = [[grid.get((n, depth), math.nan) for n in lengths] for depth in depths]
+            axes.set_axis_on()
+            axes.grid(False)
+            image = axes.imshow(shares, vmin=0, vmax=1, aspect="auto")
+            axes.set_title(name)
+            axes.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], rotation=45)
+            axes.set_yticks(range(len(depths)), [f"{100 * depth:.0f} %" for depth in depths])
+            for (y, x), share in np.ndenumerate(np.array(shares)):
+                shown = "–" if math.isnan(share) else f"{100 * share:.0f}"
+                ink = INK if math.isnan(share) else "black" if share > 0.6 else "white"
+                axes.text(x, y, shown, ha="center", va="center", fontsize=8, color=ink)
+        drawn.supxlabel("length of the text, tokens", fontsize=9.5)
+        drawn.supylabel("depth of the key", fontsize=9.5)
+        drawn.colorbar(image, ax=panels, label="tokens right", shrink=0.8)  # pyright: ignore
+    means = {name: sum(grid.values()) / len(grid) for name, grid in named.items()}
+    yield Plot(
+        drawn,
+        "Tokens of a random key repeated right, in percent, by where the key stood (0 %: at the "
+        "start) and how long the text was.",
+        "; ".join(f"{name}: {100 * mean:.0f} % on average" for name, mean in means.items()),
+        captions.in_passkeys(named),
+        "passkeys",
+        wide=columns > 2,
+    )

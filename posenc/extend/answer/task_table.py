@@ -1,0 +1,42 @@
+"""List the methods' results at tasks and on short texts."""
+
+from __future__ import annotations
+
+import math
+
+from posenc.extend.extension import Outcome
+
+SHORT = "short texts"
+
+
+def task_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
+    """Return a header and a row per method. A row has the fraction of prompts answered exactly,
+    with its interval and the loss of the answer, and the extra loss on short texts. Both are empty
+    if nothing of this was measured."""
+    evaluations, short = outcome.evaluations(), outcome.short_text()
+    asked = list(dict.fromkeys(key for e in evaluations.values() for key in e.tasks))
+    header = ["method", *(f"{task}, {length:,}" for task, length in asked)]
+    rows = []
+    for name, evaluation in evaluations.items():
+        cells = []
+        for key in asked:
+            score = evaluation.tasks.get(key)
+            cells.append(
+                "–"
+                if score is None
+                else f"{score.exact.mean:.0%} ({score.exact.low:.0%}–{score.exact.high:.0%}), "
+                f"{score.loss.mean:.2f} nats"
+            )
+        if short:
+            rise = short.get(name)
+            cells.append("–" if rise is None else _percent(rise.mean, rise.low, rise.high))
+        rows.append([name, *cells])
+    if short:
+        header.append(SHORT)
+    return (header, rows) if len(header) > 1 else ([], [])
+
+
+def _percent(mean: float, low: float, high: float) -> str:
+    """Convert a rise of the loss to one of the perplexity."""
+    mean, low, high = (100 * math.expm1(min(value, 50.0)) for value in (mean, low, high))
+    return f"{mean:+.1f} % ({low:+.1f} to {high:+.1f})"

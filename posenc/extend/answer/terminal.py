@@ -1,0 +1,185 @@
+"""Run `posenc extend`: read text, show progress on stderr, print a table, write a page."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from posenc.extend.answer.as_json import to_json
+from posenc.extend.answer.page import INEXACT, NO_EXTENSION, OUR_RUNTIME, loads, make_page
+from posenc.extend.answer.task_table import task_rows
+from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
+from posenc.extend.extension import Outcome, extend
+from posenc.hf.checkpoint.text import split_documents
+from posenc.report.atomic import check_figures, check_writable, write_atomically
+from posenc.report.failure import RunFailed
+from posenc.report.progress import Narrator
+
+OUT_OF_DOMAIN = (
+    "Measured on the source of Python's standard library. Losses on a text unlike the model's "
+    "own say little; "
+    "give --text with text of its kind."
+)
+MARKS = {"*": INEXACT, "†": OUR_RUNTIME, "‡": NO_EXTENSION}
+"""Marks behind methods that do not simply load in stock tools."""
+COLUMN = 9
+"""Characters per bucket in the table, borders included."""
+
+
+def extend_and_show(
+    folder: Path,
+    to: int,
+    texts: list[Path],
+    command: str,
+    report: Path | None,
+    *,
+    out: Path | None,
+    method: str | None,
+    as_json: bool = False,
+    lm_eval: str | None = None,
+    figures: Path | None = None,
+    **asked: Any,
+) -> None:
+    """Extend as asked, and show what came of it. Raises: ValueError for wrong input, before
+    anything is written."""
+    if lm_eval is not None:
+        check_lm_eval(lm_eval, out)
+    console = Console(stderr=True)
+    check_figures(figures)
+    if report is not None:
+        check_writable(report)
+    caution = None if texts else OUT_OF_DOMAIN
+    documents = read_documents(texts)
+    with Narrator(console) as narrate:
+        outcome = extend(folder, to, documents, method=method, out=out, progress=narrate, **asked)
+    if caution:
+        console.print(caution, markup=False)
+    show_losses(outcome, console)
+    show_tasks(outcome, console)
+    for name, why in outcome.failed.items():
+        console.print(f"{name}: not measured: {why}", markup=False, highlight=False)
+    if "search" in outcome.measured:
+        console.print(f"search: {outcome.measured['search'][0].summary}.", markup=False)
+    console.print(outcome.reason, markup=False)
+    for line in outcome.config_diff:
+        console.print(line, markup=False, highlight=False)
+    written = None if outcome.proof is None else out
+    page = report or (written / "extend.html" if written is not None else None)
+    if page is not None:
+        make_page(outcome, command, caution).write(page)
+        console.print(f"Page: {page}", markup=False)
+        write_csv(outcome, page.with_suffix(".csv"))
+    if figures is not None:
+        from posenc.report.figure_files import write_figures
+
+        said = write_figures(make_page(outcome, command, caution).plots(), figures)
+        for line in (*said, f"Figures: {figures}"):
+            console.print(line, markup=False, highlight=False)
+    if as_json:
+        print(json.dumps(to_json(outcome), indent=1, ensure_ascii=False, allow_nan=False))
+    if out is not None and written is None:
+        raise RunFailed(
+            f"{out} is not written: the model as it is reads best; name a --method to write one."
+        )
+    if written is not None:
+        console.print(f"Written and proved: {written}", markup=False)
+        if lm_eval is not None:
+            model = outcome.checkpoint.model
+            dtype = str(model.dtype).removeprefix("torch.")
+            found = run_lm_eval(written, lm_eval, dtype, str(model.device))
+            console.print(f"lm-eval: {found}", markup=False)
+    elif method is None:
+        console.print(
+            f"Nothing was written. To export: {command} --method {outcome.recommended} --out "
+            "FOLDER",
+            markup=False,
+        )
+
+
+def write_csv(outcome: Outcome, path: Path) -> None:
+    """Write the losses by position next to the page: a row per method and bucket, nats per
+    token."""
+    rows = ["method,start,stop,loss,low,high,tokens"]
+    for name, evaluation in outcome.evaluations().items():
+        buckets = itertools.pairwise(evaluation.edges)
+        for (start, stop), e in zip(buckets, evaluation.by_position, strict=True):
+            if e.tokens:
+                losses = f"{e.mean:.6f},{e.low:.6f},{e.high:.6f}"
+                rows.append(f"{name},{start},{stop},{losses},{e.tokens}")
+    write_atomically(path, "\n".join(rows) + "\n")
+
+
+def read_documents(texts: list[Path]) -> list[str]:
+    """Read the documents of the files, or the embedded corpus if there are none.
+
+    Raises: ValueError for a file that is not there, is not UTF-8 or holds no text.
+    """
+    if not texts:
+        from posenc.text.sources import embedded
+
+        return [path.read_text(encoding="utf-8", errors="replace") for _, path in embedded().files]
+    documents = []
+    for path in texts:
+        if not path.is_file():
+            raise ValueError(f"{path}: {'not a file' if path.exists() else 'no such file'}.")
+        try:
+            documents += split_documents(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise ValueError(
+                f"{path}: its text is not UTF-8 (byte {byte:#04x} at {error.start}); save it as "
+                "UTF-8."
+            ) from error
+    if not documents:
+        raise ValueError(f"{', '.join(map(str, texts))}: no text in it.")
+    return documents
+
+
+def show_losses(outcome: Outcome, console: Console) -> None:
+    """Print perplexity by position, and what the marks behind the methods' names mean."""
+    for table in _tables(outcome, console.width):
+        console.print(table)
+    marks = {_mark(outcome, name) for name in outcome.evaluations()}
+    words = [f"{mark} {why}." for mark, why in MARKS.items() if mark in marks]
+    console.print(" ".join([*words, "95 % intervals are on the page."]), markup=False)
+
+
+def show_tasks(outcome: Outcome, console: Console) -> None:
+    """Print tasks answered, and the cost on short texts."""
+    header, rows = task_rows(outcome)
+    if rows:
+        table = Table(title="Tasks answered exactly; perplexity of short texts against as trained")
+        for name in header:
+            table.add_column(name, justify="left" if name == "method" else "right")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def _tables(outcome: Outcome, width: int) -> Iterator[Table]:
+    """Yield as many tables as the buckets need in a console of `width` columns."""
+    evaluations = outcome.evaluations()
+    names = {name: name + _mark(outcome, name) for name in evaluations}
+    ends = next(iter(evaluations.values())).edges[1:]
+    first = max(map(len, names.values())) + 4
+    each = max(1, (width - first) // COLUMN)
+    for start in range(0, len(ends), each):
+        table = Table(title="Perplexity by position: tokens up to")
+        table.add_column("method", no_wrap=True)
+        for end in ends[start : start + each]:
+            table.add_column(f"{end:,}", justify="right", no_wrap=True)
+        for name, evaluation in evaluations.items():
+            shown = evaluation.by_position[start : start + each]
+            table.add_row(names[name], *(f"{e.perplexity:.3g}" if e.tokens else "–" for e in shown))
+        yield table
+
+
+def _mark(outcome: Outcome, name: str) -> str:
+    variant = outcome.measured[name][0] if name in outcome.measured else None
+    return next((mark for mark, why in MARKS.items() if why == loads(variant)), "")

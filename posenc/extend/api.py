@@ -1,0 +1,84 @@
+"""`posenc extend` as a function."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from posenc.extend.answer.terminal import OUT_OF_DOMAIN, read_documents
+from posenc.extend.extension import Outcome, extend
+from posenc.extend.options import DEFAULTS, Options, Progress
+from posenc.report.atomic import check_figures
+
+
+def run(
+    folder: str | Path,
+    to: int,
+    documents: Sequence[str] | None = None,
+    *,
+    method: str | None = None,
+    out: str | Path | None = None,
+    report: str | Path | None = None,
+    figures: str | Path | None = None,
+    options: Options = DEFAULTS,
+    as_bytes: bool = False,
+    as_ids: bool = False,
+    progress: Progress = lambda what, share: None,
+) -> Outcome:
+    """Stretch a checkpoint, measure it before and after, and write what is asked for.
+
+    Args:
+        folder: a Hugging Face folder with safetensors.
+        to: the new length in tokens, above the training length.
+        documents: texts to measure on, like those of the training; None for the source of
+            Python's standard library, which says little about other models.
+        method, out, options, as_bytes, as_ids, progress: see `posenc.extend.extend`.
+        report: a file for the page; None for extend.html in `out`, or nowhere.
+        figures: a folder for every figure as SVG, PDF, PNG and CSV.
+
+    Returns: every variant measured, the recommendation with its reason, and the proof of what was
+    written.
+
+    Raises: ValueError, before measuring, for anything that cannot be extended or written. RunFailed
+    if `method` cannot be measured, or the export cannot be proved.
+
+    >>> import tempfile
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> shape = LlamaConfig(vocab_size=256, max_position_embeddings=64, **small)
+    >>> texts = ["Documents of your own, longer than the new length. " * 9] * 4
+    >>> few = posenc.extend.Options(windows=2, search_evaluations=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     LlamaForCausalLM(shape).save_pretrained(folder)
+    ...     outcome = posenc.extend.run(
+    ...         folder, 128, texts, method="yarn", as_bytes=True, options=few
+    ...     )
+    >>> outcome.recommended in outcome.measured
+    True
+    """
+    check_figures(figures)
+    texts = read_documents([]) if documents is None else documents
+    outcome = extend(
+        folder,
+        to,
+        texts,
+        method=method,
+        out=out,
+        options=options,
+        as_bytes=as_bytes,
+        as_ids=as_ids,
+        progress=progress,
+    )
+    written = None if out is None or outcome.proof is None else Path(out)
+    path = report or (written / "extend.html" if written is not None else None)
+    if path is None and figures is None:
+        return outcome
+    from posenc.extend.answer.page import make_page
+    from posenc.report.figure_files import write_page
+
+    call = f"posenc.extend.run({str(folder)!r}, {to})"
+    page = make_page(outcome, call, OUT_OF_DOMAIN if documents is None else None)
+    for line in write_page(page, path, figures):
+        warnings.warn(line, stacklevel=2)
+    return outcome

@@ -1,0 +1,104 @@
+"""Write the lines for llama.cpp and Ollama: convert, edit the file if the converter loses
+something, serve; or the options that the original's GGUF file needs."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from posenc.dialects import formulas
+from posenc.dialects.computed import Layer, RefusedError
+from posenc.dialects.meaning import Meaning
+from posenc.dialects.model import model_of
+from posenc.dialects.runtimes.gguf_converter import convert
+from posenc.dialects.writers import gguf_edit
+from posenc.dialects.writers.recipes import Recipe, changes_with_length
+from posenc.extend.export.serving.described import Export
+from posenc.extend.export.serving.lines import fenced
+
+
+def lines(export: Export) -> Iterator[str]:
+    """Yield the lines that convert the export, edit the file if its config cannot express the
+    rest, and serve it."""
+    why, file = export.recipe.cannot.get("llama.cpp"), "model.gguf"
+    steps = [f"python convert_hf_to_gguf.py {shlex.quote(export.name)} --outfile {file}"]
+    if why is not None:
+        yield f"The converter loses something: {why}."
+        reason = uneditable(export.recipe, export.meaning)
+        if reason:
+            yield f"No edit of the GGUF file cures that: {reason}."
+            return
+        yield "The doctor writes it into the GGUF file:"
+        like = shlex.quote(f"{export.name}/config.json")
+        steps.append(f"posenc doctor {file} --like {like} --fix --out fixed.gguf")
+        file = "fixed.gguf"
+    yield from fenced("sh", *steps, f"llama-server -m {file} -c {export.longest}")
+    yield "For Ollama, a Modelfile of two lines, and `ollama create NAME -f Modelfile`:"
+    yield from fenced("text", f"FROM ./{file}", f"PARAMETER num_ctx {export.longest}")
+
+
+def uneditable(recipe: Recipe, meaning: Meaning) -> str:
+    """Return why no edit of the converted file makes libllama compute the meaning; empty if one
+    does."""
+    what = changes_with_length(meaning)
+    if what:
+        return what
+    bases = {kind: float(p["rope_theta"]) for kind, p in meaning.parameters.items()}
+    try:
+        meta = convert(model_of(recipe.config))
+        gguf_edit.plan(meta, meaning.computed.layers, bases, meaning.max_length)
+    except (RefusedError, ValueError) as refused:
+        return str(refused).rstrip(".")
+    return ""
+
+
+def options(before: Mapping[str, Any], meaning: Meaning) -> str:
+    """Return the llama.cpp options that make the original's GGUF file compute the meaning.
+
+    Raises: ValueError where none do.
+    """
+    if set(meaning.parameters) != {"all"} or changes_with_length(meaning):
+        raise ValueError("its command line knows one set of static frequencies")
+    try:
+        meta = convert(model_of(before))
+    except RefusedError as refused:
+        raise ValueError(f"its converter stops: {refused}") from refused
+    plain_file = meta.rope_freqs is None and meta.factors_long is None and meta.attn_factor == 1
+    if not plain_file or meta.scaling_type == "yarn" or meta.scaling_factor != 1:
+        raise ValueError("the original has a scaling already")
+    wanted, p = meaning.computed.layers["all"], meaning.parameters["all"]
+    theta, factor = float(p["rope_theta"]), float(p.get("factor") or 1.0)
+    dim = meta.dimension_count
+    base = _base(wanted, dim)
+    if base is not None:
+        return f"--rope-freq-base {base:.9g}"
+    plain = formulas.plain(dim, theta)
+    if _same(wanted, Layer(formulas.divided(plain, [factor] * len(plain)))):
+        return f"--rope-scaling linear --rope-scale {factor:.9g}"
+    if p["rope_type"] == "yarn":
+        original = p["original_max_position_embeddings"]
+        fast, slow = float(p.get("beta_fast") or 32), float(p.get("beta_slow") or 1)
+        yarn = formulas.yarn(dim, theta, factor, original, fast, slow)
+        if _same(wanted, Layer(yarn, formulas.yarn_scale(factor))):
+            return (
+                f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original} "
+                f"--yarn-beta-fast {fast:g} --yarn-beta-slow {slow:g}"
+            )
+    raise ValueError("its options know a base, linear and yarn only")
+
+
+def _base(wanted: Layer, dim: int) -> float | None:
+    """Return the base of plain RoPE with these frequencies; None if no base has them."""
+    if len(wanted.inv_freq) < 2 or not wanted.inv_freq[1]:
+        return None
+    base = wanted.inv_freq[1] ** (-dim / 2)
+    return base if _same(wanted, Layer(formulas.plain(dim, base))) else None
+
+
+def _same(a: Layer, b: Layer) -> bool:
+    pairs = zip((*a.inv_freq, a.multiplier), (*b.inv_freq, b.multiplier), strict=True)
+    return len(a.inv_freq) == len(b.inv_freq) and all(
+        math.isclose(x, y, rel_tol=1e-6) for x, y in pairs
+    )

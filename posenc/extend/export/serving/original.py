@@ -1,0 +1,91 @@
+"""Find how a runtime computes an extension from the unchanged original folder."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from posenc.dialects.runtimes import emulate
+from posenc.dialects.writers.dual import OURS
+from posenc.dialects.writers.overrides import override
+from posenc.dialects.writers.proof import failures
+from posenc.dialects.writers.recipes import changes_with_length
+from posenc.extend.export.serving import gguf
+from posenc.extend.export.serving.described import Export
+from posenc.extend.export.serving.lines import fenced
+
+LONGEST = "max_position_embeddings"
+NEW = ("rope_parameters", "original_max_position_embeddings", LONGEST)
+"""Keys that transformers 5 computes from once a config is loaded."""
+KEYS = {
+    "transformers-5": NEW,
+    "transformers-4": (*(key for key in OURS if key != "rope_parameters"), LONGEST),
+    "mlx-lm": (*OURS, LONGEST),
+}
+
+
+def lines(export: Export, name: str, source: Path, before: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how to serve the extension from the original folder and its config, or why that
+    fails."""
+    yield ""
+    try:
+        code = list(_code(export, name, source, before))
+    except ValueError as error:
+        yield f"From `{source}` without this copy: not possible, {str(error).rstrip('.')}."
+        return
+    yield f"The same from `{source}`, without this copy:"
+    yield from code
+
+
+def _code(export: Export, name: str, source: Path, before: Mapping[str, Any]) -> Iterator[str]:
+    folder, quoted = json.dumps(str(source)), shlex.quote(str(source))
+    if name in KEYS:
+        changed = changes(export, name, before)
+        if name == "mlx-lm":
+            load = f"model, tokenizer = load({folder}, model_config={changed!r})"
+            yield from fenced("python", "from mlx_lm import load", "", load)
+            return
+        yield from fenced(
+            "python",
+            "from transformers import AutoConfig, AutoModelForCausalLM",
+            "",
+            f"config = AutoConfig.from_pretrained({folder})",
+            *(f"config.{key} = {value!r}" for key, value in changed.items()),
+            f"model = AutoModelForCausalLM.from_pretrained({folder}, config=config)",
+        )
+    elif name == "llama.cpp":
+        said = gguf.options(before, export.meaning)
+        yield from fenced("sh", f"llama-server -m original.gguf -c {export.longest} {said}")
+    else:
+        if what := changes_with_length(export.meaning):
+            raise ValueError(f"{what} is read otherwise there")
+        said = override(before, export.meaning, name)
+        server = "vllm serve" if name == "vllm" else "python -m sglang.launch_server --model-path"
+        yield from fenced("sh", f"{server} {quoted} {said}")
+
+
+def changes(export: Export, name: str, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary keys with which a runtime that takes them in Python computes the extension
+    from the original's config.
+
+    Raises: ValueError where it would compute something else with them.
+    """
+    target = export.saved if name == "transformers-5" else export.recipe.config
+    changed = {k: target.get(k) for k in KEYS[name] if target.get(k) != before.get(k)}
+    merged = {**before, **changed}
+    if name == "transformers-5":
+        merged.pop("rope_scaling", None)  # loading moved it into rope_parameters
+    elif name in export.recipe.cannot:
+        raise ValueError(export.recipe.cannot[name])
+    if not emulate(merged, names=[name])[name].knows:
+        raise ValueError("it has no such model")
+    if not changes_with_length(export.meaning):
+        wrong = failures(merged, export.meaning.computed, [name])
+        if wrong:
+            raise ValueError(wrong[name])
+    if name == "transformers-4" and "rotary_emb_base" in changed:
+        changed["rope_theta"] = changed["rotary_emb_base"]  # which loading has copied by then
+    return changed

@@ -1,0 +1,163 @@
+"""Write SERVE.md: the lines that serve an export in each runtime, and what each computes from
+it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from posenc.dialects.record import LayerKind, of_meaning
+from posenc.dialects.runtimes import VERSIONS, emulate
+from posenc.dialects.weights.fold import foldable
+from posenc.dialects.writers.recipes import best, changes_with_length
+from posenc.extend.export.serving import gguf, original
+from posenc.extend.export.serving.described import Export
+from posenc.extend.export.serving.lines import fenced, load, serve
+
+NAMES = {
+    "transformers-5": "transformers 5",
+    "transformers-4": "transformers 4",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "llama.cpp": "llama.cpp and Ollama",
+    "mlx-lm": "MLX",
+}
+SENTENCES = 'pip install "sentence-transformers" "transformers>=5"'
+CHUNKED = "VLLM_USE_V1=0 VLLM_ATTENTION_BACKEND=DUAL_CHUNK_FLASH_ATTN"
+
+
+def plain_page(name: str, longest: int, what: str, kind: str, *, sentences: bool) -> str:
+    """Return SERVE.md of a model outside of what posenc's emulators know. kind: transformers' class
+    that reads it. sentences: True if sentence-transformers reads it too."""
+    lines = [
+        f"# Serve {name}",
+        "",
+        f"It reads {longest} tokens. config.json holds {what}. It was proved in transformers 5; "
+        "what other runtimes make of such a model posenc has not read.",
+        "",
+        *load("transformers-5", name, kind),
+    ]
+    if sentences:
+        call = f"model = SentenceTransformer({json.dumps(name)})"
+        lines += ["", "For embeddings of sentences:", *fenced("sh", SENTENCES)]
+        lines += fenced("python", "from sentence_transformers import SentenceTransformer", "", call)
+    return "\n".join(lines) + "\n"
+
+
+def mapped_page(export: Export, extra: Mapping[str, Any]) -> str:
+    """Return SERVE.md of dual chunk attention, which older releases of one server run."""
+    given = {**extra, "max_position_embeddings": export.longest}
+    folder, said = shlex.quote(export.name), shlex.quote(json.dumps(given))
+    serve_it = f"--max-model-len {export.longest} --enforce-eager"
+    lines = [
+        f"# Serve {export.name}",
+        "",
+        f"It reads {export.longest} tokens by dual chunk attention; its weights and frequencies "
+        f"are those trained at {export.trained}. Method: {export.method}.",
+        "",
+        "By its code, which posenc has read and not run, vLLM 0.8.5 to 0.10 computes it, on the "
+        "engine that 0.11 took out:",
+        "",
+        *fenced("sh", f"{CHUNKED} vllm serve {folder} {serve_it}"),
+    ]
+    if export.source is not None:
+        source = shlex.quote(str(export.source))
+        lines += ["", f"The same from `{export.source}`, without this copy:"]
+        lines += fenced("sh", f"{CHUNKED} vllm serve {source} --hf-overrides {said} {serve_it}")
+    lines += [
+        "",
+        "Every other runtime would compute something else: vLLM since 0.11 and SGLang 0.5.23 keep "
+        "the key and have no attention for it, so that they stop; transformers, MLX, llama.cpp and "
+        f"Ollama do not know it and rotate beyond {export.trained} tokens, where "
+        "the model was never trained.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def page(export: Export) -> str:
+    """Return the text of SERVE.md."""
+    lines = [f"# Serve {export.name}", "", *_meaning(export), "", *_table(export)]
+    for name, title in NAMES.items():
+        lines += ["", f"## {title}", "", *_runtime(export, name)]
+    return "\n".join(lines) + "\n"
+
+
+def _meaning(export: Export) -> Iterator[str]:
+    record = of_meaning(export.meaning, "transformers", None)
+    yield (
+        f"It reads {export.longest} tokens, {export.trained} before it was stretched. Method: "
+        f"{export.method}."
+    )
+    yield ""
+    for kind in record.kinds:
+        yield f"- {_kind(kind)}"
+    yield f"- softmax scale {record.softmax_scale:.6g}"
+    what = changes_with_length(export.meaning)
+    if what:
+        yield f"- {what}: these are the frequencies at {record.length} tokens"
+    yield ""
+    yield f"config.json holds {export.recipe.name}. `posenc doctor {export.name}` says the same."
+    for note in export.recipe.notes:
+        yield f"Note: {note}."
+
+
+def _kind(kind: LayerKind) -> str:
+    name = "all layers" if kind.name == "all" else kind.name
+    slowest = min((f for f in kind.inv_freq if f), default=0.0)
+    return (
+        f"{name}: {kind.rotary_dim} channels of each head rotate, the slowest pair by "
+        f"{slowest:.6g} radians per position; cos and sin times {kind.multiplier:.6g}"
+    )
+
+
+def _table(export: Export) -> Iterator[str]:
+    yield "What each runtime computes from this folder, by posenc's emulator of its code:"
+    yield ""
+    yield "| runtime | version | computes |"
+    yield "|---|---|---|"
+    for name, computed in emulate(export.recipe.config).items():
+        why = export.recipe.cannot.get(name)
+        said = "as meant" if why is None else f"**something else**: {why}"
+        if not computed.knows:
+            said = f"not known: {computed.error}"
+        elif computed.error is not None:
+            said = f"**nothing**: {computed.error}"
+        yield f"| {name} | {VERSIONS[name]} | {said} |"
+
+
+def _runtime(export: Export, name: str) -> Iterator[str]:
+    computed = emulate(export.recipe.config, names=[name])[name]
+    why = export.recipe.cannot.get(name)
+    if not computed.knows:
+        yield f"{computed.error}."
+        return
+    if name == "llama.cpp":
+        yield from gguf.lines(export)
+    elif why is None:
+        yield from serve(name, export.name, export.longest)
+    else:
+        yield f"Not from this folder: {why}."
+        yield from _cure(export, name)
+    if export.source is not None and export.before is not None:
+        yield from original.lines(export, name, export.source, export.before)
+
+
+def _cure(export: Export, name: str) -> Iterator[str]:
+    """Yield how to write a copy for this runtime, if one exists, with the temperature in the
+    weights."""
+    if changes_with_length(export.meaning):
+        yield f"`posenc doctor {export.name} --fix --length N --out NEW` writes the frequencies of "
+        yield "N tokens for all lengths."
+        return
+    fold = not foldable(export.folder, export.meaning.model)
+    try:
+        recipe = best(export.recipe.config, export.meaning, (name,), fold=fold)
+    except ValueError:
+        recipe = None
+    if recipe is None or recipe.cannot:
+        yield "No spelling of its config cures that."
+        return
+    command = f"posenc doctor {shlex.quote(export.name)} --for {name} --fix --out NEW"
+    yield f"A copy for it: `{command}` ({recipe.name})."

@@ -1,0 +1,263 @@
+"""posenc's attention with the signature that transformers calls, for any encoding. Memory grows
+linearly with the length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.attend.attention import attention
+from posenc.encoding.base import PositionEncoding
+from posenc.hf.attachment.calls import ATTENDING, FORWARD, LAYER, TRIAL, Attending, Forward, Reached
+from posenc.masks import Mask, causal, document
+from posenc.positions import as_range, counted, length_of
+
+NAME = "posenc"
+
+
+def register_attention(name: str = NAME) -> None:
+    """Make `attn_implementation=name` known to transformers: attention and its masks.
+
+    A module without an attached encoding attends without positions. That is right for a model whose
+    q and k are already rotated.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(name, attend)
+    # Without a mask function of its own, transformers would drop padding without a word.
+    AttentionMaskInterface.register(name, lazy_mask)
+
+
+@dataclass(eq=False)
+class LazyMask:
+    """A transformers mask that is evaluated block by block and never materialized.
+
+    plain: "causal" or "full" if that describes the whole mask. forward: the forward that made it;
+    layers that are recomputed for their gradients find it here.
+    """
+
+    allowed: Callable[..., Tensor]
+    """(batch, head, query, key), all as indices -> bool."""
+    q_offset: Any
+    kv_offset: int
+    sizes: tuple[int, int, int]
+    """batch, queries, keys."""
+    device: Any
+    plain: str | None = None
+    forward: Forward | None = None
+    _bound: tuple[Any, Any, Mask] | None = None
+
+    def bound(self, q_positions: Tensor | range, kv_positions: Tensor | range) -> Mask:
+        """Bind the mask to positions and return one object for all layers of a forward."""
+        if self._bound is not None:
+            q, kv, mask = self._bound
+            if q is q_positions and kv is kv_positions:
+                return mask
+        mask = Mask(
+            lambda sight: self.allowed(
+                sight.batch, sight.head, sight.q_idx + self.q_offset, sight.kv_idx + self.kv_offset
+            )
+        ).bind(q_positions, kv_positions)
+        self._bound = q_positions, kv_positions, mask
+        return mask
+
+    def contiguous(self) -> Tensor:
+        """Materialize the mask, (batch, 1, queries, keys), as `generate` wants it for a static
+        cache."""
+        batch, q_len, kv_len = self.sizes
+        rows = torch.arange(batch, device=self.device)[:, None, None, None]
+        queries = torch.arange(q_len, device=self.device)[:, None] + self.q_offset
+        keys = torch.arange(kv_len, device=self.device) + self.kv_offset
+        allowed = self.allowed(rows, torch.zeros_like(rows), queries, keys)
+        return allowed.expand(batch, 1, q_len, kv_len).contiguous()
+
+
+def lazy_mask(
+    *,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    mask_function: Callable[..., Tensor],
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
+    device: Any = "cpu",
+    **options: Any,
+) -> LazyMask | Tensor | None:
+    """Return the mask that transformers passes to `attend`. None stands for plain causal
+    attention or no mask, outside of an attached model's forward."""
+    from transformers import masking_utils as theirs
+
+    forward, sizes = FORWARD.get(), (batch_size, q_length, kv_length)
+    if use_vmap:  # a user's mask, which may not accept indices that broadcast
+        dense = theirs.sdpa_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            mask_function=mask_function,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            attention_mask=attention_mask,
+            allow_is_causal_skip=allow_is_causal_skip,
+            use_vmap=True,
+            device=device,
+            **options,
+        )
+        if forward is None or dense is None:
+            return dense
+        return LazyMask(lambda b, h, q, k: dense[b, 0, q, k], 0, 0, sizes, device, None, forward)
+    plain = None
+    padding = theirs.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if padding is None or bool(padding.all()):
+        causal_only = mask_function is theirs.causal_mask_function and q_length == kv_length
+        if mask_function is theirs.bidirectional_mask_function:
+            plain = "full"
+        elif causal_only and allow_is_causal_skip:
+            plain = "causal"
+        if plain is not None and forward is None:
+            return None
+    else:
+        mask_function = theirs.and_masks(mask_function, theirs.padding_mask_function(padding))
+    return LazyMask(mask_function, q_offset, kv_offset, sizes, device, plain, forward)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: LazyMask | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers calls it: (batch, heads, len, head_dim) in, (batch, len, heads,
+    head_dim) out."""
+    _refuse_unread(kwargs)
+    # Under autocast, a rotation by float32 angles leaves q and k in float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", True))
+    now = _attending(module, key)
+    q_len, kv_len, device = query.shape[2], key.shape[2], query.device
+    if now is None:
+        first = kv_len - q_len  # below 0 where a long text reads a short one by cross-attention
+        kv_positions = counted(0, kv_len, device)
+        positions = kv_positions if first == 0 else counted(first, q_len, device)
+        encoding, state, kv_state = PositionEncoding(), None, None
+    else:
+        encoding, positions, kv_positions = now.encoding, now.positions, now.kv_positions
+        state, kv_state = now.state, now.kv_state
+    mask = _mask(attention_mask, is_causal, positions, kv_positions, (q_len, kv_len), now)
+    trial = TRIAL.get()
+    if trial is not None:
+        heads, kv_heads, head_dim = query.shape[1], key.shape[1], key.shape[-1]
+        trial.reached.append(Reached(module, heads, kv_heads, head_dim, q_len, kv_len, is_causal))
+        mask = None if trial.blind else mask
+    usual, own = query.shape[-1] ** -0.5, encoding.scale(query.shape[-1])
+    if scaling is not None and not any(math.isclose(scaling, s) for s in (usual, own)):
+        # The model has a scale of its own; the encoding may change the usual one on top of it.
+        query = query * (scaling / usual)
+    sinks = kwargs.get("s_aux")
+    found = attention(
+        query,
+        key,
+        value,
+        encoding,
+        q_positions=positions,
+        kv_positions=kv_positions,
+        q_state=state,
+        kv_state=kv_state,
+        mask=mask,
+        dropout_p=dropout if module.training else 0.0,
+        return_lse=sinks is not None,
+    )
+    if sinks is not None:  # each head's sink takes a fraction of the softmax and adds no value
+        found, lse = found
+        share = torch.sigmoid(lse - sinks[:, None].to(lse.dtype))
+        found = (found * share[..., None]).to(found.dtype)
+    assert isinstance(found, Tensor)
+    return found.transpose(1, 2).contiguous(), None
+
+
+def _attending(module: nn.Module, key: Tensor) -> Attending | None:
+    """Return what `hooks.enter` found for this module; None if no encoding is attached to it."""
+    if LAYER not in vars(module):
+        return None
+    now = ATTENDING.get()
+    if now is None or now.module is not module:
+        raise ValueError(
+            f"posenc: the forward of {type(module).__name__} was called past the module itself, so "
+            "that the encoding attached to it was never asked. Call the module, not its forward."
+        )
+    known = length_of(now.kv_positions, now.encoding.claims.num_axes)
+    if known != key.shape[2]:
+        raise ValueError(
+            f"posenc: {type(module).__name__} attends to {key.shape[2]} keys, and "
+            f"{known} positions are known: its keys come from a cache that "
+            "transformers' Cache.update did not fill."
+        )
+    return now
+
+
+def _refuse_unread(kwargs: dict[str, Any]) -> None:
+    if kwargs.get("softcap") is not None:
+        raise ValueError("posenc attention: soft-capped scores are not supported.")
+    bias = kwargs.get("position_bias")
+    if bias is not None and bias.numel():
+        raise ValueError(
+            "posenc attention: a dense position_bias came in; attach an encoding instead."
+        )
+    if kwargs.get("output_attentions"):
+        raise ValueError("posenc attention keeps no weights to show: output_attentions is off.")
+
+
+def _mask(
+    attention_mask: LazyMask | Tensor | None,
+    is_causal: bool,
+    q_positions: Tensor | range,
+    kv_positions: Tensor | range,
+    lengths: tuple[int, int],
+    now: Attending | None,
+) -> Mask | None:
+    """Return the mask by order in memory, because positions may restart in a packed row."""
+    q_len, kv_len = lengths
+    several = now is not None and now.encoding.claims.num_axes > 1
+    if several:  # such positions have no order
+        device = kv_positions.device if isinstance(kv_positions, Tensor) else None
+        kv_positions = counted(0, kv_len, device)
+        q_positions = counted(kv_len - q_len, q_len, device)
+    if isinstance(attention_mask, LazyMask) and attention_mask.plain is None:
+        return attention_mask.bound(q_positions, kv_positions)
+    if isinstance(attention_mask, Tensor):
+        given = attention_mask
+        allowed = given if given.dtype == torch.bool else given >= 0
+        dense = Mask(lambda sight: allowed[sight.batch, 0, sight.q_idx, sight.kv_idx])
+        return dense.bind(q_positions, kv_positions)
+    if q_len == 1 or not is_causal or (attention_mask and attention_mask.plain == "full"):
+        return None
+    if several or all(as_range(t) is not None for t in (q_positions, kv_positions)):
+        return causal
+    in_memory = Mask(lambda sight: sight.q_idx + (kv_len - q_len) >= sight.kv_idx)
+    if now is not None and now.forward.documents is not None and q_len == kv_len:
+        in_memory = in_memory & document(now.forward.documents)
+    return in_memory.bind(q_positions, kv_positions)
+
+
+def exchangeable(model: Any) -> bool:
+    """True if posenc can replace the model's attention. transformers silently ignores the request
+    where the code bypasses its interface (Falcon)."""
+    register_attention()
+    before = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    taken = model.config._attn_implementation == NAME
+    model.set_attn_implementation(before)
+    return taken

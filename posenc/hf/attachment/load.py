@@ -1,0 +1,131 @@
+"""Load a model with the encoding that was attached when it was saved."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from posenc.dialects.files.inside import inside
+from posenc.dialects.files.json_object import read_json
+from posenc.encoding.base import PositionEncoding
+from posenc.hf.attachment.attach import attach
+from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
+from posenc.hf.attachment.save import FORMAT, NUMBERS, RECORD, classes_of, fingerprint, says
+from posenc.hf.attachment.written import rebuilt
+from posenc.hf.checkpoint import files
+from posenc.hf.checkpoint.loading import quiet_transformers
+
+
+def load(
+    folder: str | Path,
+    *,
+    encoding: PositionEncoding | None = None,
+    decoder: PositionEncoding | None = None,
+    **options: Any,
+) -> Any:
+    """Load a folder's model with the encoding that was attached when it was saved.
+
+    Args:
+        folder: what `model.save_pretrained` wrote.
+        encoding, decoder: for encodings of one's own classes, which are never imported because a
+            file names them: objects built as before. Their numbers come from the folder.
+        options: of transformers' from_pretrained, such as dtype.
+
+    Raises: ValueError where there is no posenc.json, it belongs to other weights, or the encoding
+    is not what it says.
+    """
+    folder = Path(folder)
+    if not (folder / RECORD).is_file():
+        raise ValueError(
+            f"{folder}: it has no {RECORD}: no encoding was attached when it was saved. "
+            "Load it with transformers."
+        )
+    record = read_json(inside(folder, RECORD, "posenc.hf.load"))
+    numbers = inside(folder, NUMBERS, RECORD)
+    _check(folder, record, numbers)
+    given = (encoding, decoder)
+    encodings = [
+        _encoding(folder / RECORD, stack, own)
+        for stack, own in zip(record["stacks"], given, strict=False)
+    ]
+    transformers = quiet_transformers()
+    raw = files.read_config(folder)
+    files.refuse_code(folder, raw, transformers.CONFIG_MAPPING)
+    kind = getattr(transformers, (raw.get("architectures") or [""])[0], None)
+    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+        raise ValueError(f"{folder / 'config.json'}: architectures names no class of transformers.")
+    model = kind.from_pretrained(folder, trust_remote_code=False, **options)
+    second = encodings[1] if len(encodings) > 1 else None
+    attach(model, encodings[0], decoder=second, own=record["own"])
+    _read_numbers(model, numbers)
+    return model
+
+
+def _check(folder: Path, record: dict[str, Any], numbers: Path) -> None:
+    """Raise ValueError unless the record is complete and belongs to these weights and numbers."""
+    path = folder / RECORD
+    wanted = {"format", "own", "stacks", "weights", "numbers"}
+    if record.get("format") != FORMAT or not wanted <= set(record):
+        raise ValueError(
+            f"{path}: expected format {FORMAT} with {', '.join(sorted(wanted))}, got format "
+            f"{record.get('format')!r}. Another version of posenc may have written it."
+        )
+    stacks = record["stacks"]
+    if not isinstance(stacks, list) or len(stacks) not in (1, 2):
+        raise ValueError(f"{path}: stacks must be a list of one encoding or two, got {stacks!r}.")
+    if hashlib.sha256(numbers.read_bytes()).hexdigest() != record["numbers"]:
+        raise ValueError(f"{path}: {NUMBERS} is not the file that was written with it.")
+    if fingerprint(folder) != record["weights"]:
+        raise ValueError(
+            f"{path}: the weights in the folder are not those that it was written with: another "
+            "model's, or changed since. An encoding belongs to the weights it was trained with."
+        )
+
+
+def _encoding(path: Path, stack: Any, given: PositionEncoding | None) -> PositionEncoding:
+    if not isinstance(stack, dict) or "encoding" not in stack:
+        raise ValueError(f"{path}: each of stacks must be an object with an encoding.")
+    if given is not None:
+        if classes_of(given) != stack.get("is"):
+            raise ValueError(f"{path}: it holds {stack.get('is')}, got {classes_of(given)}.")
+        return given
+    if stack["encoding"] is None:
+        raise ValueError(
+            f"{path}: {stack.get('is')} cannot be built from a file: it is not posenc's own, or "
+            "an argument is more than numbers and names. Build it as before and hand it to "
+            "posenc.hf.load(folder, encoding=...)."
+        )
+    try:
+        found = rebuilt(stack["encoding"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if says(found) != stack.get("says"):
+        raise ValueError(
+            f"{path}: this version of posenc builds {says(found)} from it, and "
+            f"{stack.get('says')} was saved."
+        )
+    return found
+
+
+def _read_numbers(model: Any, numbers: Path) -> None:
+    """Fill the encodings with what was saved. Raises: ValueError where names or shapes differ."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(numbers)
+    for index, stack in enumerate(getattr(model, ATTACHMENT).stacks):
+        encoding: nn.Module = getattr(stack, ENCODING)
+        own = {
+            name.partition(".")[2]: tensor
+            for name, tensor in tensors.items()
+            if name.partition(".")[0] == str(index)
+        }
+        floats = {t.dtype for t in own.values() if t.is_floating_point()}
+        if len(floats) == 1:
+            encoding.to(floats.pop())
+        try:
+            encoding.load_state_dict(own)
+        except RuntimeError as error:
+            raise ValueError(f"{numbers}: it does not fit the encoding: {error}") from error

@@ -1,0 +1,1 @@
+"""Load a Hugging Face folder without running its code: files, model, text."""

@@ -1,0 +1,58 @@
+"""Refuse values of config.json that no model can have, by key, before anything is built."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+"""Keys that must not be null where a family has them."""
+COUNTS = (
+    *REQUIRED,
+    *"num_key_value_heads num_kv_heads head_dim max_position_embeddings "
+    "original_max_position_embeddings n_positions n_ctx n_embd n_head n_heads n_layer "
+    "n_layers d_model num_heads num_layers max_seq_len rotary_dim".split(),
+)
+POSITIVE = tuple(
+    "rope_theta rotary_emb_base rope_local_base_freq partial_rotary_factor rotary_pct".split()
+)
+LARGEST = 2**31 - 1
+
+
+def check_values(raw: dict[str, Any], path: Path) -> None:
+    """Raise ValueError, naming file and key, if config.json has a value that no model can have."""
+    for key, value in raw.items():
+        if key in COUNTS and not (value is None and key not in REQUIRED) and not is_count(value):
+            raise ValueError(
+                f"{path}: {key} must be a whole number from 1 to {LARGEST}, got {value!r}."
+            )
+        if key in POSITIVE and value is not None and not is_positive(value):
+            raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
+    named = raw.get("architectures")
+    if named is not None and not (
+        isinstance(named, list) and all(isinstance(name, str) for name in named)
+    ):
+        raise ValueError(f"{path}: architectures must be a list of names, got {named!r}.")
+
+
+def check_layers(raw: dict[str, Any], tensors: int, path: Path) -> None:
+    """Raise ValueError if the config asks for far more layers than there are tensors. A million
+    layers would take hours to build before the missing weights show; some layers may share weights.
+    """
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+        layers = raw.get(key) or 0
+        if layers > max(128, tensors):
+            raise ValueError(
+                f"{path}: {key} is {layers}, but the weights hold {tensors} tensors only."
+            )
+
+
+def is_count(value: Any) -> bool:
+    """True for an integer of at least 1; False for True."""
+    return type(value) is int and 1 <= value <= LARGEST
+
+
+def is_positive(value: Any) -> bool:
+    """True for a finite number above zero."""
+    return type(value) in (int, float) and 0 < value and math.isfinite(value)

@@ -1,0 +1,98 @@
+"""Choose which files of a model's folder are read, and refuse unsafe ones unread.
+
+A folder is not trusted. Its code never runs, its pickles are never read, and nothing in it can make
+posenc touch a file outside.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from posenc.dialects.files.inside import inside
+from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_FILES = tuple(
+    "tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json "
+    "added_tokens.json vocab.json vocab.txt vocab.bpe merges.txt spiece.model "
+    "sentencepiece.bpe.model spm.model tekken.json chat_template.jinja chat_template.json "
+    "generation_config.json".split()
+)
+"""Files copied next to exported weights: data, never code."""
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Read the folder's config.json. Raises: ValueError where there is none."""
+    folder = Path(folder)
+    if not folder.exists():
+        raise ValueError(f"{folder}: no such folder.")
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: not a folder.")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder}: not a model folder, it has no config.json.")
+    return read_json(folder / "config.json")
+
+
+def refuse_code(folder: Path, raw_config: dict[str, Any], known_types: Any) -> None:
+    """Raise ValueError if the model needs code from its folder or from elsewhere."""
+    kind = raw_config.get("model_type")
+    if not isinstance(kind, str):
+        raise ValueError(f"{folder / 'config.json'}: model_type must be a name, got {kind!r}.")
+    if raw_config.get("auto_map") and kind not in known_types:
+        raise ValueError(
+            f"{folder}: model type {kind!r} needs code from the folder, which is never run."
+        )
+    for key, value in _nested(raw_config):
+        if key.strip("_").endswith("_implementation") and isinstance(value, str) and "/" in value:
+            raise ValueError(
+                f"{folder / 'config.json'}: {key} names the code {value!r}, which is never "
+                "fetched. Delete the key."
+            )
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(
+            f"{folder}: it has an adapter_config.json. Merge the adapter into the weights first."
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files that transformers reads. Raises: ValueError if there are none,
+    or the index names a file outside of the folder."""
+    if (folder / WEIGHTS).exists():
+        return [inside(folder, WEIGHTS, "the weights")]
+    if (folder / INDEX).exists():
+        names = read_json(inside(folder, INDEX, "the index"), LARGEST_INDEX).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+            raise ValueError(f"{folder / INDEX}: weight_map must give a file for every weight.")
+        return [inside(folder, name, INDEX) for name in sorted(set(names.values()))]
+    pickles = [p for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern)]
+    found = f"only {', '.join(sorted(p.name for p in pickles))}" if pickles else "none"
+    raise ValueError(
+        f"{folder}: weights must be safetensors, found {found}. "
+        "Convert them with the code that made them; pickle files can run code and are never read."
+    )
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the tokenizer's files. Raises: ValueError for a link out of the folder, or a tokenizer
+    that needs code."""
+    files = [inside(folder, n, "its tokenizer") for n in TOKENIZER_FILES if (folder / n).exists()]
+    for name in ("tokenizer_config.json", "config.json"):
+        path = folder / name
+        asked = read_json(path).get("auto_map") if path.is_file() else None
+        if asked and (name != "config.json" or "AutoTokenizer" in asked):
+            raise ValueError(
+                f"{path}: auto_map asks for code from the folder for its tokenizer, which is never "
+                "run. Delete auto_map to use tokenizer.json as it is, or give --bytes or --ids and "
+                "remove the tokenizer."
+            )
+    return files
+
+
+def _nested(found: Any) -> list[tuple[str, Any]]:
+    """Yield every key of a JSON object and of the objects inside it, with its value."""
+    if isinstance(found, list):
+        return [pair for value in found for pair in _nested(value)]
+    if not isinstance(found, dict):
+        return []
+    return [*found.items(), *(pair for value in found.values() for pair in _nested(value))]

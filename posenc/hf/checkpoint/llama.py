@@ -1,0 +1,186 @@
+"""Write decoders as Hugging Face Llama folders, and read them: config.json and safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from posenc.hf.checkpoint.config_values import check_values
+from posenc.hf.checkpoint.files import read_config, weight_files
+from posenc.models.config import DecoderConfig
+from posenc.models.decoder import Decoder
+from posenc.queries_keys.rope import RoPE
+from posenc.report.atomic import write_atomically
+
+_LAYER = {
+    "attention": "self_attn",
+    "attention_norm": "input_layernorm",
+    "ffn": "mlp",
+    "ffn_norm": "post_attention_layernorm",
+}
+"""Our name of each part of a layer, and Llama's."""
+
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "embed_dim": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "ffn_dim": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+    "tie_embeddings": "tie_word_embeddings",
+    "attention_bias": "attention_bias",
+    "dropout": "attention_dropout",
+}
+"""Our fields of the configuration, and Llama's."""
+
+
+def export_llama(
+    model: Decoder,
+    folder: str | Path,
+    *,
+    max_positions: int,
+    stop_token: int | None = None,
+) -> None:
+    """Write a decoder with half-split RoPE as a folder that transformers loads as Llama.
+
+    Logits are the same there. Of `dropout` Llama has the part on attention weights only.
+
+    Args:
+        model: the decoder.
+        folder: where to; it is made if need be.
+        max_positions: the length the model was trained at, in tokens.
+        stop_token: the token that ends generation; None for none.
+
+    Raises: ValueError where Llama cannot express the model, before anything is written.
+    """
+    encoding = _expressible(model)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": str(model.tokens.weight.dtype).removeprefix("torch."),
+        "hidden_act": "silu",
+        "mlp_bias": False,
+        "max_position_embeddings": max_positions,
+        "rope_parameters": {"rope_type": "default", "rope_theta": encoding.rope_theta},
+        "bos_token_id": None,
+        "eos_token_id": stop_token,
+        **{theirs: getattr(model.config, ours) for ours, theirs in _SIZES.items()},
+    }
+    state = model.state_dict()
+    weights = {theirs: state[ours].contiguous() for ours, theirs in _names(model)}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
+    write_atomically(folder / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def expressible(model: Decoder) -> bool:
+    """True if `export_llama` can write the model."""
+    try:
+        _expressible(model)
+    except ValueError:
+        return False
+    return True
+
+
+def import_llama(folder: str | Path) -> Decoder:
+    """Return the decoder that a Llama folder describes, in float32.
+
+    Raises: ValueError where it holds what Decoder cannot express, or a file is missing or damaged.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    check_values(config, folder / "config.json")
+    rope_theta = _plain_rope(config)
+    sizes = {ours: config[theirs] for ours, theirs in _SIZES.items() if theirs in config}
+    decoder_config = DecoderConfig(**sizes)
+    assert decoder_config.head_dim is not None
+    model = Decoder(decoder_config, RoPE(decoder_config.head_dim, rope_theta, interleaved=False))
+    try:
+        files = [load_file(path) for path in weight_files(folder)]
+    except SafetensorError as error:
+        raise ValueError(
+            f"import_llama: the weights in {folder} cannot be read: {error}"
+        ) from error
+    weights = {name: weight for file in files for name, weight in file.items()}
+    names = dict(_names(model))
+    wrong = sorted(set(names.values()) ^ set(weights))
+    if wrong:
+        raise ValueError(
+            f"import_llama: {folder} and its config.json disagree about the weights "
+            f"{', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}."
+        )
+    model.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
+    return model.eval()
+
+
+def _names(model: Decoder) -> Iterator[tuple[str, str]]:
+    """Return our name of every weight with Llama's."""
+    yield "tokens.weight", "model.embed_tokens.weight"
+    for name, _ in model.layers.named_parameters():
+        index, part, *rest = name.split(".")
+        yield f"layers.{name}", ".".join(["model.layers", index, _LAYER[part], *rest])
+    yield "norm.weight", "model.norm.weight"
+    if not model.config.tie_embeddings:
+        yield "head.weight", "lm_head.weight"
+
+
+def _expressible(model: Decoder) -> RoPE:
+    """Return the model's RoPE. Raises: ValueError where Llama has no such model."""
+    config, encoding = model.config, model.encoding
+    for name, needed in (
+        ("norm", "rms"),
+        ("norm_position", "pre"),
+        ("activation", "swiglu"),
+        ("projections", "separate"),
+    ):
+        if getattr(config, name) != needed:
+            raise ValueError(
+                f"export_llama: Llama has {name}={needed!r} only, "
+                f"this model has {getattr(config, name)!r}."
+            )
+    if type(encoding) is not RoPE or encoding.interleaved:
+        kind = type(encoding).__name__
+        found = f"{kind}(interleaved=True)" if type(encoding) is RoPE else kind
+        raise ValueError(
+            f"export_llama: Llama has RoPE(interleaved=False) only, this model has {found}."
+        )
+    if encoding.rotary_dim != encoding.head_dim or encoding.scaling is not None:
+        raise ValueError(
+            "export_llama: only RoPE over the whole head and without scaling is written, got "
+            f"rotary_dim={encoding.rotary_dim} of {encoding.head_dim}, "
+            f"scaling={encoding.scaling!r}."
+        )
+    return encoding
+
+
+def _plain_rope(config: dict[str, Any]) -> float:
+    """Return rope_theta of a Llama config. Raises: ValueError where Decoder cannot do what the
+    config asks."""
+    if config.get("model_type") != "llama":
+        raise ValueError(
+            f"import_llama: expected model_type 'llama', got {config.get('model_type')!r}."
+        )
+    if config.get("hidden_act", "silu") != "silu" or config.get("mlp_bias", False):
+        raise ValueError(
+            "import_llama: expected hidden_act 'silu' and no mlp_bias, got "
+            f"{config.get('hidden_act')!r} and {config.get('mlp_bias')!r}."
+        )
+    # transformers, too, lets the old key win.
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"import_llama: rope_parameters must be an object, got {rope!r}.")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(
+            f"import_llama: expected plain RoPE over the whole head, got {rope}. "
+            "Scaled checkpoints are read by posenc extend."
+        )
+    return rope.get("rope_theta", config.get("rope_theta", 10000.0))

@@ -1,0 +1,242 @@
+"""Load a Hugging Face folder: safetensors only, no remote code, errors that say what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posenc.hf.checkpoint import files
+from posenc.hf.checkpoint.config_values import check_layers, check_values
+from posenc.hf.rope.check import check_rotary_keys
+from posenc.hf.rope.settings import RopeSetting, read_settings
+from posenc.hf.tables import table_of
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""safetensors' names of dtypes, and torch's."""
+LOG = logging.getLogger("posenc.hf")
+"""Reports unread weights on stderr; applications may redirect it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model folder, with its config as it was loaded; extending a model changes its
+    config.
+
+    masked: it predicts masked tokens instead of the next one. rotary: its rotation by kind of
+    layer, empty if it has none. max_positions: the longest sequence that its config allows, in
+    tokens; None if the config names none. stored: the dtype of most of its stored weights.
+    """
+
+    folder: Path
+    model: Any
+    raw_config: dict[str, Any]
+    masked: bool
+    rotary: tuple[RopeSetting, ...]
+    max_positions: int | None
+    stored: str = "float32"
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
+    def trained_length(self) -> int:
+        """The longest sequence that the config allows, in tokens.
+
+        Raises: ValueError where its config names none.
+        """
+        if self.max_positions is None:
+            raise ValueError(
+                f"{self.folder}: a {self.config.model_type} config names no maximum length."
+            )
+        return self.max_positions
+
+
+def load_checkpoint(
+    folder: str | Path,
+    *,
+    encoder_decoder: bool = False,
+    attention: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+) -> Checkpoint:
+    """Load a causal or masked language model for evaluation.
+
+    Args:
+        folder: a Hugging Face folder.
+        encoder_decoder: load a model of two stacks, too, instead of refusing it.
+        attention: transformers' name of an implementation; its own choice without one. Some
+            families (Falcon) take it only here, not later.
+        dtype: of the weights, one of DTYPES; "auto" is that of the folder: weights on the CPU are
+            then read where their file is mapped into memory, and held once.
+        device: one of DEVICES.
+
+    Raises: ValueError for a folder without a config, a config that no model can have, weights that
+    are not safetensors, are missing, do not fit or are not finite, or a model that transformers
+    does not know without running code from the folder.
+    """
+    folder = Path(folder)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    place = place_of(device)
+    raw = files.read_config(folder)
+    check_values(raw, folder / "config.json")
+    check_rotary_keys(raw, folder / "config.json")
+    tensors = _tensors_of(files.weight_files(folder))
+    check_layers(raw, sum(count for count, _ in tensors.values()), folder / "config.json")
+    transformers = quiet_transformers()
+    files.refuse_code(folder, raw, transformers.CONFIG_MAPPING)
+    stock = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **stock)
+    except Exception as error:  # its many classes may raise anything for unexpected values
+        raise ValueError(f"{folder / 'config.json'}: {_said(error)}") from error
+    masked = any("MaskedLM" in name for name in raw.get("architectures") or [])
+    if config.is_encoder_decoder and not encoder_decoder:
+        raise ValueError(
+            f"{folder}: a {config.model_type} model has an encoder and a decoder; only models of "
+            "one stack are read here."
+        )
+    causal, hidden = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM
+    if type(config) not in causal._model_mapping and type(config) in hidden._model_mapping:
+        masked = True  # whatever the name of its class
+    auto = hidden if masked else causal
+    if encoder_decoder and config.is_encoder_decoder:
+        auto = transformers.AutoModelForSeq2SeqLM
+    if type(config) not in auto._model_mapping:
+        raise ValueError(
+            f"{folder}: a {config.model_type} model is neither a causal nor a masked language "
+            "model."
+        )
+    settings, longest = _positions(config, folder)
+    mapped = {"device_map": place} if place != "cpu" and has_accelerate() else {}
+    try:
+        model, told = auto.from_pretrained(
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            attn_implementation=attention,
+            **mapped,
+            **stock,
+        )
+    except RuntimeError as error:  # other shapes
+        raise ValueError(f"{folder}: the weights in {files.WEIGHTS} do not fit: {error}") from error
+    except Exception as error:
+        raise ValueError(f"{folder}: no model can be built: {_said(error)}") from error
+    if missing := sorted(told["missing_keys"]):
+        # transformers would draw them at random and only warn.
+        named, read_as = raw.get("architectures") or [], type(model).__name__
+        if named and read_as not in named:
+            raise ValueError(
+                f"{folder}: it holds a {named[0]}, without {missing[0]}: as a {read_as} it could "
+                "predict no token."
+            )
+        raise ValueError(
+            f"{folder}: config.json asks for {len(missing)} weights that are not there, such as "
+            f"{missing[0]}."
+        )
+    if surplus := sorted(told["unexpected_keys"]):
+        LOG.warning("%s: %d weights are left unread, such as %s.", folder, len(surplus), surplus[0])
+    if place != "cpu" and not mapped:
+        model = model.to(place)
+    _refuse_not_finite(model, folder)
+    table = table_of(model)
+    longest = longest if table is None else table.length
+    most = max(tensors, key=lambda kind: tensors[kind][1], default="F32")
+    stored = STORED.get(most, "float32")
+    return Checkpoint(folder, model.eval(), raw, masked, settings, longest, stored)
+
+
+def has_accelerate() -> bool:
+    """True if transformers can load weights directly onto their device."""
+    return importlib.util.find_spec("accelerate") is not None
+
+
+def place_of(device: str) -> str:
+    """Return the device for a model. "auto" means the GPU if there is one, and stays "auto" where
+    accelerate can spread the weights over all GPUs and the CPU.
+
+    Raises: ValueError for a device that torch does not see.
+    """
+    if device not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}.")
+    seen = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device in seen and not seen[device]:
+        raise ValueError(f"--device {device}: torch sees no such device here; take cpu or auto.")
+    if device == "auto":
+        device = next((name for name, there in seen.items() if there), "cpu")
+        if device == "cuda" and has_accelerate():
+            return "auto"
+    return device
+
+
+def quiet_transformers() -> Any:
+    """Import transformers and switch off its progress bars and advice."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    return transformers
+
+
+def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int | None]:
+    """Return the rotary settings and the longest sequence."""
+    try:
+        return read_settings(config), _max_positions(config)
+    except ValueError:
+        raise
+    except Exception as error:  # families keep these in many ways
+        raise ValueError(
+            f"{folder / 'config.json'}: the positions of a {config.model_type} model are written "
+            f"in a way that posenc does not know ({_said(error)})."
+        ) from error
+
+
+def _max_positions(config: Any) -> int | None:
+    """Return max_position_embeddings, whatever the family calls it."""
+    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _tensors_of(weights: list[Path]) -> dict[str, tuple[int, int]]:
+    """Count tensors and elements in the files, by dtype."""
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, tuple[int, int]] = {}
+    for path in weights:
+        try:
+            with safe_open(path, framework="pt") as opened:
+                for name in opened.keys():
+                    tensor = opened.get_slice(name)
+                    count, numbers = found.get(tensor.get_dtype(), (0, 0))
+                    size = math.prod(tensor.get_shape())
+                    found[tensor.get_dtype()] = count + 1, numbers + size
+        except (SafetensorError, OSError) as error:  # cut off
+            raise ValueError(f"{path.parent}: {path.name} cannot be read: {error}") from error
+    return found
+
+
+def _refuse_not_finite(model: Any, folder: Path) -> None:
+    for name, weight in model.named_parameters():
+        finite = weight.isfinite()
+        if not finite.all():
+            raise ValueError(
+                f"{folder}: {int((~finite).sum())} of {weight.numel()} elements of {name} are "
+                "NaN or infinite, so that no measurement would mean anything."
+            )
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"

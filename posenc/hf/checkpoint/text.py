@@ -1,0 +1,158 @@
+"""Turn text into what a model reads: documents, tokens, windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc.hf.checkpoint.files import tokenizer_files
+
+SEPARATOR = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Packed windows of tokens (count, length), and the document each token comes from."""
+
+    tokens: Tensor
+    documents: Tensor
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def take(self, count: int) -> Windows:
+        return Windows(self.tokens[:count], self.documents[:count])
+
+
+def split_documents(text: str) -> list[str]:
+    """Split a text at its separators."""
+    return [part.strip() for part in text.split(SEPARATOR) if part.strip()]
+
+
+def text_encoder(
+    folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
+) -> Callable[[str], list[int]]:
+    """Return a function from a document to token ids, which begin with the start token if there is
+    one.
+
+    A checkpoint with 256 or 257 tokens and no tokenizer reads bytes (257: the last separates
+    documents). as_ids: the text is token ids already, in words.
+    Raises: ValueError where there is no tokenizer to be had.
+    """
+    kind = text_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
+    if kind == "ids":
+        return lambda text: token_ids(text, vocab_size)
+    if kind == "bytes":
+        start = [256] if vocab_size > 256 else []
+        return lambda text: start + list(text.encode("utf-8"))
+    tokenizer = load_tokenizer(folder)
+    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    return lambda text: start + tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def text_kind(
+    folder: Path, vocab_size: int, *, as_bytes: bool = False, as_ids: bool = False
+) -> Literal["ids", "bytes", "tokenizer"]:
+    """Choose how text becomes tokens, see `text_encoder`. Raises: ValueError if there is no way."""
+    if as_ids and as_bytes:
+        raise ValueError("--bytes and --ids: a text is one or the other; leave one out.")
+    if as_ids:
+        return "ids"
+    has_tokenizer = any(
+        (folder / name).exists()
+        for name in ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json")
+    )
+    if as_bytes or (not has_tokenizer and vocab_size in (256, 257)):
+        if vocab_size < 256:
+            raise ValueError(
+                f"{folder}: bytes need a vocabulary of 256 tokens, the model has {vocab_size}."
+            )
+        return "bytes"
+    if not has_tokenizer:
+        raise ValueError(
+            f"{folder}: no tokenizer. Put tokenizer.json next to the weights, or give --bytes or "
+            "--ids."
+        )
+    return "tokenizer"
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Load the folder's tokenizer without running code from the folder.
+
+    Raises: ValueError for a tokenizer that cannot be read, or that needs code.
+    """
+    from posenc.hf.checkpoint.loading import quiet_transformers
+
+    tokenizer_files(folder)
+    try:
+        return quiet_transformers().AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # its many classes may raise anything for a damaged file
+        said = " ".join(str(error).split())
+        raise ValueError(
+            f"{folder}: its tokenizer cannot be read ({type(error).__name__}: {said})."
+        ) from error
+
+
+def token_ids(text: str, vocab_size: int) -> list[int]:
+    """Parse token ids between spaces. Raises: ValueError for anything else."""
+    try:
+        ids = [int(word) for word in text.split()]
+    except ValueError as error:
+        raise ValueError(f"Token ids are whole numbers between spaces: {error}.") from None
+    if any(not 0 <= i < vocab_size for i in ids):
+        raise ValueError(
+            f"Token ids must lie in 0 .. {vocab_size - 1}, got {min(ids)} .. {max(ids)}."
+        )
+    return ids
+
+
+def encode_until(
+    encode: Callable[[str], list[int]], documents: Sequence[str], tokens: int
+) -> list[list[int]]:
+    """Encode documents until they hold `tokens` tokens, or all of them."""
+    encoded: list[list[int]] = []
+    left = tokens
+    for document in documents:
+        if left <= 0:
+            break
+        encoded.append(encode(document))
+        left -= len(encoded[-1])
+    return encoded
+
+
+def mask_token(folder: Path) -> int:
+    """Return the id of the mask token. Raises: ValueError where the tokenizer has none."""
+    token = load_tokenizer(folder).mask_token_id
+    if token is None:
+        raise ValueError(f"{folder}: the tokenizer names no mask token to hide tokens with.")
+    return token
+
+
+def pack_windows(documents: list[list[int]], length: int, limit: int | None = None) -> Windows:
+    """Concatenate documents, cut them into windows of `length` tokens and drop the rest.
+
+    Raises: ValueError where there are fewer tokens than one window needs.
+    """
+    ids = np.fromiter((t for d in documents for t in d), dtype=np.int64)
+    owner = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
+    count = len(ids) // length
+    if not count:
+        raise ValueError(
+            f"The text has {len(ids)} tokens; one window of {length} needs at least {length}. "
+            "Give a longer text."
+        )
+    if limit is not None:
+        count = min(count, limit)
+    cut = slice(0, count * length)
+    return Windows(
+        torch.from_numpy(ids[cut].reshape(count, length)),
+        torch.from_numpy(owner[cut].reshape(count, length)),
+    )

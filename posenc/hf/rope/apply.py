@@ -1,0 +1,136 @@
+"""Change a loaded model's rotation through its config only, so that the exported config computes
+what was measured."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.hf.rope.settings import RopeSetting
+from posenc.hf.rope.write import write_settings
+from posenc.queries_keys.rope_scaling import Frequencies
+
+_FIELDS = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings")
+
+
+def rotary_modules(model: Any) -> list[tuple[nn.Module, str, Any]]:
+    """Return every rotary module of a transformers model with its parent and its name there."""
+    return [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if "RotaryEmbedding" in type(child).__name__
+    ]
+
+
+def rebuild_rotary(model: Any) -> int:
+    """Make every rotary module anew from the model's config; how many there were."""
+    found = [each for each in rotary_modules(model) if hasattr(each[2], "config")]
+    for parent, name, child in found:
+        device = next(child.buffers()).device
+        setattr(parent, name, type(child)(child.config).to(device))
+    return len(found)
+
+
+def attention_scales(model: Any) -> dict[Any, float]:
+    """Return the factor on the scores that each attention gets when it is built from the current
+    config. DeepSeek's reads mscale_all_dim at that moment only."""
+    scales: dict[Any, float] = {}
+    for module in model.modules():
+        if isinstance(getattr(module, "scaling", None), float) and hasattr(module, "layer_idx"):
+            with torch.device("meta"):
+                scales[module] = type(module)(module.config, layer_idx=module.layer_idx).scaling
+    return scales
+
+
+def _rescale(scales: Mapping[Any, float]) -> None:
+    for module, scale in scales.items():
+        module.scaling = scale
+
+
+def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
+    """Return inv_freq and attention factor of the model's rotary module by layer type (None: all
+    layers)."""
+    found: dict[str | None, tuple[Tensor, float]] = {}
+    for _, _, module in rotary_modules(model):
+        for name, buffer in module.named_buffers(recurse=False):
+            if name.endswith("inv_freq") and "original" not in name:
+                layer_type = name.removesuffix("inv_freq").removesuffix("_") or None
+                scaling = getattr(
+                    module, f"{layer_type}_attention_scaling" if layer_type else "attention_scaling"
+                )
+                found[layer_type] = (buffer, float(scaling))
+    return found
+
+
+def other_frequencies(model: Any, settings: tuple[RopeSetting, ...]) -> bool:
+    """True if the model's rotary modules hold other frequencies than these settings, or NaN."""
+    running = rotary_frequencies(model)
+    return any(
+        not _same(*running[setting.layer_type], setting.frequencies())
+        for setting in settings
+        if setting.layer_type in running
+    )
+
+
+def _same(inv_freq: Tensor, scale: float, said: Frequencies) -> bool:
+    expected = torch.tensor([float(f) for f in said.inv_freq], dtype=torch.float64)
+    got = inv_freq.detach().double().cpu()
+    return (
+        got.shape == expected.shape
+        and torch.allclose(got, expected, rtol=1e-5, atol=1e-12)
+        and abs(scale / said.attention_factor - 1) <= 1e-5
+    )
+
+
+def _validate(config: Any) -> None:
+    """Validate the config as transformers does when it loads or saves one.
+
+    Raises: ValueError where it would not load this one.
+    """
+    try:
+        config.validate()
+    except Exception as error:  # each family has checks of its own
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        raise ValueError(
+            f"transformers would not load a {config.model_type} config with these rotary keys "
+            f"({said})"
+        ) from error
+
+
+@contextmanager
+def applied(
+    model: Any, settings: tuple[RopeSetting, ...], max_positions: int
+) -> Iterator[nn.Module]:
+    """Apply these settings inside the block and restore the model after it.
+
+    Raises: ValueError where the model's code does not take them.
+    """
+    config: Any = model.config
+    before = {
+        name: copy.deepcopy(getattr(config, name)) for name in _FIELDS if hasattr(config, name)
+    }
+    rescaled = any(s.mscale_all_dim for s in settings)
+    scales = attention_scales(model) if rescaled else {}
+    try:
+        write_settings(config, settings, max_positions)
+        _validate(config)
+        rebuild_rotary(model)
+        if rescaled:
+            _rescale(attention_scales(model))
+        if other_frequencies(model, settings):
+            raise ValueError(
+                f"the code of a {config.model_type} model does not take these frequencies from its "
+                "config"
+            )
+        yield model
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+        rebuild_rotary(model)
+        _rescale(scales)

@@ -1,0 +1,129 @@
+"""Refuse rotary keys of config.json that contradict each other, before anything is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from posenc.dialects.runtimes.transformers5 import ALPHA
+from posenc.hf.checkpoint.config_values import is_count, is_positive
+
+FAR = "full_attention"
+KNOWN_KEYS = frozenset(
+    "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings "
+    "attention_factor beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor "
+    "short_mscale long_mscale low_freq_factor high_freq_factor mrope_section "
+    "mrope_interleaved".split()
+)
+NEEDED = {
+    "default": (), "mrope": (), "proportional": (), "linear": ("factor",), "dynamic": ("factor",),
+    "yarn": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"), "su": ("short_factor", "long_factor"),
+}  # fmt: skip
+"""The rope_types that posenc knows, with the keys that each requires. "su" and "mrope" are old
+names."""
+NUMBERS = tuple(
+    "rope_theta partial_rotary_factor factor attention_factor beta_fast beta_slow mscale "
+    "mscale_all_dim short_mscale long_mscale low_freq_factor high_freq_factor alpha".split()
+)
+
+
+def check_rotary_keys(raw: dict[str, Any], path: Path = Path("config.json")) -> None:
+    """Refuse a config.json whose rotary keys contradict each other or leave the frequencies open.
+
+    Raises: ValueError naming the file, the keys and what to do.
+    """
+    new, old = raw.get("rope_parameters"), raw.get("rope_scaling")
+    for key, given in (("rope_parameters", new), ("rope_scaling", old)):
+        if given is not None and not isinstance(given, dict):
+            raise ValueError(f"{path}: {key} must be an object or null, got {given!r}.")
+    if new and old and _canonical(_flat(new, old)) != _canonical(old):
+        raise ValueError(
+            f"{path} has rope_parameters and another rope_scaling, and transformers takes "
+            "rope_scaling: delete the one that is wrong."
+        )
+    source = new or old or {}
+    nested = {kind: value for kind, value in source.items() if isinstance(value, dict)}
+    for kind, parameters in (nested or {FAR: source}).items():
+        if parameters:
+            # The outer value is for the full-attention layers.
+            outer = raw.get("rope_theta") if kind == FAR else None
+            _check_parameters(parameters, raw, path, outer, is_new=bool(new))
+
+
+def _check_parameters(
+    parameters: dict[str, Any], raw: dict[str, Any], path: Path, outer: Any, *, is_new: bool
+) -> None:
+    if "attn_factor" in parameters:
+        raise ValueError(
+            f"{path} gives attn_factor, which multiplies YaRN's temperature, where transformers "
+            "reads attention_factor, which replaces it: write attention_factor with the product."
+        )
+    known = KNOWN_KEYS | ({"alpha"} if raw.get("model_type") in ALPHA else set())
+    unknown = sorted(set(parameters) - known)
+    if unknown:
+        raise ValueError(
+            f"{path}: unknown rotary keys {', '.join(unknown)}; known are "
+            f"{', '.join(sorted(known))}."
+        )
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if not isinstance(kind, str) or kind not in NEEDED:
+        raise ValueError(
+            f"{path}: unknown rope_type {kind!r}; known are {', '.join(sorted(NEEDED))}."
+        )
+    _check_values(parameters, kind, path)
+    if kind in ("yarn", "llama3", "longrope") and not (
+        parameters.get("original_max_position_embeddings")
+        or raw.get("original_max_position_embeddings")
+    ):
+        raise ValueError(
+            f"{path}: {kind} without original_max_position_embeddings; transformers would take the "
+            "extended length for the trained one. Add the length the model was trained at."
+        )
+    theta = parameters.get("rope_theta")
+    if theta is not None and outer is not None and float(theta) != float(outer):
+        raise ValueError(
+            f"{path}: rope_theta is {outer} outside and {theta} inside of the rotary keys."
+        )
+    if is_new and theta is None and raw.get("rope_theta") is None:
+        raise ValueError(
+            f"{path}: rope_parameters without rope_theta; transformers would assume its default of "
+            "10000. Add the base the model was trained with."
+        )
+
+
+def _check_values(parameters: dict[str, Any], kind: str, path: Path) -> None:
+    for key in NEEDED[kind]:
+        if parameters.get(key) is None:
+            raise ValueError(f"{path}: {kind} without {key}.")
+    for key in NUMBERS:
+        value = parameters.get(key)
+        # transformers takes a zero mscale for none
+        if value is not None and not is_positive(value) and not (value == 0 and "mscale" in key):
+            raise ValueError(f"{path}: {key} must be a positive number, got {value!r}.")
+    length = parameters.get("original_max_position_embeddings")
+    if length is not None and not is_count(length):
+        raise ValueError(
+            f"{path}: original_max_position_embeddings must be a whole number from 1 on, got "
+            f"{length!r}."
+        )
+    for key in ("short_factor", "long_factor"):
+        factors = parameters.get(key)
+        if factors is not None and not (
+            isinstance(factors, list) and factors and all(map(is_positive, factors))
+        ):
+            raise ValueError(f"{path}: {key} must be a list of positive numbers, got {factors!r}.")
+
+
+def _flat(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of rope_parameters that a flat rope_scaling describes: the full-attention
+    layers."""
+    nested = any(isinstance(value, dict) for value in old.values())
+    far = new.get(FAR)
+    return far if isinstance(far, dict) and not nested else new
+
+
+def _canonical(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Rename type to rope_type and leave out rope_theta, so that spellings compare equal."""
+    renamed = {("rope_type" if k == "type" else k): v for k, v in parameters.items()}
+    return {k: v for k, v in renamed.items() if k != "rope_theta"}

@@ -1,0 +1,167 @@
+"""Read a checkpoint's rotary settings from its transformers config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+from posenc.dialects.meaning import is_length
+from posenc.dialects.model import TRAINED_KEY
+from posenc.dialects.runtimes.transformers5 import ALPHA
+from posenc.queries_keys import rope_scaling as rs
+
+EXTENDED_LAYERS = ("full_attention",)
+"""Layer types without a window. The others never see a longer distance."""
+
+
+@dataclass(frozen=True)
+class RopeSetting:
+    """The rotation of one kind of layer (layer_type None: of all layers).
+
+    compression: divisor of all frequencies in addition to `scaling`. A linear scaling without a
+    shorter original length is one, because the checkpoint was trained with it. Further stretching
+    keeps it.
+
+    mscale, mscale_all_dim: YaRN's temperatures in the rotary keys, None if absent. Every attention
+    computes cos and sin from the pair. DeepSeek's also computes the scale of its scores from the
+    second, when it is built.
+    """
+
+    layer_type: str | None
+    rope_theta: float
+    rotary_dim: int
+    scaling: rs.Scaling | None
+    original_length: int
+    """The length in tokens that the frequencies without `scaling` were trained at."""
+    compression: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+    def yarn_temperature(self, factor: float) -> float:
+        """Return what multiplies cos and sin under YaRN at this factor, as transformers computes
+        it: from mscale and mscale_all_dim if both are given, else from the factor."""
+        if self.mscale and self.mscale_all_dim:
+            all_dim = rs.yarn_temperature(factor, self.mscale_all_dim)
+            return rs.yarn_temperature(factor, self.mscale) / all_dim
+        return rs.yarn_temperature(factor)
+
+    @property
+    def compressed_length(self) -> int:
+        """The original length, divided by the compression."""
+        return max(1, round(self.original_length / self.compression))
+
+    @property
+    def scaling_name(self) -> str:
+        """The name of its scaling."""
+        if self.scaling is None:
+            return "none" if self.compression == 1.0 else rs.Linear.__name__
+        return type(self.scaling).__name__
+
+    def frequencies(self, length: int | None = None) -> rs.Frequencies:
+        """Return the frequencies at a length in tokens; None means the training length."""
+        if length is not None:
+            length = max(1, round(length / self.compression))
+        found = rs.rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
+        if self.compression == 1.0:
+            return found
+        divisor = Decimal(self.compression)
+        return found._replace(inv_freq=tuple(f / divisor for f in found.inv_freq))
+
+
+def head_size(config: Any, layer_type: str | None = None) -> int:
+    """Return the head dimension, which some configs leave out and which differs between Gemma 4's
+    layers."""
+    kinds = getattr(config, "layer_types", None) or ()
+    if (each := getattr(config, "per_layer_config", None)) and layer_type in kinds:
+        config = each[kinds.index(layer_type)]
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def read_settings(config: Any) -> tuple[RopeSetting, ...]:
+    """Read the rotary settings of a transformers config; empty where it has none.
+
+    Raises: ValueError for a rope_type that posenc does not know.
+    """
+    parameters = getattr(config, "rope_parameters", None)
+    if not parameters:
+        return ()
+    nested = {k: v for k, v in parameters.items() if isinstance(v, dict)}
+    return tuple(_setting(kind, p, config) for kind, p in (nested or {None: parameters}).items())
+
+
+def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) -> RopeSetting:
+    head_dim = head_size(config, layer_type)
+    share = parameters.get("partial_rotary_factor") or 1.0
+    kind = parameters["rope_type"]
+    rotary_dim = head_dim if kind == "proportional" else int(head_dim * share)
+    if rotary_dim % 2:
+        raise ValueError(
+            f"partial_rotary_factor {share} of a head of {head_dim} is {rotary_dim} channels, an "
+            "odd number, of which every runtime rotates others."
+        )
+    maximum = getattr(config, "max_position_embeddings", None)
+    if maximum is None:
+        raise ValueError(
+            f"a {config.model_type} config has rotary keys and no max_position_embeddings: nothing "
+            "says at what length its rotation was trained."
+        )
+    original = parameters.get("original_max_position_embeddings") or (
+        getattr(config, "original_max_position_embeddings", None) if kind == "longrope" else None
+    )
+    if kind == "longrope":  # whose original length may be the largest one, so that nobody switches
+        kept = getattr(config, TRAINED_KEY, None)
+        original = kept if is_length(kept) else original
+    theta, length = float(parameters["rope_theta"]), int(original or maximum)
+    if kind == "linear" and original is None:
+        return RopeSetting(layer_type, theta, rotary_dim, None, length, float(parameters["factor"]))
+    if kind == "yarn":  # transformers 5 looks for it outside of the layer types
+        truncate = config.rope_parameters.get("truncate", True)
+        parameters = {**parameters, "truncate": True if truncate is None else truncate}
+    if kind == "dynamic" and config.model_type in ALPHA and (alpha := parameters.get("alpha")):
+        theta *= float(alpha) ** (rotary_dim / (rotary_dim - 2))
+        return RopeSetting(layer_type, theta, rotary_dim, None, length)
+    setting = RopeSetting(layer_type, theta, rotary_dim, None, length)
+    if kind == "yarn":
+        pair = {key: parameters.get(key) for key in ("mscale", "mscale_all_dim")}
+        setting = replace(setting, **pair)
+        return replace(setting, scaling=_yarn(parameters, setting))
+    return replace(setting, scaling=_from_hf(parameters, length, maximum))
+
+
+def _from_hf(p: dict[str, Any], original: int, maximum: int) -> rs.Scaling | None:
+    kind = p["rope_type"]
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return rs.Linear(p["factor"])
+    if kind == "dynamic":
+        return rs.DynamicNTK(p["factor"], maximum)
+    if kind == "llama3":
+        return rs.Llama3(p["factor"], original, p["low_freq_factor"], p["high_freq_factor"])
+    if kind == "proportional":
+        return rs.Proportional(p.get("partial_rotary_factor", 1.0), p.get("factor", 1.0))
+    if kind == "longrope":
+        factor = p.get("factor") or maximum / original
+        return rs.LongRoPE(
+            factor,
+            original,
+            tuple(p["short_factor"]),
+            tuple(p["long_factor"]),
+            p.get("attention_factor"),
+        )
+    raise ValueError(
+        f"rope_type {kind!r} is not one that posenc knows; nothing is assumed about it."
+    )
+
+
+def _yarn(p: dict[str, Any], setting: RopeSetting) -> rs.YaRN:
+    given = p.get("attention_factor")
+    return rs.YaRN(
+        p["factor"],
+        setting.original_length,
+        p.get("beta_fast") or 32.0,
+        p.get("beta_slow") or 1.0,
+        truncate=p.get("truncate", True),
+        attention_factor=setting.yarn_temperature(p["factor"]) if given is None else given,
+    )

@@ -1,0 +1,136 @@
+"""Write rotary settings into a transformers config, so that stock tools compute the same
+frequencies."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from posenc.hf.rope.settings import RopeSetting, head_size
+from posenc.queries_keys import rope_scaling as rs
+
+FEW_WORDS = ("phi3", "phi4_multimodal")
+"""Families whose config accepts only the rope_types default and longrope."""
+STANDSTILL = 1e30
+"""A factor after which float32 sees no rotation at any position."""
+
+
+def write_settings(config: Any, settings: tuple[RopeSetting, ...], max_positions: int) -> None:
+    """Put settings and the new maximum length into a transformers config, in place."""
+    few_words = config.model_type in FEW_WORDS
+    said = config.rope_parameters
+    written = {}
+    for s in settings:
+        own = said[s.layer_type] if s.layer_type else said
+        cut = own["rope_type"] == "proportional"
+        head_dim = head_size(config, s.layer_type)
+        written[s.layer_type] = rope_parameters(s, head_dim, few_words, cut=cut)
+    if None in written and "partial_rotary_factor" in config.rope_parameters:
+        # Phi-3 reads the key also where it says nothing.
+        share = settings[0].rotary_dim / head_size(config)
+        written[None].setdefault("partial_rotary_factor", share)
+    if None in written:
+        config.rope_parameters = written[None]
+    else:  # and None for layers that do not rotate
+        config.rope_parameters = {**config.rope_parameters, **written}
+    config.max_position_embeddings = max_positions
+    if hasattr(config, "original_max_position_embeddings"):
+        config.original_max_position_embeddings = settings[0].original_length
+
+
+def rope_parameters(
+    setting: RopeSetting, head_dim: int, few_words: bool = False, *, cut: bool = False
+) -> dict[str, Any]:
+    """Return rope_parameters with which stock transformers computes the setting's frequencies.
+
+    Whatever transformers has no word for, or a family with few words does not take, is carried by
+    longrope with short factors equal to the long ones. cut: the model has the word proportional
+    already. Elsewhere its share would be read by attention, too, which rotates fewer channels then.
+
+    Raises: ValueError where nothing can carry it.
+    """
+    scaling, theta, squeeze = setting.scaling, setting.rope_theta, setting.compression
+    common: dict[str, Any] = {"rope_theta": theta}
+    if setting.rotary_dim != head_dim:
+        common["partial_rotary_factor"] = setting.rotary_dim / head_dim
+    length = {"original_max_position_embeddings": setting.original_length}
+    match scaling:
+        case None if squeeze == 1.0:
+            return {"rope_type": "default", **common}
+        case None if not few_words:
+            return {"rope_type": "linear", **common, "factor": squeeze}
+        case rs.Linear(factor=factor) if not few_words:
+            return {"rope_type": "linear", **common, "factor": factor * squeeze}
+        case rs.LongRoPE(factor=factor):
+            pairs = setting.rotary_dim // 2
+            short, long = scaling.short_factor, scaling.long_factor
+            return {
+                "rope_type": "longrope",
+                **common,
+                **length,
+                "factor": factor,
+                "short_factor": [f * squeeze for f in short or (1.0,) * pairs],
+                "long_factor": [f * squeeze for f in long or (factor,) * pairs],
+                "attention_factor": setting.frequencies().attention_factor,
+            }
+        case rs.NTK(factor=factor) if squeeze == 1.0:
+            base = theta * factor ** (setting.rotary_dim / (setting.rotary_dim - 2))
+            return {"rope_type": "default", **common, "rope_theta": base}
+    if few_words or squeeze != 1.0:  # there is no word for the rest on top of a linear scaling
+        if scaling is not None and scaling.depends_on_length:
+            raise ValueError(
+                f"{type(scaling).__name__} changes with the length, and on top of a linear scaling "
+                "or in this family no config can say so"
+            )
+        return {**common, **_carrier(setting), **length}
+    match scaling:
+        case rs.DynamicNTK(factor=factor):
+            return {"rope_type": "dynamic", **common, "factor": factor}
+        case rs.Llama3():
+            bounds = {
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+            }
+            return {"rope_type": "llama3", **common, **length, "factor": scaling.factor, **bounds}
+        case rs.YaRN():
+            return {
+                "rope_type": "yarn",
+                **common,
+                **length,
+                "factor": scaling.factor,
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+                "truncate": scaling.truncate,
+                **_temperatures(setting, scaling.factor),
+            }
+        case rs.Proportional(p=share, factor=factor) if cut:
+            kept = {"partial_rotary_factor": share, "factor": factor}
+            return {"rope_type": "proportional", **common, **kept}
+    return {**common, **_carrier(setting), **length}
+
+
+def _temperatures(setting: RopeSetting, factor: float) -> dict[str, float]:
+    """Return attention_factor and, where the model has it, YaRN's pair. If both say the same,
+    return only the pair: next to attention_factor 1, vLLM drops it from DeepSeek's scores."""
+    meant = setting.frequencies().attention_factor
+    pair = {"mscale": setting.mscale, "mscale_all_dim": setting.mscale_all_dim}
+    given = {key: value for key, value in pair.items() if value is not None}
+    if len(given) == len(pair) and math.isclose(meant, setting.yarn_temperature(factor)):
+        return given
+    return {"attention_factor": meant, **given}
+
+
+def _carrier(setting: RopeSetting) -> dict[str, Any]:
+    frequencies = setting.frequencies()
+    plain = rs.rope_frequencies(setting.rotary_dim, setting.rope_theta).inv_freq
+    # longrope divides, so a pair that does not rotate gets a wavelength beyond any text.
+    factors = [
+        float(p / f) if f else STANDSTILL for p, f in zip(plain, frequencies.inv_freq, strict=True)
+    ]
+    return {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "factor": max(1.0, *(f for f in factors if f < STANDSTILL)),
+        "attention_factor": frequencies.attention_factor,
+    }

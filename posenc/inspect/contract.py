@@ -1,0 +1,78 @@
+"""`posenc inspect NAME --contract`: hold encodings to the contract and print what fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from posenc.registry import create
+from posenc.report.console import print_table, stdout
+from posenc.report.failure import RunFailed
+from posenc.report.progress import tell
+from posenc.testing import VOIDING, Verdict, every_check, maker, verdicts
+from posenc.testing.harness import SHAPE
+
+
+def run(names: Sequence[str], as_json: bool) -> None:
+    """Print a verdict for each check of each encoding.
+
+    Raises: ValueError for a name that is wrong, before anything is checked; RunFailed where an
+    encoding fails a check, after all of them.
+    """
+    for name in names:
+        _check_size(name)
+    found = {name: _checked(name) for name in dict.fromkeys(names)}
+    tell("")
+    if as_json:
+        rows = [
+            {
+                "encoding": name,
+                "checks": {v.check: {"holds": not v.failure, "failure": v.failure} for v in each},
+            }
+            for name, each in found.items()
+        ]
+        print(json.dumps(rows, indent=1))
+    else:
+        for name, each in found.items():
+            _print(name, each)
+    failed = {name: sum(v.failure is not None for v in each) for name, each in found.items()}
+    if any(failed.values()):
+        said = ", ".join(f"{name} {count}" for name, count in failed.items() if count)
+        raise RunFailed(f"checks that fail: {said}.")
+
+
+def _check_size(name: str) -> None:
+    """Raise ValueError if the encoding cannot be built for the model of the checks."""
+    try:
+        create(name, SHAPE)
+    except Exception as error:
+        raise ValueError(
+            f"{name}: cannot be built for the model of the checks ({SHAPE.num_heads} heads of "
+            f"{SHAPE.head_dim}, {SHAPE.num_kv_heads} for keys): {error}"
+        ) from error
+
+
+def _checked(name: str) -> list[Verdict]:
+    checks = every_check()
+    found = []
+    for i, verdict in enumerate(verdicts(maker(name), checks), 1):
+        tell(f"{name}: {verdict.check.replace('_', ' ')} ({i} of {len(checks)})")
+        found.append(verdict)
+    return found
+
+
+def _print(name: str, found: list[Verdict]) -> None:
+    console = stdout(140)
+    failed = [v for v in found if v.failure is not None]
+    void = [VOIDING[v.check] for v in failed if v.check in VOIDING]
+    text = f"{name} holds to the contract: {len(found)} checks."
+    if failed:
+        text = f"{name} fails {len(failed)} of {len(found)} checks."
+    if void:
+        text += f" Comparing it would mean nothing: {'; '.join(void)}."
+    console.print(text, markup=False, highlight=False)
+    rows = [
+        [v.check.replace("_", " "), "no" if v.failure is not None else "yes", v.failure or ""]
+        for v in sorted(found, key=lambda v: v.failure is None)
+    ]
+    print_table(console, ("check", "holds", "what it found"), rows, overflow="fold")

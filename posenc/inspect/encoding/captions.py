@@ -1,0 +1,189 @@
+"""Write one sentence per figure, computed from what it shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from posenc.inspect.encoding.answer import LEVEL
+from posenc.inspect.encoding.scores import Decay
+from posenc.report.sentence import listed
+
+Array = np.ndarray
+
+
+def in_scores(decays: Mapping[str, Decay], *, same: bool) -> str:
+    """Return how far scores move from the nearest token to the farthest, and which encoding moves
+    most."""
+    moves = {}
+    for name, decay in decays.items():
+        points = zip(decay.distances, decay.same if same else decay.mean, strict=True)
+        values = [v for d, v in points if v is not None and d >= min(1, decay.distances[-1])]
+        moves[name] = (values[0], values[-1]) if values else (0.0, 0.0)
+    what = "" if same else ", on average"
+    if len(moves) == 1:
+        ((name, (near, far)),) = moves.items()
+        verb = "falls" if near - far > LEVEL else "rises" if far - near > LEVEL else "stays level"
+        return f"{name} {verb}: {_number(near)} near, {_number(far)} far{what}."
+    most = max(moves, key=lambda n: abs(moves[n][0] - moves[n][1]))
+    level = [n for n, (near, far) in moves.items() if abs(near - far) <= LEVEL]
+    near, far = moves[most]
+    if most in level:
+        return f"No encoding here moves with distance{what}."
+    verb = "falls" if near > far else "rises"
+    rest = f"; {listed(level)} {'stays' if len(level) == 1 else 'stay'} level" if level else ""
+    return f"{most} {verb} most{what}, by {_number(abs(near - far))} logits{rest}."
+
+
+def in_wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int) -> str:
+    """Return how many pairs turn less than once in training, and how far the slowest was
+    stretched."""
+    slow, parts = {}, []
+    for name, waves in series.items():
+        slow[name] = sum(w is None or w > train_length for w in waves)
+        whose = f" ({name})" if len(series) > 1 else ""
+        parts.append(f"{slow[name]} of {len(waves)} pairs{whose}")
+    if not any(slow.values()):
+        return "Every pair completes a turn in training."
+    said = f"Above the line: {', '.join(parts)}"
+    first, last = next(iter(series)), list(series)[-1]
+    both = zip(series[first], series[last], strict=False)
+    ratios = [b / a for a, b in both if a is not None and b is not None]
+    if len(series) == 2 and len(series[first]) == len(series[last]) and ratios:
+        low, high = min(ratios), max(ratios)
+        if high > 1.005 or low < 0.995:
+            said += f"; {last} has wavelengths {low:.3g} to {high:.3g} times those of {first}"
+    return f"{said}."
+
+
+def in_precision(reach: Mapping[str, int], last: int) -> str:
+    """Return up to which position each way of computing angles is right."""
+    right = [name for name, position in reach.items() if position >= last]
+    wrong = {name: position for name, position in reach.items() if position < last}
+    if not wrong:
+        return f"Every way is right to the last position tested, {last:,}."
+    parts = [f"{name} only to {position:,}" for name, position in wrong.items()]
+    if not right:
+        return f"Right {listed(parts)}."
+    return f"Right throughout: {listed(right)}; {listed(parts)}."
+
+
+def in_added(table: Array) -> str:
+    """Return how many dimensions change sign over the positions shown; table (positions,
+    dimensions)."""
+    turning = int((np.sign(table).min(0) < np.sign(table).max(0)).sum())
+    still = int((np.ptp(table, 0) < 0.1 * max(1e-12, np.abs(table).max())).sum())
+    return (
+        f"{turning} of {table.shape[1]} dimensions change sign within these {table.shape[0]} "
+        f"positions; {still} hardly move."
+    )
+
+
+def in_lines(table: Array, picked: Sequence[int], what: str) -> str:
+    """Return which of the curves moves most and which least; table (points, curves)."""
+    moves = {i: float(np.abs(np.diff(table[:, i])).sum()) for i in picked}
+    most, least = max(moves, key=moves.__getitem__), min(moves, key=moves.__getitem__)
+    if moves[most] <= 1.5 * moves[least]:
+        return f"All {what}s shown move about as much."
+    return f"{what.capitalize()} {most} moves most, {what} {least} least."
+
+
+def in_similarity(cosines: Array, step: int = 1) -> str:
+    """Return whether near positions are more alike than far ones, among every `step`-th."""
+    near = float(np.diagonal(cosines, 1).mean())
+    half = len(cosines) // 2
+    far, half = float(np.diagonal(cosines, half).mean()), half * step
+    if near - far > 0.1:
+        return f"Neighbours are alike (cosine {near:.2f}), positions {half} apart less ({far:.2f})."
+    if far - near > 0.1:
+        return f"Positions {half} apart are more alike ({far:.2f}) than neighbours ({near:.2f})."
+    return f"Neighbours (cosine {near:.2f}) are as alike as positions {half} apart ({far:.2f})."
+
+
+def in_turns(inv_freq: Sequence[float], positions: int) -> str:
+    """Return how many pairs complete a turn within the positions shown."""
+    turns = [abs(f) * (positions - 1) / (2 * math.pi) for f in inv_freq]
+    done = sum(turn >= 1 for turn in turns)
+    slow = 360 * min(turns)
+    tail = f"; the slowest turns by {slow:.3g} degrees" if done < len(turns) else ""
+    return f"{done} of {len(turns)} pairs complete a turn within {positions} positions{tail}."
+
+
+def in_steps(degrees: float) -> str:
+    """Return when the pair completes a turn."""
+    if not degrees:
+        return "This pair does not turn."
+    return f"{degrees:.1f} degrees a token: after {360 / degrees:.1f} tokens it has come round."
+
+
+def in_bias(values: Array, distances: Sequence[int]) -> str:
+    """Return which head lowers the farthest keys most; values (heads, distances)."""
+    start = list(distances).index(min(distances, key=abs))
+    falls = values[:, start] - values[:, -1]
+    most, least = int(falls.argmax()), int(falls.argmin())
+    if np.abs(values).max() < 0.1:
+        return (
+            f"Within {np.abs(values).max():.2g} logits everywhere: nothing has been learned here."
+        )
+    if np.abs(falls).max() <= LEVEL:
+        return f"No head tells distance {distances[-1]:,} from distance {distances[start]:,}."
+    if len(values) == 1 or falls[most] - falls[least] <= LEVEL:
+        return f"Every head {_moved(float(falls.mean()))} by distance {distances[-1]:,}."
+    return (
+        f"Head {most} {_moved(float(falls[most]))} by distance {distances[-1]:,}, head {least} "
+        f"{_moved(float(falls[least]))}."
+    )
+
+
+def in_matrix(matrix: Array) -> str:
+    """Return whether the bias lowers what is away from the diagonal."""
+    near, far = float(np.diagonal(matrix).mean()), float(matrix[-1, 0])
+    if abs(near - far) <= LEVEL:
+        return f"Much the same on the diagonal, {near:.3g}, and at the farthest key, {far:.3g}."
+    verb = "lose" if far < near else "gain"
+    return f"{near:.3g} on the diagonal, {far:.3g} at the farthest key: far keys {verb}."
+
+
+def in_slopes(slopes: Sequence[float]) -> str:
+    """Return the distances at which the steepest and the flattest head have halved a weight."""
+    steep, flat = max(slopes), min(slopes)
+    if not flat > 0:
+        return f"Slopes from {flat:.3g} to {steep:.3g} logits per token."
+    return (
+        f"The steepest head halves a key's weight every {math.log(2) / steep:.3g} tokens, the "
+        f"flattest every {math.log(2) / flat:.3g}."
+    )
+
+
+def in_buckets(past: Sequence[int]) -> str:
+    """Return how far each distance has a bucket of its own, and where the last bucket begins."""
+    shared = next((d for d in range(1, len(past)) if past[d] == past[d - 1]), len(past) + 1)
+    if past[-1] == past[0]:
+        return "All distances share one bucket."
+    last = list(past).index(past[-1])
+    return (
+        f"Distances 0 to {shared - 2} have a bucket each; the last bucket shown begins at {last}."
+    )
+
+
+def in_attention_distance(values: Array) -> str:
+    """Return which layer and head look nearest and farthest; values (layers, heads)."""
+    near, far = (np.unravel_index(f(values), values.shape) for f in (np.argmin, np.argmax))
+    return (
+        f"Head {far[1]} of layer {far[0]} looks farthest back, {values[far]:.1f} tokens on "
+        f"average; head {near[1]} of layer {near[0]} nearest, {values[near]:.1f}."
+    )
+
+
+def _moved(fall: float) -> str:
+    if abs(fall) <= LEVEL:
+        return "stays level"
+    return f"{'falls' if fall > 0 else 'rises'} by {_number(abs(fall))} logits"
+
+
+def _number(value: float) -> str:
+    if abs(value) < 1e-6:  # what is left of sums that cancel
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

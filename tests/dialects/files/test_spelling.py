@@ -1,0 +1,118 @@
+"""Vendors' own files read as what they mean."""
+
+import json
+
+import pytest
+
+from posenc.dialects import formulas
+from posenc.dialects.files.source import load
+from posenc.dialects.files.spelling import as_transformers, name_of_spelling
+from posenc.dialects.meaning import meaning_of
+from posenc.dialects.record import record_of
+from tests.doctor.threads import BASE
+
+META = {"dim": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "vocab_size": 100,
+        "norm_eps": 1e-5, "multiple_of": 8, "rope_theta": 500000.0}  # fmt: skip
+MISTRAL = {"dim": 64, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "head_dim": 16,
+           "hidden_dim": 128, "norm_eps": 1e-5, "vocab_size": 100, "rope_theta": 1e6,
+           "max_position_embeddings": 8192, "sliding_window": 256}  # fmt: skip
+DEEPSEEK = {"dim": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 100, "q_lora_rank": 32,
+            "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+            "max_seq_len": 16384, "original_seq_len": 4096, "rope_theta": 10000.0,
+            "rope_factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}  # fmt: skip
+
+
+def layer(raw):
+    return meaning_of(as_transformers(raw)).computed.layers["all"]
+
+
+def test_meta():
+    assert name_of_spelling(META) == "meta"
+    assert layer(META).inv_freq == pytest.approx(formulas.plain(16, 500000.0))
+    scaled = layer({**META, "use_scaled_rope": True})
+    factors = formulas.llama3_factors(16, 500000.0, 8.0, 1.0, 4.0, 8192)
+    assert scaled.inv_freq == pytest.approx(formulas.divided(formulas.plain(16, 500000.0), factors))
+    assert scaled.inv_freq[-1] == pytest.approx(formulas.plain(16, 500000.0)[-1] / 8)
+
+
+def test_mistral():
+    assert name_of_spelling(MISTRAL) == "mistral"
+    assert layer(MISTRAL).inv_freq == pytest.approx(formulas.plain(16, 1e6))
+    yarn = {"original_max_position_embeddings": 2048, "factor": 4, "beta": 32.0, "alpha": 1.0}
+    on = layer({**MISTRAL, "yarn": {**yarn, "apply_scale": True}})
+    off = layer({**MISTRAL, "yarn": {**yarn, "apply_scale": False}})
+    assert on.inv_freq == off.inv_freq == pytest.approx(formulas.yarn(16, 1e6, 4, 2048))
+    assert (on.multiplier, off.multiplier) == (pytest.approx(formulas.yarn_scale(4)), 1.0)
+
+
+def test_deepseek():
+    assert name_of_spelling(DEEPSEEK) == "deepseek"
+    meant = meaning_of(as_transformers(DEEPSEEK)).computed
+    assert meant.layers["all"].inv_freq == pytest.approx(formulas.yarn(16, 1e4, 40, 4096))
+    assert meant.layers["all"].multiplier == pytest.approx(1.0)
+    assert meant.softmax_scale == pytest.approx(32**-0.5 * formulas.yarn_scale(40) ** 2)
+    short = meaning_of(as_transformers({**DEEPSEEK, "max_seq_len": 4096})).computed
+    assert short.layers["all"].inv_freq == pytest.approx(formulas.plain(16, 1e4))
+    assert short.softmax_scale == pytest.approx(32**-0.5)
+
+
+def test_other_names_of_base_and_share():
+    neox = {**BASE, "model_type": "gpt_neox", "rotary_emb_base": 20000, "rotary_pct": 0.5}
+    assert layer(neox).inv_freq == pytest.approx(formulas.plain(8, 20000.0))
+    chatglm = {**BASE, "rope_ratio": 50}
+    assert layer(chatglm).inv_freq == pytest.approx(formulas.plain(16, 500000.0))
+    assert layer({**BASE, "rotary_base": 30000}).inv_freq == pytest.approx(
+        formulas.plain(16, 30000.0)
+    )
+
+
+def test_a_folder_with_params_json_has_a_record(tmp_path):
+    (tmp_path / "params.json").write_text(json.dumps(MISTRAL))
+    record = record_of(load(tmp_path))
+    assert (record.spelling, record.max_length, record.kinds[0].window) == ("mistral", 8192, 256)
+    assert record.kinds[0].layers == (0, 1)
+
+
+@pytest.mark.parametrize("name, value", [("dim", "64"), ("n_heads", 0), ("n_layers", 1.5)])
+def test_sizes_that_are_none_are_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        as_transformers({**META, name: value})
+
+
+def test_a_record_tells_what_was_assumed(tmp_path):
+    raw = {**BASE, "rope_theta": 1e4, "rope_scaling": {"factor": "4.0", "type": "ntk"}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    record = record_of(load(tmp_path))
+    assert any("string" in doubt for doubt in record.doubts)
+    assert any("ntk" in doubt for doubt in record.doubts)
+    wanted = formulas.plain(16, formulas.ntk_theta(1e4, 4.0, 16))
+    assert record.kinds[0].inv_freq == pytest.approx(wanted)
+
+
+def test_kinds_windows_and_layers_without_rotation():
+    gemma = {
+        **BASE, "model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+        "sliding_window": 64, "query_pre_attn_scalar": 64,
+    }  # fmt: skip
+    from posenc.dialects.record import of_meaning
+
+    record = of_meaning(meaning_of(gemma), "transformers", None)
+    kinds = {kind.name: kind for kind in record.kinds}
+    assert kinds["sliding_attention"].layers == (0, 1, 2, 3, 4)
+    assert kinds["full_attention"].layers == (5,)
+    assert (kinds["sliding_attention"].window, kinds["full_attention"].window) == (64, None)
+    assert record.softmax_scale == pytest.approx(1 / 8)
+    smol = {**BASE, "model_type": "smollm3", "rope_theta": 1e6}
+    assert of_meaning(meaning_of(smol), "transformers", None).without_rotation == (3,)
+
+
+def test_a_flat_dict_of_a_nested_family_is_meant_for_full_attention():
+    gemma = {**BASE, "model_type": "gemma3_text", "query_pre_attn_scalar": 16}
+    flat = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    meant = meaning_of({**gemma, "rope_parameters": flat})
+    layers = meant.computed.layers
+    assert layers["full_attention"].inv_freq == pytest.approx(
+        [f / 8 for f in formulas.plain(16, 1e6)]
+    )
+    assert layers["sliding_attention"].inv_freq == pytest.approx(formulas.plain(16, 1e4))
+    assert any("flat" in doubt for doubt in meant.doubts)

@@ -1,0 +1,61 @@
+"""The page and the picture are current; every rule, runtime and recorded config is there."""
+
+import re
+
+import pytest
+
+from posenc.dialects.runtimes import RUNTIMES
+from posenc.doctor.answer.reference import markdown
+from posenc.doctor.rules import RULES
+from tests.test_readme import ROOT, load_script
+
+PAGE = ROOT / "docs/doctor.md"
+
+
+def test_the_page_is_complete():
+    text = markdown()
+    for code, rule in RULES.items():
+        assert text.count(f"### {code}: {rule.title}") == 1
+        assert rule.evidence in text and rule.cure in text
+    for name in RUNTIMES:
+        assert f"| {name} |" in text
+
+
+def test_the_page_is_current():
+    page = PAGE.read_text("utf-8")
+    assert page == load_script("update_doctor").with_generated(page), "run `make readme`"
+
+
+def test_the_golden_table_has_every_config_and_no_difference():
+    page = PAGE.read_text("utf-8")
+    (right, all_, configs) = re.findall(r"^(\d+) of (\d+) recorded answers to (\d+) ", page, re.M)[
+        0
+    ]
+    assert (right, configs) == (all_, "57")
+    assert "**differs**" not in page
+    for document in ("README.md", "README.zh-CN.md"):
+        assert all_ in (ROOT / document).read_text("utf-8"), document
+
+
+def test_the_golden_table_shows_a_wrong_emulator(monkeypatch):
+    monkeypatch.setitem(RUNTIMES, "vllm", RUNTIMES["transformers-4"])
+    table = load_script("update_doctor").golden_cases()
+    assert "**differs**" in table
+    assert not table.startswith("337 of 337")
+
+
+def test_the_picture_is_what_the_command_prints():
+    script = load_script("update_doctor_figure")
+    assert script.FIGURE.read_text("utf-8") == script.picture(), "run `make readme`"
+    shown = script.screen().plain
+    broken, mended = shown.split("$ posenc doctor mended\n")
+    assert "other" in broken and "E PD001" in broken
+    assert "other" not in mended and "Nothing to complain about" in mended
+    assert "font-face" not in script.picture()
+
+
+@pytest.mark.parametrize("word", ["--length", "--for", "--json", "--sarif", "--overrides", "--with",
+                                  "--fix", "--out", "--like", "--layout", "--text", "--explain",
+                                  "--convert-layout"])  # fmt: skip
+def test_the_page_tells_of_every_option(word):
+    assert word in PAGE.read_text("utf-8")

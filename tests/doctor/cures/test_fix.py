@@ -1,0 +1,198 @@
+"""--fix writes what the named runtimes read alike, proved by their emulators, or says why not."""
+
+import json
+
+import pytest
+
+from posenc.dialects.files.source import load
+from posenc.dialects.meaning import meaning_of
+from posenc.dialects.runtimes import RUNTIMES, emulate
+from posenc.dialects.writers.proof import disagreement, failures
+from posenc.doctor.cures.fixing import fix
+from tests.dialects.golden_cases import FOLDER, config
+from tests.doctor.judging import judge
+from tests.doctor.threads import BASE
+
+ALL = tuple(RUNTIMES)
+CASES = sorted(FOLDER.glob("[0-9]*.json"))
+NO_STATIC_FORM = {"07", "27", "39", "56"}
+"""Their frequencies change with the length."""
+NO_FORM = {"62", "65"}
+"""Lists of the wrong length; half a head rotated in a family that rotates whole heads."""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(value, name="source.json"):
+        path = tmp_path / name
+        path.write_text(json.dumps(value))
+        return load(path)
+
+    return write
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
+def test_each_golden_case_is_fixed_or_the_reason_is_told(path, written, tmp_path):
+    raw = json.loads(path.read_text())["config"]
+    source, out = written(raw), tmp_path / "fixed"
+    if path.name[:2] in NO_STATIC_FORM | NO_FORM:
+        with pytest.raises(ValueError) as refused:
+            fix(source, out, ALL)
+        assert ("--length" in str(refused.value)) == (path.name[:2] in NO_STATIC_FORM)
+        assert not out.exists()
+        return
+    text, code = fix(source, out, ALL)
+    fixed = json.loads((out / "config.json").read_text())
+    meant = meaning_of(raw)
+    wrong = failures(fixed, meant.computed, ALL)
+    assert (code == 1) == bool(wrong)
+    for name in ALL:
+        assert (f"cannot: {name}: " in text) == (name in wrong)
+    right = [n for n in ALL if n not in wrong and emulate(fixed)[n].knows]
+    assert right
+    for name in right:
+        assert disagreement(emulate(fixed, None, [name])[name], meant.computed) == ""
+    assert not [f for f in judge(fixed, tuple(right)) if f.severity == "E"]
+
+
+@pytest.mark.parametrize("number", sorted(NO_STATIC_FORM))
+def test_a_length_makes_it_static(number, written, tmp_path):
+    raw, out = config(f"{number}_"), tmp_path / "fixed"
+    named = ("transformers-4", "transformers-5", "vllm", "sglang")
+    text, code = fix(written(raw), out, named, length=4096)
+    assert code == 0, text
+    fixed = json.loads((out / "config.json").read_text())
+    assert failures(fixed, meaning_of(raw, 4096).computed, named) == {}
+    for length in (64, 4096):
+        got = emulate(fixed, length, named)
+        assert len({c.layers["all"].inv_freq for c in got.values()}) == 1
+
+
+def test_most_golden_cases_are_fixed_for_four_runtimes_and_many_for_all():
+    named = ("transformers-4", "transformers-5", "vllm", "sglang")
+    counts = {"four": 0, "all": 0}
+    from posenc.dialects.writers.recipes import best
+
+    for path in CASES:
+        if path.name[:2] in NO_STATIC_FORM | NO_FORM:
+            continue
+        raw = json.loads(path.read_text())["config"]
+        meant = meaning_of(raw)
+        counts["four"] += not best(raw, meant, named).cannot
+        counts["all"] += not best(raw, meant, ALL).cannot
+    assert counts["four"] >= 45
+    assert counts["all"] >= 28
+
+
+def test_a_fix_for_named_runtimes_may_be_complete_where_one_for_all_is_not(written, tmp_path):
+    source = written(config("30_"))
+    named = ("transformers-4", "transformers-5", "vllm", "sglang")
+    assert fix(source, tmp_path / "a", named)[1] == 0
+    text, code = fix(source, tmp_path / "b", ALL)
+    assert code == 1 and "cannot: llama.cpp" in text and "cannot: mlx-lm" in text
+
+
+def test_nothing_is_overwritten_and_nothing_is_left(written, tmp_path):
+    source = written(config("11_"))
+    (tmp_path / "fixed").mkdir()
+    with pytest.raises(ValueError, match="exists already"):
+        fix(source, tmp_path / "fixed", ALL)
+    assert not list((tmp_path / "fixed").iterdir())
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".fixed")]
+
+
+def test_a_folder_keeps_its_other_files(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config("11_")))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.bin").write_bytes(b"weights")
+    fix(load(folder), tmp_path / "out", ALL)
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    assert (tmp_path / "out" / "model.bin").read_bytes() == b"weights"
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".out")]
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/x", "..", "gone"])
+def test_an_index_that_names_files_elsewhere_is_refused(tmp_path, name):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config("11_")))
+    index = {"weight_map": {"model.embed_tokens.weight": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="names"):
+        fix(load(folder), tmp_path / "out", ALL)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_recipe_fails_its_proof():
+    raw = {**BASE, "rope_theta": 500000.0}
+    meant = meaning_of(raw).computed
+    assert failures(raw, meant, ALL) == {}
+    off = {**raw, "rope_theta": 500001.0}
+    assert set(failures(off, meant, ALL)) == set(ALL)
+    assert set(failures(raw, meant, ALL, folded=1.00001)) == set(ALL)
+    assert set(failures(raw, meant, ALL, folded=float("nan"))) == set(ALL)
+
+
+def test_a_link_out_of_the_folder_is_not_copied(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config("11_")))
+    (tmp_path / "secret").write_text("secret")
+    (folder / "notes.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=r"notes\.txt: a link to .*secret, outside of the folder"):
+        fix(load(folder), tmp_path / "out", ALL)
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_an_index_larger_than_a_config_may_be_is_read(tmp_path):
+    """DeepSeek-V3's index has 9 MB."""
+    from posenc.dialects.files.json_object import LARGEST_CONFIG, read_json
+    from posenc.dialects.writers.copies import check_index
+
+    shards = {f"model.layers.{i}.{'x' * 200}": "a.safetensors" for i in range(40000)}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    (tmp_path / "a.safetensors").write_bytes(b"")
+    assert index.stat().st_size > LARGEST_CONFIG
+    check_index(tmp_path)
+    with pytest.raises(ValueError, match="expected at most"):
+        read_json(index)
+
+
+@pytest.mark.parametrize(
+    "raw, keys",
+    [
+        (
+            {"dim": 64, "n_layers": 2, "n_heads": 4, "rope_theta": 5e5, "use_scaled_rope": True},
+            '"rope_type": "llama3"',
+        ),
+        (
+            {"dim": 64, "n_layers": 2, "n_heads": 4, "head_dim": 16, "rope_theta": 1000000.0,
+             "max_position_embeddings": 8192,
+             "yarn": {"factor": 4, "beta": 32, "alpha": 1,
+                      "original_max_position_embeddings": 2048}},
+            '"original_max_position_embeddings": 2048',
+        ),
+    ],
+)  # fmt: skip
+def test_makers_own_files_are_to_be_converted_first(raw, keys, tmp_path):
+    path = tmp_path / "params.json"
+    path.write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match="Convert the folder first") as refused:
+        fix(load(path), tmp_path / "out", ALL)
+    assert keys in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_copy_inside_of_its_source_leaves_the_source_as_it_was(written, tmp_path):
+    source = written({**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+                     "config.json")  # fmt: skip
+    before = source.path.read_bytes()
+    fix(source, tmp_path / "fixed", ALL)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "fixed"]
+    assert source.path.read_bytes() == before
+    assert [p.name for p in (tmp_path / "fixed").iterdir()] == ["config.json"]

@@ -1,0 +1,179 @@
+"""Interleaved or half-split: permuted rows, in every kind of tensor, and measured."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from posenc.dialects.model import model_of
+from posenc.dialects.pairs import order
+from posenc.dialects.weights.layout import convert
+from posenc.dialects.weights.rows import rotary_dim
+from posenc.doctor.cures.layout import FEWEST, measure, report, write
+from tests.doctor.cures.test_fold import FAMILIES, checkpoint
+
+LLAMA2XS = Path(__file__).parents[3] / ".." / "shared" / "checkpoints" / "llama2xs"
+TEXT = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park "
+    "with her friends. One day, she saw a big red ball under a tree. She wanted to play with it, "
+    "so she ran to the tree and picked it up. Her friend Tom came and asked if he could play too. "
+    "Lily said yes and they played together all day long. They were very happy."
+)
+
+
+def rotate(x, angle, interleaved):
+    """x (heads, dim) turned by angle (dim/2) in one of the layouts: written out, no shared code."""
+    out = x.copy()
+    pairs = x.shape[-1] // 2
+    for i in range(pairs):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + pairs)
+        out[:, a] = x[:, a] * np.cos(angle[i]) - x[:, b] * np.sin(angle[i])
+        out[:, b] = x[:, b] * np.cos(angle[i]) + x[:, a] * np.sin(angle[i])
+    return out
+
+
+def scores(weights, heads, kv_heads, rotated, interleaved, norms=None):
+    """q.k of each query head at two positions, by the loops of a textbook."""
+    x = np.linspace(-1, 1, weights["q"].shape[1])
+    y = np.cos(np.arange(weights["q"].shape[1]))
+    angle = np.arange(1, rotated // 2 + 1) * 0.37
+    q = (weights["q"] @ x).reshape(heads, -1)
+    k = (weights["k"] @ y).reshape(kv_heads, -1)
+    if norms is not None:
+        q, k = q * norms["q"], k * norms["k"]
+    q[:, :rotated] = rotate(q[:, :rotated], 5 * angle, interleaved)
+    k[:, :rotated] = rotate(k[:, :rotated], 2 * angle, interleaved)
+    return np.einsum("hd,hd->h", q, np.repeat(k, heads // kv_heads, axis=0))
+
+
+@pytest.mark.parametrize("family", ["llama", "glm4", "qwen3", "phi3"])
+@pytest.mark.parametrize("to_interleaved", [True, False])
+def test_scores_stay_the_same_when_the_reader_changes_too(family, to_interleaved, tmp_path):
+    folder = checkpoint(tmp_path / "model", family)
+    model = model_of(json.loads((folder / "config.json").read_text()))
+    before = load_file(folder / "model.safetensors")
+    changed = convert(folder, model, to_interleaved=to_interleaved)
+    after = load_file(folder / "model.safetensors")
+    assert set(changed) == {n for n in before if not np.array_equal(before[n], after[n])}
+
+    def parts(tensors):
+        at = "model.layers.0.self_attn."
+        if family == "phi3":
+            packed = tensors[f"{at}qkv_proj.weight"]
+            return {"q": packed[:64], "k": packed[64:96]}, None
+        norms = None
+        if family == "qwen3":
+            norms = {s: tensors[f"{at}{s}_norm.weight"].astype(np.float64) for s in "qk"}
+        return {s: tensors[f"{at}{s}_proj.weight"].astype(np.float64) for s in "qk"}, norms
+
+    rotated = rotary_dim(model)
+    old = scores(*[parts(before)[0], 4, 2, rotated, not to_interleaved, parts(before)[1]])
+    new = scores(*[parts(after)[0], 4, 2, rotated, to_interleaved, parts(after)[1]])
+    wrong = scores(*[parts(after)[0], 4, 2, rotated, not to_interleaved, parts(after)[1]])
+    np.testing.assert_allclose(new, old, rtol=1e-6)
+    assert abs(wrong - old).max() > 1e-3
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_there_and_back_gives_the_same_bytes(family, tmp_path):
+    folder = checkpoint(tmp_path / "model", family, "bfloat16")
+    path = folder / "model.safetensors"
+    model = model_of(json.loads((folder / "config.json").read_text()))
+    before = path.read_bytes()
+    convert(folder, model, to_interleaved=True)
+    assert path.read_bytes() != before
+    convert(folder, model, to_interleaved=False)
+    assert path.read_bytes() == before
+
+
+def test_the_order_is_the_textbooks():
+    assert order(8, to_interleaved=False) == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert order(8, to_interleaved=True) == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def test_grouped_keys_are_permuted_by_their_own_heads(tmp_path):
+    """Permuting k with the count of query heads is the bug on record."""
+    folder = checkpoint(tmp_path / "model", "llama")
+    name = "model.layers.0.self_attn.k_proj.weight"
+    before = load_file(folder / "model.safetensors")[name]
+    convert(folder, model_of(json.loads((folder / "config.json").read_text())), to_interleaved=True)
+    after = load_file(folder / "model.safetensors")[name]
+    np.testing.assert_array_equal(after[1], before[8])  # first head, second row
+    np.testing.assert_array_equal(after[17], before[24])  # second head of two
+
+
+def test_an_adapter_has_only_its_b_rows_permuted(tmp_path):
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "num_hidden_layers": 1}  # fmt: skip
+    at = "base_model.model.model.layers.0.self_attn."
+    rng = np.random.default_rng(0)
+    tensors = {
+        f"{at}q_proj.lora_A.weight": rng.normal(size=(4, 64)),
+        f"{at}q_proj.lora_B.weight": rng.normal(size=(64, 4)),
+        f"{at}v_proj.lora_B.weight": rng.normal(size=(32, 4)),
+    }
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    changed = convert(tmp_path, model_of(config), to_interleaved=True)
+    assert changed == [f"{at}q_proj.lora_B.weight"]
+    after = load_file(tmp_path / "adapter_model.safetensors")
+    wanted = tensors[changed[0]].reshape(4, 16, 4)[:, order(16, to_interleaved=True)]
+    np.testing.assert_array_equal(after[changed[0]].reshape(4, 16, 4), wanted)
+
+
+def test_what_cannot_be_converted_is_refused(tmp_path):
+    folder = checkpoint(tmp_path / "model", "llama")
+    with pytest.raises(ValueError, match="expected half-split or interleaved"):
+        write(folder, tmp_path / "out", "halves")
+    with pytest.raises(ValueError, match="needs a model's folder"):
+        write(folder / "config.json", tmp_path / "out", "interleaved")
+    raw = json.loads((folder / "config.json").read_text())
+    raw["quantization_config"] = {"bits": 4}
+    (folder / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match="quantised"):
+        write(folder, tmp_path / "out", "interleaved")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not LLAMA2XS.exists(), reason="no trained checkpoint beside the repository")
+class TestMeasured:
+    @pytest.fixture
+    def text(self, tmp_path):
+        path = tmp_path / "text.txt"
+        path.write_text(TEXT)
+        return path
+
+    def test_a_right_and_a_wrong_layout_are_told(self, tmp_path, text):
+        verdict = measure(LLAMA2XS, text)
+        assert (verdict.expected, verdict.found, verdict.mismatch) == ("half-split",) * 2 + (False,)
+        assert verdict.losses[0] < 2 and verdict.losses[1] > 4
+        write(LLAMA2XS, tmp_path / "other", "interleaved")
+        said, code = report(tmp_path / "other", text, as_json=False)
+        assert code == 1 and said.startswith("E PD036") and "interleaved" in said
+        write(tmp_path / "other", tmp_path / "back", "half-split")
+        original = (LLAMA2XS / "model.safetensors").read_bytes()
+        assert (tmp_path / "back" / "model.safetensors").read_bytes() == original
+
+    def test_too_short_a_text_is_unknown(self, tmp_path, text):
+        text.write_text("Once upon a time")
+        verdict = measure(LLAMA2XS, text)
+        assert verdict.found is None and str(FEWEST) in verdict.why
+        said, code = report(LLAMA2XS, text, as_json=True)
+        assert code == 0 and json.loads(said)["found"] is None
+
+    def test_an_untrained_model_is_unknown(self, tmp_path, text):
+        folder = checkpoint(tmp_path / "model", "llama")
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(LLAMA2XS / name, folder / name)
+        raw = json.loads((folder / "config.json").read_text())
+        tensors = load_file(folder / "model.safetensors")
+        embed = tensors["model.embed_tokens.weight"]
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensors[name] = np.resize(embed * 0.01, (512, 64))
+        raw["vocab_size"] = 512
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(raw))
+        verdict = measure(folder, text)
+        assert verdict.found is None and "do not decide" in verdict.why

@@ -1,0 +1,157 @@
+"""Encoders: tables that start behind the padding token, masked tokens, folders of
+sentence-transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc import extend as hf
+from posenc.extend.options import Options
+from posenc.hf import tables
+from posenc.hf.checkpoint.loading import load_checkpoint
+from tests.hf_models import LENGTH, save, transformers
+
+ROOT = Path(__file__).parents[3]
+TARGET = 3 * LENGTH
+DOCUMENTS = [" ".join(f"w{(7 * i + j) % 200 + 20}" for j in range(400)) for i in range(8)]
+QUICK = Options(windows=1, search_evaluations=0, tasks="none")
+SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64,
+         "num_attention_heads": 4, "vocab_size": 257}  # fmt: skip
+FAMILIES = {
+    "camembert": {**SIZES, "pad_token_id": 1, "max_position_embeddings": LENGTH + 2},
+    "xlm-roberta": {**SIZES, "pad_token_id": 0, "max_position_embeddings": LENGTH + 1},
+    "roberta": {**SIZES, "pad_token_id": 5, "max_position_embeddings": LENGTH + 6},
+    "mpnet": {**SIZES, "max_position_embeddings": LENGTH + 2},
+    "electra": {**SIZES, "embedding_size": 32, "max_position_embeddings": LENGTH},
+    "distilbert": {"vocab_size": 257, "dim": 32, "hidden_dim": 64, "n_layers": 1, "n_heads": 4,
+                   "max_position_embeddings": LENGTH},
+    "modernbert": {**SIZES, "num_hidden_layers": 2, "max_position_embeddings": LENGTH,
+                   "layer_types": ["full_attention", "sliding_attention"], "local_attention": 16,
+                   "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2,
+                   "bos_token_id": 1, "eos_token_id": 2},
+    "nomic_bert": {**SIZES, "max_position_embeddings": LENGTH},
+}  # fmt: skip
+ROTARY = ("modernbert", "nomic_bert")
+
+
+def save_words(folder: Path) -> None:
+    spec = importlib.util.spec_from_file_location(
+        "tiny_models", ROOT / "experiments" / "tiny_models.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.save_words(folder)
+
+
+def save_encoder(family: str, folder: Path) -> Path:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **FAMILIES[family])
+    transformers.utils.logging.set_verbosity_error()
+    model = transformers.AutoModelForMaskedLM.from_config(config)
+    model.save_pretrained(folder)
+    save_words(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_encoder_reads_three_times_as_far_and_is_proved(family, tmp_path):
+    folder, out = save_encoder(family, tmp_path / family), tmp_path / "out"
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.masked
+    assert checkpoint.trained_length == LENGTH
+    assert (tables.find_table(checkpoint.model) is None) is (family in ROTARY)
+    method = "yarn" if family in ROTARY else "interpolate"
+    outcome = hf.extend(folder, TARGET, DOCUMENTS, method=method, out=out, options=QUICK)
+    assert outcome.proof is not None
+    tokens = sum(e.tokens for e in outcome.measured[method][1].by_position)
+    assert tokens == pytest.approx(0.15 * TARGET, rel=0.4)
+    again = load_checkpoint(out)
+    assert again.trained_length == TARGET
+    with torch.inference_mode():
+        read = again.model(torch.full((1, TARGET), 9)).logits
+    assert read.isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["roberta", "mpnet"])
+def test_a_table_behind_the_padding_token_ends_where_the_model_says(family, tmp_path):
+    """One token further, its own code has no row left."""
+    model = load_checkpoint(save_encoder(family, tmp_path / family)).model
+    with torch.inference_mode():
+        model(torch.full((1, LENGTH), 9))
+        with pytest.raises(Exception, match=r"out of range|out of bounds|size of tensor|expanded"):
+            model(torch.full((1, LENGTH + 1), 9))
+
+
+def test_a_folder_of_sentence_transformers_keeps_its_pooling(tmp_path):
+    folder, out = save_encoder("electra", tmp_path / "electra"), tmp_path / "out"
+    modules = [
+        {"idx": 0, "path": ""},
+        {"idx": 1, "path": "1_Pooling"},
+        {"idx": 2, "path": "2_Dense"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": LENGTH}))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    (folder / "2_Dense").mkdir()
+    (folder / "2_Dense/model.safetensors").write_bytes(b"weights")
+    (folder / "2_Dense/pytorch_model.bin").write_bytes(b"a pickle")
+    hf.extend(folder, TARGET, DOCUMENTS, method="tile", out=out, options=QUICK)
+    assert json.loads((out / "modules.json").read_text()) == modules
+    assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] == TARGET
+    assert (out / "1_Pooling/config.json").read_text() == '{"pooling_mode_mean_tokens": true}'
+    assert (out / "2_Dense/model.safetensors").read_bytes() == b"weights"
+    assert not (out / "2_Dense/pytorch_model.bin").exists()
+
+
+@pytest.mark.parametrize("sentences", [False, True])
+def test_serve_md_loads_an_encoder_with_the_head_that_it_has(sentences, tmp_path, monkeypatch):
+    folder = save_encoder("electra", tmp_path / "electra")
+    if sentences:
+        (folder / "modules.json").write_text("[]")
+    hf.extend(folder, TARGET, DOCUMENTS, method="tile", out=tmp_path / "out", options=QUICK)
+    said = (tmp_path / "out/SERVE.md").read_text()
+    assert ('SentenceTransformer("out")' in said) is sentences
+    block = said.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    found: dict = {}
+    exec(block, found)
+    assert type(found["model"]).__name__ == "ElectraForMaskedLM"
+    assert found["model"].config.max_position_embeddings == TARGET
+
+
+@pytest.mark.parametrize("content", ['[{"path": "../outside"}]', '[{"path": ".."}]', "{", '["a"]'])
+def test_a_list_of_modules_that_leads_elsewhere_is_refused(content, tmp_path):
+    folder, out = save_encoder("electra", tmp_path / "electra"), tmp_path / "out"
+    (tmp_path / "outside").mkdir()
+    (folder / "modules.json").write_text(content)
+    with pytest.raises(ValueError, match=r"modules\.json: "):
+        hf.extend(folder, TARGET, DOCUMENTS, method="tile", out=out, options=QUICK)
+    assert not out.exists()
+
+
+def test_an_encoder_without_its_head_says_so(tmp_path):
+    config = transformers.AutoConfig.for_model("bert", **SIZES, max_position_embeddings=LENGTH)
+    transformers.BertModel(config).save_pretrained(tmp_path / "bare")
+    with pytest.raises(
+        ValueError, match=r"it holds a BertModel, without .* could predict no token"
+    ):
+        load_checkpoint(tmp_path / "bare")
+
+
+def test_two_stacks_are_refused_by_their_name(tmp_path):
+    sizes = {"vocab_size": 257, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+             "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16,
+             "decoder_ffn_dim": 16, "max_position_embeddings": LENGTH}  # fmt: skip
+    save("bart", tmp_path / "bart", **sizes)
+    config = json.loads((tmp_path / "bart/config.json").read_text()) | {"is_encoder_decoder": True}
+    (tmp_path / "bart/config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="a bart model has an encoder and a decoder"):
+        load_checkpoint(tmp_path / "bart")

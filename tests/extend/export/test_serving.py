@@ -1,0 +1,205 @@
+"""What an export says to each runtime, and the doctor has nothing against those it is right for."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from posenc import extend as hf
+from posenc.dialects.runtimes import RUNTIMES
+from posenc.extend.export.config import exported
+from posenc.extend.export.serving.described import Export
+from posenc.extend.export.serving.page import page
+from posenc.extend.options import Options
+from posenc.extend.search.genome import Genome, apply_genome
+from posenc.extend.tune.config import TuneConfig
+from posenc.extend.variants.methods import METHODS, stretch
+from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.hf.rope.apply import applied, rotary_frequencies
+from tests.doctor.judging import judge
+from tests.hf_models import LENGTH, ROPE, save, transformers
+
+TARGET = 3 * LENGTH
+DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
+QUICK = Options(windows=2, search_evaluations=0, task_trials=1)
+ALL = tuple(RUNTIMES)
+SEARCHED = Genome((1.0, 1.3, 2.9, 17.0), 1.07)
+
+
+@pytest.fixture(scope="module", params=ROPE)
+def checkpoint(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hf") / request.param
+    return load_checkpoint(save(request.param, folder))
+
+
+def stretched(checkpoint, name):
+    if name == "search":
+        return apply_genome(checkpoint.rotary, SEARCHED, TARGET)
+    return stretch(checkpoint.rotary, METHODS[name], TARGET)
+
+
+def export_of(checkpoint, name):
+    """What `posenc extend --method name --out` would describe."""
+    keeps = name != "search" and METHODS[name].keeps_maximum
+    with applied(checkpoint.model, stretched(checkpoint, name), LENGTH if keeps else TARGET):
+        saved = json.loads(json.dumps(checkpoint.config.to_dict(), default=str))
+    saved["architectures"] = [type(checkpoint.model).__name__]
+    recipe, meaning = exported(saved, TARGET)
+    assert meaning is not None
+    return Export(
+        checkpoint.folder, "out", name, LENGTH, TARGET, recipe, meaning, saved,
+        checkpoint.folder, checkpoint.raw_config,
+    )  # fmt: skip
+
+
+def errors(config, named):
+    return [f for f in judge(config, named) if f.severity == "E"] if named else []
+
+
+@pytest.mark.parametrize("name", [*METHODS, "search"])
+def test_the_doctor_raises_no_error_for_the_runtimes_that_are_named_right(checkpoint, name):
+    kind = checkpoint.config.model_type
+    if (kind, name) == ("phi3", "dynamic") or (name == "search" and kind in ("gpt_neox",)):
+        pytest.skip("no config of this family can say so, or its head has other pairs")
+    export = export_of(checkpoint, name)
+    assert "transformers-5" in export.right
+    assert errors(export.recipe.config, export.right) == []
+    said = page(export)
+    for runtime in export.right:
+        assert re.search(rf"^\| {re.escape(runtime)} \|.*\| as meant \|$", said, re.M)
+    for runtime, why in export.recipe.cannot.items():
+        assert why.removeprefix("refuses: ") in said.partition("## ")[0], runtime
+
+
+def test_what_only_transformers_5_reads_is_an_error(checkpoint):
+    """The planted case: the same settings in the newer dialect alone."""
+    export = export_of(checkpoint, "yarn")
+    if "transformers-4" not in export.right:
+        pytest.skip("it does not read this family's yarn in any spelling")
+    newer = {k: v for k, v in export.recipe.config.items() if k not in ("rope_theta",)}
+    newer.pop("rope_scaling", None)
+    newer.pop("rotary_emb_base", None)
+    assert errors(newer, ("transformers-4",))
+
+
+@pytest.mark.parametrize("name", ["ntk", "by-parts", "yarn", "search"])
+def test_most_methods_reach_every_runtime_of_a_llama_but_for_what_is_told(name, tmp_path):
+    export = export_of(load_checkpoint(save("llama", tmp_path / "llama")), name)
+    missing = {"ntk": set(), "yarn": set(), "by-parts": {"llama.cpp"},
+               "search": {"llama.cpp", "mlx-lm"}}[name]  # fmt: skip
+    assert set(ALL) - set(export.right) == missing
+    said = page(export)
+    if "mlx-lm" in missing:
+        assert "--for mlx-lm --fix --out NEW` (longrope with short = long, the temperature" in said
+    if "llama.cpp" in missing:
+        assert "posenc doctor model.gguf --like out/config.json --fix --out fixed.gguf" in said
+    else:
+        assert "--fix" not in said
+
+
+def blocks(said, title, language):
+    """The code under a heading."""
+    section = said.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)\n```", section, re.S)
+
+
+@pytest.mark.parametrize("name", ["ntk", "by-parts", "yarn", "linear", "llama3"])
+def test_the_lines_for_transformers_5_do_the_same_to_the_original_folder(checkpoint, name):
+    said = page(export_of(checkpoint, name))
+    _, code = blocks(said, "transformers 5", "python")
+    names: dict = {}
+    transformers.utils.logging.set_verbosity_error()
+    exec(code, names)
+    with applied(checkpoint.model, stretched(checkpoint, name), TARGET):
+        wanted = {k: v[0].clone() for k, v in rotary_frequencies(checkpoint.model).items()}
+    got = rotary_frequencies(names["model"])
+    assert got.keys() == wanted.keys()
+    for kind, inv_freq in wanted.items():
+        torch.testing.assert_close(got[kind][0], inv_freq, rtol=1e-6, atol=0)
+
+
+def test_the_lines_for_transformers_4_set_what_a_loaded_gpt_neox_reads(tmp_path):
+    """Its class copies rotary_emb_base to rope_theta when it is built, and rotates by that."""
+    said = page(export_of(load_checkpoint(save("gpt_neox", tmp_path / "neox")), "ntk"))
+    _, code = blocks(said, "transformers 4", "python")
+    assert re.findall(r"config.(rope_theta|rotary_emb_base) = (\S+)", code) == [
+        ("rotary_emb_base", "90000.0"), ("rope_theta", "90000.0"),
+    ]  # fmt: skip
+
+
+def test_llama_cpp_takes_what_its_command_line_knows(tmp_path):
+    llama = load_checkpoint(save("llama", tmp_path / "llama"))
+    said = {n: page(export_of(llama, n)) for n in ("ntk", "linear", "yarn", "by-parts")}
+    assert "--rope-freq-base 43267.4871" in said["ntk"]
+    assert "--rope-scaling linear --rope-scale 3" in said["linear"]
+    assert "--rope-scaling yarn --rope-scale 3 --yarn-orig-ctx 64" in said["yarn"]
+    assert "not possible, its options know a base, linear and yarn only" in said["by-parts"]
+
+
+@pytest.mark.parametrize("tune", [None, TuneConfig(1, batch=1)])
+def test_serve_md_stands_beside_the_export(tune, tmp_path):
+    folder = save("llama", tmp_path / "llama")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": LENGTH}))
+    options = replace(QUICK, tune=tune)
+    hf.extend(
+        folder, TARGET, DOCUMENTS, method="ntk", out=tmp_path / "out", options=options,
+        as_bytes=True,
+    )  # fmt: skip
+    said = (tmp_path / "out/SERVE.md").read_text()
+    assert said.startswith("# Serve out\n\nIt reads 192 tokens, 64 before it was stretched.")
+    assert "vllm serve out --max-model-len 192" in said
+    assert "PARAMETER num_ctx 192" in said
+    assert ("without this copy" in said) is (tune is None)
+    kept = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert kept["model_max_length"] == TARGET
+
+
+def test_dual_chunk_attention_goes_to_the_key_that_vllm_reads(tmp_path):
+    folder, out = save("qwen2", tmp_path / "qwen2"), tmp_path / "out"
+    hf.extend(folder, TARGET, DOCUMENTS, method="dual-chunk", out=out, options=QUICK, as_bytes=True)
+    config = json.loads((out / "config.json").read_text())
+    assert config["dual_chunk_attention_config"] == {"chunk_size": 48, "local_size": 4}
+    assert config["max_position_embeddings"] == TARGET
+    said = (out / "SERVE.md").read_text()
+    assert "VLLM_ATTENTION_BACKEND=DUAL_CHUNK_FLASH_ATTN vllm serve out" in said
+    codes = {f.code: f.runtimes for f in judge(config)}
+    assert codes["PD042"] == ALL
+
+
+NO_DUAL_CHUNK = {
+    "not for a llama model": ("llama", {}, None),
+    "the plain rotation only": (
+        "qwen2",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}, None,
+    ),
+    "nothing to tune for": ("qwen2", {}, TuneConfig(1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", NO_DUAL_CHUNK)
+def test_dual_chunk_is_refused_where_vllm_would_not_run_it(message, tmp_path):
+    family, more, tune = NO_DUAL_CHUNK[message]
+    folder = save(family, tmp_path / family, **more)
+    with pytest.raises(ValueError, match=message):
+        hf.extend(
+            folder, TARGET, DOCUMENTS, method="dual-chunk", out=tmp_path / "out",
+            options=replace(QUICK, tune=tune), as_bytes=True,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_the_emulators_do_not_know_is_said_to_be_unknown(tmp_path):
+    from tests.extend.test_extend import TABLES
+
+    folder = save("gpt2", tmp_path / "gpt2", vocab_size=257, **TABLES["gpt2"])
+    hf.extend(
+        folder, TARGET, DOCUMENTS, method="tile", out=tmp_path / "out", options=QUICK,
+        as_bytes=True,
+    )  # fmt: skip
+    said = (tmp_path / "out/SERVE.md").read_text()
+    assert "posenc has not read" in said
+    assert "vllm" not in said

@@ -1,0 +1,158 @@
+"""Decoders written as Hugging Face Llama folders, held to transformers' own Llama."""
+
+import dataclasses
+import json
+import logging
+
+import pytest
+import torch
+
+import posenc
+from posenc.hf.checkpoint.llama import export_llama, import_llama
+from posenc.models import Decoder, DecoderConfig
+
+transformers = pytest.importorskip("transformers")
+
+CONFIG = DecoderConfig(vocab_size=61, embed_dim=32, num_layers=3, num_heads=4)
+VARIANTS = {
+    "plain": {},
+    "grouped": {"num_kv_heads": 2},
+    "multi-query": {"num_kv_heads": 1},
+    "tied": {"tie_embeddings": True},
+    "biased": {"attention_bias": True},
+    "wide heads": {"head_dim": 16, "num_kv_heads": 2, "tie_embeddings": True, "norm_eps": 1e-5},
+}
+
+
+def decoder(config: DecoderConfig = CONFIG, name: str = "rope", **options) -> Decoder:
+    torch.manual_seed(0)
+    model = Decoder(config, posenc.create(name, config.shape(64), **options)).eval()
+    for parameter in model.parameters():  # no gain at one, no bias at zero
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(61, (2, 47), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_transformers_gives_the_same_logits(variant, tmp_path):
+    config = dataclasses.replace(CONFIG, **VARIANTS[variant])
+    model = decoder(config, rope_theta=5000.0)
+    export_llama(model, tmp_path / "out", max_positions=64)
+    theirs, info = transformers.LlamaForCausalLM.from_pretrained(
+        tmp_path / "out", output_loading_info=True, local_files_only=True
+    )
+    assert not (info["missing_keys"] or info["unexpected_keys"] or info["mismatched_keys"])
+    ids = tokens()
+    ours, logits = model(ids), theirs.eval()(ids).logits
+    assert ours.std() > 0.1
+    torch.testing.assert_close(ours, logits, rtol=0, atol=1e-5)
+    shifted = torch.arange(47)[None] + 1000
+    torch.testing.assert_close(
+        model(ids, shifted), theirs(ids, position_ids=shifted).logits, rtol=0, atol=1e-4
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_folder_of_transformers_loads_with_the_same_logits(variant, tmp_path):
+    settings = {"head_dim": None, "num_kv_heads": 4} | VARIANTS[variant]
+    torch.manual_seed(2)
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=61,
+            hidden_size=32,
+            intermediate_size=80,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=settings["num_kv_heads"],
+            head_dim=settings["head_dim"],
+            rms_norm_eps=settings.get("norm_eps", 1e-6),
+            tie_word_embeddings=settings.get("tie_embeddings", False),
+            attention_bias=settings.get("attention_bias", False),
+            rope_parameters={"rope_type": "default", "rope_theta": 777.0},
+        )
+    ).eval()
+    for parameter in theirs.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    logging.disable(logging.WARNING)
+    try:
+        theirs.save_pretrained(tmp_path)
+    finally:
+        logging.disable(logging.NOTSET)
+    ids = tokens()
+    torch.testing.assert_close(import_llama(tmp_path)(ids), theirs(ids).logits, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_export_and_import_give_back_the_model(tmp_path):
+    config = dataclasses.replace(CONFIG, num_kv_heads=2, dropout=0.1)
+    model = decoder(config, rope_theta=1234.5)
+    export_llama(model, tmp_path, max_positions=64, stop_token=7)
+    back = import_llama(tmp_path)
+    assert back.config == model.config
+    assert torch.equal(back(tokens()), model(tokens()))
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["rope_parameters"] == {"rope_type": "default", "rope_theta": 1234.5}
+    assert "rope_scaling" not in written and "rope_theta" not in written
+    assert (written["max_position_embeddings"], written["eos_token_id"]) == (64, 7)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: decoder(name="alibi"), "this model has ALiBi"),
+        (lambda: decoder(name="nope"), "this model has PositionEncoding"),
+        (lambda: decoder(interleaved=True), r"RoPE\(interleaved=True\)"),
+        (lambda: decoder(rotary_dim=4), "rotary_dim=4 of 8"),
+        (lambda: decoder(scaling="linear", factor=2.0), r"Linear\(factor=2.0\)"),
+        (lambda: decoder(dataclasses.replace(CONFIG, norm="layer")), "norm='rms' only"),
+        (lambda: decoder(dataclasses.replace(CONFIG, norm_position="post")), "norm_position='pre'"),
+        (lambda: decoder(dataclasses.replace(CONFIG, activation="relu")), "activation='swiglu'"),
+    ],
+)
+def test_what_llama_cannot_express_is_refused_and_nothing_written(model, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        export_llama(model(), tmp_path / "out", max_positions=64)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gemma"}, "expected model_type 'llama', got 'gemma'"),
+        ({"hidden_act": "gelu"}, "expected hidden_act 'silu'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "expected plain RoPE"),
+        ({"num_hidden_layers": 2}, "disagree about the weights"),
+        ({"hidden_size": "32"}, "hidden_size must be a whole number"),
+        ({"rope_parameters": "plain"}, "rope_parameters must be an object"),
+    ],
+)
+def test_what_the_decoder_cannot_express_is_refused(change, message, tmp_path):
+    export_llama(decoder(), tmp_path, max_positions=64)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=message):
+        import_llama(tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    export_llama(decoder(), tmp_path, max_positions=64)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="weights must be safetensors, found none"):
+        import_llama(tmp_path)
+
+
+def test_damaged_files_are_refused(tmp_path):
+    export_llama(decoder(), tmp_path, max_positions=64)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="cannot be read"):
+        import_llama(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ValueError, match="expected a JSON object, got a list"):
+        import_llama(tmp_path)

@@ -1,0 +1,378 @@
+"""posenc inspect on a model's folder, with tiny random models of each family."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from posenc.cli import main
+from posenc.hf.checkpoint.loading import load_checkpoint
+from posenc.inspect.checkpoint import figures
+from posenc.inspect.checkpoint.page import make_page
+from posenc.inspect.checkpoint.positions import Bias, Disentangled, Rotation, Table
+from posenc.inspect.checkpoint.reading import by_group, mean_distance, read_sentence
+from posenc.inspect.checkpoint.sentence import tokenize_sentence
+from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
+from posenc.inspect.checkpoint.swap import exchanged_order, without_positions
+from posenc.report.drawing import to_svg
+from posenc.scores.alibi import ALiBi
+from posenc.scores.t5 import T5Bias
+from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
+from tests.hf_models import COMMON, LENGTH, save
+
+TEXT, WORDS = "The dog saw its cat.", ("dog", "cat")
+KINDS = {
+    "llama": Rotation, "qwen2": Rotation, "gpt_neox": Rotation, "bert": Table, "gpt2": Table,
+    "opt": Table, "bloom": Bias, "t5": Bias, "deberta": Disentangled, "deberta-v2": Disentangled,
+    "falcon": Rotation, "gptj": Rotation, "mpt": Bias,
+}  # fmt: skip
+LLAMA2XS = Path(__file__).parents[3].parent / "shared/checkpoints/llama2xs"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {family: save(family, tmp_path_factory.mktemp(family), spread=0.3) for family in KINDS}
+
+
+@pytest.fixture(scope="module")
+def sheets(folders):
+    return {
+        family: measure_checkpoint(Request(folder, TEXT, WORDS, as_bytes=True))
+        for family, folder in folders.items()
+    }
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_structure_and_positions_of_each_family(sheets, folders, family):
+    sheet = sheets[family]
+    model = load_checkpoint(folders[family], encoder_decoder=True).model
+    assert sheet.structure.parameters == model.num_parameters()
+    assert sheet.structure.layers == 2 and sheet.structure.parts["other"] == 0
+    assert sheet.structure.parts["attention"] and sheet.structure.parts["feed-forward"]
+    learned = family in ("bert", "gpt2", "opt", "t5", "deberta", "deberta-v2")
+    assert bool(sheet.structure.parts["positions"]) == learned
+    assert sheet.positions and all(isinstance(p, KINDS[family]) for p in sheet.positions)
+    assert sheet.reading.causal == (family not in ("bert", "t5", "deberta", "deberta-v2"))
+    for weights in sheet.reading.attention.values():
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_without_positions_the_order_of_words_is_lost_as_far_as_the_mask_allows(sheets, family):
+    found = sheets[family].swap
+    assert found.removed and found.last_stays
+    if found.causal:
+        assert found.without.last_by_layer[1] < 1e-5 < 1e-4 < found.without.last_by_layer[2]
+        assert found.with_positions.last_by_layer[1] > 1e-4
+        assert "same after one layer" in found.verdicts[0]
+        assert "two layers or more it differs" in found.verdicts[1]
+    else:
+        assert max(found.without.all_by_layer) < 1e-5
+        assert max(found.with_positions.all_by_layer) > 1e-2
+        assert found.without.logits < 1e-4 < found.with_positions.logits
+        assert "blind to order" in found.verdicts[0]
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_positions_come_back_after_the_removal(folders, family):
+    model = load_checkpoint(folders[family], encoder_decoder=True, attention="eager").model
+    ids = list(range(5, 17))
+    before = read_sentence(model, ids).hidden
+    with without_positions(model):
+        assert (read_sentence(model, ids).hidden - before).abs().max() > 1e-3
+    assert torch.equal(read_sentence(model, ids).hidden, before)
+
+
+@pytest.mark.parametrize(
+    ("family", "norm"), [("llama", "model.norm"), ("gpt2", "transformer.ln_f")]
+)
+def test_the_last_state_is_that_before_the_final_norm(folders, family, norm):
+    model = load_checkpoint(folders[family], encoder_decoder=True, attention="eager").model
+    ids = list(range(5, 17))
+    with torch.inference_mode():
+        out = model(torch.tensor([ids]), output_hidden_states=True)
+        state = read_sentence(model, ids).hidden[-1]
+        assert torch.allclose(model.get_submodule(norm)(state), out.hidden_states[-1][0], atol=1e-5)
+        assert (state - out.hidden_states[-1][0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(("last", "message"), [((2, 8), "hand on states of different shapes"),
+                                               ((8,), None)])  # fmt: skip
+def test_layers_that_hand_on_several_streams_are_refused(last, message):
+    """As hyper-connections do, whose last state is one stream again."""
+
+    class Streams(torch.nn.Module):
+        config = SimpleNamespace(is_encoder_decoder=False, model_type="streams")
+
+        def forward(self, input_ids, **kwargs):
+            length = input_ids.shape[1]
+            return SimpleNamespace(
+                attentions=(torch.zeros(1, 2, length, length),),
+                hidden_states=(torch.zeros(1, length, *last), torch.zeros(1, length, 8)),
+                logits=torch.zeros(1, length, 9),
+            )
+
+    if message is None:
+        assert read_sentence(Streams(), [5, 6, 7]).hidden.shape == (2, 3, 8)
+        return
+    with pytest.raises(ValueError, match=message):
+        read_sentence(Streams(), [5, 6, 7])
+
+
+def test_a_rotation_by_complex_numbers_is_taken_out(tmp_path):
+    """Llama 4 and DeepSeek-V2 keep cosine and sine as one complex number."""
+    sizes = {**COMMON, "head_dim": 8, "intermediate_size_mlp": 32, "num_local_experts": 2}
+    save("llama4_text", tmp_path, spread=0.3, attention_chunk_size=32, **sizes)
+    found = measure_checkpoint(Request(tmp_path, TEXT, WORDS, as_bytes=True)).swap
+    assert found is not None and found.without is not None
+    assert found.removed == ["the rotation model.rotary_emb"]
+    assert found.without.last_by_layer[1] < 1e-5 < found.with_positions.last_by_layer[1]
+
+
+def test_layers_without_a_rotation_are_not_counted(tmp_path):
+    save("smollm3", tmp_path)
+    (kind,) = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).positions
+    assert isinstance(kind, Rotation) and kind.layers == "3 of 4 layers"
+
+
+def test_a_window_of_attention_is_not_blamed_on_positions(tmp_path):
+    save("gemma3_text", tmp_path, spread=0.3)
+    long = "The dog was seen by nobody but its cat."
+    found = measure_checkpoint(Request(tmp_path, long, WORDS, as_bytes=True)).swap
+    assert "attention in a window" in found.verdicts[0]
+
+
+@pytest.mark.parametrize(("family", "theta"), [("llama", 200.0), ("gpt_neox", 10000.0)])
+def test_unfinished_pairs_are_those_of_the_models_own_frequencies(tmp_path, family, theta):
+    """With theta 200 one pair takes 88.9 tokens for a turn, a little more than the 64 trained."""
+    share = {"partial_rotary_factor": 0.25} if family == "gpt_neox" else {}
+    save(family, tmp_path, rope_parameters={"rope_type": "default", "rope_theta": theta, **share})
+    (kind,) = measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True)).positions
+    (rotary,) = (
+        m
+        for m in load_checkpoint(tmp_path).model.modules()
+        if "RotaryEmbedding" in type(m).__name__
+    )
+    turns = rotary.inv_freq * LENGTH / (2 * math.pi)
+    assert kind.unfinished == (turns < 1).nonzero().flatten().tolist()
+    assert kind.rotary_dim == 2 * len(turns)
+
+
+def test_an_extended_checkpoint_meets_new_angles_only_where_its_frequencies_stay(tmp_path):
+    longer = {"max_position_embeddings": 4 * LENGTH}
+    parameters = {"rope_theta": 10000.0, "original_max_position_embeddings": LENGTH, "factor": 4.0}
+    sheets = []
+    for kind in ("linear", "yarn"):
+        folder = tmp_path / kind
+        save("llama", folder, rope_parameters={"rope_type": kind, **parameters}, **longer)
+        sheets.append(measure_checkpoint(Request(folder, TEXT, as_bytes=True)).positions[0])
+    assert [s.scaling for s in sheets] == ["Linear", "YaRN"]
+    assert sheets[0].new_angles == [] and sheets[0].unfinished == [2, 3]
+    assert sheets[1].trained == LENGTH and sheets[1].beyond == 4 * LENGTH
+
+
+def test_the_own_bias_of_t5_bloom_and_mpt(folders, sheets):
+    encoder, decoder = sheets["t5"].positions
+    model = load_checkpoint(folders["t5"], encoder_decoder=True).model
+    for kind, stack, both in ((encoder, model.encoder, True), (decoder, model.decoder, False)):
+        own = T5Bias(4, bidirectional=both)
+        table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        own.weight.data.copy_(table.detach())
+        want = own.bias(torch.tensor(kind.distances))
+        torch.testing.assert_close(torch.tensor(kind.values), want.detach(), rtol=0, atol=0)
+    for family in ("bloom", "mpt"):
+        (alibi,) = sheets[family].positions
+        assert alibi.slopes == pytest.approx(list(ALiBi(4).slopes))
+        assert alibi.values[0][8] == pytest.approx(-8 * alibi.slopes[0])
+
+
+def test_the_rotation_that_gptj_keeps_in_a_table(folders, sheets):
+    (kind,) = sheets["gptj"].positions
+    table = (
+        load_checkpoint(folders["gptj"]).model.transformer.h[0].attn.embed_positions
+    )  # sines, cosines
+    angles = torch.atan2(table[1, :2], table[1, 2:]).tolist()
+    assert kind.rotary_dim == 4 and kind.head_dim == 8 and kind.trained == LENGTH
+    assert kind.wavelengths == pytest.approx([2 * math.pi / angle for angle in angles])
+
+
+def test_falcon_with_alibi_is_refused_because_transformers_counts_it_twice(tmp_path):
+    save("falcon", tmp_path, spread=0.3, alibi=True)
+    ids = torch.arange(5, 17)[None]
+    shown, fused = (
+        load_checkpoint(tmp_path, attention=name).model(ids).logits for name in ("eager", "sdpa")
+    )
+    assert (shown - fused).abs().max() > 1e-2  # once this fails, transformers is mended
+    with pytest.raises(ValueError, match=r"Falcon with ALiBi: .* counts its bias twice"):
+        measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True))
+
+
+def test_key_value_heads_of_falcon(sheets):
+    assert sheets["falcon"].structure.kv_heads == 1
+
+
+def test_similarity_of_a_table(folders, sheets):
+    (kind,) = sheets["opt"].positions
+    rows = load_checkpoint(folders["opt"]).model.model.decoder.embed_positions.weight.detach()[2:]
+    want = torch.nn.functional.cosine_similarity(rows[1:], rows[:-1]).mean().item()
+    assert kind.rows == LENGTH and kind.reserved == 2
+    assert kind.neighbours == pytest.approx(want, abs=1e-6)
+    assert np.allclose(np.diag(kind.similarity), 1)
+
+
+def test_mean_distance_and_groups_of_tokens():
+    weights = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.25, 0, 0.75]])
+    assert mean_distance(weights).item() == pytest.approx((0 + 0.5 + 0.5) / 3)
+    grouped = by_group(weights, [(0, 1), (1, 3)])
+    assert torch.equal(grouped, torch.tensor([[1.0, 0], [0.375, 0.625]]))
+
+
+def test_bytes_of_a_chinese_character_are_one_label(tmp_path):
+    sentence = tokenize_sentence(tmp_path, 257, "公司a", as_bytes=True)
+    assert sentence.labels == ("[start]", "公", "司", "a")
+    assert sentence.groups == ((0, 1), (1, 4), (4, 7), (7, 8))
+    assert sentence.tokens_of("司") == (4, 7)
+
+
+def test_token_ids_are_their_own_labels(tmp_path):
+    sentence = tokenize_sentence(tmp_path, 100, "7 42 7", as_ids=True)
+    assert sentence.ids == (7, 42, 7) and sentence.labels == ("7", "42", "7")
+    assert sentence.tokens_of("42") == (1, 2)
+
+
+def test_exchanging_words_of_unlike_length_keeps_every_token():
+    assert exchanged_order(7, (1, 2), (4, 6)) == [0, 4, 5, 2, 3, 1, 6]
+    assert exchanged_order(7, (4, 6), (1, 2)) == [0, 4, 5, 2, 3, 1, 6]
+
+
+@pytest.mark.skipif(not LLAMA2XS.exists(), reason="the shared checkpoint is not here")
+def test_a_trained_checkpoint_with_its_tokenizer():
+    sheet = measure_checkpoint(Request(LLAMA2XS, "公司收购了对手。", ("公司", "对手")))
+    assert sheet.sentence.labels == ("<s>", *"公司收购了对手。")
+    assert sheet.structure.parameters == 312_000 and sheet.structure.kv_heads == 4
+    assert sheet.positions[0].unfinished == [2, 3]
+    assert sheet.swap.without.last_by_layer[1] < 1e-5 < sheet.swap.without.last_by_layer[2]
+    assert sheet.swap.with_positions.last_by_layer[1] > 1e-3
+
+
+def ask(folder, *options):
+    return subprocess.run(
+        [sys.executable, "-m", "posenc.cli", "inspect", str(folder), *options],
+        capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+
+
+def test_the_command_prints_and_writes_a_page(folders, tmp_path):
+    page = tmp_path / "inspect.html"
+    done = ask(folders["llama"], "--out", str(page))
+    assert done.returncode == 0, done.stderr
+    for shown in ("key/value heads", "no full turn in 64 tokens", "farthest head", "exchanged"):
+        assert shown in done.stdout
+    assert "No --text was given" in done.stdout
+    assert page.read_text().count("<svg") == 6
+
+
+def test_json_goes_to_stdout_alone(folders, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", str(folders["bert"]), "--text", "a b c", "--swap", "a", "c", "--json"])
+    assert ended.value.code == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["causal"] is False and said["swap"]["words"] == ["a", "c"]
+    assert said["positions"][0]["kind"] == "table"
+    assert np.shape(said["attention_distance"]["all"]) == (2, 4)
+
+
+BAD = {
+    "missing": ([], "no such folder"),
+    "file": ([], "not a folder"),
+    "no config": ([], "not a model folder, it has no config.json"),
+    "pickle": ([], "weights must be safetensors, found only pytorch_model.bin"),
+    "long": (["--text", "x" * LENGTH], f"65 tokens, .* takes {LENGTH} at most"),
+    "empty": (["--text", " "], "--text is empty"),
+    "word": (["--text", "a b", "--swap", "a", "z"], "'z' is not in the text 'a b'"),
+    "twice": (["--text", "a b", "--swap", "a", "a"], "overlap or are the same"),
+    "default words": (["--swap", "dog", "cat"], "'dog' is not in the text 'The company"),
+    "ids": (["--ids", "--text", "5 900"], r"must lie in 0 \.\. 256"),
+    "layer": (["--layer", "7"], r"layers are 0 \.\. 1, got 7"),
+    "not for a model": (["--head-dim", "32"], "posenc inspect FOLDER takes"),
+    "no tokenizer": ([], "no tokenizer"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case, folders, tmp_path, capsys):
+    options, expected = BAD[case]
+    folder = folders["llama"]
+    if case == "missing":
+        folder = tmp_path / "nothing"
+    if case == "no config":
+        folder = tmp_path
+    if case == "file":
+        folder = tmp_path / "model.txt"
+        folder.write_text("no")
+    if case == "pickle":
+        folder = tmp_path
+        shutil.copy(folders["llama"] / "config.json", folder)
+        (folder / "pytorch_model.bin").write_bytes(b"never read")
+    if case == "no tokenizer":
+        folder = save("llama", tmp_path, vocab_size=300)
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", str(folder), *options])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1
+    assert re.search(expected, error)
+
+
+@pytest.mark.parametrize("name", ["ropee", "no/where", "README.md"])
+def test_unknown_names_end_with_one_line_in_the_shell(name):
+    done = ask(name)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert name in done.stderr
+
+
+@pytest.mark.parametrize("family", ["opt", "bloom", "deberta-v2"])
+def test_pages_of_other_families(sheets, tmp_path, family):
+    make_page(sheets[family], (1,), "posenc inspect").write(tmp_path / "inspect.html")
+    page = (tmp_path / "inspect.html").read_text()
+    assert page.count("<svg") == (6 if family == "bloom" else 5)
+    assert "1 of 2 layers are drawn" in page
+
+
+def test_tokens_of_any_script_name_both_axes_of_attention():
+    svg = to_svg(figures.attention_of_heads(np.ones((5, 2, 2)) / 2, ["公司", "$收购"]), "words")
+    assert svg.count(">公司<") == svg.count(">$收购<") == 5 + 1
+
+
+@pytest.fixture(scope="module")
+def shown(folders, tmp_path_factory):
+    """A page with Chinese tokens."""
+    path = tmp_path_factory.mktemp("page") / "inspect.html"
+    request = Request(folders["t5"], "公司收购了对手。", ("公司", "对手"), as_bytes=True)
+    page = make_page(measure_checkpoint(request), (), "posenc inspect")
+    page.write(path)
+    assert all(plot.seen.endswith(".") for plot in page.plots())
+    assert len({plot.name for plot in page.plots()}) == len(page.plots()) == 10
+    return path
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_is_well_shown(shown, tmp_path, width, dark):
+    with Browser(tmp_path / "profile") as browser:
+        seen = browser.open(shown, width, dark=dark)
+    seen.assert_well_shown(num_figures=10)
+    assert "With 公司 and 对手 exchanged" in seen.text and "blind to order" in seen.text
+    assert seen.text.index("exchanged") < seen.text.index("Who saw whom")

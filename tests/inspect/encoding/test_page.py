@@ -1,0 +1,124 @@
+"""inspect.html in a browser, its answer first, and the files of its figures."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+
+import pytest
+
+from posenc import ModelShape, names
+from posenc.cli import main
+from posenc.inspect.encoding import behaviour as running
+from posenc.inspect.encoding.page import make_page
+from posenc.inspect.encoding.sheet import measure
+from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
+
+SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
+MEGABYTE = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sheets():
+    with pytest.MonkeyPatch.context() as patch:  # slow, and tested with the spec sheet
+        for name in ("compiles", "exports"):
+            patch.setattr(running, name, lambda encoding, shape: "yes")
+        return {
+            name: measure(name, SHAPE)
+            for name in ("sinusoidal", "yarn", "alibi", "t5", "cope", "learned", "rope")
+        }
+
+
+@pytest.fixture(scope="module")
+def pages(sheets, tmp_path_factory):
+    """One page for each kind of encoding, and one for all side by side: how many figures it has,
+    and where it lies."""
+    folder = tmp_path_factory.mktemp("pages")
+    shown = {name: [sheets[name]] for name in ("sinusoidal", "yarn", "t5")}
+    shown["all"] = [*sheets.values()]
+    found = {}
+    for name, group in shown.items():
+        page = make_page(group, len(group) > 1, "posenc inspect")
+        page.write(folder / f"{name}.html")
+        found[name] = (len(page.plots()), folder / f"{name}.html")
+    return found
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "yarn", "t5", "all"])
+def test_page_is_well_shown(browser, pages, width, dark, kind):
+    num_figures, path = pages[kind]
+    seen = browser.open(path, width, dark=dark)
+    seen.assert_well_shown(num_figures)
+    assert "mathdefault" not in seen.text
+    for meaning in ("trainable parameters", "what it gives an unrelated key"):
+        assert meaning in seen.text
+    assert num_figures == {"sinusoidal": 8, "yarn": 6, "t5": 5, "all": 3}[kind]
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+def test_the_first_screen_is_the_answer(browser, sheets, pages, width):
+    text = browser.open(pages["yarn"][1], width).text
+    first = text.index("yarn favours near tokens that match the query")
+    assert first < text.index("Where it ends: from position 512 on") < text.index("Curves")
+    text = browser.open(pages["all"][1], width).text
+    for name in sheets:
+        assert text.index(f"\n{name}\t") < text.index("Curves")
+
+
+def test_every_page_is_below_a_megabyte(sheets):
+    default = ModelShape(512, 8, head_dim=64, train_length=2048)
+    large = [
+        dataclasses.replace(sheets["learned"], name=name, shape=default)
+        for name in ("learned", "learned_2d", "sincos_2d")
+    ]
+    assert len(make_page(large, False, "").html().encode()) < MEGABYTE
+    many = [dataclasses.replace(sheets["sinusoidal"], name=name) for name in names()]
+    assert len(make_page(many, False, "").html().encode()) < MEGABYTE
+
+
+def test_every_figure_says_what_to_see_and_has_a_name(sheets):
+    for sheet in sheets.values():
+        plots = make_page([sheet], False, "").plots()
+        assert all(plot.seen.endswith(".") for plot in plots)
+        assert len({plot.name for plot in plots}) == len(plots)
+
+
+def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", lambda *_: [sheets["alibi"]])
+    with pytest.raises(SystemExit) as stopped:
+        main(["inspect", "alibi", "--figures", "fig", "--json"])
+    assert stopped.value.code == 0
+    files = {path.name for path in (tmp_path / "fig").iterdir()}
+    stems = {name.rpartition(".")[0] for name in files}
+    assert files == {f"{stem}.{kind}" for stem in stems for kind in ("svg", "pdf", "png", "csv")}
+    assert {"score-of-equals", "alibi-slopes", "alibi-bias"} <= stems
+    assert not (tmp_path / "runs").exists()
+    rows = list(csv.DictReader((tmp_path / "fig/alibi-slopes.csv").read_text().splitlines()))
+    assert [float(row["slope, logits per token"]) for row in rows] == [0.25, 0.0625, 2**-6, 2**-8]
+
+
+@pytest.mark.parametrize("command", [["inspect", "rope"], ["inspect", "."]])
+def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path, capsys, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("a file")
+    monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", _never)
+    monkeypatch.setattr("posenc.inspect.checkpoint.sheet.measure_checkpoint", _never)
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, "--figures", "taken"])
+    assert stopped.value.code == 2
+    assert "--figures: taken is not a folder" in capsys.readouterr().err
+
+
+def _never(*_, **__):
+    raise AssertionError("something was measured")
