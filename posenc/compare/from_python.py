@@ -39,7 +39,7 @@ def run(
             runs/ that the options name.
         figures: folder for every figure as SVG, PDF, PNG and CSV.
         options: suite, objective, train_length, budget, seeds, steps, batch, width, layers, heads,
-            kv_heads, projections, config, small, lr, check_lr, device, precision, workers, ranks,
+            kv_heads, projections, config, small, lr, check_lr, device, precision, workers,
             checkpoint_steps, unchecked, engine, address, storage, partition, max_parallel,
             tensorboard and dry_run, as fields of `posenc.compare.Options`, which has their
             defaults.

@@ -82,8 +82,6 @@ def _shared(options: Options, encoding: str) -> dict[str, Any]:
         raise ValueError(f"--lr must be a positive number, got {options.lr}.")
     if options.check_lr:
         check_rates(options.lr)
-    if device != "cpu" and options.ranks > 1:
-        raise ValueError(f"--ranks {options.ranks}: ranks share a CPU's cores. Use --device cpu.")
     sizes = sizes_of(options)
     if options.projections not in get_args(Projections):
         raise ValueError(
@@ -114,11 +112,6 @@ def _of_task(name: str, options: Options, shared: dict[str, Any]) -> TrialConfig
         own = {key: getattr(task, key) for key in own}
     own = {key: value if shared[key] is None else shared[key] for key, value in own.items()}
     train_length = own["train_length"]
-    if options.ranks > own["batch"]:
-        raise ValueError(
-            f"--ranks {options.ranks}: a batch of {name} has {own['batch']} rows, too few for each "
-            "rank to have one. Take fewer --ranks or a larger --batch."
-        )
     if task is None:
         lengths = _lengths(options.test_lengths, train_length, [1, 2, 4, 8])
         return TrialConfig(**shared | own | {"task": TEXT, "test_lengths": lengths})

@@ -46,16 +46,14 @@ def environment(device: str) -> dict[str, str]:
     return environment
 
 
-def end_with_parent(parent: int, stdin: bool = True) -> None:
+def end_with_parent(parent: int) -> None:
     """End this process when `parent` ends. On Linux the kernel kills it at once, whatever it is
-    doing; elsewhere it ends when stdin closes and Python next runs. Without `stdin`, which may be
-    nobody's pipe, only the kernel is asked."""
+    doing; elsewhere it ends when stdin closes and Python next runs."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # gone before the kernel was asked
             os._exit(ORPHANED)
-    if stdin:
-        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
 
 
 def _end_with_stdin() -> None:

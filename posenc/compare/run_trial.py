@@ -17,7 +17,6 @@ from posenc.compare import checkpoint, splits, train
 from posenc.compare.as_built import effective_spec
 from posenc.compare.material import task_of, train_tokens
 from posenc.compare.objectives import objective_of
-from posenc.compare.ranks import Ranks
 from posenc.compare.result_files import save_result
 from posenc.compare.results import Timing, TrialResult
 from posenc.compare.score_cases import score_cases
@@ -35,12 +34,10 @@ def run_trial(
     folder: Path,
     event: Any,
     checkpoint_steps: int,
-    ranks: Ranks | None = None,
 ) -> None:
     """Train the trial from its last checkpoint in `folder`, test it, and write what it gave.
 
     event: called as training goes on, for example event("step", step=3, loss=2.5).
-    ranks: the processes that train it together, of which the first tests and writes.
     """
     if config.device == "cpu":
         torch.set_num_threads(1)  # how a sum is shared between threads decides its last bits
@@ -51,10 +48,8 @@ def run_trial(
     if task is None:
         symbols = {s: splits.read_split(study_folder, s, config.corpus) for s in splits.SPLITS}
     model, cursor = train.train_model(
-        config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps, ranks
+        config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps
     )
-    if ranks is not None and not ranks.first:
-        return
     event("testing")
     began = time.perf_counter()
     by_length, by_position, by_context, by_case = (), (), (), ()

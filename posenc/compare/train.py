@@ -17,7 +17,6 @@ from posenc.compare.checkpoint import Cursor
 from posenc.compare.forward import target_loss
 from posenc.compare.material import shape_length, task_of, vocabulary_of
 from posenc.compare.objectives import objective_of
-from posenc.compare.ranks import Ranks
 from posenc.compare.results import TrainingPoint
 from posenc.compare.score_cases import validation_bits
 from posenc.compare.trial import TrialConfig
@@ -26,7 +25,6 @@ from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.models import DecoderConfig
 from posenc.registry import create
-from posenc.tasks.task import IGNORED
 
 ENCODING_LR = 20.0
 """How many times faster than the model an encoding's tables and scalars learn. Its linear layers
@@ -128,13 +126,11 @@ def train_model(
     folder: Path,
     event: Event,
     checkpoint_steps: int,
-    ranks: Ranks | None = None,
 ) -> tuple[nn.Module, Cursor]:
     """Train to the end, from the checkpoint in `folder` where there is one.
 
     A checkpoint is written every `checkpoint_steps` steps, which does not change the numbers.
-    The symbols are those of a text; a task makes its own. With `ranks`, this process takes its rows
-    of each batch.
+    The symbols are those of a text; a task makes its own.
     """
     model = build_model(config)
     optimizer = optimizer_for(model, config)
@@ -145,13 +141,11 @@ def train_model(
         checkpoint.clear_checkpoint(folder)
         cursor = None
     cursor = cursor or Cursor(config.hash, 0)
-    if ranks is not None:
-        ranks.check_same("the step to go on from", str(cursor.step))
     every = max(1, config.steps // VALIDATIONS)
     model.train()
     while cursor.step < config.steps:
         began = time.perf_counter()
-        loss = take_step(model, optimizer, config, train_symbols, cursor.step, ranks)
+        loss = take_step(model, optimizer, config, train_symbols, cursor.step)
         step = cursor.step + 1
         seconds = cursor.train_seconds + time.perf_counter() - began
         cursor = replace(
@@ -171,8 +165,7 @@ def train_model(
             train = cursor.loss_sum / cursor.loss_count / math.log(2)
             point = TrainingPoint(step, train, valid)
             cursor = replace(cursor, loss_sum=0.0, loss_count=0, training=(*cursor.training, point))
-        keep = step % checkpoint_steps == 0 or step == config.steps
-        if keep and (ranks is None or ranks.first):
+        if step % checkpoint_steps == 0 or step == config.steps:
             checkpoint.write_checkpoint(folder, cursor, model, optimizer)
     return model, cursor
 
@@ -183,47 +176,31 @@ def take_step(
     config: TrialConfig,
     symbols: np.ndarray,
     step: int,
-    ranks: Ranks | None = None,
 ) -> float:
     """One step of the optimizer; the loss before it, in nats."""
     rate = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate * group["factor"]
-    loss = loss_of_step(model, config, symbols, step, ranks)
-    value = loss.item() if ranks is None else ranks.total(loss.item())
+    loss = loss_of_step(model, config, symbols, step)
+    value = loss.item()
     if not math.isfinite(value):
         raise TrialFailed(f"the loss became {value} at step {step + 1}; try a lower --lr")
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    if ranks is not None:
-        ranks.sum_gradients(model)
     nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
     return value
 
 
-def loss_of_step(
-    model: nn.Module,
-    config: TrialConfig,
-    symbols: np.ndarray,
-    step: int,
-    ranks: Ranks | None = None,
-) -> Tensor:
-    """The mean loss of a step's batch, in nats; with `ranks`, this one's part of that sum."""
+def loss_of_step(model: nn.Module, config: TrialConfig, symbols: np.ndarray, step: int) -> Tensor:
+    """The mean loss of a step's batch, in nats."""
     task = task_of(config)
     if task is None:
         objective = objective_of(config)
         asked = objective.ask(batch_of(symbols, config, step), config.seed, step)
-        if ranks is None:
-            return objective.losses(model, asked, config).mean()
-        part = tuple(ranks.rows(each) for each in asked)
-        return objective.losses(model, part, config).sum() / objective.count(asked)
+        return objective.losses(model, asked, config).mean()
     batch = task.train_batch(config.seed, step, config.batch, config.train_length)
-    if ranks is None:
-        return target_loss(model, batch, config)
-    part = replace(batch, tokens=ranks.rows(batch.tokens), targets=ranks.rows(batch.targets))
-    share = (part.targets != IGNORED).sum() / (batch.targets != IGNORED).sum()
-    return target_loss(model, part, config) * float(share)
+    return target_loss(model, batch, config)
 
 
 @torch.no_grad()

@@ -46,13 +46,10 @@ class TrialConfig:
         task: what is learned: "text", or a name in posenc.tasks.known.
         objective: what is asked of a text, a name in posenc.compare.objectives; of a task
             "causal".
-        ranks: processes that share each batch; they sum gradients in another order than one does.
         projections: which of queries, keys and values share a projection, see posenc.Attention.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset(
-        {"code", "task", "objective", "ranks", "projections"}
-    )
+    ADDED: ClassVar[frozenset[str]] = frozenset({"code", "task", "objective", "projections"})
 
     encoding: str
     seed: int
@@ -73,7 +70,6 @@ class TrialConfig:
     code: str = ""
     task: str = TEXT
     objective: str = CAUSAL
-    ranks: int = 1
     projections: str = SEPARATE
 
     @property
@@ -87,8 +83,6 @@ class TrialConfig:
             del fields["task"]
         if self.objective == CAUSAL:
             del fields["objective"]
-        if self.ranks == 1:
-            del fields["ranks"]
         if self.projections == SEPARATE:
             del fields["projections"]
         text = json.dumps(fields, sort_keys=True)

@@ -12,23 +12,14 @@ import os
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from posenc.compare.process import ORPHANED, end_with_parent
 
-if TYPE_CHECKING:
-    from posenc.compare.ranks import Ranks
-
 
 def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
+    """Run the trial. Returns: the exit code."""
     end_with_parent(int(parent))
-    return work(study_folder, trial_folder, checkpoint_steps)
-
-
-def work(
-    study_folder: str, trial_folder: str, checkpoint_steps: str, ranks: Ranks | None = None
-) -> int:
-    """Run the trial, or this rank's share of it; the exit code."""
     # What libraries print must not come between the events.
     events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
@@ -41,27 +32,19 @@ def work(
 
     folder = Path(trial_folder)
     config = read_trial(folder)
-    if ranks is not None:
-        ranks.check_same("the trial", config.folder)
-    tell = _Events(events) if ranks is None or ranks.first else _silence
     try:
         if config.code and code_of(config.encoding) != config.code:
             raise TrialFailed(
                 f"the code of {config.encoding} has changed since the comparison began; the same "
                 "command begins one of the new code"
             )
-        run_trial(config, Path(study_folder), folder, tell, int(checkpoint_steps), ranks)
+        run_trial(config, Path(study_folder), folder, _Events(events), int(checkpoint_steps))
     except Exception as error:  # of torch, of the system, of an encoding: all end in a result
         traceback.print_exc()
         failed = TrialResult(config, reason=reason_of(error))
-        if ranks is None or ranks.first:
-            write_atomically(folder / "result.json", failed.to_json())
+        write_atomically(folder / "result.json", failed.to_json())
         return 1
     return 0
-
-
-def _silence(kind: str, **values: Any) -> None:
-    """What ranks tell but the first."""
 
 
 class _Events:

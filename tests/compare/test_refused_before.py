@@ -111,7 +111,7 @@ def test_the_command_refuses_it_in_one_line_and_writes_nothing(dry, tmp_path, ca
         *(
             ({name: value}, rf"--{name.replace('_', '-')} must be a whole number{least}, got ")
             for name, least in {
-                "seeds": " of at least 1", "steps": " of at least 1", "ranks": " of at least 1",
+                "seeds": " of at least 1", "steps": " of at least 1",
                 "batch": " of at least 1", "workers": " of at least 1", "width": " of at least 1",
                 "checkpoint_steps": " of at least 1", "train_length": " of at least 2",
             }.items()

@@ -19,11 +19,6 @@ def check_engine(options: Options) -> None:
     own = OWN.get(options.engine)
     if own is None:
         raise ValueError(f"--engine must be {', '.join(OWN)}, got {options.engine!r}.")
-    if options.ranks > 1 and options.engine != "local":
-        raise ValueError(
-            f"--ranks is an option of --engine local; on --engine {options.engine} a trial has one "
-            "process."
-        )
     for name in dict.fromkeys(name for names in OWN.values() for name in names):
         if getattr(options, name) is not None and name not in own:
             engines = " or ".join(engine for engine in OWN if name in OWN[engine])
@@ -45,8 +40,7 @@ def open_engine(options: Options, device: str, count: int) -> Engine:
     if options.engine == "local":
         from posenc.compare.engines.local import Local
 
-        cores = max(1, machine.num_cores() // options.ranks)
-        workers = options.workers or (1 if device == "cuda" else cores)
+        workers = options.workers or (1 if device == "cuda" else machine.num_cores())
         return Local(min(workers, count))
     if options.engine == "ray":
         from posenc.compare.engines.ray_cluster import RayCluster

@@ -17,8 +17,6 @@ from posenc.compare.trial import TrialConfig, write_trial
 from posenc.report.atomic import write_atomically
 
 WORKER = "posenc.compare.worker"
-RANKS = "posenc.compare.ranks"
-"""What runs in place of the worker where a trial has several ranks."""
 
 
 class TrialProcess:
@@ -32,8 +30,6 @@ class TrialProcess:
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "result.json").unlink(missing_ok=True)
         write_trial(self.home, trial)
-        if trial.ranks > 1 and module == WORKER:
-            module = RANKS
         with (self.home / "log.txt").open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 process.command(module, folder, self.home, checkpoint_steps),

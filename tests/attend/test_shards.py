@@ -1,9 +1,7 @@
-"""A trial on two ranks learns what it learns on one, within rounding; ranks that disagree are
-refused; tokens scattered over ranks attend as if they were in one place."""
+"""Tokens scattered over processes attend as if they were in one place."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import socket
 import subprocess
@@ -12,41 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare import result_files
-from posenc.compare.options import Options
-from posenc.compare.plan import plan_trials
-from posenc.compare.trial import write_trial
-from tests.compare.test_sweep import Log, run_here, run_here_in, trial
-
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
-    return tmp_path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["text", "copy"])
-def test_two_ranks_equal_one_process_within_rounding(folder, task):
-    alone = trial(folder, "t5", batch=5, steps=8)
-    if task != "text":
-        alone = dataclasses.replace(alone, task=task, train_length=4, test_lengths=(4, 6))
-    both = dataclasses.replace(alone, ranks=2)
-    assert both.hash != alone.hash
-    log = Log()
-    run_here_in(folder, [both], 1, log)
-    assert log.results["t5"].reason is None, (folder / both.folder / "log.txt").read_text("utf-8")
-    run_here(folder, alone)
-    shared = result_files.load_result(folder, both)
-    single = result_files.load_result(folder / "undisturbed", dataclasses.replace(alone))
-    assert shared is not None and single is not None
-    assert [point.step for point in shared.training] == list(range(1, 9))
-    for one, two in zip(single.training, shared.training, strict=True):
-        assert two.train == pytest.approx(one.train, rel=1e-5)
-        assert two.valid == pytest.approx(one.valid, rel=1e-5)
-    assert single.training[-1].train < 0.99 * single.training[0].train, "nothing was learned"
 
 
 def start_rank(rank: int, port: int, *arguments: object) -> subprocess.Popen:
@@ -64,35 +28,6 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
-
-
-@pytest.mark.slow
-def test_ranks_that_disagree_on_the_trial_are_refused(folder):
-    homes = []
-    for encoding in ("rope", "alibi"):
-        config = trial(folder, encoding, ranks=2)
-        homes.append(folder / config.folder)
-        homes[-1].mkdir()
-        write_trial(homes[-1], config)
-    port = free_port()
-    ranks = [
-        start_rank(i, port, "-m", "posenc.compare.rank", folder, home, 5)
-        for i, home in enumerate(homes)
-    ]
-    for rank in ranks:
-        said = rank.communicate(timeout=600)[1]
-        assert rank.returncode == 1
-        assert "The ranks disagree on the trial: rank 0 has rope" in said, said
-    assert not list(folder.glob("*/result.json"))
-
-
-def test_ranks_that_cannot_be_are_refused():
-    from posenc.compare.encodings import read_encodings
-
-    compared = read_encodings(["rope"])
-    with pytest.raises(ValueError, match=r"--ranks 3: a batch of text has 2 rows"):
-        plan_trials(Options(["rope"], ranks=3, batch=2), compared)
-    assert plan_trials(Options(["rope"], ranks=2, batch=2), compared)[0].ranks == 2
 
 
 SHARDS = """
