@@ -13,10 +13,8 @@ ROOT = Path(__file__).parents[1]
 
 # The command line and the public names are strings: what they name is loaded when asked for.
 FACES = {"posenc/__init__.py", "posenc/cli.py"}
-# The old home of `extend` still answers, with a warning, for one release.
 NAMES = ("posenc.__version__", "posenc.encodings", "posenc.json", "posenc.safetensors")
 """What looks like a module and is none: the version, a group of entry points, files."""
-ALLOWED = {("posenc/hf/__init__.py", "posenc.extend")}
 MAX_LOOSE, MAX_LINES = 8, 300
 
 
@@ -78,7 +76,7 @@ def violations(files: dict[str, str], floors: list[list[str]]) -> list[str]:
             while target not in modules and "." in target:
                 target = target.rpartition(".")[0]
             there = room(target)
-            if there == here or "posenc" == here or (path, target) in ALLOWED:
+            if there == here or "posenc" == here:
                 continue
             if there == "posenc":
                 found.append(f"{path}:{line} imports {name} from the package's face")
@@ -92,11 +90,6 @@ def violations(files: dict[str, str], floors: list[list[str]]) -> list[str]:
 def test_nobody_imports_upward_and_no_file_is_too_long():
     document = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     assert violations(sources(), floors_of(document)) == []
-
-
-def test_what_is_allowed_is_needed():
-    for path, target in ALLOWED:
-        assert target in [name for _, name in imported(path, sources()[path])]
 
 
 # A small house in order, and what must be seen in it when one file changes.
