@@ -24,7 +24,7 @@ PUBLISHED = Path("results/leaderboard")
 class Row(Record):
     """A trial as it was published.
 
-    hash: of its config, which names it.
+    hash: of its config when it ran, which names it; configs of later versions have other hashes.
     commit: of the code that ran.
     corpus: its text; None for tasks.
     """
@@ -35,6 +35,11 @@ class Row(Record):
     hardware: dict[str, str]
     corpus: CorpusInfo | None
     result: TrialResult
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder that the trial had."""
+        return f"{self.result.config.name}-{self.hash}"
 
 
 def rows_of(study: Study, commit: str) -> list[Row]:
@@ -53,16 +58,13 @@ def rows_of(study: Study, commit: str) -> list[Row]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Raises: ValueError, with the line, for one that is damaged or names another config."""
+    """Raises: ValueError, with the line, for one that is damaged."""
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            row = Row.from_json(line)
-            if row.hash != row.result.config.hash:
-                raise ValueError(f"its config is {row.result.config.hash} and not {row.hash}")
+            rows.append(Row.from_json(line))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}.") from None
-        rows.append(row)
     return rows
 
 
@@ -72,17 +74,17 @@ def add_rows(path: Path, new: Iterable[Row]) -> int:
     Returns: how many were new.
     Raises: ValueError for a trial that the file has with other numbers: published rows stay.
     """
-    known = {row.hash: row for row in read_rows(path)} if path.is_file() else {}
+    known = {row.result.config: row for row in read_rows(path)} if path.is_file() else {}
     count = len(known)
     for row in new:
-        old = known.setdefault(row.hash, row)
+        old = known.setdefault(row.result.config, row)
         if replace(old.result, timing=None) != replace(row.result, timing=None):
             raise ValueError(
-                f"{path}: {row.result.config.folder} has other numbers there (of commit "
+                f"{path}: {row.folder} has other numbers there (of commit "
                 f"{old.commit}) than those of commit {row.commit}. A change of numbers needs a new "
                 "recipe number."
             )
-    ordered = sorted(known.values(), key=lambda row: row.result.config.folder)
+    ordered = sorted(known.values(), key=lambda row: row.folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(json.loads(row.to_json()), ensure_ascii=False) for row in ordered]
     write_atomically(path, "".join(f"{line}\n" for line in lines))

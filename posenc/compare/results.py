@@ -28,7 +28,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import Self
 
 from posenc.compare.trial import TrialConfig
 from posenc.report.record import Record, parse_object
@@ -99,8 +99,6 @@ class TrialResult(Record):
     by_case: of a task, the scores of every test, that of the training length first.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"by_case"})
-
     config: TrialConfig
     reason: str | None = None
     parameters: int = 0
@@ -119,10 +117,8 @@ class CorpusInfo(Record):
     """The text: sizes in bytes.
 
     byte_entropy: of its bytes' frequencies, in bits per byte, which is what it takes to know of a
-        byte nothing but how frequent it is; None in studies of before it was kept.
+        byte nothing but how frequent it is; None where it was not kept.
     """
-
-    ADDED: ClassVar[frozenset[str]] = frozenset({"byte_entropy"})
 
     name: str
     hash: str
@@ -229,8 +225,6 @@ class Study(Record):
     unchecked: for encodings that fail the contract and were compared all the same, what fails.
     rates: how the learning rates of the trials were chosen; empty where all have the one given.
     """
-
-    ADDED: ClassVar[frozenset[str]] = frozenset({"labels", "unchecked", "tasks", "rates"})
 
     format: str
     command: str

@@ -87,11 +87,12 @@ def test_a_changed_row_is_refused_with_its_line(tmp_path, change):
         read_rows(path)
 
 
-def test_a_row_under_another_trials_hash_is_refused(tmp_path):
+def test_a_published_row_keeps_the_name_that_it_was_given(tmp_path):
     path = tmp_path / "trials.jsonl"
-    add_rows(path, [dataclasses.replace(rows()[0], hash="0" * 12)])
-    with pytest.raises(ValueError, match=r"its config is .* and not 000000000000"):
-        read_rows(path)
+    old = dataclasses.replace(rows()[0], hash="0" * 12)
+    assert add_rows(path, [old]) == 1
+    assert add_rows(path, [rows()[0]]) == 0
+    assert [row.folder for row in read_rows(path)] == [f"{old.result.config.name}-{'0' * 12}"]
 
 
 def test_published_numbers_do_not_change_under_one_recipe(tmp_path):
