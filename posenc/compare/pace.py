@@ -81,7 +81,7 @@ def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
         (homes[0] / "log.txt").open("a", encoding="utf-8") as log,
         subprocess.Popen(
             process.command("posenc.compare.pace", folder, *homes),
-            stdin=subprocess.PIPE,  # the process ends when this one closes it
+            stdin=subprocess.PIPE,  # the process ends when this one does, which closes it
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -91,6 +91,7 @@ def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
     ):
         assert measuring.stdout is not None
         answer = measuring.stdout.read()
+        measuring.wait()  # before stdin closes, which would end it
     return json.loads(answer or "{}")
 
 

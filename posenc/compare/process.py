@@ -3,12 +3,13 @@ started it."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
+
+if sys.platform == "linux":
+    import fcntl
 
 # The process must run the same posenc as this one, wherever that is installed, and no module from
 # the current folder, which is the user's. -P keeps the current folder out of the path; the folder
@@ -20,7 +21,6 @@ import posenc
 del sys.path[0]
 sys.exit(importlib.import_module(sys.argv[2]).main(*sys.argv[3:]))
 """
-_PR_SET_PDEATHSIG = 1
 ORPHANED = 3
 """Exit code of a process whose starting process is gone."""
 
@@ -47,13 +47,18 @@ def environment(device: str) -> dict[str, str]:
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when `parent` ends. On Linux the kernel kills it at once, whatever it is
-    doing; elsewhere it ends when stdin closes and Python next runs."""
+    """End this process when `parent` ends, which holds the other end of stdin.
+
+    On Linux the kernel tells of the closed pipe with SIGIO, which ends the process whatever it is
+    doing; elsewhere a thread that reads stdin ends it when Python next runs.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
         if os.getppid() != parent:  # gone before the kernel was asked
             os._exit(ORPHANED)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    else:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
 
 
 def _end_with_stdin() -> None:

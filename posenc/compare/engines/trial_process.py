@@ -44,11 +44,12 @@ class TrialProcess:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """What the trial tells, until its process has ended."""
-        with self.process as process:  # closes the pipes and waits
+        with self.process as process:
             assert process.stdout is not None
             for line in process.stdout:
                 with contextlib.suppress(ValueError):  # half a line of a process that was killed
                     yield json.loads(line)
+            process.wait()  # before stdin closes, which would end it
 
     def kill(self) -> None:
         self.process.kill()
