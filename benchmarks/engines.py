@@ -24,7 +24,7 @@ from posenc.compare import sweep
 from posenc.compare.engines.local import Local
 from posenc.compare.engines.ray_cluster import RayCluster
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 from posenc.report import machine
 
 ROOT = Path(__file__).parents[1]

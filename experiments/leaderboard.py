@@ -25,10 +25,10 @@ from posenc.compare.encodings import read_encodings
 from posenc.compare.leaderboard import PUBLISHED, ROWS, Row, add_rows, read_rows, rows_of, study_of
 from posenc.compare.options import Options
 from posenc.compare.plan import plan_trials
-from posenc.compare.result_files import is_done, save_result
 from posenc.compare.results import Study
 from posenc.compare.study import STUDY, run_study
-from posenc.compare.trial import RECIPE
+from posenc.compare.trial.config import RECIPE
+from posenc.compare.trial.files import is_done, save_result
 from posenc.encoding.shape import ModelShape
 from posenc.report.atomic import write_atomically
 from posenc.report.failure import RunFailed, Stopped

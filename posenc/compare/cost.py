@@ -7,14 +7,13 @@ from pathlib import Path
 
 import torch
 
-from posenc.compare.evaluate import cannot
-from posenc.compare.material import shape_length, task_of, train_tokens, vocabulary_of
-from posenc.compare.objectives import objective_of
 from posenc.compare.results import Study
-from posenc.compare.score_cases import SEQUENCES, cannot_run
-from posenc.compare.train import shape_of
-from posenc.compare.trial import TrialConfig
-from posenc.compare.windows import HELD_OUT_BYTES
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.evaluate import SEQUENCES, cannot, cannot_run
+from posenc.compare.trial.material import shape_length, task_of, train_tokens, vocabulary_of
+from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.train import shape_of
+from posenc.compare.trial.windows import HELD_OUT_BYTES
 from posenc.encoding.base import PositionEncoding
 from posenc.models import DecoderConfig
 from posenc.registry import create, parse

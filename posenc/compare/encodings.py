@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posenc.compare.results import Study
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 from posenc.registry import SpecError, parse
 from posenc.registry.build import class_of_part
 from posenc.registry.content import hash_of

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from posenc.compare.progress import name_of
 from posenc.compare.results import RateCheck, Study, TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig, name_of
 
 _MAY_DIFFER = {"encoding", "seed", "code"}
 """Fields in which the trials of one study differ; all others are its recipe. Where learning rates

@@ -13,15 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posenc.compare import process
-from posenc.compare.trial import write_trial
+from posenc.compare.trial import process
+from posenc.compare.trial.config import write_trial
 from posenc.tasks.known import TEXT
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from posenc.compare.trial import TrialConfig
+    from posenc.compare.trial.config import TrialConfig
 
 WARM_UP, STEPS = 2, 2
 """Steps that are not timed, in which memory is taken from the system, and steps that are."""
@@ -103,7 +103,7 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
     os.dup2(2, 1)
     import torch
 
-    from posenc.compare.trial import read_trial
+    from posenc.compare.trial.config import read_trial
 
     torch.set_num_threads(1)
     seconds = {}
@@ -121,19 +121,19 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
 def _seconds_of_one(trial: TrialConfig, folder: Path) -> float:
     import numpy as np
 
-    from posenc.compare import splits, train
     from posenc.compare.cost import START_SECONDS
+    from posenc.compare.trial import train, windows
 
     model = train.build_model(trial)
     text = trial.task == TEXT
-    symbols = splits.read_split(folder, "train", trial.corpus) if text else np.empty(0, np.uint16)
+    symbols = windows.read_split(folder, "train", trial.corpus) if text else np.empty(0, np.uint16)
     step = _seconds_per_step(model, trial, symbols)
     testing = _seconds_without_gradients if text else _seconds_of_cases
     return START_SECONDS + trial.steps * step + testing(model, trial)
 
 
 def _seconds_per_step(model: nn.Module, trial: TrialConfig, symbols: np.ndarray) -> float:
-    from posenc.compare import train
+    from posenc.compare.trial import train
 
     optimizer = train.optimizer_for(model, trial)
     for step in range(WARM_UP):
@@ -146,24 +146,24 @@ def _seconds_per_step(model: nn.Module, trial: TrialConfig, symbols: np.ndarray)
 
 def _seconds_of_cases(model: nn.Module, trial: TrialConfig) -> float:
     """Of a task's validations and tests: one piece of each case is timed, after one that is not."""
-    from posenc.compare import forward, score_cases, train
-    from posenc.compare.material import task_of
+    from posenc.compare.trial import evaluate, forward, train
+    from posenc.compare.trial.material import task_of
 
     task, total = task_of(trial), 0.0
     assert task is not None
     model.eval()
     for case in task.cases(trial.test_lengths):
-        if score_cases.cannot_run(model.encoding, task, case):  # type: ignore[arg-type]
+        if evaluate.cannot_run(model.encoding, task, case):  # type: ignore[arg-type]
             continue
-        rows = max(1, score_cases.TOKENS_AT_ONCE // task.tokens(case))
+        rows = max(1, evaluate.TASK_TOKENS_AT_ONCE // task.tokens(case))
         batch = task.test_batch(case, rows, trial.train_length)
         forward.answers(model, batch, trial, task.end, rows)
         began = time.perf_counter()
         forward.answers(model, batch, trial, task.end, rows)
         each = (time.perf_counter() - began) / rows
-        total += each * score_cases.SEQUENCES
+        total += each * evaluate.SEQUENCES
         if case.length == trial.train_length and not case.variant:
-            total += train.VALIDATIONS * each * score_cases.VALID_SEQUENCES
+            total += train.VALIDATIONS * each * evaluate.VALID_SEQUENCES
     return total
 
 
@@ -172,8 +172,8 @@ def _seconds_without_gradients(model: nn.Module, trial: TrialConfig) -> float:
     not."""
     import torch
 
-    from posenc.compare import evaluate, train, windows
-    from posenc.compare.objectives import objective_of
+    from posenc.compare.trial import evaluate, train, windows
+    from posenc.compare.trial.objectives import objective_of
 
     model.eval()
     objective, total = objective_of(trial), 0.0

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from posenc.compare import figures, published, rates, seen, task_page, tiers
-from posenc.compare.objectives import objective_of
-from posenc.compare.progress import name_of
 from posenc.compare.published import Agreement
 from posenc.compare.results import EncodingSummary, Study
 from posenc.compare.specs import specs_table
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig, name_of
+from posenc.compare.trial.objectives import objective_of
 from posenc.compare.verdict import context_gains, describe_gains
 from posenc.report.drawing import line_styles
 from posenc.report.page import Caution, Code, Facts, Headline, Items, Page, Plot

@@ -13,12 +13,12 @@ import torch
 from posenc.attend.multihead import Projections
 from posenc.compare.budget import chosen
 from posenc.compare.encodings import Compared
-from posenc.compare.material import content_hash
-from posenc.compare.objectives import OBJECTIVES, Objective
 from posenc.compare.options import Options, check_options
 from posenc.compare.rates import check_rates
 from posenc.compare.sizes import sizes_of
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.material import content_hash
+from posenc.compare.trial.objectives import OBJECTIVES, Objective
 from posenc.encoding.shape import ModelShape
 from posenc.registry import create
 from posenc.report import machine

@@ -11,11 +11,11 @@ from statistics import fmean
 import numpy as np
 
 from posenc.compare.results import Study, TrialResult
-from posenc.compare.score_cases import SEQUENCES
 from posenc.compare.standing import ANCHORS
 from posenc.compare.task_summary import learned, metric_of
 from posenc.compare.text_score import text_scores
 from posenc.compare.tiers import from_anchor
+from posenc.compare.trial.evaluate import SEQUENCES
 from posenc.statistics.anchors import against_anchors
 from posenc.statistics.estimate import Estimate
 from posenc.statistics.leave_one_out import leave_one_task_out

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.report.progress import Bars, Pace, clock, say
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
@@ -15,12 +15,6 @@ from posenc.tasks.task import Case
 LINES = 10
 """Plain lines per trial."""
 ALL = "all trials"
-
-
-def name_of(trial: TrialConfig) -> str:
-    task = "" if trial.task == TEXT else f" on {trial.task}"
-    near = len(trial.test_lengths) == 1  # as trials are that differ in their learning rate
-    return f"{trial.encoding}{task} seed {trial.seed}{f' at lr {trial.lr:g}' if near else ''}"
 
 
 def unit_of(trial: TrialConfig) -> str:

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from posenc.compare.pooled import scores_of, task_scores
 from posenc.compare.results import Study
-from posenc.compare.trial import CAUSAL
+from posenc.compare.trial.config import CAUSAL
 from posenc.statistics.agreement import (
     Rho,
     agreement_p,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from posenc.compare.results import RateCheck, RateTried, Study, TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 
 FACTORS = (0.5, 1.0, 2.0)
 """Times the learning rate that was asked for."""

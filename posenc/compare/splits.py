@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from posenc.compare.results import CorpusInfo
+from posenc.compare.trial.files import SPLITS, path_of
 from posenc.report.bounds import check_disk
 from posenc.text.sources import Source
 
 SEPARATOR = 256
 """The symbol after each file."""
-VOCABULARY = 257
-SPLITS = ("train", "valid", "test")
 HELD_OUT = 0.05
 """Share of the bytes in validation, and again in test."""
 
@@ -181,16 +180,6 @@ def _entropy(counts: np.ndarray) -> float:
     """In bits, of what occurs so often."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
-
-
-def read_split(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
-    """The symbols of one split, mapped from disk."""
-    return np.memmap(path_of(folder, corpus_hash) / f"{split}.u16", dtype="<u2", mode="r")
-
-
-def path_of(folder: Path, corpus_hash: str) -> Path:
-    """The folder of the corpus with this hash below a study's folder."""
-    return folder / f"corpus-{corpus_hash}"
 
 
 def _by_file(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:

@@ -24,13 +24,13 @@ from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Opt
 from posenc.compare.pace import expected_seconds
 from posenc.compare.plan import plan_trials
 from posenc.compare.rates import FACTORS, at_chosen_rates, rate_trials
-from posenc.compare.result_files import CorruptResult, is_done, load_result
 from posenc.compare.results import FORMAT, OtherFormat, Study
 from posenc.compare.show import show_study, write_figures_of, write_page
 from posenc.compare.summary import summarise
 from posenc.compare.task_summary import summarise_tasks
 from posenc.compare.task_verdict import say_for_what
-from posenc.compare.trial import CAUSAL, TrialConfig
+from posenc.compare.trial.config import CAUSAL, TrialConfig
+from posenc.compare.trial.files import CorruptResult, is_done, load_result
 from posenc.compare.unchecked import find_void, warnings, without_unchecked
 from posenc.compare.verdict import recommend_encoding
 from posenc.compare.watchers import watching

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from posenc.compare import splits
-from posenc.compare.checkpoint import clear_checkpoint
 from posenc.compare.engines.engine import Engine
-from posenc.compare.result_files import CorruptResult, load_result
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.checkpoint import clear_checkpoint
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.report.atomic import remove_partials
 
 

@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from posenc.compare import like_tasks, pooled, published, rates, tiers
-from posenc.compare.as_built import AXES
-from posenc.compare.progress import name_of
 from posenc.compare.published import Agreement
 from posenc.compare.results import LengthSummary, Study, TrialResult
+from posenc.compare.trial.config import name_of
+from posenc.compare.trial.effective_spec import AXES
 from posenc.compare.verdict import context_gains, describe_gains
 from posenc.tasks.known import TASKS, TEXT
 

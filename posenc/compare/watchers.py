@@ -14,7 +14,7 @@ from rich.console import Console
 
 from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import Study, TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 
 EVENTS = "events.jsonl"
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from posenc.compare import cost
-from posenc.compare.objectives import OBJECTIVES
-from posenc.compare.train import build_model
+from posenc.compare.trial.objectives import OBJECTIVES
+from posenc.compare.trial.train import build_model
 from tests.compare.test_summary import TRIAL
 
 GIB = 2**30

@@ -12,7 +12,6 @@ import pytest
 from posenc.compare import leaderboard, reports
 from posenc.compare.budget import ALL_TASKS
 from posenc.compare.leaderboard import add_rows, beside, read_rows, rows_of, study_of
-from posenc.compare.result_files import is_done, load_result
 from posenc.compare.results import (
     CorpusInfo,
     LengthScore,
@@ -22,6 +21,7 @@ from posenc.compare.results import (
     TrialResult,
 )
 from posenc.compare.study import check_ours
+from posenc.compare.trial.files import is_done, load_result
 from posenc.report.failure import Stopped
 from tests.compare.test_tasks import TEXT, result
 from tests.compare.test_tasks import study_of as study

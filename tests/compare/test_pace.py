@@ -6,8 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from posenc.compare import pace, splits, train
+from posenc.compare import pace, splits
 from posenc.compare.cost import START_SECONDS, seconds_of
+from posenc.compare.trial import train, windows
 from posenc.text.sources import find_text
 from tests.compare.test_summary import TRIAL
 
@@ -23,7 +24,7 @@ def trials(*names: str, steps: int = 1000, seeds: int = 1):
 
 
 def test_a_trial_takes_its_steps_its_tests_and_its_start(monkeypatch, tmp_path):
-    monkeypatch.setattr(splits, "read_split", lambda *args: np.zeros(5000, dtype=np.int64))
+    monkeypatch.setattr(windows, "read_split", lambda *args: np.zeros(5000, dtype=np.int64))
     monkeypatch.setattr(pace, "_seconds_without_gradients", lambda *args: 7.0)
     taken = []
 

@@ -10,7 +10,6 @@ import pytest
 
 from posenc import ModelShape, PositionEncoding
 from posenc.compare import run, seen
-from posenc.compare.as_built import effective_spec
 from posenc.compare.figures import _merged
 from posenc.compare.page import make_page
 from posenc.compare.results import (
@@ -26,7 +25,8 @@ from posenc.compare.results import (
     TrialResult,
 )
 from posenc.compare.specs import specs_table
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.effective_spec import effective_spec
 from posenc.report.figure_files import write_figures
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 

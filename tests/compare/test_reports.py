@@ -17,7 +17,7 @@ from posenc.compare.reports import report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
 from posenc.compare.show import write_page
 from posenc.compare.tables import agreement_table
-from posenc.compare.trial import RECIPE
+from posenc.compare.trial.config import RECIPE
 from posenc.tasks.known import TASKS
 from tests.compare.test_summary import OFFSETS, result, study
 from tests.compare.test_tasks import result as of_task

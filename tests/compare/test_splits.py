@@ -9,6 +9,8 @@ import pytest
 from scipy import stats
 
 from posenc.compare import splits
+from posenc.compare.trial.files import SPLITS, path_of
+from posenc.compare.trial.windows import read_split
 from posenc.text import sources
 from posenc.text.sources import embedded, find_text
 
@@ -28,11 +30,9 @@ def test_each_file_is_in_one_split_and_nothing_is_lost(tmp_path):
     names = {f"part{i}/file{i}.txt": 100 + i for i in range(30)}
     source = find_text([str(folder_of(tmp_path / "text", names))])
     cut = splits.cut_text(source, NEED, tmp_path)
-    owners = [name for split in splits.SPLITS for name, _, _ in cut.stretches[split]]
+    owners = [name for split in SPLITS for name, _, _ in cut.stretches[split]]
     assert sorted(owners) == sorted(name for name, _ in source.files)
-    assert all(
-        (a, b) == (0, names[n]) for split in splits.SPLITS for n, a, b in cut.stretches[split]
-    )
+    assert all((a, b) == (0, names[n]) for split in SPLITS for n, a, b in cut.stretches[split])
     assert cut.info.train_bytes + cut.info.valid_bytes + cut.info.test_bytes == sum(names.values())
     assert cut.info.train_bytes > 0.8 * sum(names.values())
 
@@ -65,7 +65,7 @@ def test_single_file_is_cut_into_contiguous_stretches(tmp_path):
     (tmp_path / "book.bin").write_bytes(text)
     cut = splits.cut_text(find_text([str(tmp_path / "book.bin")]), NEED, tmp_path)
     cut.write(tmp_path / "out")
-    parts = [splits.read_split(tmp_path / "out", split, cut.info.hash) for split in splits.SPLITS]
+    parts = [read_split(tmp_path / "out", split, cut.info.hash) for split in SPLITS]
     assert all(part[-1] == splits.SEPARATOR for part in parts)
     assert b"".join(part[:-1].astype(np.uint8).tobytes() for part in parts) == text
     assert cut.info.test_bytes == pytest.approx(0.05 * len(text), abs=2)
@@ -75,8 +75,8 @@ def test_files_are_joined_by_the_separator(tmp_path):
     root = folder_of(tmp_path / "text", {f"f{i}": 300 for i in range(9)})
     cut = splits.cut_text(find_text([str(root)]), NEED, tmp_path)
     cut.write(tmp_path)
-    for split in splits.SPLITS:
-        symbols = splits.read_split(tmp_path, split, cut.info.hash)
+    for split in SPLITS:
+        symbols = read_split(tmp_path, split, cut.info.hash)
         ends = np.flatnonzero(symbols == splits.SEPARATOR)
         assert ends.tolist() == [301 * (i + 1) - 1 for i in range(len(cut.stretches[split]))]
 
@@ -135,10 +135,10 @@ def written(tmp_path):
     (tmp_path / "book.txt").write_bytes(bytes(range(256)) * 20)
     cut = splits.cut_text(find_text([str(tmp_path / "book.txt")]), NEED, tmp_path)
     assert cut.write(tmp_path) is None
-    return cut, {s: splits.path_of(tmp_path, cut.info.hash) / f"{s}.u16" for s in splits.SPLITS}
+    return cut, {s: path_of(tmp_path, cut.info.hash) / f"{s}.u16" for s in SPLITS}
 
 
-@pytest.mark.parametrize("split", splits.SPLITS)
+@pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("damage", ["flip", "cut", "longer", "missing"])
 def test_damaged_split_is_written_again_and_named(tmp_path, split, damage):
     cut, paths = written(tmp_path)

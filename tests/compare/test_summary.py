@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 import posenc
-from posenc.compare.as_built import effective_spec
 from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import (
     FORMAT,
@@ -20,7 +19,8 @@ from posenc.compare.results import (
 )
 from posenc.compare.summary import summarise
 from posenc.compare.tables import notes
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.effective_spec import effective_spec
 from posenc.compare.verdict import (
     context_gains,
     describe_gains,

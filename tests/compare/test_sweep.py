@@ -13,13 +13,14 @@ import pytest
 import torch
 
 import posenc
-from posenc.compare import result_files, splits, sweep
+from posenc.compare import splits, sweep
 from posenc.compare.engines import trial_process
 from posenc.compare.engines.local import Local
-from posenc.compare.process import ORPHANED
 from posenc.compare.results import Study, Timing, TrialResult
-from posenc.compare.run_trial import run_trial
-from posenc.compare.trial import TrialConfig, read_trial
+from posenc.compare.trial import files
+from posenc.compare.trial.config import TrialConfig, read_trial
+from posenc.compare.trial.process import ORPHANED
+from posenc.compare.trial.run_trial import run_trial
 from posenc.text.sources import find_text
 
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 200
@@ -142,7 +143,7 @@ def test_workers_end_with_the_process_that_started_them_within_a_second(folder, 
 
 HOLDS_THE_INTERPRETER = """
 import os
-from posenc.compare.process import end_with_parent
+from posenc.compare.trial.process import end_with_parent
 end_with_parent(os.getppid())
 print("ready", flush=True)
 sum(range(10**12))
@@ -167,7 +168,7 @@ def test_worker_ends_with_its_parent_also_while_no_other_thread_can_run():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker ends when Python next runs")
 def test_worker_whose_parent_is_gone_before_it_looks_ends():
-    code = "from posenc.compare.process import end_with_parent; end_with_parent(1)"
+    code = "from posenc.compare.trial.process import end_with_parent; end_with_parent(1)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
         assert process.wait(60) == ORPHANED
 
@@ -195,7 +196,7 @@ def test_failing_trial_is_reported_and_the_rest_goes_on(folder):
     run_here_in(folder, [bad, good], 1, log)
     assert "nan at step" in log.results["rope"].reason
     assert log.results["alibi"].reason is None
-    assert "nan at step" in result_files.load_result(folder, bad).reason
+    assert "nan at step" in files.load_result(folder, bad).reason
 
 
 def test_finished_trials_are_skipped_and_corrupt_results_are_redone(folder):
@@ -259,8 +260,8 @@ def test_result_of_another_trial_is_corrupt(folder):
     home.mkdir()
     (home / "result.json").write_text(TrialResult(b).to_json(), encoding="utf-8")
     (home / "timing.json").write_text(Timing(1.0, 1.0, 1.0).to_json(), encoding="utf-8")
-    with pytest.raises(result_files.CorruptResult, match="another trial"):
-        result_files.load_result(folder, a)
+    with pytest.raises(files.CorruptResult, match="another trial"):
+        files.load_result(folder, a)
 
 
 def test_changed_digit_in_a_result_or_its_timing_is_corrupt(folder):
@@ -274,18 +275,18 @@ def test_changed_digit_in_a_result_or_its_timing_is_corrupt(folder):
     for name, content in files.items():
         for path, text in files.items():
             (home / path).write_text(text, encoding="utf-8")
-        assert result_files.load_result(folder, config)
+        assert files.load_result(folder, config)
         (home / name).write_text(content.replace("1234", "1235"), encoding="utf-8")
-        with pytest.raises(result_files.CorruptResult, match="it is not what was written"):
-            result_files.load_result(folder, config)
+        with pytest.raises(files.CorruptResult, match="it is not what was written"):
+            files.load_result(folder, config)
 
 
 def test_pipe_in_place_of_a_result_is_corrupt_and_not_waited_for(folder):
     config = trial(folder, "rope")
     (folder / config.folder).mkdir()
     os.mkfifo(folder / config.folder / "result.json")
-    with pytest.raises(result_files.CorruptResult, match=r"result\.json is not an ordinary file"):
-        result_files.load_result(folder, config)
+    with pytest.raises(files.CorruptResult, match=r"result\.json is not an ordinary file"):
+        files.load_result(folder, config)
 
 
 def test_checkpoint_of_a_finished_trial_is_removed(folder):

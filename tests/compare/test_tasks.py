@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from posenc import generate
-from posenc.compare import tables, train
+from posenc.compare import tables
 from posenc.compare.encodings import read_encodings
-from posenc.compare.forward import answers, positions_for, target_loss
 from posenc.compare.options import Options
 from posenc.compare.page import make_page
 from posenc.compare.plan import plan_trials
 from posenc.compare.results import CaseScore, Study, TrialResult
-from posenc.compare.score_cases import score_cases
 from posenc.compare.task_summary import learned, say_learned, summarise_tasks
 from posenc.compare.task_tables import page_table, task_notes
-from posenc.compare.trial import TrialConfig, read_trial, write_trial
+from posenc.compare.trial import train
+from posenc.compare.trial.config import TrialConfig, read_trial, write_trial
+from posenc.compare.trial.evaluate import score_cases
+from posenc.compare.trial.forward import answers, positions_for, target_loss
 from posenc.registry import create
 from posenc.tasks.grid import places
 from posenc.tasks.known import TASKS

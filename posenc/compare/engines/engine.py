@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 
 Heard = dict[str, Any] | TrialResult
 """An event of a trial, of the kinds step, testing and note; or the result with which it ended."""

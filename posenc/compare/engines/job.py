@@ -15,8 +15,8 @@ from posenc.compare.engines.node import difference, facts
 from posenc.compare.engines.storage import Storage, one_line
 from posenc.compare.engines.trial_process import WORKER, TrialProcess
 from posenc.compare.results import TrialResult
-from posenc.compare.splits import path_of
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.files import path_of
 from posenc.tasks.known import TEXT
 
 Tell = Callable[[dict[str, Any]], None]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from posenc.compare.engines.engine import Heard
 from posenc.compare.engines.trial_process import WORKER, TrialProcess
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 
 
 class Local:

@@ -6,8 +6,8 @@ import shutil
 import threading
 from pathlib import Path
 
-from posenc.compare.checkpoint_state import STATE, Cursor
 from posenc.compare.engines.storage import Storage
+from posenc.compare.trial.files import STATE, Cursor
 from posenc.report.atomic import is_partial, write_atomically
 
 PAUSE = 0.5

@@ -16,7 +16,7 @@ from posenc.compare.engines.remote import Remote
 from posenc.compare.engines.storage import one_line
 from posenc.compare.engines.trial_process import WORKER
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 from posenc.report.failure import RunFailed
 
 POLL = 0.5

@@ -15,10 +15,9 @@ from posenc.compare.engines.node import facts
 from posenc.compare.engines.retries import Progress
 from posenc.compare.engines.storage import Storage
 from posenc.compare.engines.trial_process import WORKER, write_failure
-from posenc.compare.result_files import is_done
 from posenc.compare.results import TrialResult
-from posenc.compare.splits import path_of
-from posenc.compare.trial import TrialConfig, write_trial
+from posenc.compare.trial.config import TrialConfig, write_trial
+from posenc.compare.trial.files import is_done, path_of
 from posenc.tasks.known import TEXT
 
 

@@ -17,7 +17,7 @@ from posenc.compare.engines.slurm_task import SlurmTask
 from posenc.compare.engines.storage import one_line
 from posenc.compare.engines.trial_process import WORKER
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 from posenc.report.atomic import write_atomically
 
 POLL = 2.0

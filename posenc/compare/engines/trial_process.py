@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from posenc.compare import process
-from posenc.compare.result_files import CorruptResult, load_result
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig, write_trial
+from posenc.compare.trial import process
+from posenc.compare.trial.config import TrialConfig, write_trial
+from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.report.atomic import write_atomically
 
-WORKER = "posenc.compare.worker"
+WORKER = "posenc.compare.trial.worker"
 
 
 class TrialProcess:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from posenc.compare.process import end_with_parent
+from posenc.compare.trial.process import end_with_parent
 
 
 def main(parent: str, *given: str) -> int:

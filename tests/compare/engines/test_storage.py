@@ -21,7 +21,7 @@ from posenc.compare.engines.mirror import Mirror, take_checkpoint, take_result
 from posenc.compare.engines.node import difference, facts
 from posenc.compare.engines.remote import Remote
 from posenc.compare.engines.storage import Storage, StorageError
-from posenc.compare.splits import path_of
+from posenc.compare.trial.files import path_of
 from tests.compare.engines.processes import children_of
 from tests.compare.test_sweep import results, run_here, trial
 
@@ -121,7 +121,7 @@ def test_a_trial_goes_on_from_the_storage_and_gives_the_same_numbers(study, url)
         """Kill the trial's process when its checkpoint has reached the storage."""
         kept = any("checkpoint" in name for name in storage.names(config.folder))
         if not killed and kept:
-            (process,) = children_of(os.getpid(), "posenc.compare.worker")
+            (process,) = children_of(os.getpid(), "posenc.compare.trial.worker")
             os.kill(process, signal.SIGKILL)
             killed.append(event["step"])
 
@@ -189,7 +189,7 @@ def test_a_storage_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
-    from posenc.compare.checkpoint_state import STATE, Cursor
+    from posenc.compare.trial.files import STATE, Cursor
 
     storage, home = Storage(f"file://{tmp_path}/kept"), tmp_path / "rope-seed0"
     home.mkdir()

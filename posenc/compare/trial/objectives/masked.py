@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc import masks
-from posenc.compare.forward import autocast
-from posenc.compare.objectives.hidden import evaluate_asked
-from posenc.compare.objectives.objective import Asked, Objective, Scores
-from posenc.compare.splits import VOCABULARY
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.forward import autocast
+from posenc.compare.trial.objectives.hidden import evaluate_asked
+from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
+from posenc.compare.trial.windows import VOCABULARY
 from posenc.encoding.base import PositionEncoding
 from posenc.models import Decoder, DecoderConfig
 from posenc.models.stack import require_bidirectional

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from posenc.compare import train
 from posenc.compare.encodings import read_encodings
-from posenc.compare.objectives import OBJECTIVES
-from posenc.compare.objectives.masked import (
-    MASK,
-    MaskedModel,
-    hidden_in_tests,
-    hidden_in_training,
-)
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, Options
 from posenc.compare.page import make_page
 from posenc.compare.plan import plan_trials
 from posenc.compare.published import agreements
 from posenc.compare.study import run_study
-from posenc.compare.windows import windows
+from posenc.compare.trial import train
+from posenc.compare.trial.objectives import OBJECTIVES
+from posenc.compare.trial.objectives.masked import (
+    MASK,
+    MaskedModel,
+    hidden_in_tests,
+    hidden_in_training,
+)
+from posenc.compare.trial.windows import windows
 from posenc.models import Decoder
 from tests.compare.test_tasks import TEXT
 

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-from posenc.compare.process import ORPHANED, end_with_parent
+from posenc.compare.trial.process import ORPHANED, end_with_parent
 
 
 def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
@@ -25,9 +25,9 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
     os.dup2(2, 1)
     from posenc.compare.encodings import code_of
     from posenc.compare.results import TrialResult
-    from posenc.compare.run_trial import reason_of, run_trial
-    from posenc.compare.train import TrialFailed
-    from posenc.compare.trial import read_trial
+    from posenc.compare.trial.config import read_trial
+    from posenc.compare.trial.run_trial import reason_of, run_trial
+    from posenc.compare.trial.train import TrialFailed
     from posenc.report.atomic import write_atomically
 
     folder = Path(trial_folder)

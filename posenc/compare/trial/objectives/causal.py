@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor, nn
 
-from posenc.compare.evaluate import evaluate_lengths
-from posenc.compare.forward import token_losses
-from posenc.compare.objectives.objective import Asked, Objective, Scores
-from posenc.compare.trial import CAUSAL, TrialConfig
+from posenc.compare.trial.config import CAUSAL, TrialConfig
+from posenc.compare.trial.evaluate import evaluate_lengths
+from posenc.compare.trial.forward import token_losses
+from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
 from posenc.encoding.base import PositionEncoding
 from posenc.models import Decoder, DecoderConfig
 

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from posenc.compare import checkpoint
-from posenc.compare.checkpoint import Cursor
-from posenc.compare.forward import target_loss
-from posenc.compare.material import shape_length, task_of, vocabulary_of
-from posenc.compare.objectives import objective_of
 from posenc.compare.results import TrainingPoint
-from posenc.compare.score_cases import validation_bits
-from posenc.compare.trial import TrialConfig
-from posenc.compare.windows import batch_of, valid_windows
+from posenc.compare.trial import checkpoint
+from posenc.compare.trial.checkpoint import Cursor
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.evaluate import validation_bits
+from posenc.compare.trial.forward import target_loss
+from posenc.compare.trial.material import shape_length, task_of, vocabulary_of
+from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.windows import batch_of, valid_windows
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.models import DecoderConfig

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from posenc.compare import train
-from posenc.compare.objectives import OBJECTIVES
+from posenc.compare.trial import train
+from posenc.compare.trial.objectives import OBJECTIVES
 from tests.compare.test_tasks import TEXT
 
 WORDS = np.frombuffer(b"the cat sat on the mat. " * 60, np.uint8).astype(np.uint16)

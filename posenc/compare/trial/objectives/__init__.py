@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from posenc.compare.objectives.causal import Causal
-from posenc.compare.objectives.masked import Masked
-from posenc.compare.objectives.objective import Objective
-from posenc.compare.objectives.seq2seq import Seq2Seq
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.objectives.causal import Causal
+from posenc.compare.trial.objectives.masked import Masked
+from posenc.compare.trial.objectives.objective import Objective
+from posenc.compare.trial.objectives.seq2seq import Seq2Seq
 
 OBJECTIVES: dict[str, Objective] = {each.name: each for each in (Causal(), Masked(), Seq2Seq())}
 

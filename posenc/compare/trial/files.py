@@ -1,13 +1,24 @@
-"""The result of a trial on disk: written, read, and found whole or not."""
+"""The files of a trial and of its text: names, the result, the cursor of a checkpoint; loads no
+torch."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posenc.compare.results import Timing, TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.results import Timing, TrainingPoint, TrialResult
+from posenc.compare.trial.config import TrialConfig
 from posenc.report.atomic import write_atomically
+from posenc.report.record import Record
+
+SPLITS = ("train", "valid", "test")
+"""The files of a text, without their suffix."""
+STATE = "checkpoint.json"
+
+
+def path_of(folder: Path, corpus_hash: str) -> Path:
+    """The folder of the text with this hash below a study's folder."""
+    return folder / f"corpus-{corpus_hash}"
 
 
 class CorruptResult(Exception):
@@ -54,3 +65,24 @@ def is_done(folder: Path, trial: TrialConfig) -> bool:
     except CorruptResult:
         return False
     return result is not None and result.reason is None
+
+
+@dataclass(frozen=True)
+class Cursor(Record):
+    """Where training stands. The batches and the learning rate of a step follow from its number.
+
+    trial: hash of the trial's config.
+    loss_sum and loss_count: nats since the last point of the training curve.
+    rng: torch's generator state, base64.
+    tensors and tensors_sha256: the file that holds model and optimizer, and its hash.
+    """
+
+    trial: str
+    step: int
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    training: tuple[TrainingPoint, ...] = ()
+    train_seconds: float = 0.0
+    rng: str = ""
+    tensors: str = ""
+    tensors_sha256: str = ""

@@ -44,7 +44,7 @@ class TrialConfig:
         recipe: version of the training and evaluation code.
         code: hash of the files that define the encoding; "" for posenc's own.
         task: what is learned: "text", or a name in posenc.tasks.known.
-        objective: what is asked of a text, a name in posenc.compare.objectives; of a task
+        objective: what is asked of a text, a name in posenc.compare.trial.objectives; of a task
             "causal".
         projections: which of queries, keys and values share a projection, see posenc.Attention.
     """
@@ -88,6 +88,13 @@ class TrialConfig:
     def folder(self) -> str:
         """Name of the trial's folder."""
         return f"{self.name}-{self.hash}"
+
+
+def name_of(trial: TrialConfig) -> str:
+    """The trial in words, for messages."""
+    task = "" if trial.task == TEXT else f" on {trial.task}"
+    near = len(trial.test_lengths) == 1  # as trials are that differ in their learning rate
+    return f"{trial.encoding}{task} seed {trial.seed}{f' at lr {trial.lr:g}' if near else ''}"
 
 
 def write_trial(folder: Path, config: TrialConfig) -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.compare.forward import autocast
-from posenc.compare.objectives.hidden import evaluate_asked
-from posenc.compare.objectives.objective import Asked, Objective, Scores
-from posenc.compare.splits import VOCABULARY
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.forward import autocast
+from posenc.compare.trial.objectives.hidden import evaluate_asked
+from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
+from posenc.compare.trial.windows import VOCABULARY
 from posenc.encoding.base import PositionEncoding
 from posenc.models import DecoderConfig, EncoderDecoder
 

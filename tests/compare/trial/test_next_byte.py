@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from posenc.compare.forward import token_losses
-from posenc.compare.objectives.masked import MASK
-from posenc.compare.splits import path_of
-from posenc.compare.train import build_model
+from posenc.compare.trial.files import path_of
+from posenc.compare.trial.forward import token_losses
+from posenc.compare.trial.objectives.masked import MASK
+from posenc.compare.trial.train import build_model
 from posenc.models import Decoder
 from tests.compare.test_tasks import TEXT
 from tests.experiment import experiment

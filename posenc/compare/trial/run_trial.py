@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from posenc.compare import checkpoint, splits, train
-from posenc.compare.as_built import effective_spec
-from posenc.compare.material import task_of, train_tokens
-from posenc.compare.objectives import objective_of
-from posenc.compare.result_files import save_result
 from posenc.compare.results import Timing, TrialResult
-from posenc.compare.score_cases import score_cases
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial import checkpoint, train
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.effective_spec import effective_spec
+from posenc.compare.trial.evaluate import score_cases
+from posenc.compare.trial.files import SPLITS, save_result
+from posenc.compare.trial.material import task_of, train_tokens
+from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.windows import read_split
 from posenc.hf.llama import export_llama, expressible
 from posenc.models import Decoder
 from posenc.registry import create
@@ -44,9 +45,9 @@ def run_trial(
     else:
         torch.use_deterministic_algorithms(True, warn_only=True)
     task = task_of(config)
-    symbols = dict.fromkeys(splits.SPLITS, np.empty(0, np.uint16))
+    symbols = dict.fromkeys(SPLITS, np.empty(0, np.uint16))
     if task is None:
-        symbols = {s: splits.read_split(study_folder, s, config.corpus) for s in splits.SPLITS}
+        symbols = {s: read_split(study_folder, s, config.corpus) for s in SPLITS}
     model, cursor = train.train_model(
         config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps
     )

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from posenc.compare.checkpoint_state import STATE, Cursor
+from posenc.compare.trial.files import STATE, Cursor
 from posenc.report.atomic import write_atomically
 
 

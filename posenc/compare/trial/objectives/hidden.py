@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from posenc.compare.evaluate import BUCKETS, TOKENS_AT_ONCE, bits, cannot
-from posenc.compare.objectives.objective import Objective, Scores
 from posenc.compare.results import LengthScore, PositionScore
-from posenc.compare.trial import TrialConfig
-from posenc.compare.windows import held_out_windows
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.evaluate import BUCKETS, TOKENS_AT_ONCE, bits, cannot
+from posenc.compare.trial.objectives.objective import Objective, Scores
+from posenc.compare.trial.windows import held_out_windows
 from posenc.encoding.base import PositionEncoding
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.compare.results import LengthScore, PositionScore
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 from posenc.encoding.base import PositionEncoding
 from posenc.models import DecoderConfig
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from posenc.compare import checkpoint, evaluate, forward, train, windows
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig, read_trial, write_trial
+from posenc.compare.trial import checkpoint, evaluate, forward, train, windows
+from posenc.compare.trial.config import TrialConfig, read_trial, write_trial
 from posenc.models import Decoder, DecoderConfig
 
 TINY = TrialConfig(

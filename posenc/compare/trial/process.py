@@ -28,7 +28,7 @@ ORPHANED = 3
 def command(module: str, *arguments: object) -> list[str]:
     """The command that calls `main` of a module with this process's number and the arguments, as
     strings. `main` calls `end_with_parent` first."""
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[3]
     given = [package, module, os.getpid(), *arguments]
     return [sys.executable, "-P", "-c", _START, *map(str, given)]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-from posenc.compare.objectives import objective_of
-from posenc.compare.splits import VOCABULARY
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.windows import VOCABULARY
 from posenc.tasks.known import TASKS, TEXT
 from posenc.tasks.task import Case, Task
 

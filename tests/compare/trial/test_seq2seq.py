@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from posenc.compare import train
 from posenc.compare.encodings import read_encodings
-from posenc.compare.objectives import OBJECTIVES
-from posenc.compare.objectives.seq2seq import BEGIN, Continuation
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, Options
 from posenc.compare.page import make_page
 from posenc.compare.plan import plan_trials
 from posenc.compare.study import run_study
-from posenc.compare.windows import held_out_windows, windows
+from posenc.compare.trial import train
+from posenc.compare.trial.objectives import OBJECTIVES
+from posenc.compare.trial.objectives.seq2seq import BEGIN, Continuation
+from posenc.compare.trial.windows import held_out_windows, windows
 from posenc.models import EncoderDecoder
 from tests.compare.test_tasks import TEXT
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.files import path_of
 
+VOCABULARY = 257
+"""Bytes, and the symbol after each file."""
 VALID_WINDOWS = 64
 HELD_OUT_BYTES = 1 << 16
 """How much of the test text is read; gives a standard error of about 0.01 bits per byte."""
+
+
+def read_split(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
+    """The symbols of one split of a text, mapped from disk."""
+    return np.memmap(path_of(folder, corpus_hash) / f"{split}.u16", dtype="<u2", mode="r")
 
 
 def batch_of(symbols: np.ndarray, config: TrialConfig, step: int) -> Tensor:
