@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from posenc.compare import figures, published, rates, seen, task_page, tiers
+from posenc.compare import figures, published, seen, task_page, tiers
+from posenc.compare.plan import learning_rate_search
 from posenc.compare.published import Agreement
 from posenc.compare.results import EncodingSummary, Study
 from posenc.compare.specs import specs_table
@@ -38,8 +39,8 @@ def make_page(study: Study, agreements: Sequence[Agreement] | None = None) -> Pa
             published.MEANING,
         )
     if study.rates:
-        header, *rows = rates.rate_rows(study)
-        page.section("Learning rates", rates.MEANING, Table(header, rows))
+        header, *rows = learning_rate_search.rate_rows(study)
+        page.section("Learning rates", learning_rate_search.MEANING, Table(header, rows))
     if study.failed:
         rows = [[name_of(t.config), t.reason] for t in study.failed]
         page.section("Failed trials", Table(["trial", "reason"], rows))

@@ -201,7 +201,7 @@ class RateTried(Record):
 @dataclass(frozen=True)
 class RateCheck(Record):
     """The learning rates tried for an encoding on a task, and the one taken; see
-    posenc.compare.rates."""
+    posenc.compare.plan.plan.learning_rate_search."""
 
     task: str
     encoding: str
@@ -275,3 +275,24 @@ class Study(Record):
         """Trials that were planned and have no result yet."""
         known = {r.config for r in self.results}
         return tuple(t for t in self.trials if t not in known)
+
+
+def labelled(study: Study) -> Study:
+    """The study with the user's labels in place of the texts, for whatever is shown."""
+    if not study.labels:
+        return study
+
+    def shown(trial: TrialConfig) -> TrialConfig:
+        return replace(trial, encoding=study.labels.get(trial.encoding, trial.encoding))
+
+    return replace(
+        study,
+        trials=tuple(map(shown, study.trials)),
+        results=tuple(replace(r, config=shown(r.config)) for r in study.results),
+        labels={},
+        rates=tuple(
+            replace(each, encoding=study.labels.get(each.encoding, each.encoding))
+            for each in study.rates
+        ),
+        unchecked={study.labels.get(text, text): why for text, why in study.unchecked.items()},
+    )

@@ -7,8 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from posenc.compare import tables, task_tables
-from posenc.compare.encodings import labelled
-from posenc.compare.results import Study
+from posenc.compare.results import Study, labelled
 from posenc.report.atomic import write_atomically
 from posenc.report.console import stdout
 from posenc.report.progress import say

@@ -13,26 +13,26 @@ from pathlib import Path
 
 from rich.console import Console
 
-from posenc.compare import splits, sweep
-from posenc.compare.budget import chosen, with_suite
-from posenc.compare.cost import check_cost, opening
-from posenc.compare.dry_run import show_dry_run
-from posenc.compare.encodings import Compared, labelled, read_encodings
+from posenc.compare import sweep
 from posenc.compare.engines.choose import check_engine, open_engine
 from posenc.compare.engines.engine import Engine
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options
-from posenc.compare.pace import expected_seconds
-from posenc.compare.plan import plan_trials
-from posenc.compare.rates import FACTORS, at_chosen_rates, rate_trials
-from posenc.compare.results import FORMAT, OtherFormat, Study
+from posenc.compare.plan import splits
+from posenc.compare.plan.contract_gate import find_void
+from posenc.compare.plan.cost import check_cost, opening
+from posenc.compare.plan.dry_run import show_dry_run
+from posenc.compare.plan.encodings import Compared, read_encodings
+from posenc.compare.plan.learning_rate_search import FACTORS, at_chosen_rates, rate_trials
+from posenc.compare.plan.plan import chosen, plan_trials, with_suite
+from posenc.compare.plan.time_estimate import expected_seconds
+from posenc.compare.results import FORMAT, OtherFormat, Study, labelled
 from posenc.compare.show import show_study, write_figures_of, write_page
 from posenc.compare.summary import summarise
 from posenc.compare.task_summary import summarise_tasks
 from posenc.compare.task_verdict import say_for_what
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.files import CorruptResult, is_done, load_result
-from posenc.compare.unchecked import find_void, warnings, without_unchecked
-from posenc.compare.verdict import recommend_encoding
+from posenc.compare.verdict import recommend_encoding, warnings, without_unchecked
 from posenc.compare.watchers import watching
 from posenc.report import machine
 from posenc.report.atomic import check_figures, is_partial, write_atomically

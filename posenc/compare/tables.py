@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from posenc.compare import like_tasks, pooled, published, rates, tiers
+from posenc.compare import like_tasks, pooled, published, tiers
+from posenc.compare.plan import learning_rate_search
 from posenc.compare.published import Agreement
 from posenc.compare.results import LengthSummary, Study, TrialResult
 from posenc.compare.trial.config import name_of
@@ -62,8 +63,8 @@ def pooled_tables(study: Study) -> list[Table]:
 
 def rate_tables(study: Study) -> list[Table]:
     """The learning rates that were tried, where they were."""
-    found = rates.rate_rows(study)
-    return [_of_words(rates.TITLE, found[0], found[1:])] if found else []
+    found = learning_rate_search.rate_rows(study)
+    return [_of_words(learning_rate_search.TITLE, found[0], found[1:])] if found else []
 
 
 def agreement_table(found: list[Agreement]) -> Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from posenc.compare.results import EncodingSummary, Study, TrialResult
@@ -187,3 +188,23 @@ def _lowest(rows: Sequence[EncodingSummary], length: int) -> EncodingSummary:
 
 def _of(study: Study, encoding: str) -> list[TrialResult]:
     return [r for r in study.finished if r.config.encoding == encoding]
+
+
+def without_unchecked(
+    study: Study, rows: Sequence[EncodingSummary]
+) -> tuple[Study, list[EncodingSummary]]:
+    """What a recommendation may be about."""
+    left = replace(
+        study,
+        trials=tuple(t for t in study.trials if t.encoding not in study.unchecked),
+        results=tuple(r for r in study.results if r.config.encoding not in study.unchecked),
+    )
+    return left, [row for row in rows if row.encoding not in study.unchecked]
+
+
+def warnings(study: Study) -> list[str]:
+    """A sentence about each encoding that was compared although it fails."""
+    return [
+        f"{encoding} is compared unchecked, and its losses mean nothing: {why}."
+        for encoding, why in study.unchecked.items()
+    ]

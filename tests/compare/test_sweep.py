@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import posenc
-from posenc.compare import splits, sweep
+from posenc.compare import sweep
 from posenc.compare.engines import trial_process
 from posenc.compare.engines.local import Local
+from posenc.compare.plan import splits
 from posenc.compare.results import Study, Timing, TrialResult
 from posenc.compare.trial import files
 from posenc.compare.trial.config import TrialConfig, read_trial

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from posenc.compare.encodings import read_encodings
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, Options
 from posenc.compare.page import make_page
-from posenc.compare.plan import plan_trials
+from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.plan import plan_trials
 from posenc.compare.published import agreements
 from posenc.compare.study import run_study
 from posenc.compare.trial import train

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from posenc.compare.results import Study
-from posenc.compare.trial.config import TrialConfig
 from posenc.registry import SpecError, parse
 from posenc.registry.build import class_of_part
 from posenc.registry.content import hash_of
@@ -69,27 +67,6 @@ def read_encoding(text: str) -> Compared:
 def code_of(text: str) -> str:
     """The hash of the files behind an encoding as they are now."""
     return read_encoding(text).code
-
-
-def labelled(study: Study) -> Study:
-    """The study with the user's labels in place of the texts, for whatever is shown."""
-    if not study.labels:
-        return study
-
-    def shown(trial: TrialConfig) -> TrialConfig:
-        return replace(trial, encoding=study.labels.get(trial.encoding, trial.encoding))
-
-    return replace(
-        study,
-        trials=tuple(map(shown, study.trials)),
-        results=tuple(replace(r, config=shown(r.config)) for r in study.results),
-        labels={},
-        rates=tuple(
-            replace(each, encoding=study.labels.get(each.encoding, each.encoding))
-            for each in study.rates
-        ),
-        unchecked={study.labels.get(text, text): why for text, why in study.unchecked.items()},
-    )
 
 
 def _anywhere(spec: Spec, part: Part) -> Part:

@@ -8,9 +8,9 @@ import pytest
 from posenc import compare
 from posenc.cli import main
 from posenc.compare import study
-from posenc.compare.cost import check_cost
 from posenc.compare.options import Options, check_options
-from posenc.compare.rates import FACTORS
+from posenc.compare.plan.cost import check_cost
+from posenc.compare.plan.learning_rate_search import FACTORS
 from tests.compare.test_tasks import planned as of_options
 
 NUMPY = '''

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from posenc.compare.pace import kind_of, seconds_by_kind
+from posenc.compare.plan.splits import Cut
+from posenc.compare.plan.time_estimate import kind_of, seconds_by_kind
 from posenc.compare.results import Study
-from posenc.compare.splits import Cut
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import train_tokens
 from posenc.report.console import stdout

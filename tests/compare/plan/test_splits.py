@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posenc.compare import splits
+from posenc.compare.plan import splits
 from posenc.compare.trial.files import SPLITS, path_of
 from posenc.compare.trial.windows import read_split
 from posenc.text import sources

@@ -37,7 +37,7 @@ def expected_seconds(
     Each encoding is measured in a process like those of the trials, as many at a time as trials
     will run on this machine (`here`, None for all of them): cores share what they read.
     """
-    from posenc.compare.cost import seconds_of
+    from posenc.compare.plan.cost import seconds_of
 
     if not trials:
         return 0
@@ -51,7 +51,7 @@ def expected_seconds(
 def seconds_by_kind(trials: Sequence[TrialConfig], folder: Path, at_once: int) -> dict[str, float]:
     """Seconds of one trial of each kind, measured as many at a time; of one that cannot be
     measured, roughly."""
-    from posenc.compare.cost import seconds_of
+    from posenc.compare.plan.cost import seconds_of
 
     one_each = {kind_of(trial): trial for trial in trials}
     for trial in one_each.values():
@@ -80,7 +80,7 @@ def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
     with (
         (homes[0] / "log.txt").open("a", encoding="utf-8") as log,
         subprocess.Popen(
-            process.command("posenc.compare.pace", folder, *homes),
+            process.command("posenc.compare.plan.time_estimate", folder, *homes),
             stdin=subprocess.PIPE,  # the process ends when this one does, which closes it
             stdout=subprocess.PIPE,
             stderr=log,
@@ -121,7 +121,7 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
 def _seconds_of_one(trial: TrialConfig, folder: Path) -> float:
     import numpy as np
 
-    from posenc.compare.cost import START_SECONDS
+    from posenc.compare.plan.cost import START_SECONDS
     from posenc.compare.trial import train, windows
 
     model = train.build_model(trial)

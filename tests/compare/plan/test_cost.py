@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from posenc.compare import cost
+from posenc.compare.plan import cost
 from posenc.compare.trial.objectives import OBJECTIVES
 from posenc.compare.trial.train import build_model
 from tests.compare.test_summary import TRIAL

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from posenc import compare
-from posenc.compare import dry_run as module
-from posenc.compare.dry_run import by_kind, dry_run, tokens_of
+from posenc.compare.plan import dry_run as module
+from posenc.compare.plan.dry_run import by_kind, dry_run, tokens_of
 from tests.compare.test_summary import TRIAL
 
 SMALL = {"width": 16, "layers": 1, "heads": 1}

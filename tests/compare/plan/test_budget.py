@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.budget import BUDGETS, chosen, with_suite
-from posenc.compare.encodings import read_encodings
+from posenc.compare.budget import BUDGETS
 from posenc.compare.options import Options
-from posenc.compare.plan import plan_trials
+from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.plan import chosen, plan_trials, with_suite
 from posenc.compare.study import run_study
 from posenc.tasks.known import TASKS
 from tests.experiment import experiment
 
-TABLE = Path(__file__).parents[2] / "results/compare/budget.csv"
+TABLE = Path(__file__).parents[3] / "results/compare/budget.csv"
 
 
 def test_a_budget_gives_what_no_option_says():

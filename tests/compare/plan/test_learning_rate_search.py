@@ -12,7 +12,7 @@ from posenc.compare import tables
 from posenc.compare.merge import merge
 from posenc.compare.options import Options
 from posenc.compare.page import make_page
-from posenc.compare.rates import at_chosen_rates, choose, rate_trials
+from posenc.compare.plan.learning_rate_search import at_chosen_rates, choose, rate_trials
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from posenc.compare.study import run_study
 from posenc.compare.task_summary import summarise_tasks

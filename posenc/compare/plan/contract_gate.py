@@ -4,10 +4,8 @@ means nothing."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from posenc.compare.encodings import Compared
-from posenc.compare.results import EncodingSummary, Study
+from posenc.compare.plan.encodings import Compared
 from posenc.registry import create, entry, parse
 from posenc.testing import CHECKS, VOIDING, maker, verdicts
 from posenc.testing.harness import SHAPE
@@ -51,23 +49,3 @@ def _why_void(compared: Compared) -> str | None:
             if verdict.failure is not None:
                 return f"{VOIDING[verdict.check]} ({verdict.failure.rstrip('.')})"
     return None
-
-
-def without_unchecked(
-    study: Study, rows: Sequence[EncodingSummary]
-) -> tuple[Study, list[EncodingSummary]]:
-    """What a recommendation may be about."""
-    left = replace(
-        study,
-        trials=tuple(t for t in study.trials if t.encoding not in study.unchecked),
-        results=tuple(r for r in study.results if r.config.encoding not in study.unchecked),
-    )
-    return left, [row for row in rows if row.encoding not in study.unchecked]
-
-
-def warnings(study: Study) -> list[str]:
-    """A sentence about each encoding that was compared although it fails."""
-    return [
-        f"{encoding} is compared unchecked, and its losses mean nothing: {why}."
-        for encoding, why in study.unchecked.items()
-    ]

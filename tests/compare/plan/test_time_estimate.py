@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from posenc.compare import pace, splits
-from posenc.compare.cost import START_SECONDS, seconds_of
+from posenc.compare.plan import splits, time_estimate
+from posenc.compare.plan.cost import START_SECONDS, seconds_of
 from posenc.compare.trial import train, windows
 from posenc.text.sources import find_text
 from tests.compare.test_summary import TRIAL
@@ -25,19 +25,19 @@ def trials(*names: str, steps: int = 1000, seeds: int = 1):
 
 def test_a_trial_takes_its_steps_its_tests_and_its_start(monkeypatch, tmp_path):
     monkeypatch.setattr(windows, "read_split", lambda *args: np.zeros(5000, dtype=np.int64))
-    monkeypatch.setattr(pace, "_seconds_without_gradients", lambda *args: 7.0)
+    monkeypatch.setattr(time_estimate, "_seconds_without_gradients", lambda *args: 7.0)
     taken = []
 
     def step(model, optimizer, trial, symbols, index):
         taken.append(index)
-        time.sleep(SLEEP * (20 if index < pace.WARM_UP else 1))
+        time.sleep(SLEEP * (20 if index < time_estimate.WARM_UP else 1))
         return 1.0
 
     monkeypatch.setattr(train, "take_step", step)
-    got = pace._seconds_of_one(trials("rope")[0], tmp_path)
+    got = time_estimate._seconds_of_one(trials("rope")[0], tmp_path)
     want = START_SECONDS + 7.0 + 1000 * SLEEP
     assert want <= got < 1.25 * want
-    assert taken == list(range(pace.WARM_UP + pace.STEPS))
+    assert taken == list(range(time_estimate.WARM_UP + time_estimate.STEPS))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -50,19 +50,19 @@ def test_each_encoding_has_its_own_pace_and_is_measured_once(workers, monkeypatc
         shares.append(share)
         return {trial.encoding: seconds[trial.encoding] for trial in share}
 
-    monkeypatch.setattr(pace, "WORTH", 0)
-    monkeypatch.setattr(pace, "_measured", measured)
-    got = pace.expected_seconds(trials(*seconds, seeds=4), tmp_path, workers)
+    monkeypatch.setattr(time_estimate, "WORTH", 0)
+    monkeypatch.setattr(time_estimate, "_measured", measured)
+    got = time_estimate.expected_seconds(trials(*seconds, seeds=4), tmp_path, workers)
     assert got == 4 * 450 / workers
     assert sorted(asked) == sorted(seconds)
     assert len(shares) == workers
 
 
 def test_what_is_expected_to_be_short_is_not_measured(monkeypatch, tmp_path):
-    monkeypatch.setattr(pace, "_measured", None)
+    monkeypatch.setattr(time_estimate, "_measured", None)
     few = trials("rope", steps=1)
-    assert pace.expected_seconds(few, tmp_path, 1) == seconds_of(few[0], 1, 1)
-    assert pace.expected_seconds([], tmp_path, 1) == 0
+    assert time_estimate.expected_seconds(few, tmp_path, 1) == seconds_of(few[0], 1, 1)
+    assert time_estimate.expected_seconds([], tmp_path, 1) == 0
 
 
 @pytest.fixture
@@ -82,17 +82,17 @@ def test_the_processes_that_measure_say_what_they_measured(study):
     both.append(dataclasses.replace(trial, task="copy", train_length=4, test_lengths=(4, 8)))
     for each in both:
         (folder / each.folder).mkdir()
-        pace.write_trial(folder / each.folder, each)
-    seconds = pace._measured(both, folder)
+        time_estimate.write_trial(folder / each.folder, each)
+    seconds = time_estimate._measured(both, folder)
     assert seconds.keys() == {"rope", "alibi", f"{trial.encoding} on copy"}
     assert all(START_SECONDS < each < 600 for each in seconds.values())
 
 
 def test_an_encoding_that_cannot_be_built_is_the_trial_s_own_matter(study, monkeypatch):
     folder, trial = study
-    monkeypatch.setattr(pace, "WORTH", 0)
+    monkeypatch.setattr(time_estimate, "WORTH", 0)
     broken = dataclasses.replace(trial, encoding="no_such_encoding")
-    assert pace.expected_seconds([broken], folder, 1) == seconds_of(broken, 1, 1)
+    assert time_estimate.expected_seconds([broken], folder, 1) == seconds_of(broken, 1, 1)
     log = (folder / broken.folder / "log.txt").read_text(encoding="utf-8")
     assert (
         log.startswith("no_such_encoding could not be timed:")

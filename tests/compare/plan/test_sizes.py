@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from posenc.compare.encodings import Compared
 from posenc.compare.options import Options
-from posenc.compare.plan import plan_trials
-from posenc.compare.sizes import sizes_of
+from posenc.compare.plan.encodings import Compared
+from posenc.compare.plan.plan import plan_trials
+from posenc.compare.plan.sizes import sizes_of
 
 LLAMA = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8,
          "num_key_value_heads": 2, "model_type": "llama"}  # fmt: skip

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_args
 
 import torch
 
 from posenc.attend.multihead import Projections
-from posenc.compare.budget import chosen
-from posenc.compare.encodings import Compared
+from posenc.compare.budget import BUDGETS, SUITE_SIZES, SUITES, Budget
 from posenc.compare.options import Options, check_options
-from posenc.compare.rates import check_rates
-from posenc.compare.sizes import sizes_of
+from posenc.compare.plan.encodings import Compared
+from posenc.compare.plan.learning_rate_search import check_rates
+from posenc.compare.plan.sizes import sizes_of
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import content_hash
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
@@ -26,6 +26,42 @@ from posenc.tasks.known import TASKS, TEXT, task_named
 from posenc.tasks.task import Task
 
 TEXT_DEFAULTS = {"train_length": 128, "batch": 32}
+
+
+def chosen(options: Options) -> Budget:
+    """The budget that --budget names, with --seeds and --steps in place of its own.
+
+    Raises: ValueError for an unknown name.
+    """
+    known = SUITES if options.suite else BUDGETS
+    named = known.get(options.budget)
+    if named is None:
+        raise ValueError(f"--budget must be {', '.join(known)}, got {options.budget!r}.")
+    return named._replace(
+        seeds=named.seeds if options.seeds is None else options.seeds,
+        steps=named.steps if options.steps is None else options.steps,
+    )
+
+
+def with_suite(options: Options) -> Options:
+    """With `--suite` the options that it stands for, but for those that the user gave.
+
+    Raises: ValueError for an unknown budget, or for tasks beside the suite's own.
+    """
+    if not options.suite:
+        return options
+    budget = chosen(options)
+    if options.task:
+        raise ValueError(
+            f"--task: --suite brings its own ({', '.join(budget.tasks)}). Leave one of both out."
+        )
+    sizes = {} if options.config is not None else SUITE_SIZES
+    return replace(
+        options,
+        task=list(budget.tasks),
+        check_lr=options.check_lr or budget.check_lr,
+        **{name: size for name, size in sizes.items() if getattr(options, name) is None},
+    )
 
 
 def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialConfig, ...]:
