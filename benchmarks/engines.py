@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from posenc.compare import sweep
+from posenc.compare.engines import sweep
 from posenc.compare.engines.local import Local
 from posenc.compare.engines.ray_cluster import RayCluster
 from posenc.compare.results import TrialResult

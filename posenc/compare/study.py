@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from posenc.compare import sweep
+from posenc.compare.engines import sweep
 from posenc.compare.engines.choose import check_engine, open_engine
 from posenc.compare.engines.engine import Engine
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options

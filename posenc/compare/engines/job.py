@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posenc.compare.engines.local import WORKER, TrialProcess
 from posenc.compare.engines.mirror import Mirror, take_checkpoint
 from posenc.compare.engines.node import difference, facts
 from posenc.compare.engines.storage import Storage, one_line
-from posenc.compare.engines.trial_process import WORKER, TrialProcess
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import path_of

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines import ray_connect
+from posenc.compare.engines import ray_nodes
 from posenc.compare.engines.job import Job
+from posenc.compare.engines.local import WORKER
 from posenc.compare.engines.node import other_processors
 from posenc.compare.engines.ray_nodes import check_folder, check_nodes, look_at
 from posenc.compare.engines.remote import Remote
 from posenc.compare.engines.storage import one_line
-from posenc.compare.engines.trial_process import WORKER
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.failure import RunFailed
@@ -49,7 +49,7 @@ class RayCluster(Remote):
     ) -> None:
         super().__init__(storage, module)
         self.address, self.max_parallel = address, max_parallel
-        self.ray = ray_connect.connect(address, max_parallel or cores)
+        self.ray = ray_nodes.connect(address, max_parallel or cores)
         self.resource = "GPU" if device == "cuda" else "CPU"
         self.running: dict[Any, TrialConfig] = {}
         self.keys: dict[str, TrialConfig] = {}

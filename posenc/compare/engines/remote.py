@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from posenc.compare.engines.engine import Heard
 from posenc.compare.engines.job import Job
+from posenc.compare.engines.local import WORKER, write_failure
 from posenc.compare.engines.mirror import take_result
 from posenc.compare.engines.node import facts
-from posenc.compare.engines.retries import Progress
 from posenc.compare.engines.storage import Storage
-from posenc.compare.engines.trial_process import WORKER, write_failure
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import is_done, path_of
 from posenc.tasks.known import TEXT
+
+MOST = 3
+"""Losses in a row, without a step beyond those before, after which a trial counts as failed: more
+often than that it is the trial that ends its machines."""
 
 
 class Remote:
@@ -102,3 +105,18 @@ class Remote:
             str(Path.cwd()),
             self.module,
         )
+
+
+@dataclass
+class Progress:
+    """How far a trial has come, and how often it was lost there."""
+
+    step: int = 0
+    step_when_lost: int = -1
+    losses: int = 0
+
+    def lost(self) -> bool:
+        """Count a loss. Returns: whether the trial is worth another start."""
+        self.losses = 1 if self.step > self.step_when_lost else self.losses + 1
+        self.step_when_lost = self.step
+        return self.losses <= MOST

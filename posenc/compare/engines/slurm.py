@@ -1,4 +1,4 @@
-"""Trials as jobs of Slurm, submitted with submitit in arrays."""
+"""Trials as jobs of Slurm, submitted with submitit in arrays, and what a job runs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import secrets
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines.job import Job
+from posenc.compare.engines.job import Job, Lost
+from posenc.compare.engines.local import WORKER
 from posenc.compare.engines.remote import Remote
-from posenc.compare.engines.slurm_task import SlurmTask
 from posenc.compare.engines.storage import one_line
-from posenc.compare.engines.trial_process import WORKER
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.atomic import write_atomically
@@ -28,6 +28,8 @@ LONGEST_ARRAY = 1000
 """Tasks of an array; Slurm's own limit is 1001 unless it is set higher."""
 HOME, RUN = "slurm", "run"
 """Folder below the study's for submitit's files, and the file in it that names this run."""
+PAUSE = 2.0
+"""Seconds between two steps that are told."""
 
 
 class Slurm(Remote):
@@ -143,3 +145,45 @@ class Slurm(Remote):
             lines = [line for line in str(error).splitlines() if "Lost:" in line]
             said = lines[-1].partition("Lost:")[2].strip() if lines else one_line(error)[:200]
             self.lost(trial, f"its job {job.job_id} has ended ({said})")
+
+
+@dataclass
+class SlurmTask:
+    """A trial that writes what it tells into a file, for the command to read.
+
+    words: that file.
+    run_file, run: where the newest run of the command writes its name, and the name of the run
+        that this job belongs to.
+    """
+
+    job: Job
+    words: str
+    run_file: str
+    run: str
+
+    def __call__(self) -> str:
+        """What `TrialResult.to_json` makes of the result. Raises: Lost."""
+        self._check_run()
+        last = 0.0
+
+        def tell(event: dict[str, Any]) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if event["kind"] == "step" and now - last < PAUSE:
+                return
+            last = now
+            self._check_run()
+            write_atomically(self.words, json.dumps(event))
+
+        return self.job.run(tell).to_json()
+
+    def checkpoint(self) -> Any:
+        """What submitit queues again after a preemption or a timeout."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def _check_run(self) -> None:
+        """End where the command has been started again: its own job will do this trial."""
+        if Path(self.run_file).read_text(encoding="utf-8") != self.run:
+            raise Lost("a newer run of the same command does this trial")

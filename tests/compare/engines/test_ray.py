@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare import sweep
+from posenc.compare.engines import sweep
 from posenc.compare.engines.node import facts
 from posenc.compare.engines.ray_cluster import RayCluster
 from posenc.compare.engines.ray_nodes import ask, check_folder, check_nodes
 from tests.compare.engines.processes import above, supervisor_of
-from tests.compare.test_sweep import Log, results, run_here, trial
+from tests.compare.engines.test_sweep import Log, results, run_here, trial
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -110,7 +110,7 @@ def test_lost_workers_and_machines_change_no_number(cluster, folder):
 
 
 def test_a_machine_with_another_posenc_is_refused_by_name(cluster, tmp_path):
-    package = Path(sweep.__file__).parents[1]
+    package = Path(sweep.__file__).parents[2]
     shutil.copytree(package, tmp_path / "posenc", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "posenc" / "positions.py").open("a", encoding="utf-8") as file:
         file.write("# another line\n")

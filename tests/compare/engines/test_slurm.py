@@ -9,12 +9,11 @@ import signal
 
 import pytest
 
-from posenc.compare import sweep
+from posenc.compare.engines import sweep
 from posenc.compare.engines.job import Lost
-from posenc.compare.engines.slurm import RUN, Slurm
-from posenc.compare.engines.slurm_task import SlurmTask
+from posenc.compare.engines.slurm import RUN, Slurm, SlurmTask
 from tests.compare.engines.processes import supervisor_of
-from tests.compare.test_sweep import Log, results, run_here, trial
+from tests.compare.engines.test_sweep import Log, results, run_here, trial
 
 pytest.importorskip("submitit", reason="submitit is not installed (extra slurm)")
 

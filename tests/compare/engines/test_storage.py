@@ -23,7 +23,7 @@ from posenc.compare.engines.remote import Remote
 from posenc.compare.engines.storage import Storage, StorageError
 from posenc.compare.trial.files import path_of
 from tests.compare.engines.processes import children_of
-from tests.compare.test_sweep import results, run_here, trial
+from tests.compare.engines.test_sweep import results, run_here, trial
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posenc.compare.engines.trial_process import TrialProcess
+from posenc.compare.engines.local import TrialProcess
 from tests.compare.test_tasks import TEXT
 
 

@@ -17,7 +17,7 @@ from posenc.compare.results import Study, labelled
 from posenc.compare.verdict import without_unchecked
 from posenc.registry import known
 from posenc.testing import VOIDING
-from tests.compare.test_sweep import Log, run_here_in, trial
+from tests.compare.engines.test_sweep import Log, run_here_in, trial
 from tests.encoding import planted
 
 MINE = """\

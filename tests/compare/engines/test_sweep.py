@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import posenc
-from posenc.compare import sweep
-from posenc.compare.engines import trial_process
+from posenc.compare.engines import local, sweep
 from posenc.compare.engines.local import Local
 from posenc.compare.plan import splits
 from posenc.compare.results import Study, Timing, TrialResult
@@ -228,7 +227,7 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
     def kill_at_first_step(trial, step, loss):
         os.kill(pids[0], signal.SIGKILL)
 
-    monkeypatch.setattr(trial_process.subprocess, "Popen", popen)
+    monkeypatch.setattr(local.subprocess, "Popen", popen)
     killer.step = kill_at_first_step
     run_here_in(folder, [config], 1, killer)
     assert killer.results["rope"].reason == (
@@ -238,7 +237,7 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
 
 def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
     config = trial(folder, "rope", width=64)
-    real = trial_process.process.environment
+    real = local.process.environment
     # A limit on the size of files stands in for a disk without room for the weights.
     (folder / "sitecustomize.py").write_text(
         "import resource, signal\n"
@@ -247,7 +246,7 @@ def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
     )
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     monkeypatch.setattr(
-        trial_process.process, "environment", lambda device: real(device) | {"PYTHONPATH": paths}
+        local.process, "environment", lambda device: real(device) | {"PYTHONPATH": paths}
     )
     log = Log()
     run_here_in(folder, [config], 1, log)
