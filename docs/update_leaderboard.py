@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.compare import leaderboard, pooled
+from posenc.compare import leaderboard
+from posenc.compare.judge import pooled
+from posenc.compare.judge.tiers import standings
 from posenc.compare.results import Study
 from posenc.compare.task_page import tasks
-from posenc.compare.tiers import standings
 from posenc.report.drawing import write_svg
 from posenc.report.page import Plot
 from posenc.statistics.ranks import Ranking, rank

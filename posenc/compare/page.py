@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from posenc.compare import figures, published, seen, task_page, tiers
+from posenc.compare import figures, seen, task_page
+from posenc.compare.judge import published, tiers
+from posenc.compare.judge.published import Agreement
+from posenc.compare.judge.verdict import context_gains, describe_gains
 from posenc.compare.plan import learning_rate_search
-from posenc.compare.published import Agreement
 from posenc.compare.results import EncodingSummary, Study
 from posenc.compare.specs import specs_table
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.objectives import objective_of
-from posenc.compare.verdict import context_gains, describe_gains
 from posenc.report.drawing import line_styles
 from posenc.report.page import Caution, Code, Facts, Headline, Items, Page, Plot
 from posenc.report.table import Cell, Heading, Table

@@ -177,7 +177,7 @@ class CaseSummary(Record):
 class TaskSummary(Record):
     """One row of a task's table; only finished trials count.
 
-    learned: how many seeds pass the gate, see posenc.compare.task_summary.
+    learned: how many seeds pass the gate, see posenc.compare.judge.summary.
     """
 
     task: str

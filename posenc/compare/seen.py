@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from posenc.compare.judge.summary import WITHIN, mean_at
+from posenc.compare.judge.verdict import context_gains, still_falling
 from posenc.compare.results import Study
-from posenc.compare.summary import WITHIN, mean_at
-from posenc.compare.verdict import context_gains, still_falling
 from posenc.report.sentence import listed, sentence
 
 

@@ -16,8 +16,8 @@ from posenc.tasks.known import TEXT
 
 def write_page(study: Study, folder: Path, published: bool = False) -> None:
     """Write report.html, with `published` also how far it agrees with others, and results.csv."""
+    from posenc.compare.judge.published import agreements
     from posenc.compare.page import make_page
-    from posenc.compare.published import agreements
 
     write_atomically(folder / "results.csv", tables.csv_text(labelled(study)))
     page = make_page(labelled(study), agreements(study) if published else None)

@@ -16,6 +16,9 @@ from rich.console import Console
 from posenc.compare.engines import sweep
 from posenc.compare.engines.choose import check_engine, open_engine
 from posenc.compare.engines.engine import Engine
+from posenc.compare.judge.verdict import (
+    conclude,
+)
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options
 from posenc.compare.plan import splits
 from posenc.compare.plan.contract_gate import find_void
@@ -25,14 +28,10 @@ from posenc.compare.plan.encodings import Compared, read_encodings
 from posenc.compare.plan.learning_rate_search import FACTORS, at_chosen_rates, rate_trials
 from posenc.compare.plan.plan import chosen, plan_trials, with_suite
 from posenc.compare.plan.time_estimate import expected_seconds
-from posenc.compare.results import FORMAT, OtherFormat, Study, labelled
+from posenc.compare.results import FORMAT, OtherFormat, Study
 from posenc.compare.show import show_study, write_figures_of, write_page
-from posenc.compare.summary import summarise
-from posenc.compare.task_summary import summarise_tasks
-from posenc.compare.task_verdict import say_for_what
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.files import CorruptResult, is_done, load_result
-from posenc.compare.verdict import recommend_encoding, warnings, without_unchecked
 from posenc.compare.watchers import watching
 from posenc.report import machine
 from posenc.report.atomic import check_figures, is_partial, write_atomically
@@ -167,18 +166,6 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
         else:
             results += [found] if found else []
     return conclude(replace(study, results=tuple(results))), damaged
-
-
-def conclude(study: Study) -> Study:
-    """The study with the summary and the recommendation that its results carry."""
-    shown = labelled(study)
-    text = shown.of_task(TEXT)
-    study = replace(
-        study, summary=summarise(text) if text.trials else (), tasks=summarise_tasks(shown)
-    )
-    said = [recommend_encoding(*without_unchecked(text, study.summary))] if text.trials else []
-    said += [*say_for_what(shown, study.tasks), *warnings(shown)]
-    return replace(study, recommendation=" ".join(said))
 
 
 def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from posenc.compare import like_tasks, pooled, published, tiers
+from posenc.compare.judge import like_tasks, pooled, published, tiers
+from posenc.compare.judge.published import Agreement
+from posenc.compare.judge.verdict import context_gains, describe_gains
 from posenc.compare.plan import learning_rate_search
-from posenc.compare.published import Agreement
 from posenc.compare.results import LengthSummary, Study, TrialResult
 from posenc.compare.trial.config import name_of
 from posenc.compare.trial.effective_spec import AXES
-from posenc.compare.verdict import context_gains, describe_gains
 from posenc.tasks.known import TASKS, TEXT
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from posenc.compare import like_tasks, pooled
+from posenc.compare.judge import like_tasks, pooled
+from posenc.compare.judge.summary import LEARNED
 from posenc.compare.results import Study, TaskSummary
-from posenc.compare.task_summary import LEARNED
 from posenc.compare.task_tables import by_task, page_table
 from posenc.report.drawing import LineStyle, figure, legend_above, length_axis, line_styles
 from posenc.report.page import Plot

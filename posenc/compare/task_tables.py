@@ -8,8 +8,8 @@ from itertools import groupby
 from rich.markup import escape
 from rich.table import Table as Printed
 
+from posenc.compare.judge.summary import LEARNED
 from posenc.compare.results import CaseSummary, TaskSummary
-from posenc.compare.task_summary import LEARNED
 from posenc.report.table import Cell, Heading, Table
 from posenc.tasks.known import TASKS
 from posenc.tasks.task import Case

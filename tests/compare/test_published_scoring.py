@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from posenc.compare import leaderboard, published
+from posenc.compare import leaderboard
+from posenc.compare.judge import published
 from posenc.compare.leaderboard import Row, add_rows
 from tests.compare.test_tasks import result
 from tests.experiment import experiment

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from posenc.cli import main
-from posenc.compare import published
+from posenc.compare.judge import published
 from posenc.compare.merge import merge
 from posenc.compare.reports import report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
@@ -19,7 +19,7 @@ from posenc.compare.show import write_page
 from posenc.compare.tables import agreement_table
 from posenc.compare.trial.config import RECIPE
 from posenc.tasks.known import TASKS
-from tests.compare.test_summary import OFFSETS, result, study
+from tests.compare.judge.test_summary import OFFSETS, result, study
 from tests.compare.test_tasks import result as of_task
 from tests.compare.test_tasks import result as task_result
 from tests.compare.test_tasks import study_of
@@ -290,12 +290,12 @@ def test_a_label_changes_nothing_of_the_agreement_on_the_page(tmp_path):
 
 def test_published_tables_are_whole():
     tasks = json.loads(
-        resources.files("posenc.compare").joinpath("published_tasks.json").read_text()
+        resources.files("posenc.compare.judge").joinpath("published_tasks.json").read_text()
     )
     for table in tasks:
         assert table["task"] in TASKS and {len(each) for each in table["seeds"].values()} == {3}
         assert all(0 <= value <= 1 for each in table["seeds"].values() for value in each)
-    text = resources.files("posenc.compare").joinpath("published.json").read_text()
+    text = resources.files("posenc.compare.judge").joinpath("published.json").read_text()
     for table in json.loads(text):
         assert table["source"].startswith("arXiv:") and table["lengths"] == sorted(table["lengths"])
         for rows in (table["means"], table["deviations"]):

@@ -11,7 +11,7 @@ from rich.console import Console
 from posenc.compare import watchers
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from posenc.compare.watchers import EventFile, TensorBoard, Together, watching
-from tests.compare.test_summary import TRIAL
+from tests.compare.judge.test_summary import TRIAL
 
 DONE = TrialResult(TRIAL, training=(TrainingPoint(5, 3.5, 3.25), TrainingPoint(10, 2.5, 2.75)))
 

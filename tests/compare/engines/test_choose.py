@@ -14,7 +14,7 @@ from posenc.compare.engines.choose import check_engine
 from posenc.compare.engines.node import other_processors
 from posenc.compare.engines.remote import MOST, Progress, Remote
 from posenc.compare.options import Options
-from tests.compare.test_summary import TRIAL
+from tests.compare.judge.test_summary import TRIAL
 
 
 @pytest.mark.parametrize(

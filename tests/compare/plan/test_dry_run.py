@@ -11,7 +11,7 @@ import pytest
 from posenc import compare
 from posenc.compare.plan import dry_run as module
 from posenc.compare.plan.dry_run import by_kind, dry_run, tokens_of
-from tests.compare.test_summary import TRIAL
+from tests.compare.judge.test_summary import TRIAL
 
 SMALL = {"width": 16, "layers": 1, "heads": 1}
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from posenc import ALiBi, cli
+from posenc.compare.judge.verdict import without_unchecked
 from posenc.compare.page import make_page
 from posenc.compare.plan.contract_gate import find_void
 from posenc.compare.plan.encodings import code_of, read_encodings
 from posenc.compare.results import Study, labelled
-from posenc.compare.verdict import without_unchecked
 from posenc.registry import known
 from posenc.testing import VOIDING
 from tests.compare.engines.test_sweep import Log, run_here_in, trial

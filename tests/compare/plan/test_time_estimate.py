@@ -10,7 +10,7 @@ from posenc.compare.plan import splits, time_estimate
 from posenc.compare.plan.cost import START_SECONDS, seconds_of
 from posenc.compare.trial import train, windows
 from posenc.text.sources import find_text
-from tests.compare.test_summary import TRIAL
+from tests.compare.judge.test_summary import TRIAL
 
 SLEEP = 0.02
 

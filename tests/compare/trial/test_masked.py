@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from posenc.compare.judge.published import agreements
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, Options
 from posenc.compare.page import make_page
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_trials
-from posenc.compare.published import agreements
 from posenc.compare.study import run_study
 from posenc.compare.trial import train
 from posenc.compare.trial.objectives import OBJECTIVES

@@ -8,12 +8,13 @@ import math
 import pytest
 from rich.console import Console
 
-from posenc.compare import like_tasks, pooled, tables
+from posenc.compare import tables
+from posenc.compare.judge import like_tasks, pooled
+from posenc.compare.judge.pooled import text_scores
+from posenc.compare.judge.summary import summarise_tasks
+from posenc.compare.judge.verdict import say_for_what
 from posenc.compare.page import make_page
 from posenc.compare.results import LengthScore, TrialResult
-from posenc.compare.task_summary import summarise_tasks
-from posenc.compare.task_verdict import say_for_what
-from posenc.compare.text_score import text_scores
 from tests.compare.test_tasks import TEXT, result, study_of
 
 LOSSES = {  # bits per byte at the training length and at both longer ones

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from posenc.compare.judge.standing import ANCHORS, Standing, standing_at
 from posenc.compare.results import Study
-from posenc.compare.standing import ANCHORS, Standing, standing_at
 from posenc.statistics.estimate import Estimate
 
 MEANING = (

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
 
 import numpy as np
 
+from posenc.compare.judge.standing import ANCHORS
+from posenc.compare.judge.summary import learned, metric_of
+from posenc.compare.judge.tiers import from_anchor
 from posenc.compare.results import Study, TrialResult
-from posenc.compare.standing import ANCHORS
-from posenc.compare.task_summary import learned, metric_of
-from posenc.compare.text_score import text_scores
-from posenc.compare.tiers import from_anchor
 from posenc.compare.trial.evaluate import SEQUENCES
 from posenc.statistics.anchors import against_anchors
 from posenc.statistics.estimate import Estimate
@@ -54,6 +53,8 @@ MEANING = (
     "One task left out: the best and the worst rank of the pooled scores over all choices of that "
     "task."
 )
+ZERO = "nope"
+"""The encoding whose mean loss beyond the training length scores 0."""
 
 
 def pooled_rows(study: Study) -> list[list[str]]:
@@ -180,3 +181,42 @@ def _beyond(result: TrialResult) -> float:
     found = [metric_of(result.config.task, score) for score in result.by_case[1:]]
     known = [value for value in found if value is not None]
     return fmean(known) if known and len(known) == len(found) else math.nan
+
+
+def text_scores(study: Study) -> dict[tuple[str, int], float]:
+    """By encoding and seed, of the encodings that were checked:
+
+    score = (zero - loss) / (zero - best), cut to 0 .. 1
+
+    loss is a trial's mean bits per byte over all tests but that of the training length, zero the
+    mean loss of NoPE there, and best the lowest mean over seeds that an encoding has at the
+    training length: nothing is chosen by unseen lengths. Trials that cannot run a test have no
+    score; nobody has one where NoPE is missing or is not above `best`, which leaves no scale.
+    """
+    losses: dict[tuple[str, int], tuple[float, float]] = {}
+    own = set()
+    for result in study.finished:
+        config = result.config
+        if config.task == TEXT and config.encoding not in study.unchecked:
+            bits = list(_bits(result))
+            if len(bits) > 1 and len(bits) == len(config.test_lengths):
+                losses[config.encoding, config.seed] = bits[0], fmean(bits[1:])
+                if not config.code:
+                    own.add(config.encoding)
+    if ZERO not in own:  # or it is a class of the user's of that name
+        return {}
+    zero = fmean(far for (name, _), (_, far) in losses.items() if name == ZERO)
+    names = dict.fromkeys(name for name, _ in losses)
+    best = min(fmean(near for (n, _), (near, _) in losses.items() if n == name) for name in names)
+    if not zero > best:
+        return {}
+    return {
+        key: min(max((zero - far) / (zero - best), 0.0), 1.0) for key, (_, far) in losses.items()
+    }
+
+
+def _bits(result: TrialResult) -> Iterator[float]:
+    """At the lengths that it can run, the training length first."""
+    for score in result.by_length:
+        if score.bits_per_byte is not None and math.isfinite(score.bits_per_byte):
+            yield score.bits_per_byte

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from posenc.compare.study import conclude
-from posenc.compare.task_verdict import say_for_what
+from posenc.compare.judge.verdict import conclude, say_for_what
 from tests.compare.test_tasks import result, study_of
 
 NEAR = (0.50, 0.52, 0.51, 0.50, 0.52)

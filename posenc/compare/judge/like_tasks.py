@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from posenc.compare.pooled import (
+from posenc.compare.judge.pooled import (
     POOLED_SEEDS,
     RESOLUTION,
     TOO_LITTLE,

@@ -7,6 +7,8 @@ import pytest
 from rich.console import Console
 
 import posenc
+from posenc.compare.judge.summary import summarise
+from posenc.compare.judge.verdict import context_gains, describe_gains, recommend_encoding
 from posenc.compare.progress import LiveBars, PlainLines
 from posenc.compare.results import (
     FORMAT,
@@ -17,15 +19,9 @@ from posenc.compare.results import (
     TrainingPoint,
     TrialResult,
 )
-from posenc.compare.summary import summarise
 from posenc.compare.tables import notes
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
-from posenc.compare.verdict import (
-    context_gains,
-    describe_gains,
-    recommend_encoding,
-)
 
 TRIAL = TrialConfig(
     encoding="rope", seed=0, corpus="c", train_length=128, test_lengths=(128, 256, 512), steps=100,

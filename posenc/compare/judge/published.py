@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from statistics import fmean, stdev
 
-from posenc.compare.pooled import scores_of, task_scores
+from posenc.compare.judge.pooled import scores_of, task_scores
 from posenc.compare.results import Study
 from posenc.compare.trial.config import CAUSAL
 from posenc.statistics.agreement import (
@@ -104,7 +104,7 @@ def _counted(found: list[Agreement]) -> str:
 
 def read_tables(name: str) -> list[dict]:
     """Of TEXT_TABLES or TASK_TABLES."""
-    return json.loads(resources.files("posenc.compare").joinpath(name).read_bytes())
+    return json.loads(resources.files("posenc.compare.judge").joinpath(name).read_bytes())
 
 
 def _against_task(table: dict, study: Study) -> Iterator[Agreement]:

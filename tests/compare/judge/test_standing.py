@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from posenc.compare import tiers
+from posenc.compare.judge import tiers
+from posenc.compare.judge.standing import standing_at
 from posenc.compare.page import _tiers
-from posenc.compare.standing import standing_at
 from posenc.compare.tables import tier_tables
-from tests.compare.test_summary import result, seeds, study
+from tests.compare.judge.test_summary import result, seeds, study
 
 WHOLE = [
     *seeds("t5", (2.0, 2.0, 2.0)),
