@@ -11,8 +11,8 @@ from pathlib import Path
 from posenc.compare import leaderboard
 from posenc.compare.judge import pooled
 from posenc.compare.judge.tiers import standings
+from posenc.compare.page.task_page import tasks
 from posenc.compare.results import Study
-from posenc.compare.task_page import tasks
 from posenc.report.drawing import write_svg
 from posenc.report.page import Plot
 from posenc.statistics.ranks import Ranking, rank

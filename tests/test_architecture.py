@@ -99,7 +99,7 @@ HOUSE = {
     "posenc/cli.py": 'COMMANDS = {"compare": "posenc.compare.study:run"}\n',
     "posenc/compare/__init__.py": '"""Compare: see posenc.cli."""\n',
     "posenc/compare/study.py": "from posenc.encoding import base\nfrom . import page\n",
-    "posenc/compare/page.py": "def f():\n    from posenc import __version__\n",
+    "posenc/compare/page/page.py": "def f():\n    from posenc import __version__\n",
     "posenc/bench/__init__.py": "import posenc.numbers.heads\n",
     "posenc/hf/__init__.py": "",
     "posenc/encoding/__init__.py": "from posenc.encoding.base import Base\n",

@@ -20,6 +20,8 @@ from posenc.compare.judge.verdict import (
     conclude,
 )
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options
+from posenc.compare.page.show import show_study, write_figures_of, write_page
+from posenc.compare.page.watchers import watching
 from posenc.compare.plan import splits
 from posenc.compare.plan.contract_gate import find_void
 from posenc.compare.plan.cost import check_cost, opening
@@ -29,10 +31,8 @@ from posenc.compare.plan.learning_rate_search import FACTORS, at_chosen_rates, r
 from posenc.compare.plan.plan import chosen, plan_trials, with_suite
 from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study
-from posenc.compare.show import show_study, write_figures_of, write_page
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.files import CorruptResult, is_done, load_result
-from posenc.compare.watchers import watching
 from posenc.report import machine
 from posenc.report.atomic import check_figures, is_partial, write_atomically
 from posenc.report.failure import RunFailed, Stopped

@@ -13,10 +13,10 @@ import pytest
 from posenc.cli import main
 from posenc.compare.judge import published
 from posenc.compare.merge import merge
+from posenc.compare.page.show import write_page
+from posenc.compare.page.tables import agreement_table
 from posenc.compare.reports import report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
-from posenc.compare.show import write_page
-from posenc.compare.tables import agreement_table
 from posenc.compare.trial.config import RECIPE
 from posenc.tasks.known import TASKS
 from tests.compare.judge.test_summary import OFFSETS, result, study

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from posenc import generate
-from posenc.compare import tables
 from posenc.compare.judge.summary import learned, say_learned, summarise_tasks
 from posenc.compare.options import Options
-from posenc.compare.page import make_page
+from posenc.compare.page import tables
+from posenc.compare.page.page import make_page
+from posenc.compare.page.task_tables import page_table, task_notes
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_trials
 from posenc.compare.results import CaseScore, Study, TrialResult
-from posenc.compare.task_tables import page_table, task_notes
 from posenc.compare.trial import train
 from posenc.compare.trial.config import TrialConfig, read_trial, write_trial
 from posenc.compare.trial.evaluate import score_cases

@@ -8,12 +8,12 @@ import math
 import pytest
 from rich.console import Console
 
-from posenc.compare import tables
 from posenc.compare.judge import like_tasks, pooled
 from posenc.compare.judge.pooled import text_scores
 from posenc.compare.judge.summary import summarise_tasks
 from posenc.compare.judge.verdict import say_for_what
-from posenc.compare.page import make_page
+from posenc.compare.page import tables
+from posenc.compare.page.page import make_page
 from posenc.compare.results import LengthScore, TrialResult
 from tests.compare.test_tasks import TEXT, result, study_of
 

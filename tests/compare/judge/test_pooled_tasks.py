@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from posenc.compare import tables
 from posenc.compare.judge import pooled
 from posenc.compare.judge.summary import summarise_tasks
 from posenc.compare.judge.verdict import say_for_what
-from posenc.compare.page import make_page
-from posenc.compare.task_page import every_trial
+from posenc.compare.page import tables
+from posenc.compare.page.page import make_page
+from posenc.compare.page.task_page import every_trial
 from posenc.statistics.ranks import rank
 from posenc.statistics.scores import Scores
 from tests.compare.test_tasks import result, study_of

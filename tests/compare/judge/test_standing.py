@@ -11,8 +11,8 @@ from scipy import stats
 
 from posenc.compare.judge import tiers
 from posenc.compare.judge.standing import standing_at
-from posenc.compare.page import _tiers
-from posenc.compare.tables import tier_tables
+from posenc.compare.page.page import _tiers
+from posenc.compare.page.tables import tier_tables
 from tests.compare.judge.test_summary import result, seeds, study
 
 WHOLE = [

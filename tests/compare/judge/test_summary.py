@@ -9,7 +9,8 @@ from rich.console import Console
 import posenc
 from posenc.compare.judge.summary import summarise
 from posenc.compare.judge.verdict import context_gains, describe_gains, recommend_encoding
-from posenc.compare.progress import LiveBars, PlainLines
+from posenc.compare.page.progress import LiveBars, PlainLines
+from posenc.compare.page.tables import notes
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,
@@ -19,7 +20,6 @@ from posenc.compare.results import (
     TrainingPoint,
     TrialResult,
 )
-from posenc.compare.tables import notes
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
 

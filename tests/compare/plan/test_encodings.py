@@ -11,7 +11,7 @@ import pytest
 
 from posenc import ALiBi, cli
 from posenc.compare.judge.verdict import without_unchecked
-from posenc.compare.page import make_page
+from posenc.compare.page.page import make_page
 from posenc.compare.plan.contract_gate import find_void
 from posenc.compare.plan.encodings import code_of, read_encodings
 from posenc.compare.results import Study, labelled

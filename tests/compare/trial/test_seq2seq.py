@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, Options
-from posenc.compare.page import make_page
+from posenc.compare.page.page import make_page
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_trials
 from posenc.compare.study import run_study

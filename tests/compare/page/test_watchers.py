@@ -8,9 +8,9 @@ import json
 import pytest
 from rich.console import Console
 
-from posenc.compare import watchers
+from posenc.compare.page import watchers
+from posenc.compare.page.watchers import EventFile, TensorBoard, Together, watching
 from posenc.compare.results import Study, TrainingPoint, TrialResult
-from posenc.compare.watchers import EventFile, TensorBoard, Together, watching
 from tests.compare.judge.test_summary import TRIAL
 
 DONE = TrialResult(TRIAL, training=(TrainingPoint(5, 3.5, 3.25), TrainingPoint(10, 2.5, 2.75)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from posenc.compare.progress import LiveBars, PlainLines
+from posenc.compare.page.progress import LiveBars, PlainLines
 from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 

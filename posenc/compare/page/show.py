@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from posenc.compare import tables, task_tables
+from posenc.compare.page import tables, task_tables
 from posenc.compare.results import Study, labelled
 from posenc.report.atomic import write_atomically
 from posenc.report.console import stdout
@@ -17,7 +17,7 @@ from posenc.tasks.known import TEXT
 def write_page(study: Study, folder: Path, published: bool = False) -> None:
     """Write report.html, with `published` also how far it agrees with others, and results.csv."""
     from posenc.compare.judge.published import agreements
-    from posenc.compare.page import make_page
+    from posenc.compare.page.page import make_page
 
     write_atomically(folder / "results.csv", tables.csv_text(labelled(study)))
     page = make_page(labelled(study), agreements(study) if published else None)
@@ -28,7 +28,7 @@ def write_figures_of(study: Study, figures: Path | None) -> list[str]:
     """Write the figures where they were asked for; what the reader must know."""
     if figures is None:
         return []
-    from posenc.compare.page import make_page
+    from posenc.compare.page.page import make_page
     from posenc.report.figure_files import write_figures
 
     return [*write_figures(make_page(labelled(study)).plots(), figures), f"Figures: {figures}"]

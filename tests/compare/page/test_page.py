@@ -9,9 +9,11 @@ import itertools
 import pytest
 
 from posenc import ModelShape, PositionEncoding
-from posenc.compare import run, seen
-from posenc.compare.figures import _merged
-from posenc.compare.page import make_page
+from posenc.compare import run
+from posenc.compare.page import captions
+from posenc.compare.page.figures import _merged
+from posenc.compare.page.page import make_page
+from posenc.compare.page.specs import specs_table
 from posenc.compare.results import (
     FORMAT,
     CorpusInfo,
@@ -24,7 +26,6 @@ from posenc.compare.results import (
     TrainingPoint,
     TrialResult,
 )
-from posenc.compare.specs import specs_table
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
 from posenc.report.figure_files import write_figures
@@ -261,23 +262,23 @@ def test_what_was_not_checked_is_never_the_lowest():
 
 def test_what_is_seen_in_the_figures():
     found = study()
-    said = seen.in_by_length(found)
+    said = captions.in_by_length(found)
     assert "up to 1,024 bytes alibi keeps the loss" in said.lower()
     assert "sinusoidal rises most, by 2.12 bits per byte" in said and "learned cannot run" in said
     alone = dataclasses.replace(found, summary=(summary("alibi"),))
-    assert seen.in_by_length(alone) == "Up to 1,024 bytes alibi keeps the loss."
-    assert "sinusoidal loses most" in seen.in_by_context(found)
-    assert "No encoding here gets better" in seen.in_by_context(found)
+    assert captions.in_by_length(alone) == "Up to 1,024 bytes alibi keeps the loss."
+    assert "sinusoidal loses most" in captions.in_by_context(found)
+    assert "No encoding here gets better" in captions.in_by_context(found)
     better = dataclasses.replace(found, results=tuple(map(reading_better, found.results)))
-    assert "Better from more context than in training: " in seen.in_by_context(better)
+    assert "Better from more context than in training: " in captions.in_by_context(better)
     short = dataclasses.replace(found, results=tuple(map(without_context, found.results)))
-    assert "was given more context" in seen.in_by_context(short)
-    assert "of sinusoidal rises most" in seen.in_by_position(found)
+    assert "was given more context" in captions.in_by_context(short)
+    assert "of sinusoidal rises most" in captions.in_by_position(found)
     flat = tuple(r for r in found.results if r.config.encoding == "alibi")
-    assert "No line rises" in seen.in_by_position(dataclasses.replace(found, results=flat))
-    assert "no loss fell by more than" in seen.in_training(found)
+    assert "No line rises" in captions.in_by_position(dataclasses.replace(found, results=flat))
+    assert "no loss fell by more than" in captions.in_training(found)
     untold = tuple(dataclasses.replace(r, training=r.training[-1:]) for r in found.results)
-    assert "too short to see" in seen.in_training(dataclasses.replace(found, results=untold))
+    assert "too short to see" in captions.in_training(dataclasses.replace(found, results=untold))
 
 
 def reading_better(result: TrialResult) -> TrialResult:

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from posenc.compare.judge import like_tasks, pooled
 from posenc.compare.judge.summary import LEARNED
+from posenc.compare.page.task_tables import by_task, page_table
 from posenc.compare.results import Study, TaskSummary
-from posenc.compare.task_tables import by_task, page_table
 from posenc.report.drawing import LineStyle, figure, legend_above, length_axis, line_styles
 from posenc.report.page import Plot
 from posenc.report.table import Table

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from posenc.compare import figures, seen, task_page
 from posenc.compare.judge import published, tiers
 from posenc.compare.judge.published import Agreement
 from posenc.compare.judge.verdict import context_gains, describe_gains
+from posenc.compare.page import captions, figures, task_page
+from posenc.compare.page.specs import specs_table
 from posenc.compare.plan import learning_rate_search
 from posenc.compare.results import EncodingSummary, Study
-from posenc.compare.specs import specs_table
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.objectives import objective_of
 from posenc.report.drawing import line_styles
@@ -172,7 +172,7 @@ def _curves(study: Study) -> Iterator[Plot]:
         "Loss by test length. Every length reads the same held-out bytes, cut into windows that "
         "do not overlap.",
         describe_by_length(study),
-        seen.in_by_length(study),
+        captions.in_by_length(study),
         "by-length",
     )
     yield Plot(
@@ -180,21 +180,21 @@ def _curves(study: Study) -> Iterator[Plot]:
         "Loss of the same target bytes with growing context. A line that falls uses what it is "
         "shown; a flat line ignores it.",
         "One line for each encoding over the length of the window before fixed target bytes.",
-        seen.in_by_context(study),
+        captions.in_by_context(study),
         "by-context",
     )
     yield Plot(
         figures.by_position(study, styles),
         "Loss by position inside the longest window that an encoding can run.",
         "One line for each encoding over the position inside the window.",
-        seen.in_by_position(study),
+        captions.in_by_position(study),
         "by-position",
     )
     yield Plot(
         figures.training(study, styles),
         "Training: validation text with markers, training batches as thin lines.",
         "One line for each encoding over training steps.",
-        seen.in_training(study),
+        captions.in_training(study),
         "training",
     )
 
