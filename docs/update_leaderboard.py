@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.compare import leaderboard
 from posenc.compare.judge import pooled
 from posenc.compare.judge.tiers import standings
 from posenc.compare.page.task_page import tasks
+from posenc.compare.reports import leaderboard
 from posenc.compare.results import Study
 from posenc.report.drawing import write_svg
 from posenc.report.page import Plot

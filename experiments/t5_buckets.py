@@ -21,7 +21,7 @@ from refused import check_folder, refusing
 from safetensors.torch import load_file
 from tables import write_table
 
-from posenc.compare.leaderboard import published
+from posenc.compare.reports.leaderboard import published
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import score_cases
 from posenc.compare.trial.files import load_result

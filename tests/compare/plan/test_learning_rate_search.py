@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from posenc.compare.judge.summary import summarise_tasks
-from posenc.compare.merge import merge
 from posenc.compare.options import Options
 from posenc.compare.page import tables
 from posenc.compare.page.page import make_page
 from posenc.compare.plan.learning_rate_search import at_chosen_rates, choose, rate_trials
+from posenc.compare.reports.merge import merge
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from posenc.compare.study import run_study
 from posenc.compare.trial.material import task_of

@@ -12,10 +12,10 @@ import pytest
 
 from posenc.cli import main
 from posenc.compare.judge import published
-from posenc.compare.merge import merge
 from posenc.compare.page.show import write_page
 from posenc.compare.page.tables import agreement_table
-from posenc.compare.reports import report_runs
+from posenc.compare.reports.merge import merge
+from posenc.compare.reports.report_runs import report_runs
 from posenc.compare.results import PositionScore, Study, TrialResult
 from posenc.compare.trial.config import RECIPE
 from posenc.tasks.known import TASKS

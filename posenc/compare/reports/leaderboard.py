@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from posenc.compare.merge import check_recipe, joined, merge_checked, recipe_of, shown
+from posenc.compare.reports.merge import check_recipe, joined, merge_checked, recipe_of, shown
 from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.atomic import write_atomically
@@ -17,7 +17,7 @@ from posenc.tasks.known import TEXT
 
 ROWS = "trials.jsonl"
 PUBLISHED = Path("results/leaderboard")
-"""Below the root of the repository; a wheel has it as `posenc/compare/leaderboard.jsonl`."""
+"""Below the root of the repository; a wheel has it as leaderboard.jsonl beside this module."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def published() -> list[Row]:
 
     Raises: ValueError where there are none.
     """
-    packaged = Path(str(resources.files("posenc.compare").joinpath("leaderboard.jsonl")))
-    here = Path(__file__).parents[2] / PUBLISHED / ROWS
+    packaged = Path(str(resources.files("posenc.compare.reports").joinpath("leaderboard.jsonl")))
+    here = Path(__file__).parents[3] / PUBLISHED / ROWS
     for path in (packaged, here):
         if path.is_file():
             return read_rows(path)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare import leaderboard, reports
 from posenc.compare.budget import ALL_TASKS
-from posenc.compare.leaderboard import add_rows, beside, read_rows, rows_of, study_of
+from posenc.compare.reports import leaderboard, report_runs
+from posenc.compare.reports.leaderboard import add_rows, beside, read_rows, rows_of, study_of
 from posenc.compare.results import (
     CorpusInfo,
     LengthScore,
@@ -27,7 +27,7 @@ from tests.compare.test_tasks import TEXT, result
 from tests.compare.test_tasks import study_of as study
 from tests.experiment import experiment
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SEEDS = (0, 1, 2)
 INFO = CorpusInfo("a book", "none", 1, 900, 50, 50, "by contiguous stretches")
 
@@ -166,14 +166,14 @@ def test_the_command_prints_tiers_ranks_and_agreement(tmp_path, capsys, monkeypa
         *(result("mine", s, (1.0, 0.6), task) for s in SEEDS for task in ("copy", "reverse"))
     )
     (tmp_path / "mine" / "study.json").write_text(mine.to_json(), encoding="utf-8")
-    made = reports.show_leaderboard([tmp_path / "mine"], tmp_path / "out")
+    made = report_runs.show_leaderboard([tmp_path / "mine"], tmp_path / "out")
     said = capsys.readouterr().out
     assert "For all tasks together take t5" in said and "mine" in said
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     for words in ("one task left out", "The score of every trial", "mine"):
         assert words in page, words
     assert len(made.results) == 18
-    reports.show_leaderboard((), tmp_path / "whole")
+    report_runs.show_leaderboard((), tmp_path / "whole")
     assert "Agreement with published orders" in capsys.readouterr().out
     page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
     assert "Agreement with published orders" in page
@@ -183,7 +183,7 @@ def test_a_run_is_not_overwritten_by_the_page(tmp_path, monkeypatch):
     monkeypatch.setattr(leaderboard, "published", rows)
     (tmp_path / "study.json").write_text(board().to_json(), encoding="utf-8")
     with pytest.raises(ValueError, match="is a run of posenc compare"):
-        reports.show_leaderboard((), tmp_path)
+        report_runs.show_leaderboard((), tmp_path)
 
 
 def test_the_published_rows_are_of_the_suite():

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from posenc.compare import leaderboard
 from posenc.compare.judge import published as publications
 from posenc.compare.judge.verdict import conclude
-from posenc.compare.merge import merge
 from posenc.compare.page import tables
 from posenc.compare.page.show import show_study, write_figures_of, write_page
+from posenc.compare.reports import leaderboard
+from posenc.compare.reports.merge import merge
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, STUDY, collect, write_report
 from posenc.report.atomic import check_figures
