@@ -268,12 +268,12 @@ def test_changed_digit_in_a_result_or_its_timing_is_corrupt(folder):
     config = trial(folder, "rope")
     home = folder / config.folder
     home.mkdir()
-    files = {
+    written = {
         "result.json": TrialResult(config, parameters=1234).to_json(),
         "timing.json": Timing(1234.5, 1.0, 1.0).to_json(),
     }
-    for name, content in files.items():
-        for path, text in files.items():
+    for name, content in written.items():
+        for path, text in written.items():
             (home / path).write_text(text, encoding="utf-8")
         assert files.load_result(folder, config)
         (home / name).write_text(content.replace("1234", "1235"), encoding="utf-8")
@@ -309,7 +309,7 @@ def test_no_python_file_beside_the_text_is_run_and_a_clone_runs_itself(folder):
     for name in ("safetensors", "random", "torch", "numpy", "json"):
         (folder / f"{name}.py").write_text(PLANTED, encoding="utf-8")
     mark = PLANTED.replace("RUN_BY_ACCIDENT", "RUN_ON_PURPOSE")
-    with (folder / "posenc" / "compare" / "run_trial.py").open("a", encoding="utf-8") as file:
+    with (folder / "posenc" / "compare" / "trial" / "run_trial.py").open("a", encoding="utf-8") as file:
         file.write(mark)
     marks = {name: str(folder / name) for name in ("RUN_BY_ACCIDENT", "RUN_ON_PURPOSE")}
     command = [sys.executable, "-m", "posenc", "compare", "nope", "--text", "text.txt"]
@@ -321,5 +321,5 @@ def test_no_python_file_beside_the_text_is_run_and_a_clone_runs_itself(folder):
     assert done.returncode == 0, done.stderr
     assert not Path(marks["RUN_BY_ACCIDENT"]).exists()
     assert Path(marks["RUN_ON_PURPOSE"]).read_text(encoding="utf-8") == str(
-        folder / "posenc" / "compare" / "run_trial.py"
+        folder / "posenc" / "compare" / "trial" / "run_trial.py"
     )
