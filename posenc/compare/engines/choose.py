@@ -1,47 +1,23 @@
-"""The engine that the options name; options that it does not have are refused."""
+"""The engine that the options name."""
 
 from __future__ import annotations
 
 from posenc.compare.engines.engine import Engine
-from posenc.compare.options import Options
+from posenc.compare.plan.plan import Plan
 from posenc.report import machine
 
-OWN = {
-    "local": ("workers",),
-    "ray": ("address", "storage", "max_parallel"),
-    "slurm": ("partition", "max_parallel"),
-}
-"""The options of each engine."""
 
+def open_engine(plan: Plan) -> Engine:
+    """The engine of a plan, ready to be settled.
 
-def check_engine(options: Options) -> None:
-    """Raises: ValueError for an unknown engine, or for an option of another."""
-    own = OWN.get(options.engine)
-    if own is None:
-        raise ValueError(f"--engine must be {', '.join(OWN)}, got {options.engine!r}.")
-    for name in dict.fromkeys(name for names in OWN.values() for name in names):
-        if getattr(options, name) is not None and name not in own:
-            engines = " or ".join(engine for engine in OWN if name in OWN[engine])
-            mine = ", ".join(f"--{each.replace('_', '-')}" for each in own)
-            raise ValueError(
-                f"--{name.replace('_', '-')} is an option of --engine {engines}; --engine "
-                f"{options.engine} has {mine}."
-            )
-
-
-def open_engine(options: Options, device: str, count: int) -> Engine:
-    """The engine, ready to be settled.
-
-    device: of the trials.
-    count: number of trials.
     Raises: ValueError where it cannot be reached, or its machines differ from this one.
     """
-    check_engine(options)
+    options, device = plan.options, plan.tasks[0].device
     if options.engine == "local":
         from posenc.compare.engines.local import Local
 
         workers = options.workers or (1 if device == "cuda" else machine.num_cores())
-        return Local(min(workers, count))
+        return Local(min(workers, plan.count))
     if options.engine == "ray":
         from posenc.compare.engines.ray_cluster import RayCluster
 
@@ -50,4 +26,4 @@ def open_engine(options: Options, device: str, count: int) -> Engine:
         )
     from posenc.compare.engines.slurm import Slurm
 
-    return Slurm(options.partition, options.max_parallel or count, device)
+    return Slurm(options.partition, options.max_parallel or plan.count, device)

@@ -1,31 +1,123 @@
-"""What a comparison trains: the options as one trial for every task, checked before anything is
-read or allocated."""
+"""What a comparison trains: one `Plan`, made once from the options, checked before anything is read
+or allocated."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
 from posenc.attend.multihead import Projections
 from posenc.compare.budget import BUDGETS, SUITE_SIZES, SUITES, Budget
-from posenc.compare.options import Options, check_options
-from posenc.compare.plan.encodings import Compared
-from posenc.compare.plan.learning_rate_search import check_rates
+from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options, check_options
+from posenc.compare.plan.contract_gate import find_void
+from posenc.compare.plan.cost import check_cost
+from posenc.compare.plan.encodings import Compared, read_encodings
+from posenc.compare.plan.learning_rate_search import FACTORS, check_rates, rate_trials
 from posenc.compare.plan.sizes import sizes_of
-from posenc.compare.trial.config import TrialConfig
+from posenc.compare.plan.splits import Cut, Need, cut_text
+from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.material import content_hash
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
 from posenc.encoding.shape import ModelShape
 from posenc.registry import create
 from posenc.report import machine
+from posenc.report.atomic import check_figures
 from posenc.tasks.known import TASKS, TEXT, task_named
 from posenc.tasks.task import Task
+from posenc.text.sources import embedded, find_text
 
 TEXT_DEFAULTS = {"train_length": 128, "batch": 32}
+OWN = {
+    "local": ("workers",),
+    "ray": ("address", "storage", "max_parallel"),
+    "slurm": ("partition", "max_parallel"),
+}
+"""The options of each engine."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison as it was asked for, resolved once: all that a study hands on.
+
+    options: with those that a suite stands for.
+    seeds: how many.
+    compared: the encodings.
+    tasks: one trial for each task, of the first encoding and seed 0.
+    cut: the text; None where no task reads one, and before `with_text`.
+    """
+
+    options: Options
+    seeds: int
+    compared: tuple[Compared, ...]
+    tasks: tuple[TrialConfig, ...]
+    cut: Cut | None = None
+
+    @property
+    def count(self) -> int:
+        """How many trials are compared."""
+        return self.seeds * len(self.compared) * len(self.tasks)
+
+    @property
+    def trials(self) -> tuple[TrialConfig, ...]:
+        """Those that are compared, of each task the first seed of all encodings first."""
+        return tuple(
+            replace(trial, encoding=each.text, code=each.code, seed=seed)
+            for trial in self.tasks
+            for seed in range(self.seeds)
+            for each in self.compared
+        )
+
+    @property
+    def checks(self) -> tuple[TrialConfig, ...]:
+        """Those that run before, to choose learning rates."""
+        return rate_trials(self.trials) if self.options.check_lr else ()
+
+
+def make_plan(options: Options) -> Plan:
+    """Resolve the options, without reading the text.
+
+    Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
+    """
+    options = with_suite(options)
+    check_figures(options.figures)
+    check_engine(options)
+    compared = _read(options.encodings or _usual(options))
+    return Plan(options, chosen(options).seeds, compared, plan_trials(options, compared))
+
+
+def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
+    """Refuse what costs too much, and encodings that fail the contract.
+
+    workers, here: trials at a time, and those of them on this machine.
+    Returns: why losses of an encoding that is compared all the same mean nothing, by its text.
+    Raises: ValueError.
+    """
+    seeds = plan.seeds + (len(FACTORS) if plan.options.check_lr else 0)
+    texts = [each.text for each in plan.compared]
+    check_cost(plan.tasks, texts, seeds, workers, plan.options.yes, here)
+    return find_void(plan.compared, plan.options.unchecked)
+
+
+def with_text(plan: Plan, folder: Path) -> Plan:
+    """The plan with its text, cut as its trial needs it.
+
+    folder: on the disk that the copy of the text goes to.
+    Raises: ValueError for a text that cannot be read or is too short.
+    """
+    trial = next((trial for trial in plan.tasks if trial.task == TEXT), None)
+    if trial is None:
+        return plan
+    source = find_text(plan.options.text) if plan.options.text else embedded()
+    need = Need(trial.train_length, max(trial.test_lengths), trial.batch)
+    cut = cut_text(source, need, folder)
+    tasks = [replace(t, corpus=cut.info.hash) if t.task == TEXT else t for t in plan.tasks]
+    return replace(plan, cut=cut, tasks=tuple(tasks))
 
 
 def chosen(options: Options) -> Budget:
@@ -62,6 +154,21 @@ def with_suite(options: Options) -> Options:
         check_lr=options.check_lr or budget.check_lr,
         **{name: size for name, size in sizes.items() if getattr(options, name) is None},
     )
+
+
+def check_engine(options: Options) -> None:
+    """Raises: ValueError for an unknown engine, or for an option of another."""
+    own = OWN.get(options.engine)
+    if own is None:
+        raise ValueError(f"--engine must be {', '.join(OWN)}, got {options.engine!r}.")
+    for name in dict.fromkeys(name for names in OWN.values() for name in names):
+        if getattr(options, name) is not None and name not in own:
+            engines = " or ".join(engine for engine in OWN if name in OWN[engine])
+            mine = ", ".join(f"--{each.replace('_', '-')}" for each in own)
+            raise ValueError(
+                f"--{name.replace('_', '-')} is an option of --engine {engines}; --engine "
+                f"{options.engine} has {mine}."
+            )
 
 
 def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialConfig, ...]:
@@ -206,3 +313,21 @@ def _check_axes(task: Task, compared: Sequence[Compared]) -> None:
                 "task asks for rows and columns. Compare those that have them, such as axial_rope "
                 "or sincos_2d, and nope."
             )
+
+
+def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
+    """The encodings asked for. Raises: ValueError, which knows a text's file for what it is."""
+    try:
+        return read_encodings(texts)
+    except ValueError as error:
+        for text in texts:
+            if text in str(error) and Path(text).exists() and not text.endswith(".py"):
+                raise ValueError(
+                    f"{text!r} is a file or folder where an encoding is expected. Every text has "
+                    f"its own --text: --text FIRST --text {shlex.quote(text)}."
+                ) from None
+        raise
+
+
+def _usual(options: Options) -> tuple[str, ...]:
+    return DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL

@@ -3,6 +3,7 @@ torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,6 +57,22 @@ def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
     except (ValueError, OSError) as error:
         raise CorruptResult(" ".join(str(error).split())) from error
     return result
+
+
+def load_results(
+    folder: Path, trials: Iterable[TrialConfig]
+) -> tuple[dict[TrialConfig, TrialResult], list[str]]:
+    """The results that are below the study's folder, and a line about each damaged one."""
+    found, damaged = {}, []
+    for trial in trials:
+        try:
+            result = load_result(folder, trial)
+        except CorruptResult as error:
+            at = folder / trial.folder / "result.json"
+            damaged.append(f"{at} is damaged ({error}); the same posenc compare makes it again")
+        else:
+            found |= {} if result is None else {trial: result}
+    return found, damaged
 
 
 def is_done(folder: Path, trial: TrialConfig) -> bool:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.engines.choose import check_engine
 from posenc.compare.engines.node import other_processors
 from posenc.compare.engines.remote import MOST, Progress, Remote
 from posenc.compare.options import Options
+from posenc.compare.plan.plan import check_engine
 from tests.compare.judge.test_summary import TRIAL
 
 

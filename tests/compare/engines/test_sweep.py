@@ -309,7 +309,9 @@ def test_no_python_file_beside_the_text_is_run_and_a_clone_runs_itself(folder):
     for name in ("safetensors", "random", "torch", "numpy", "json"):
         (folder / f"{name}.py").write_text(PLANTED, encoding="utf-8")
     mark = PLANTED.replace("RUN_BY_ACCIDENT", "RUN_ON_PURPOSE")
-    with (folder / "posenc" / "compare" / "trial" / "run_trial.py").open("a", encoding="utf-8") as file:
+    with (folder / "posenc" / "compare" / "trial" / "run_trial.py").open(
+        "a", encoding="utf-8"
+    ) as file:
         file.write(mark)
     marks = {name: str(folder / name) for name in ("RUN_BY_ACCIDENT", "RUN_ON_PURPOSE")}
     command = [sys.executable, "-m", "posenc", "compare", "nope", "--text", "text.txt"]
@@ -320,6 +322,4 @@ def test_no_python_file_beside_the_text_is_run_and_a_clone_runs_itself(folder):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not Path(marks["RUN_BY_ACCIDENT"]).exists()
-    assert Path(marks["RUN_ON_PURPOSE"]).read_text(encoding="utf-8") == str(
-        folder / "posenc" / "compare" / "trial" / "run_trial.py"
-    )
+    assert Path(marks["RUN_ON_PURPOSE"]).read_text(encoding="utf-8") == str(own)

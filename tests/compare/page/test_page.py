@@ -307,6 +307,6 @@ def test_figures_are_written_with_their_numbers(tmp_path):
 
 def test_a_folder_for_figures_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
     (tmp_path / "taken").write_text("a file")
-    monkeypatch.setattr("posenc.compare.study.find_text", lambda *_: pytest.fail("it went on"))
+    monkeypatch.setattr("posenc.compare.plan.plan.find_text", lambda *_: pytest.fail("it went on"))
     with pytest.raises(ValueError, match=r"--figures: .*taken is not a folder"):
         run(["rope"], text="none.txt", figures=tmp_path / "taken")
