@@ -1,4 +1,6 @@
-"""How the encodings of a study stand at one length, told from each other by their paired seeds."""
+"""Who is first: how the encodings of a study stand at one length, by their paired seeds.
+
+All that is said or shown of an order asks `who_is_first`."""
 
 from __future__ import annotations
 
@@ -19,6 +21,36 @@ ANCHORS = ("rope", "alibi", "nope")
 
 
 @dataclass(frozen=True)
+class First:
+    """Who is first in a ranking.
+
+    names: one that is significantly better than all others, or all that may be the best.
+    behind: the others.
+    """
+
+    names: tuple[str, ...]
+    behind: tuple[str, ...]
+
+
+def may_be_best(ranking: Ranking) -> tuple[str, ...]:
+    """Those than which none is significantly better; none where they go round in a circle."""
+    return tuple(name for name in ranking.order if ranking.ranks[name][0] == 1)
+
+
+def who_is_first(ranking: Ranking) -> First:
+    """The best encoding, or those that the seeds cannot separate from it.
+
+    One that nothing beats, and that does not beat all others, is no winner: those are named with it
+    that its interval of ranks leaves room for.
+    """
+    names = may_be_best(ranking) or ranking.order
+    if len(names) == 1 and ranking.ranks[names[0]] != (1, 1):
+        worst = ranking.ranks[names[0]][1]
+        names = tuple(name for name in ranking.order if ranking.ranks[name][0] <= worst)
+    return First(names, tuple(name for name in ranking.order if name not in names))
+
+
+@dataclass(frozen=True)
 class Standing:
     """Losses at one window length, and what the seeds carry of their order.
 
@@ -36,8 +68,8 @@ class Standing:
 
     @property
     def first(self) -> tuple[str, ...]:
-        """The encodings that may have the lowest loss, by their means."""
-        return tuple(name for name in self.ranking.order if self.ranking.ranks[name][0] == 1)
+        """The encoding with the lowest loss, or those that may have it."""
+        return who_is_first(self.ranking).names
 
     def mean(self, encoding: str) -> float:
         return fmean(self.losses[encoding].values())

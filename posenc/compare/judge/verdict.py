@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from posenc.compare.judge import pooled
-from posenc.compare.judge.standing import Standing, standing_at
+from posenc.compare.judge.standing import Standing, standing_at, who_is_first
 from posenc.compare.judge.summary import mean_at, say_learned, summarise, summarise_tasks
 from posenc.compare.results import EncodingSummary, Study, TaskSummary, TrialResult, labelled
 from posenc.report.sentence import listed
@@ -157,9 +157,8 @@ def _compared(standing: Standing | None, length: int) -> tuple[str, bool]:
     loss = standing.mean(order[0])
     if len(order) == 1:
         return f"is the only one that can run at {length:,} bytes ({loss:.3f})", True
-    if first != order[:1]:  # also where missing seeds leave nobody first
-        tie = _named(list(dict.fromkeys([order[0], *(first or order)])))
-        return f"the seeds cannot separate {tie} at {length:,} bytes ({loss:.3f})", False
+    if len(first) > 1:
+        return f"the seeds cannot separate {_named(first)} at {length:,} bytes ({loss:.3f})", False
     gap = standing.difference(order[0], order[1])
     return (
         f"{_LOWEST}at {length:,} bytes ({loss:.3f} bits per byte, {gap.value:.3f} ± "
@@ -258,21 +257,19 @@ def _taken(
     if not means:
         return f"For {what} nothing here tells which to take."
     ranking = rank(means, gaps)
-    ranks, (best, *others) = ranking.ranks, ranking.order
+    best, *others = ranking.order
     if not others:
         return f"For {what} only {best} is left ({means[best]:.3f})."
     if all(gap.half == math.inf for gap in gaps.values()):
         names = listed([shown[name] for name in ranking.order])
         return f"For {what} these seeds describe and do not decide, which takes {needed}: {names}."
-    if ranks[best] == (1, 1):
+    first = who_is_first(ranking)
+    if len(first.names) == 1:
         gap = gaps.get((best, others[0])) or gaps[others[0], best]
         return (
             f"For {what} take {best}: {means[best]:.3f}, {abs(gap.value):.3f} ± {gap.half:.3f} "
             f"above {others[0]}."
         )
-    tie = [name for name in ranking.order if ranks[name][0] == 1]
-    if len(tie) == 1:  # it is told from some, and those from others
-        tie = [name for name in ranking.order if ranks[name][0] <= ranks[tie[0]][1]]
-    behind = [name for name in ranking.order if name not in tie]
-    rest = f"; behind, as the seeds tell: {listed(behind)}" if behind else ""
-    return f"For {what} the seeds cannot separate {listed([shown[name] for name in tie])}{rest}."
+    rest = f"; behind, as the seeds tell: {listed(first.behind)}" if first.behind else ""
+    tie = listed([shown[name] for name in first.names])
+    return f"For {what} the seeds cannot separate {tie}{rest}."

@@ -10,9 +10,10 @@ from rich.console import Console
 from scipy import stats
 
 from posenc.compare.judge import tiers
-from posenc.compare.judge.standing import standing_at
+from posenc.compare.judge.standing import First, standing_at, who_is_first
 from posenc.compare.page.page import _tiers
 from posenc.compare.page.tables import tier_tables
+from posenc.statistics.ranks import Ranking
 from tests.compare.judge.test_summary import result, seeds, study
 
 WHOLE = [
@@ -106,3 +107,15 @@ def test_what_has_no_interval_says_why():
         "alibi": "+2.000, one seed",
         "nope": "no seed of both",
     }
+
+
+def test_one_that_beats_some_and_is_beaten_by_none_is_no_winner_yet():
+    ranks = {"a": (1, 2), "b": (2, 3), "c": (2, 3)}
+    found = who_is_first(Ranking(("a", "b", "c"), ranks, (("a",), ("b", "c"))))
+    assert found == First(("a", "b", "c"), ())
+    ranks = {"a": (1, 1), "b": (2, 3), "c": (2, 3)}
+    assert who_is_first(Ranking(("a", "b", "c"), ranks, (("a",), ("b", "c")))) == First(
+        ("a",), ("b", "c")
+    )
+    circle = {"a": (2, 2), "b": (2, 2)}
+    assert who_is_first(Ranking(("a", "b"), circle, (("a", "b"),))).names == ("a", "b")
