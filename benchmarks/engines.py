@@ -92,7 +92,7 @@ def main() -> int:
             sweep.run_trials(Path(folder), trials, engine, memory)
             wall, used = time.monotonic() - began, time.process_time() - used
         finally:
-            engine.close()
+            engine.cancel()
     beside = wall * asked.slots / asked.trials - asked.seconds
     row = {
         "engine": asked.engine,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import shlex
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 from rich.console import Console
 
 from posenc.compare.engines import sweep
-from posenc.compare.engines.choose import open_engine
 from posenc.compare.engines.engine import Engine
 from posenc.compare.judge.verdict import (
     conclude,
@@ -49,8 +47,11 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     Stopped after Ctrl-C.
     """
     plan = make_plan(options)
-    with contextlib.closing(open_engine(plan)) as engine:
+    engine = sweep.open_engine(plan)
+    try:
         return _run_on(engine, plan, Console(stderr=True), show)
+    finally:
+        engine.cancel()
 
 
 def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
@@ -97,7 +98,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
             raise Stopped("the same command goes on from here") from None
         finally:
             # Stopped or not, what is done is in the report.
-            engine.close()
+            engine.cancel()
             study, _ = write_report(study, folder)
         for line in write_figures_of(study, options.figures):
             say(console, line)

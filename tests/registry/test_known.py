@@ -68,7 +68,7 @@ class Mine(posenc.ALiBi):
 
 posenc.register("mine_of_a_script", Mine)
 if __name__ == "__main__":
-    from posenc.compare.plan.plan.encodings import code_of, read_encodings
+    from posenc.compare.plan.encodings import code_of, read_encodings
     (mine,) = read_encodings(["mine_of_a_script"])
     built = posenc.create(mine.text, posenc.ModelShape(64, 2))
     print(mine.text, mine.label, type(built).__qualname__, mine.code == code_of(mine.text))

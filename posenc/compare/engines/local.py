@@ -1,4 +1,4 @@
-"""Trials as processes of this machine: an engine of them, and the process of one."""
+"""Trials as processes of this machine: the engine, and the process of one trial."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ from posenc.compare.trial.files import CorruptResult, load_result
 from posenc.report.atomic import write_atomically
 
 WORKER = "posenc.compare.trial.worker"
+"""What a trial's process runs."""
 
 
 class Local:
-    """`workers` trials at a time, each with a thread that listens to it.
-
-    module: what a trial's process runs.
-    """
+    """`workers` trials at a time, each with a thread that listens to it."""
 
     def __init__(self, workers: int, module: str = WORKER) -> None:
         self.workers, self.module = workers, module
         self.running: dict[TrialConfig, tuple[TrialProcess, threading.Thread]] = {}
-        self.heard: queue.Queue[tuple[TrialConfig, Heard | None]] = queue.Queue()
+        self.heard: queue.Queue[tuple[TrialConfig, dict[str, Any] | None]] = queue.Queue()
 
     def slots(self) -> int:
         return self.workers
@@ -42,39 +40,35 @@ class Local:
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         self.folder, self.checkpoint_steps = folder, checkpoint_steps
 
-    def start(self, trial: TrialConfig) -> None:
-        process = TrialProcess(self.folder, trial, self.checkpoint_steps, self.module)
-        listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
-        self.running[trial] = process, listener
+    def submit(self, trial: TrialConfig) -> None:
+        started = TrialProcess(self.folder, trial, self.checkpoint_steps, self.module)
+        listener = threading.Thread(target=self._listen, args=(started,), daemon=True)
+        self.running[trial] = started, listener
         listener.start()
 
-    def hear(self) -> tuple[TrialConfig, Heard]:
+    def wait(self) -> tuple[TrialConfig, Heard]:
         trial, event = self.heard.get()
-        if event is not None:
-            return trial, event
-        process, _ = self.running.pop(trial)
-        return trial, process.result()
+        return trial, self.running.pop(trial)[0].result() if event is None else event
 
-    def close(self) -> None:
-        for running, _ in self.running.values():
-            running.kill()
+    def cancel(self) -> None:
+        for started, _ in self.running.values():
+            started.kill()
         for _, listener in self.running.values():
             listener.join()
 
-    def _listen(self, process: TrialProcess) -> None:
-        for event in process.events():
-            self.heard.put((process.trial, event))
-        self.heard.put((process.trial, None))
+    def _listen(self, started: TrialProcess) -> None:
+        for event in started.events():
+            self.heard.put((started.trial, event))
+        self.heard.put((started.trial, None))
 
 
 class TrialProcess:
-    """A trial that has been started below `folder`, where its text lies too."""
+    """A trial that has been started below `folder`, where its text is too."""
 
     def __init__(
         self, folder: Path, trial: TrialConfig, checkpoint_steps: int, module: str = WORKER
     ) -> None:
-        self.folder, self.trial = folder, trial
-        self.home = folder / trial.folder
+        self.folder, self.trial, self.home = folder, trial, folder / trial.folder
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "result.json").unlink(missing_ok=True)
         write_trial(self.home, trial)
@@ -91,28 +85,28 @@ class TrialProcess:
             )
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What the trial tells, until its process has ended."""
-        with self.process as process:
-            assert process.stdout is not None
-            for line in process.stdout:
+        """Yield what the trial tells, until its process has ended."""
+        with self.process as running:
+            assert running.stdout is not None
+            for line in running.stdout:
                 with contextlib.suppress(ValueError):  # half a line of a process that was killed
                     yield json.loads(line)
-            process.wait()  # before stdin closes, which would end it
+            running.wait()  # before stdin closes, which would end it
 
     def kill(self) -> None:
         self.process.kill()
 
     def killed_by(self) -> str | None:
-        """The signal that ended the process, after `events`; None where it ended by itself."""
+        """Return the signal that ended the process, after `events`; None if it ended by itself."""
         code = self.process.returncode
         return signal.Signals(-code).name if code < 0 else None
 
     def result(self) -> TrialResult:
-        """The result that the process wrote; if it died before that, a failure that says how."""
+        """Return the result that the process wrote, or a failure that says how it ended."""
         try:
             result = load_result(self.folder, self.trial)
         except CorruptResult as error:
-            result = TrialResult(self.trial, reason=f"the result is corrupt ({error})")
+            return TrialResult(self.trial, reason=f"the result is corrupt ({error})")
         if result is None:
             result = TrialResult(self.trial, reason=self._cause_of_death())
             write_failure(self.home, result)
@@ -125,8 +119,7 @@ class TrialProcess:
             return f"its process was ended by {name}{hint}"
         log = self.home / "log.txt"
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        lines = text.strip().splitlines()
-        said = f": {lines[-1][:300]}" if lines else ""
+        said = f": {text.strip().splitlines()[-1][:300]}" if text.strip() else ""
         return f"its process ended with code {self.process.returncode}{said}"
 
 

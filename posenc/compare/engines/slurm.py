@@ -1,4 +1,4 @@
-"""Trials as jobs of Slurm, submitted with submitit in arrays, and what a job runs."""
+"""Trials as jobs of Slurm, submitted with submitit in arrays, and what such a job runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines.job import Job, Lost
+from posenc.compare.engines.job import Job, Lost, every
 from posenc.compare.engines.local import WORKER
 from posenc.compare.engines.remote import Remote
 from posenc.compare.engines.storage import one_line
@@ -22,14 +22,14 @@ from posenc.report.atomic import write_atomically
 
 POLL = 2.0
 """Seconds between two looks at the jobs."""
+PAUSE = 2.0
+"""Seconds between two steps that are told."""
 MINUTES = 24 * 60
 """The time limit that is asked for. A trial that needs longer is queued again and goes on."""
 LONGEST_ARRAY = 1000
 """Tasks of an array; Slurm's own limit is 1001 unless it is set higher."""
 HOME, RUN = "slurm", "run"
 """Folder below the study's for submitit's files, and the file in it that names this run."""
-PAUSE = 2.0
-"""Seconds between two steps that are told."""
 
 
 class Slurm(Remote):
@@ -88,31 +88,29 @@ class Slurm(Remote):
         self.executor = self.submitit.AutoExecutor(self.home, cluster=self.cluster)
         self.executor.update_parameters(name="posenc", cpus_per_task=1, timeout_min=MINUTES, **own)
 
-    def submit(self, trial: TrialConfig, job: Job) -> None:
+    def send(self, trial: TrialConfig, job: Job) -> None:
         self.waiting.append((trial, job))
 
-    def collect(self) -> None:
+    def poll(self) -> None:
         if self.waiting:
-            self._submit_all()
+            self._send_all()
         time.sleep(POLL)
         for trial, job in list(self.running.items()):
             self._listen(trial)
             if job.done():
                 self._take(trial, job)
 
-    def close(self) -> None:
+    def cancel(self) -> None:
         for job in self.running.values():
             with contextlib.suppress(Exception):
                 job.cancel(check=False)
         self.running.clear()
 
-    def _submit_all(self) -> None:
-        """One array of all that wait."""
+    def _send_all(self) -> None:
+        """Submit all that wait as one array."""
         batch, self.waiting = self.waiting, []
-        tasks = [
-            SlurmTask(job, str(self._words(trial)), str(self.home / RUN), self.run)
-            for trial, job in batch
-        ]
+        run_file = str(self.home / RUN)
+        tasks = [SlurmTask(job, str(self._words(t)), run_file, self.run) for t, job in batch]
         try:
             jobs = self.executor.submit_array(tasks)
         except Exception as error:  # submitit's, of sbatch
@@ -132,7 +130,7 @@ class Slurm(Remote):
             self.told(trial, event)
 
     def _words(self, trial: TrialConfig) -> Path:
-        """The file with the last that a trial said."""
+        """Name the file with the last that a trial said."""
         return self.home / f"{trial.folder}.said.json"
 
     def _take(self, trial: TrialConfig, job: Any) -> None:
@@ -162,26 +160,19 @@ class SlurmTask:
     run: str
 
     def __call__(self) -> str:
-        """What `TrialResult.to_json` makes of the result. Raises: Lost."""
+        """Run the trial. Returns: what `TrialResult.to_json` makes of the result. Raises: Lost."""
         self._check_run()
-        last = 0.0
-
-        def tell(event: dict[str, Any]) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if event["kind"] == "step" and now - last < PAUSE:
-                return
-            last = now
-            self._check_run()
-            write_atomically(self.words, json.dumps(event))
-
-        return self.job.run(tell).to_json()
+        return self.job.run(every(PAUSE, self._tell)).to_json()
 
     def checkpoint(self) -> Any:
-        """What submitit queues again after a preemption or a timeout."""
+        """Return what submitit queues again after a preemption or a timeout."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self._check_run()
+        write_atomically(self.words, json.dumps(event))
 
     def _check_run(self) -> None:
         """End where the command has been started again: its own job will do this trial."""

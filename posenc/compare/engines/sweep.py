@@ -1,4 +1,4 @@
-"""Run the trials of a study, several at a time, on any engine."""
+"""Run the trials of a study, several at a time, on the engine that its plan names."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import shutil
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from posenc.compare.engines.engine import Engine
-from posenc.compare.plan import splits
+from posenc.compare.plan.plan import Plan
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.checkpoint import clear_checkpoint
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.files import CorruptResult, load_result
+from posenc.compare.trial.files import PARTIAL, CorruptResult, load_result
 from posenc.report.atomic import remove_partials
+from posenc.report.machine import num_cores
 
 
 class Watcher(Protocol):
@@ -24,6 +25,27 @@ class Watcher(Protocol):
     def testing(self, trial: TrialConfig) -> None: ...
     def note(self, trial: TrialConfig, text: str) -> None: ...
     def finished(self, trial: TrialConfig, result: TrialResult) -> None: ...
+
+
+def open_engine(plan: Plan) -> Engine:
+    """Open the engine that a plan names.
+
+    Raises: ValueError where it cannot be reached, or its machines differ from this one.
+    """
+    options, device = plan.options, plan.tasks[0].device
+    if options.engine == "local":
+        from posenc.compare.engines.local import Local
+
+        workers = options.workers or (1 if device == "cuda" else num_cores())
+        return Local(min(workers, plan.count))
+    if options.engine == "ray":
+        from posenc.compare.engines.ray_cluster import RayCluster
+
+        most = options.max_parallel
+        return RayCluster(options.address, options.storage, most, device, num_cores())
+    from posenc.compare.engines.slurm import Slurm
+
+    return Slurm(options.partition, options.max_parallel or plan.count, device)
 
 
 def run_trials(
@@ -50,14 +72,18 @@ def run_trials(
     running = 0
     while waiting or running:
         while waiting and running < engine.slots():
-            engine.start(waiting.popleft())
+            engine.submit(waiting.popleft())
             running += 1
-        trial, heard = engine.hear()
+        trial, heard = engine.wait()
         if isinstance(heard, TrialResult):
             running -= 1
             watcher.finished(trial, heard)
-        else:
-            _tell(watcher, trial, heard)
+        elif heard["kind"] == "step":
+            watcher.step(trial, heard["step"], heard["loss"])
+        elif heard["kind"] == "testing":
+            watcher.testing(trial)
+        elif heard["kind"] == "note":
+            watcher.note(trial, heard["text"])
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -65,15 +91,6 @@ def remove_leftovers(folder: Path) -> None:
 
     Call it only while holding the folder's lock.
     """
-    for path in folder.glob(f"corpus-*{splits.PARTIAL}"):
+    for path in folder.glob(f"corpus-*{PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
     remove_partials(folder)
-
-
-def _tell(watcher: Watcher, trial: TrialConfig, event: dict[str, Any]) -> None:
-    if event["kind"] == "step":
-        watcher.step(trial, event["step"], event["loss"])
-    elif event["kind"] == "testing":
-        watcher.testing(trial)
-    elif event["kind"] == "note":
-        watcher.note(trial, event["text"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from posenc.compare.results import CorpusInfo
-from posenc.compare.trial.files import SPLITS, path_of
+from posenc.compare.trial.files import PARTIAL, SPLITS, path_of
 from posenc.report.bounds import check_disk
 from posenc.text.sources import Source
 
@@ -23,9 +23,6 @@ HELD_OUT = 0.05
 
 _CHUNK = 1 << 24
 ADVICE = "Give less text, or choose an --out on another disk."
-
-PARTIAL = ".partial"
-"""Ends the name of a corpus folder while it is being written."""
 
 Stretch = tuple[str, int, int]
 """A file's name, and the bytes start .. stop - 1 of it."""

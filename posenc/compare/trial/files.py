@@ -14,6 +14,8 @@ from posenc.report.record import Record
 
 SPLITS = ("train", "valid", "test")
 """The files of a text, without their suffix."""
+PARTIAL = ".partial"
+"""Ends the name of a text's folder while it is being written."""
 STATE = "checkpoint.json"
 
 

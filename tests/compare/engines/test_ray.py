@@ -100,7 +100,7 @@ def test_lost_workers_and_machines_change_no_number(cluster, folder):
         engine.settle(study, trials, 5)
         sweep.run_trials(study, trials, engine, log)
     finally:
-        engine.close()
+        engine.cancel()
     assert [what for what, _ in log.did] == ["worker", "machine"]
     lost = {name for name, text in log.notes if "it goes on from its last checkpoint" in text}
     assert lost >= {log.did[0][1], log.did[1][1]}
@@ -129,7 +129,7 @@ def test_a_machine_with_another_posenc_is_refused_by_name(cluster, tmp_path):
         with pytest.raises(ValueError, match="it has posenc with other files, hash"):
             check_nodes(here.here, {node: nodes[node] | answers[node]})
     finally:
-        here.close()
+        here.cancel()
 
 
 def other_package(folder: str) -> None:
@@ -158,7 +158,7 @@ def test_a_storage_that_machines_do_not_share_is_refused(cluster, tmp_path):
         with pytest.raises(OSError):
             check_folder(engine.ray, engine.nodes, wrong, None)
     finally:
-        engine.close()
+        engine.cancel()
 
 
 def test_the_command_on_ray_gives_the_local_table(cluster, folder):

@@ -56,7 +56,7 @@ def test_preempted_and_killed_jobs_change_no_number(folder):
         engine.settle(study, trials, 5)
         sweep.run_trials(study, trials, engine, log)
     finally:
-        engine.close()
+        engine.cancel()
     assert log.did == {"rope": "preempted", "t5": "killed"}
     assert {name: found.reason for name, found in log.results.items()} == {"rope": None, "t5": None}
     assert [name for name, text in log.notes if "goes on from its last checkpoint" in text] == [

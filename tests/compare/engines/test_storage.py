@@ -17,10 +17,15 @@ import pytest
 
 from posenc.compare.engines import job
 from posenc.compare.engines.job import Job, Lost
-from posenc.compare.engines.mirror import Mirror, take_checkpoint, take_result
 from posenc.compare.engines.node import difference, facts
 from posenc.compare.engines.remote import Remote
-from posenc.compare.engines.storage import Storage, StorageError
+from posenc.compare.engines.storage import (
+    Mirror,
+    Storage,
+    StorageError,
+    take_checkpoint,
+    take_result,
+)
 from posenc.compare.trial.files import path_of
 from tests.compare.engines.processes import children_of
 from tests.compare.engines.test_sweep import results, run_here, trial
@@ -85,10 +90,10 @@ class Direct(Remote):
         super().__init__(storage)
         self.disturb, self.jobs, self.steps = disturb, [], []
 
-    def submit(self, trial, job):
+    def send(self, trial, job):
         self.jobs.append((trial, job))
 
-    def collect(self):
+    def poll(self):
         trial, job = self.jobs.pop(0)
 
         def tell(event):
@@ -105,9 +110,9 @@ class Direct(Remote):
 
 def run(engine: Direct, study: Path, config):
     engine.settle(study, [config], 5)
-    engine.start(config)
+    engine.submit(config)
     while True:
-        _, heard = engine.hear()
+        _, heard = engine.wait()
         if not isinstance(heard, dict):
             return heard
 
@@ -227,7 +232,7 @@ def test_a_trial_that_ends_its_machines_is_given_up(study, url):
     config = trial(study, "rope")
 
     class Broken(Direct):
-        def collect(self):
+        def poll(self):
             trial, _ = self.jobs.pop(0)
             self.told(trial, {"kind": "step", "step": 3, "loss": 2.0})
             self.lost(trial, "its worker is gone")

@@ -74,7 +74,7 @@ def run_here_in(folder: Path, trials, workers: int, log) -> None:
     try:
         sweep.run_trials(folder, trials, engine, log)
     finally:
-        engine.close()
+        engine.cancel()
 
 
 def start_compare(folder: Path, out: str) -> subprocess.Popen:
@@ -309,9 +309,8 @@ def test_no_python_file_beside_the_text_is_run_and_a_clone_runs_itself(folder):
     for name in ("safetensors", "random", "torch", "numpy", "json"):
         (folder / f"{name}.py").write_text(PLANTED, encoding="utf-8")
     mark = PLANTED.replace("RUN_BY_ACCIDENT", "RUN_ON_PURPOSE")
-    with (folder / "posenc" / "compare" / "trial" / "run_trial.py").open(
-        "a", encoding="utf-8"
-    ) as file:
+    own = folder / "posenc" / "compare" / "trial" / "run_trial.py"
+    with own.open("a", encoding="utf-8") as file:
         file.write(mark)
     marks = {name: str(folder / name) for name in ("RUN_BY_ACCIDENT", "RUN_ON_PURPOSE")}
     command = [sys.executable, "-m", "posenc", "compare", "nope", "--text", "text.txt"]
