@@ -103,9 +103,9 @@ def _why_nothing(study: Study, near: EncodingSummary) -> str | None:
         )
     falling = still_falling(study.finished)
     if falling is None or not falling <= STILL_FALLING:
-        how = "too short to see whether it had settled" if falling is None else (
-            f"still falling by {falling:.0%} in the last tenth"
-        )  # fmt: skip
+        how = "too short to see whether it had settled"
+        if falling is not None:
+            how = f"still falling by {falling:.0%} in the last tenth"
         return (
             f"Nothing can be told yet: the training of {study.trials[0].steps:,} steps was {how}; "
             f"give more --steps. {measured}"

@@ -73,10 +73,8 @@ def training(study: Study, styles: Styles) -> Figure:
             steps, valid = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
             axes.plot(steps, valid, label=encoding, **styles[encoding].curve(len(steps)))
             steps, train = _mean_curve(trials, lambda t: [(p.step, p.train) for p in t.training])
-            axes.plot(
-                steps, train, color=styles[encoding].color, linewidth=0.7, alpha=0.6,
-                label=f"_{encoding}, training batches",
-            )  # fmt: skip
+            thin = {"color": styles[encoding].color, "linewidth": 0.7, "alpha": 0.6}
+            axes.plot(steps, train, label=f"_{encoding}, training batches", **thin)
         legend_above(drawn)
     return drawn
 

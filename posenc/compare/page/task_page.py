@@ -103,10 +103,8 @@ def _by_length(task: str, rows: list[TaskSummary], styles: dict[str, LineStyle])
         for row in rows:
             points = _points(row)
             shown.update(points)
-            axes.plot(
-                list(points), list(points.values()), label=row.encoding,
-                **styles[row.encoding].points(),
-            )  # fmt: skip
+            style = styles[row.encoding].points()
+            axes.plot(list(points), list(points.values()), label=row.encoding, **style)
         length_axis(axes, sorted(shown), min(shown))
         legend_above(drawn)
     return drawn

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from posenc.compare.trial.effective_spec import code_of
 from posenc.registry import SpecError, parse
-from posenc.registry.build import class_of_part
-from posenc.registry.content import hash_of
 from posenc.registry.known import entry, names, portable
 from posenc.registry.spec import Option, Part, Spec
 
@@ -51,7 +50,7 @@ def read_encodings(texts: Sequence[str]) -> tuple[Compared, ...]:
 def read_encoding(text: str) -> Compared:
     """What one text says."""
     spec = parse(text)
-    classes = [class_of_part(spec, part) for part in spec.parts]
+    code = code_of(text)
     here = replace(
         spec, layers=tuple(tuple(_anywhere(spec, part) for part in layer) for layer in spec.layers)
     )
@@ -61,12 +60,7 @@ def read_encoding(text: str) -> Compared:
             f"{spec.label!r} is the name of another encoding than {shown}, and the table would say "
             f"of one what is true of the other: take another label, as in my-{spec.label}={shown}."
         )
-    return Compared(str(here), spec.label or shown, hash_of(classes))
-
-
-def code_of(text: str) -> str:
-    """The hash of the files behind an encoding as they are now."""
-    return read_encoding(text).code
+    return Compared(str(here), spec.label or shown, code)
 
 
 def _anywhere(spec: Spec, part: Part) -> Part:
@@ -85,11 +79,11 @@ def _anywhere(spec: Spec, part: Part) -> Part:
     ]
     for option in defaults:
         if not isinstance(option.value, int | float | bool | str | None):
-            raise SpecError(
-                spec.text, part.column,
+            why = (
                 f"{part.where} was registered with {option.key}={option.value!r}, which another "
-                "process cannot be told; give numbers, words, true or false.",
-            )  # fmt: skip
+                "process cannot be told; give numbers, words, true or false."
+            )
+            raise SpecError(spec.text, part.column, why)
     return _tidy(Part(*place, options=(*defaults, *part.options), column=part.column))
 
 

@@ -1,4 +1,4 @@
-"""The effective spec of an encoding: what ran, in words and numbers."""
+"""The effective spec of an encoding: what ran, in words and numbers, and of which code."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from typing import Any
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.shape import ModelShape
 from posenc.registry import entry, parse
+from posenc.registry.build import class_of_part
+from posenc.registry.content import hash_of
 
 AXES = "components of a position"
 """A key of the spec of an encoding that has several."""
+
+
+def code_of(text: str) -> str:
+    """Hash the files behind an encoding that are not posenc's, as they are now; "" without any."""
+    spec = parse(text)
+    return hash_of([class_of_part(spec, part) for part in spec.parts])
 
 
 def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> dict[str, str]:

@@ -23,9 +23,9 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
     # What libraries print must not come between the events.
     events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
-    from posenc.compare.plan.encodings import code_of
     from posenc.compare.results import TrialResult
     from posenc.compare.trial.config import read_trial
+    from posenc.compare.trial.effective_spec import code_of
     from posenc.compare.trial.run_trial import reason_of, run_trial
     from posenc.compare.trial.train import TrialFailed
     from posenc.report.atomic import write_atomically
