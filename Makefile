@@ -51,7 +51,7 @@ test-long: .venv-tensorflow/.installed test-engines
 
 test-engines: .venv-engines/.installed
 	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest -q -rs \
-		tests/compare/engines tests/compare/test_watchers.py
+		tests/compare/engines tests/compare/page/test_watchers.py
 
 # With Keras installed: without it, pyright takes `import keras` for posenc/keras.
 lint: .venv/.installed-all

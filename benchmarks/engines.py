@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 
-from posenc.compare import sweep
+from posenc.compare.engines import sweep
 from posenc.compare.engines.local import Local
 from posenc.compare.engines.ray_cluster import RayCluster
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 from posenc.report import machine
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +92,7 @@ def main() -> int:
             sweep.run_trials(Path(folder), trials, engine, memory)
             wall, used = time.monotonic() - began, time.process_time() - used
         finally:
-            engine.close()
+            engine.cancel()
     beside = wall * asked.slots / asked.trials - asked.seconds
     row = {
         "engine": asked.engine,

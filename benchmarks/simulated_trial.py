@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from posenc.compare.process import end_with_parent
+from posenc.compare.trial.process import end_with_parent
 from posenc.report.atomic import write_atomically
 from posenc.report.record import seal
 

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.compare import leaderboard, pooled
+from posenc.compare.judge import pooled
+from posenc.compare.judge.standing import may_be_best
+from posenc.compare.judge.tiers import standings
+from posenc.compare.page.task_page import tasks
+from posenc.compare.reports import leaderboard
 from posenc.compare.results import Study
-from posenc.compare.task_page import tasks
-from posenc.compare.tiers import standings
 from posenc.report.drawing import write_svg
 from posenc.report.page import Plot
 from posenc.statistics.ranks import Ranking, rank
@@ -103,8 +105,8 @@ def table(study: Study, readme: str) -> str:
         ranks, order = answer.ranking.ranks, answer.ranking.order
         if not answer.scores:
             order = sorted(order, key=ranks.__getitem__)
-        first = [name for name in order if ranks[name][0] == 1]
-        behind = [name for name in order if ranks[name][0] > 1]
+        best = may_be_best(answer.ranking)
+        first, behind = ([n for n in order if (n in best) is told] for told in (True, False))
         shown = [[_named(answer, name) for name in each] for each in (first, behind)]
         shown.append([f"`{name}`" for name in answer.never])
         use = NAMES[readme][answer.task].format(answer.length)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from posenc.compare.figures import by_length
-from posenc.compare.page import describe_by_length
+from posenc.compare.page.figures import by_length
+from posenc.compare.page.page import describe_by_length
 from posenc.compare.results import Study
 from posenc.report.drawing import line_styles, write_svg
 

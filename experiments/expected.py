@@ -20,10 +20,10 @@ from typing import NamedTuple
 from refused import check_file, refusing
 from tables import write_table
 
-from posenc.compare.leaderboard import PUBLISHED, ROWS, read_rows
-from posenc.compare.pooled import RESOLUTION
+from posenc.compare.judge.pooled import RESOLUTION
+from posenc.compare.judge.summary import learned, metric_of
+from posenc.compare.reports.leaderboard import PUBLISHED, ROWS, read_rows
 from posenc.compare.results import TrialResult
-from posenc.compare.task_summary import learned, metric_of
 from posenc.statistics.paired import paired_difference
 from posenc.tasks.known import TEXT
 

@@ -22,15 +22,15 @@ import torch
 from refused import refusing
 from torch import nn
 
-from posenc.compare.cost import FLOPS_PER_SECOND, seconds_of
-from posenc.compare.dry_run import tokens_of
-from posenc.compare.encodings import read_encodings
-from posenc.compare.material import vocabulary_of
 from posenc.compare.options import Options, check_options
-from posenc.compare.plan import plan_trials
+from posenc.compare.plan.cost import FLOPS_PER_SECOND, seconds_of
+from posenc.compare.plan.dry_run import tokens_of
+from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.plan import plan_trials
 from posenc.compare.study import run_study
-from posenc.compare.train import build_model, learned_by_encodings
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.material import vocabulary_of
+from posenc.compare.trial.train import build_model, learned_by_encodings
 from posenc.report.bounds import readable_size
 
 ROOT = Path(__file__).parents[1]

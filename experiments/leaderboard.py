@@ -21,14 +21,22 @@ from refused import check_file, check_runs, refusing
 
 import posenc
 from posenc.compare.budget import ALL_TASKS, SUITE_SIZES, SUITES
-from posenc.compare.encodings import read_encodings
-from posenc.compare.leaderboard import PUBLISHED, ROWS, Row, add_rows, read_rows, rows_of, study_of
 from posenc.compare.options import Options
-from posenc.compare.plan import plan_trials
-from posenc.compare.result_files import is_done, save_result
+from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.plan import plan_trials
+from posenc.compare.reports.leaderboard import (
+    PUBLISHED,
+    ROWS,
+    Row,
+    add_rows,
+    read_rows,
+    rows_of,
+    study_of,
+)
 from posenc.compare.results import Study
 from posenc.compare.study import STUDY, run_study
-from posenc.compare.trial import RECIPE
+from posenc.compare.trial.config import RECIPE
+from posenc.compare.trial.files import is_done, save_result
 from posenc.encoding.shape import ModelShape
 from posenc.report.atomic import write_atomically
 from posenc.report.failure import RunFailed, Stopped

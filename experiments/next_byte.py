@@ -23,13 +23,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.compare.evaluate import TOKENS_AT_ONCE, bits, cannot
-from posenc.compare.forward import autocast
-from posenc.compare.objectives.masked import MASK
-from posenc.compare.splits import read_split
-from posenc.compare.train import build_model
-from posenc.compare.trial import TrialConfig
-from posenc.compare.windows import windows
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.evaluate import TOKENS_AT_ONCE, bits, cannot
+from posenc.compare.trial.forward import autocast
+from posenc.compare.trial.objectives.masked import MASK
+from posenc.compare.trial.train import build_model
+from posenc.compare.trial.windows import read_split, windows
 from posenc.models import Decoder
 
 TARGETS = 1024

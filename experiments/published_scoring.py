@@ -18,11 +18,11 @@ from statistics import fmean
 from refused import check_file, refusing
 from tables import write_table
 
-from posenc.compare.leaderboard import PUBLISHED, ROWS, read_rows
-from posenc.compare.published import TASK_TABLES, read_tables, told_in_task
+from posenc.compare.judge.published import TASK_TABLES, read_tables, told_in_task
+from posenc.compare.judge.summary import learned
+from posenc.compare.page.tables import CASE_MEASURES
+from posenc.compare.reports.leaderboard import PUBLISHED, ROWS, read_rows
 from posenc.compare.results import TrialResult
-from posenc.compare.tables import CASE_MEASURES
-from posenc.compare.task_summary import learned
 from posenc.statistics.agreement import sign_agreement
 
 ROOT = Path(__file__).parents[1]

@@ -9,13 +9,13 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from posenc.compare.cost import check_cost
-from posenc.compare.encodings import read_encodings
 from posenc.compare.options import Options
-from posenc.compare.plan import plan_trials
-from posenc.compare.splits import Need, cut_text
+from posenc.compare.plan.contract_gate import find_void
+from posenc.compare.plan.cost import check_cost
+from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.plan import plan_trials
+from posenc.compare.plan.splits import Need, cut_text
 from posenc.compare.study import check_ours
-from posenc.compare.unchecked import find_void
 from posenc.report.failure import RunFailed, Stopped, disk_is_full
 from posenc.tasks.known import TEXT
 from posenc.text.sources import embedded, find_text

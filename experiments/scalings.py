@@ -34,8 +34,8 @@ from tables import write_table
 from posenc.compare.budget import SUITE_SIZES, SUITES
 from posenc.compare.options import Options
 from posenc.compare.results import Study, TrialResult
-from posenc.compare.splits import read_split
 from posenc.compare.study import run_study
+from posenc.compare.trial.windows import read_split
 from posenc.extend.measure.losses import Reader
 from posenc.extend.options import DEFAULTS
 from posenc.extend.tune.config import TuneConfig

@@ -21,12 +21,12 @@ from refused import check_folder, refusing
 from safetensors.torch import load_file
 from tables import write_table
 
-from posenc.compare.leaderboard import published
-from posenc.compare.result_files import load_result
-from posenc.compare.run_trial import run_trial
-from posenc.compare.score_cases import score_cases
-from posenc.compare.train import build_model
-from posenc.compare.trial import TrialConfig
+from posenc.compare.reports.leaderboard import published
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.evaluate import score_cases
+from posenc.compare.trial.files import load_result
+from posenc.compare.trial.run_trial import run_trial
+from posenc.compare.trial.train import build_model
 from posenc.scores.t5 import T5Bias
 from posenc.tasks.known import task_named
 from posenc.tasks.task import Case

@@ -31,23 +31,10 @@ def __dir__() -> list[str]:
 
 
 def _hint(name: str) -> str:
-    """The public name most like it, or where else it is defined."""
+    """The public name most like it."""
     import difflib
-    import re
-    from pathlib import Path
 
     public = {known.lower(): known for known in (*_MODULES, *__all__)}
     near = [known for known in public if known.startswith(name.lower())]
     near = near or difflib.get_close_matches(name.lower(), public, n=1)
-    if name.lower() not in public:
-        folder, pattern = Path(__file__).parent, rf"^class ({re.escape(name)})\b"
-        defined = [
-            (".".join(path.relative_to(folder).with_suffix("").parts), found[1])
-            for path in folder.rglob("*.py")
-            for text in (path.read_text(encoding="utf-8"),)
-            if (found := re.search(pattern, text, re.MULTILINE | re.IGNORECASE))
-        ]
-        if len(defined) == 1:
-            module, exact = defined[0]
-            return f". Did you mean: from posenc.{module} import {exact}"
     return f". Did you mean posenc.{public[near[0]]}?" if near else ""

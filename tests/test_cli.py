@@ -14,7 +14,7 @@ import pytest
 import posenc
 from posenc import cli, registry
 from posenc.compare import study as compare
-from posenc.compare import sweep
+from posenc.compare.engines import sweep
 from posenc.compare.results import Study, TrialResult
 from posenc.report.atomic import write_atomically
 from posenc.report.lock import locked

@@ -42,7 +42,7 @@ def test_every_encoding_loads_without_extras():
 
 
 def test_study_needs_no_extras():
-    assert not loaded_after("import posenc.compare.page, posenc.compare.results") & {*OPTIONAL}
+    assert not loaded_after("import posenc.compare.page.page, posenc.compare.results") & {*OPTIONAL}
 
 
 @pytest.mark.parametrize("name", posenc.__all__)
@@ -69,8 +69,6 @@ def test_public_names_are_documented():
         ("T5", "Did you mean posenc.T5Bias?"),
         ("Kerpel", "Did you mean posenc.Kerple?"),
         ("Masks", "Did you mean posenc.masks?"),
-        ("YaRN", "Did you mean: from posenc.queries_keys.rope_scaling.yarn import YaRN"),
-        ("yarn", "Did you mean: from posenc.queries_keys.rope_scaling.yarn import YaRN"),
     ],
 )
 def test_unknown_name_is_answered_with_the_nearest(name, hint):
@@ -145,40 +143,6 @@ def test_pyright_knows_the_classes(tmp_path):
 def test_submodules_that_documents_use():
     assert posenc.masks.causal.causal
     assert "rope" in posenc.registry.names()
-
-
-@pytest.mark.parametrize("name", ["Options", "TuneConfig", "evaluate", "extend"])
-def test_hf_answers_with_the_new_home(name):
-    with pytest.warns(
-        DeprecationWarning, match=rf"posenc\.hf\.{name} is posenc\.extend\.{name} now"
-    ):
-        assert getattr(posenc.hf, name) is getattr(posenc.extend, name)
-
-
-def test_hf_has_no_other_old_names():
-    with pytest.raises(AttributeError, match="has no attribute 'extent'"):
-        posenc.hf.extent  # noqa: B018  # pyright: ignore
-
-
-def test_study_answers_with_the_new_home():
-    code = """
-import warnings
-with warnings.catch_warnings(record=True) as seen:
-    warnings.simplefilter("always")
-    from posenc.study.results import Study
-    from posenc.study import corpus, statistics
-import posenc.study.compare as old
-import posenc.compare.results, posenc.compare.splits, posenc.compare.study, posenc.compare.summary
-assert Study is posenc.compare.results.Study
-assert (corpus, statistics) == (posenc.compare.splits, posenc.compare.summary)
-assert old is posenc.compare.study
-print(*[f"{w.category.__name__}: {w.message}" for w in seen], sep=chr(10))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines() == [
-        "DeprecationWarning: posenc.study is posenc.compare now; the old name goes with the next "
-        "release."
-    ], done.stderr
 
 
 def test_package_is_typed():

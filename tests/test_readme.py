@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from posenc import registry
-from tests.compare.test_leaderboard import of_text
+from tests.compare.reports.test_leaderboard import of_text
 from tests.compare.test_tasks import result, study_of
 
 ROOT = Path(__file__).parents[1]

@@ -1,3 +1,3 @@
-from posenc.compare.from_python import run as run
+from posenc.compare.api import run as run
 from posenc.compare.options import Options as Options
 from posenc.compare.results import Study as Study

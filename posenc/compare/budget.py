@@ -3,11 +3,7 @@ lengths of a task, in `posenc.tasks`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from posenc.compare.options import Options
+from typing import Any, NamedTuple
 
 
 class Budget(NamedTuple):
@@ -44,39 +40,3 @@ checked learning rates are other trials."""
 SUITE_SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4}
 """Of the suite's decoder: about a third of the time of the usual one, and enough to learn the
 tasks."""
-
-
-def chosen(options: Options) -> Budget:
-    """The budget that --budget names, with --seeds and --steps in place of its own.
-
-    Raises: ValueError for an unknown name.
-    """
-    known = SUITES if options.suite else BUDGETS
-    named = known.get(options.budget)
-    if named is None:
-        raise ValueError(f"--budget must be {', '.join(known)}, got {options.budget!r}.")
-    return named._replace(
-        seeds=named.seeds if options.seeds is None else options.seeds,
-        steps=named.steps if options.steps is None else options.steps,
-    )
-
-
-def with_suite(options: Options) -> Options:
-    """With `--suite` the options that it stands for, but for those that the user gave.
-
-    Raises: ValueError for an unknown budget, or for tasks beside the suite's own.
-    """
-    if not options.suite:
-        return options
-    budget = chosen(options)
-    if options.task:
-        raise ValueError(
-            f"--task: --suite brings its own ({', '.join(budget.tasks)}). Leave one of both out."
-        )
-    sizes = {} if options.config is not None else SUITE_SIZES
-    return replace(
-        options,
-        task=list(budget.tasks),
-        check_lr=options.check_lr or budget.check_lr,
-        **{name: size for name, size in sizes.items() if getattr(options, name) is None},
-    )

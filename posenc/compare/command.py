@@ -49,9 +49,9 @@ def report(
     figures: Figures = None,
 ) -> None:
     """Write report.html and results.csv again from the trials of runs, and print the tables."""
-    from posenc.compare import reports
+    from posenc.compare.reports import report_runs
 
-    reports.report_runs(runs, out, published, figures)
+    report_runs.report_runs(runs, out, published, figures)
 
 
 def leaderboard(
@@ -72,6 +72,6 @@ def leaderboard(
     figures: Figures = None,
 ) -> None:
     """Show the published leaderboard: which encoding for what, and how sure."""
-    from posenc.compare import reports
+    from posenc.compare.reports import report_runs
 
-    reports.show_leaderboard(mine or [], out, figures)
+    report_runs.show_leaderboard(mine or [], out, figures)

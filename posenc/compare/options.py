@@ -215,12 +215,6 @@ class Options:
             min=1, help="Trials at a time on ray or slurm.", show_default="what there is room for"
         ),
     ] = None
-    ranks: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Processes that share each trial's batches, begun by torchrun; on cpu."
-        ),
-    ] = 1
     checkpoint_steps: Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")] = (
         50
     )

@@ -28,9 +28,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import Self
 
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 from posenc.report.record import Record, parse_object
 
 FORMAT = "posenc study 2"
@@ -99,8 +99,6 @@ class TrialResult(Record):
     by_case: of a task, the scores of every test, that of the training length first.
     """
 
-    ADDED: ClassVar[frozenset[str]] = frozenset({"by_case"})
-
     config: TrialConfig
     reason: str | None = None
     parameters: int = 0
@@ -119,10 +117,8 @@ class CorpusInfo(Record):
     """The text: sizes in bytes.
 
     byte_entropy: of its bytes' frequencies, in bits per byte, which is what it takes to know of a
-        byte nothing but how frequent it is; None in studies of before it was kept.
+        byte nothing but how frequent it is; None where it was not kept.
     """
-
-    ADDED: ClassVar[frozenset[str]] = frozenset({"byte_entropy"})
 
     name: str
     hash: str
@@ -181,7 +177,7 @@ class CaseSummary(Record):
 class TaskSummary(Record):
     """One row of a task's table; only finished trials count.
 
-    learned: how many seeds pass the gate, see posenc.compare.task_summary.
+    learned: how many seeds pass the gate, see posenc.compare.judge.summary.
     """
 
     task: str
@@ -205,7 +201,7 @@ class RateTried(Record):
 @dataclass(frozen=True)
 class RateCheck(Record):
     """The learning rates tried for an encoding on a task, and the one taken; see
-    posenc.compare.rates."""
+    posenc.compare.plan.plan.learning_rate_search."""
 
     task: str
     encoding: str
@@ -229,8 +225,6 @@ class Study(Record):
     unchecked: for encodings that fail the contract and were compared all the same, what fails.
     rates: how the learning rates of the trials were chosen; empty where all have the one given.
     """
-
-    ADDED: ClassVar[frozenset[str]] = frozenset({"labels", "unchecked", "tasks", "rates"})
 
     format: str
     command: str
@@ -281,3 +275,24 @@ class Study(Record):
         """Trials that were planned and have no result yet."""
         known = {r.config for r in self.results}
         return tuple(t for t in self.trials if t not in known)
+
+
+def labelled(study: Study) -> Study:
+    """The study with the user's labels in place of the texts, for whatever is shown."""
+    if not study.labels:
+        return study
+
+    def shown(trial: TrialConfig) -> TrialConfig:
+        return replace(trial, encoding=study.labels.get(trial.encoding, trial.encoding))
+
+    return replace(
+        study,
+        trials=tuple(map(shown, study.trials)),
+        results=tuple(replace(r, config=shown(r.config)) for r in study.results),
+        labels={},
+        rates=tuple(
+            replace(each, encoding=study.labels.get(each.encoding, each.encoding))
+            for each in study.rates
+        ),
+        unchecked={study.labels.get(text, text): why for text, why in study.unchecked.items()},
+    )

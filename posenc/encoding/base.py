@@ -37,18 +37,6 @@ QueriesKeys = tuple[
 
 _PLACES = {"embed": (1,), "transform": (2,), "term": (3, 4)}
 """The method of each place."""
-_RENAMED = {
-    "token_state": "state(x, positions, past)",
-    "transform_qk": "transform(q, k), which takes Tokens",
-    "score_mod": "term(q, k), which returns a Term",
-    "score_rows": "Term.add",
-    "split_bias": "Term.split",
-    "combine_values": "Term.combine",
-    "for_blocks": "Term.ready",
-    "pointwise": "Term.pair",
-    **{f.name: f"claims = Claims({f.name}=...)" for f in dataclasses.fields(Claims)},
-}
-"""Members of earlier releases, and what to define now."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +95,6 @@ class PositionEncoding(nn.Module):
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
             cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
-        for old, new in _RENAMED.items():
-            if old in vars(cls):
-                raise TypeError(f"{cls.__name__}.{old}: define {new} instead.")
         for method, places in _PLACES.items():
             own = getattr(cls, method) is not getattr(PositionEncoding, method)
             if own and not set(places) & set(cls.claims.places):

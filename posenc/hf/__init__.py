@@ -11,27 +11,6 @@
 True
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from posenc import lazy
 
-_MOVED = ("Options", "TuneConfig", "evaluate", "extend")
-
-_load, __dir__, __all__ = lazy.attach(__name__, __file__)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MOVED:
-        return _load(name)
-    import warnings
-
-    import posenc.extend
-
-    warnings.warn(
-        f"posenc.hf.{name} is posenc.extend.{name} now; the old name goes with the next release.",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return getattr(posenc.extend, name)
+__getattr__, __dir__, __all__ = lazy.attach(__name__, __file__)

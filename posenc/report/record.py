@@ -53,8 +53,7 @@ def parse_object(text: str) -> dict[str, Any]:
 
 class Record:
     """A frozen dataclass that goes to sealed JSON and back. Reading raises ValueError if a field is
-    missing, unknown or of the wrong type, or if a digit has changed. A class may name in `ADDED`
-    the fields that records of an earlier version do not have."""
+    missing, unknown or of the wrong type, or if a digit has changed."""
 
     def to_json(self) -> str:
         return seal(dataclasses.asdict(self))  # type: ignore[call-overload]
@@ -87,9 +86,8 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = typing.get_type_hints(kind)
         known = {f.name for f in dataclasses.fields(kind)}
-        added = getattr(kind, "ADDED", frozenset())
-        if not known - added <= set(value) <= known:
-            wrong = ", ".join(sorted((known - added) ^ set(value)))
+        if known != set(value):
+            wrong = ", ".join(sorted(known ^ set(value)))
             raise ValueError(f"{where}: missing or unknown fields: {wrong}.")
         return kind(**{k: _typed(hints[k], v, f"{where}.{k}") for k, v in value.items()})
     if kind is float and isinstance(value, int) and not isinstance(value, bool):

@@ -49,11 +49,9 @@ def spearman(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Rho | No
         return np.round((x * b).sum(axis=axis) / size, 12)  # equal orders must tie exactly
 
     few = len(names) <= 8
-    found = permutation_test(
-        (a,), rho, permutation_type="pairings", vectorized=True,
-        n_resamples=math.factorial(len(names)) if few else 9_999,
-        rng=np.random.default_rng(0),
-    )  # fmt: skip
+    count, random = math.factorial(len(names)) if few else 9_999, np.random.default_rng(0)
+    pairings = {"permutation_type": "pairings", "n_resamples": count, "rng": random}
+    found = permutation_test((a,), rho, vectorized=True, **pairings)
     return Rho(float(found.statistic), float(found.pvalue), len(names))
 
 

@@ -7,10 +7,10 @@ import sys
 import pytest
 import scipy.stats
 
-from posenc.compare import train
-from posenc.compare.encodings import read_encodings
 from posenc.compare.options import Options
-from posenc.compare.plan import plan_trials
+from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.plan import plan_trials
+from posenc.compare.trial import train
 from tests.compare.test_tasks import TEXT
 from tests.experiment import FOLDER, experiment
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import scipy.stats
 
-from posenc.compare.leaderboard import Row, add_rows
+from posenc.compare.reports.leaderboard import Row, add_rows
 from tests.compare.test_tasks import result
 from tests.experiment import experiment
 

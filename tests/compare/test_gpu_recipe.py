@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.compare.cost import check_cost
 from posenc.compare.options import Options
+from posenc.compare.plan.cost import check_cost
 from posenc.compare.results import Study
 from tests.experiment import experiment
 

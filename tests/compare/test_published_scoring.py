@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from posenc.compare import leaderboard, published
-from posenc.compare.leaderboard import Row, add_rows
+from posenc.compare.judge import published
+from posenc.compare.reports import leaderboard
+from posenc.compare.reports.leaderboard import Row, add_rows
 from tests.compare.test_tasks import result
 from tests.experiment import experiment
 

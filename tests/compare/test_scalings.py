@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from posenc.compare.forward import token_losses
 from posenc.compare.results import Study
-from posenc.compare.splits import read_split
-from posenc.compare.train import build_model
+from posenc.compare.trial.forward import token_losses
+from posenc.compare.trial.train import build_model
+from posenc.compare.trial.windows import read_split
 from posenc.extend.tune.config import TuneConfig
 from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.experiment import experiment

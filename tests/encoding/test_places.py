@@ -27,9 +27,3 @@ def test_claims_may_not_leave_out_what_is_inherited():
     with pytest.raises(TypeError, match="overrides term without claiming place 3 or 4"):
         type("Mine", (posenc.ALiBi,), {"claims": Claims(places=(2,), source="an example")})
     assert type("Mine", (posenc.ALiBi,), {})(2).claims.places == (3,)
-
-
-@pytest.mark.parametrize("old", ["score_mod", "transform_qk", "token_state", "places"])
-def test_members_of_earlier_releases_are_named(old):
-    with pytest.raises(TypeError, match=rf"Mine\.{old}: define "):
-        type("Mine", (posenc.PositionEncoding,), {old: None})

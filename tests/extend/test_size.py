@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from posenc.extend.measure import losses
 from posenc.extend.options import Options
 from posenc.extend.tune.config import TuneConfig
 from posenc.hf.checkpoint.loading import load_checkpoint
-from posenc.report import clone
 from tests.hf_models import LENGTH, save, transformers
 
 TARGET = 3 * LENGTH
@@ -114,25 +112,6 @@ def test_weights_on_the_cpu_are_read_where_their_file_lies(halves):
             spans.append(tuple(int(end, 16) for end in where.split("-")))
     inside = [any(low <= p.data_ptr() < high for low, high in spans) for p in model.parameters()]
     assert all(inside)
-
-
-@pytest.mark.parametrize("shares", [True, False])
-def test_a_copy_by_reference_where_the_file_system_can(shares, tmp_path, monkeypatch):
-    asked = []
-
-    def ioctl(target: int, request: int, source: int) -> int:
-        asked.append(request)
-        if not shares:
-            raise OSError("not supported")
-        return 0
-
-    monkeypatch.setattr(fcntl, "ioctl", ioctl)
-    (tmp_path / "a").write_bytes(b"weights" * 1000)
-    assert clone.clone(tmp_path / "a", tmp_path / "b") is shares
-    assert asked == [0x40049409]  # FICLONE of linux/fs.h
-    if not shares:
-        assert (tmp_path / "b").read_bytes() == b"weights" * 1000
-    assert (tmp_path / "b").stat().st_ino != (tmp_path / "a").stat().st_ino
 
 
 WRONG = {

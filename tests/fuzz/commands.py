@@ -156,7 +156,7 @@ def without_the_work() -> Iterator[None]:
         raise ValueError("the fuzzer does not measure.")
 
     patches = [
-        mock.patch("posenc.compare.sweep.run_trials", lambda *arguments: None),
+        mock.patch("posenc.compare.engines.sweep.run_trials", lambda *arguments: None),
         mock.patch("posenc.bench.measure.interleaved", refuse),
         mock.patch("posenc.bench.measure.peak_bytes", refuse),
         mock.patch("posenc.inspect.encoding.command.measure", refuse),

@@ -1,4 +1,4 @@
-"""What an engine is: it starts trials somewhere, and tells what happens to them."""
+"""What an engine is: it runs trials somewhere, and tells what happens to them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 
 Heard = dict[str, Any] | TrialResult
 """An event of a trial, of the kinds step, testing and note; or the result with which it ended."""
 
 
 class Engine(Protocol):
-    """Runs trials. Wherever a trial runs, it is the same process as on this machine, so its numbers
-    do not depend on the engine.
+    """Runs trials. A trial is the same process on every engine, so its numbers do not depend on it.
 
-    Used in this order: `slots`, `settle`, then `start` and `hear` in turn, and `close` at last,
-    however it ends.
+    Used in this order: `slots`, `settle`, then `submit` and `wait` in turn, and `cancel` at last.
     """
 
     def slots(self) -> int:
-        """How many trials it runs at a time, now."""
+        """Return how many trials it runs at a time, now."""
         ...
 
     def describe(self) -> dict[str, str]:
-        """What the report says about where the trials ran."""
+        """Return what the report says about where the trials ran."""
         ...
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
@@ -36,14 +34,14 @@ class Engine(Protocol):
         """
         ...
 
-    def start(self, trial: TrialConfig) -> None:
+    def submit(self, trial: TrialConfig) -> None:
         """Begin a trial, from its last checkpoint where it has one."""
         ...
 
-    def hear(self) -> tuple[TrialConfig, Heard]:
-        """Wait for the next that happens to a trial that was started."""
+    def wait(self) -> tuple[TrialConfig, Heard]:
+        """Wait for the next that happens to a trial that was submitted."""
         ...
 
-    def close(self) -> None:
-        """End what still runs. Nothing that was finished is lost."""
+    def cancel(self) -> None:
+        """End what still runs. Results and checkpoints stay."""
         ...

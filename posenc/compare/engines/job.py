@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines.mirror import Mirror, take_checkpoint
+from posenc.compare.engines.local import WORKER, TrialProcess
 from posenc.compare.engines.node import difference, facts
-from posenc.compare.engines.storage import Storage, one_line
-from posenc.compare.engines.trial_process import WORKER, TrialProcess
+from posenc.compare.engines.storage import Mirror, Storage, one_line, take_checkpoint
 from posenc.compare.results import TrialResult
-from posenc.compare.splits import path_of
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.files import path_of
 from posenc.tasks.known import TEXT
 
 Tell = Callable[[dict[str, Any]], None]
@@ -70,8 +70,7 @@ class Job:
             path_of(folder, self.trial.corpus).symlink_to(kept)
         home = folder / self.trial.folder
         take_checkpoint(storage, home)
-        mirror = Mirror(storage, home)
-        with mirror:
+        with Mirror(storage, home) as mirror:
             result = self._run_below(folder, tell)
         if mirror.wrong:
             tell({"kind": "note", "text": f"a checkpoint could not be kept: {mirror.wrong}"})
@@ -92,8 +91,22 @@ class Job:
         return process.result()
 
 
+def every(seconds: float, tell: Tell) -> Tell:
+    """Tell all but steps that follow the last event sooner than this."""
+    last = 0.0
+
+    def told(event: dict[str, Any]) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if event["kind"] != "step" or now - last >= seconds:
+            last = now
+            tell(event)
+
+    return told
+
+
 def texts_of_this_machine() -> Path:
-    """Where texts are kept between trials; nobody else can write there."""
+    """Return where texts are kept between trials; no other user can write there."""
     folder = Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines import ray_connect
-from posenc.compare.engines.job import Job
+from posenc.compare.engines import ray_nodes
+from posenc.compare.engines.job import Job, every
+from posenc.compare.engines.local import WORKER
 from posenc.compare.engines.node import other_processors
-from posenc.compare.engines.ray_nodes import check_folder, check_nodes, look_at
 from posenc.compare.engines.remote import Remote
 from posenc.compare.engines.storage import one_line
-from posenc.compare.engines.trial_process import WORKER
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 from posenc.report.failure import RunFailed
 
 POLL = 0.5
@@ -48,21 +46,20 @@ class RayCluster(Remote):
         module: str = WORKER,
     ) -> None:
         super().__init__(storage, module)
-        self.address, self.max_parallel = address, max_parallel
-        self.ray = ray_connect.connect(address, max_parallel or cores)
+        self.max_parallel = max_parallel
+        self.ray = ray_nodes.connect(address, max_parallel or cores)
         self.resource = "GPU" if device == "cuda" else "CPU"
         self.running: dict[Any, TrialConfig] = {}
-        self.keys: dict[str, TrialConfig] = {}
         try:
-            self.nodes = look_at(self.ray, self.resource)
-            check_nodes(self.here, self.nodes)
+            self.nodes = ray_nodes.look_at(self.ray, self.resource)
+            ray_nodes.check_nodes(self.here, self.nodes)
             self.mailbox = self.ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
             gpus = 1 if self.resource == "GPU" else 0
             self.run = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(run_job).options(
                 scheduling_strategy="SPREAD"
             )
         except BaseException:
-            self.close()
+            self.cancel()
             raise
 
     def slots(self) -> int:
@@ -76,15 +73,13 @@ class RayCluster(Remote):
         return told if warning is None else told | {"warning": warning}
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
-        check_folder(self.ray, self.nodes, folder.absolute(), self.storage)
+        ray_nodes.check_folder(self.ray, self.nodes, folder.absolute(), self.storage)
         super().settle(folder, trials, checkpoint_steps)
 
-    def submit(self, trial: TrialConfig, job: Job) -> None:
-        key = trial.folder
-        self.keys[key] = trial
-        self.running[self.run.remote(job, self.mailbox, key)] = trial
+    def send(self, trial: TrialConfig, job: Job) -> None:
+        self.running[self.run.remote(job, self.mailbox, trial.folder)] = trial
 
-    def collect(self) -> None:
+    def poll(self) -> None:
         try:
             done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL)
             self._take_mail()
@@ -95,7 +90,7 @@ class RayCluster(Remote):
                 f"The Ray cluster is gone ({one_line(error)}). The same command goes on from here."
             ) from error
 
-    def close(self) -> None:
+    def cancel(self) -> None:
         if not self.ray.is_initialized():
             return
         with contextlib.suppress(Exception):  # the cluster may be gone, and so are the trials
@@ -110,13 +105,13 @@ class RayCluster(Remote):
             mail = self.ray.get(self.mailbox.take.remote(), timeout=PATIENCE)
         except self.ray.exceptions.RayError:  # with its machine; Ray makes it anew elsewhere
             return
+        trials = {trial.folder: trial for trial in self.running.values()}
         for key, event in mail:
-            if key in self.keys:
-                self.told(self.keys[key], event)
+            if key in trials:
+                self.told(trials[key], event)
 
     def _take(self, reference: Any) -> None:
         trial = self.running.pop(reference)
-        del self.keys[trial.folder]
         try:
             result = TrialResult.from_json(self.ray.get(reference, timeout=PATIENCE))
         except self.ray.exceptions.RayTaskError as error:
@@ -145,15 +140,5 @@ class Mailbox:
 
 
 def run_job(job: Job, mailbox: Any, key: str) -> str:
-    """The task: what `TrialResult.to_json` makes of the result."""
-    last = 0.0
-
-    def tell(event: dict[str, Any]) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if event["kind"] == "step" and now - last < PAUSE:
-            return
-        last = now
-        mailbox.put.remote(key, event)
-
-    return job.run(tell).to_json()
+    """Run the task. Returns: what `TrialResult.to_json` makes of the result."""
+    return job.run(every(PAUSE, lambda event: mailbox.put.remote(key, event))).to_json()

@@ -4,29 +4,45 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from posenc.compare.engines.engine import Heard
 from posenc.compare.engines.job import Job
-from posenc.compare.engines.mirror import take_result
+from posenc.compare.engines.local import WORKER, write_failure
 from posenc.compare.engines.node import facts
-from posenc.compare.engines.retries import Progress
-from posenc.compare.engines.storage import Storage
-from posenc.compare.engines.trial_process import WORKER, write_failure
-from posenc.compare.result_files import is_done
+from posenc.compare.engines.storage import Storage, take_result
 from posenc.compare.results import TrialResult
-from posenc.compare.splits import path_of
-from posenc.compare.trial import TrialConfig, write_trial
+from posenc.compare.trial.config import TrialConfig, write_trial
+from posenc.compare.trial.files import is_done, path_of
 from posenc.tasks.known import TEXT
+
+MOST = 3
+"""Losses in a row, without a step beyond those before, after which a trial counts as failed: more
+often than that it is the trial that ends its machines."""
+
+
+@dataclass
+class Progress:
+    """How far a trial has come, and how often it was lost there."""
+
+    step: int = 0
+    step_when_lost: int = -1
+    losses: int = 0
+
+    def lost(self) -> bool:
+        """Count a loss. Returns: whether the trial is worth another start."""
+        self.losses = 1 if self.step > self.step_when_lost else self.losses + 1
+        self.step_when_lost = self.step
+        return self.losses <= MOST
 
 
 class Remote:
     """The half of an engine that does not depend on who owns the machines.
 
-    A subclass has `submit`, which gives a job to them, and `collect`, which waits a moment and
-    calls `told`, `ended` and `lost`.
+    A subclass has `send`, which gives a job to them, and `poll`, which waits a moment and calls
+    `told`, `ended` and `lost`.
     """
 
     def __init__(self, storage: str | None, module: str = WORKER) -> None:
@@ -46,52 +62,50 @@ class Remote:
             if trial.folder in finished and not is_done(folder, trial):
                 take_result(self.storage, folder / trial.folder)
 
-    def start(self, trial: TrialConfig) -> None:
+    def submit(self, trial: TrialConfig) -> None:
         home = self.folder / trial.folder
         home.mkdir(parents=True, exist_ok=True)
         (home / "result.json").unlink(missing_ok=True)
         write_trial(home, trial)
         self.progress[trial] = Progress()
-        self.submit(trial, self._job(trial))
+        self.send(trial, self._job(trial))
 
-    def hear(self) -> tuple[TrialConfig, Heard]:
+    def wait(self) -> tuple[TrialConfig, Heard]:
         while not self.heard:
-            self.collect()
+            self.poll()
         return self.heard.popleft()
 
-    def submit(self, trial: TrialConfig, job: Job) -> None:
+    def send(self, trial: TrialConfig, job: Job) -> None:
         raise NotImplementedError
 
-    def collect(self) -> None:
+    def poll(self) -> None:
         raise NotImplementedError
 
     def told(self, trial: TrialConfig, event: dict[str, Any]) -> None:
-        """A trial has said something."""
+        """Pass on what a trial has said."""
         progress = self.progress.get(trial)
-        if progress is None:  # the end of the trial was faster than its last words
-            return
-        progress.step = max(progress.step, event.get("step", 0))
-        self.heard.append((trial, event))
+        if progress is not None:  # else the end of the trial was faster than its last words
+            progress.step = max(progress.step, event.get("step", 0))
+            self.heard.append((trial, event))
 
     def ended(self, trial: TrialConfig, result: TrialResult) -> None:
-        """A trial has a result, or has failed by itself."""
+        """Keep the result of a trial, which may be a failure of its own."""
         del self.progress[trial]
-        home = self.folder / trial.folder
         if result.reason is not None:
-            write_failure(home, result)
+            write_failure(self.folder / trial.folder, result)
         elif self.storage is not None:
-            take_result(self.storage, home)
+            take_result(self.storage, self.folder / trial.folder)
         self.heard.append((trial, result))
 
     def lost(self, trial: TrialConfig, why: str) -> None:
-        """A trial has ended through no fault of its own."""
+        """Start a trial again that has ended through no fault of its own."""
         progress = self.progress[trial]
         if not progress.lost():
             reason = f"lost {progress.losses} times at step {progress.step}: {why}"
             self.ended(trial, TrialResult(trial, reason=reason))
             return
         self.told(trial, {"kind": "note", "text": f"{why}; it goes on from its last checkpoint"})
-        self.submit(trial, self._job(trial))
+        self.send(trial, self._job(trial))
 
     def _job(self, trial: TrialConfig) -> Job:
         return Job(

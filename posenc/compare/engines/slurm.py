@@ -1,4 +1,4 @@
-"""Trials as jobs of Slurm, submitted with submitit in arrays."""
+"""Trials as jobs of Slurm, submitted with submitit in arrays, and what such a job runs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ import secrets
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines.job import Job
+from posenc.compare.engines.job import Job, Lost, every
+from posenc.compare.engines.local import WORKER
 from posenc.compare.engines.remote import Remote
-from posenc.compare.engines.slurm_task import SlurmTask
 from posenc.compare.engines.storage import one_line
-from posenc.compare.engines.trial_process import WORKER
 from posenc.compare.results import TrialResult
-from posenc.compare.trial import TrialConfig
+from posenc.compare.trial.config import TrialConfig
 from posenc.report.atomic import write_atomically
 
 POLL = 2.0
 """Seconds between two looks at the jobs."""
+PAUSE = 2.0
+"""Seconds between two steps that are told."""
 MINUTES = 24 * 60
 """The time limit that is asked for. A trial that needs longer is queued again and goes on."""
 LONGEST_ARRAY = 1000
@@ -86,31 +88,29 @@ class Slurm(Remote):
         self.executor = self.submitit.AutoExecutor(self.home, cluster=self.cluster)
         self.executor.update_parameters(name="posenc", cpus_per_task=1, timeout_min=MINUTES, **own)
 
-    def submit(self, trial: TrialConfig, job: Job) -> None:
+    def send(self, trial: TrialConfig, job: Job) -> None:
         self.waiting.append((trial, job))
 
-    def collect(self) -> None:
+    def poll(self) -> None:
         if self.waiting:
-            self._submit_all()
+            self._send_all()
         time.sleep(POLL)
         for trial, job in list(self.running.items()):
             self._listen(trial)
             if job.done():
                 self._take(trial, job)
 
-    def close(self) -> None:
+    def cancel(self) -> None:
         for job in self.running.values():
             with contextlib.suppress(Exception):
                 job.cancel(check=False)
         self.running.clear()
 
-    def _submit_all(self) -> None:
-        """One array of all that wait."""
+    def _send_all(self) -> None:
+        """Submit all that wait as one array."""
         batch, self.waiting = self.waiting, []
-        tasks = [
-            SlurmTask(job, str(self._words(trial)), str(self.home / RUN), self.run)
-            for trial, job in batch
-        ]
+        run_file = str(self.home / RUN)
+        tasks = [SlurmTask(job, str(self._words(t)), run_file, self.run) for t, job in batch]
         try:
             jobs = self.executor.submit_array(tasks)
         except Exception as error:  # submitit's, of sbatch
@@ -130,7 +130,7 @@ class Slurm(Remote):
             self.told(trial, event)
 
     def _words(self, trial: TrialConfig) -> Path:
-        """The file with the last that a trial said."""
+        """Name the file with the last that a trial said."""
         return self.home / f"{trial.folder}.said.json"
 
     def _take(self, trial: TrialConfig, job: Any) -> None:
@@ -143,3 +143,38 @@ class Slurm(Remote):
             lines = [line for line in str(error).splitlines() if "Lost:" in line]
             said = lines[-1].partition("Lost:")[2].strip() if lines else one_line(error)[:200]
             self.lost(trial, f"its job {job.job_id} has ended ({said})")
+
+
+@dataclass
+class SlurmTask:
+    """A trial that writes what it tells into a file, for the command to read.
+
+    words: that file.
+    run_file, run: where the newest run of the command writes its name, and the name of the run
+        that this job belongs to.
+    """
+
+    job: Job
+    words: str
+    run_file: str
+    run: str
+
+    def __call__(self) -> str:
+        """Run the trial. Returns: what `TrialResult.to_json` makes of the result. Raises: Lost."""
+        self._check_run()
+        return self.job.run(every(PAUSE, self._tell)).to_json()
+
+    def checkpoint(self) -> Any:
+        """Return what submitit queues again after a preemption or a timeout."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self._check_run()
+        write_atomically(self.words, json.dumps(event))
+
+    def _check_run(self) -> None:
+        """End where the command has been started again: its own job will do this trial."""
+        if Path(self.run_file).read_text(encoding="utf-8") != self.run:
+            raise Lost("a newer run of the same command does this trial")

@@ -1,8 +1,8 @@
 """Where the machines of a comparison meet without a shared folder: a place that fsspec can reach,
 such as s3://bucket/run.
 
-It holds what the study's folder holds: the text, and a folder for each trial. Nothing is taken
-from there unchecked: results, checkpoints and texts carry hashes, so half of a file is seen.
+It has what the study's folder has: the text, and a folder for each trial. Results, checkpoints and
+texts carry hashes, so half of a file is seen.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,10 +20,14 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from posenc.compare.trial.files import STATE, Cursor
+from posenc.report.atomic import is_partial, write_atomically
 from posenc.report.record import seal, unseal
 
 CONTENTS = "contents.json"
 """In the folder of a text: the hash of each file, written last."""
+PAUSE = 0.5
+"""Seconds between two looks for a new checkpoint."""
 
 
 class StorageError(ValueError):
@@ -33,8 +38,7 @@ class Storage:
     """The files below a URL.
 
     >>> import tempfile
-    >>> folder = tempfile.mkdtemp()
-    >>> storage = Storage(f"file://{folder}")
+    >>> storage = Storage(f"file://{tempfile.mkdtemp()}")
     >>> storage.write("a/b.txt", b"42")
     >>> storage.read("a/b.txt"), storage.read("a/c.txt")
     (b'42', None)
@@ -56,7 +60,7 @@ class Storage:
         return f"{self.root}/{name}"
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None where there is none."""
+        """Return the content of a file; None where there is none."""
         try:
             return self.fs.cat_file(self.path(name))
         except FileNotFoundError:
@@ -74,24 +78,25 @@ class Storage:
                 self.fs.rm_file(self.path(name))
 
     def names(self, folder: str) -> list[str]:
-        """All files in a folder and below, by their names in it."""
-        found = self.fs.find(self.path(folder)) if self.fs.exists(self.path(folder)) else []
+        """List all files in a folder and below, by their names in it."""
         above = PurePosixPath(self.path(folder))
+        found = self.fs.find(str(above)) if self.fs.exists(str(above)) else []
         return [PurePosixPath(path).relative_to(above).as_posix() for path in found]
 
     def with_results(self) -> set[str]:
-        """The folders of trials that have a result."""
+        """List the folders of trials that have a result."""
         return {
             PurePosixPath(path).parent.name for path in self.fs.glob(self.path("*/result.json"))
         }
 
     @contextlib.contextmanager
     def token(self) -> Iterator[tuple[str, str]]:
-        """A file with a random word, which every machine must be able to read and to answer.
+        """Keep a file with a random word, which every machine must be able to read and to answer.
 
         Raises: StorageError where this one cannot write it.
         """
-        name, word = f".posenc-{secrets.token_hex(8)}", secrets.token_hex(8)
+        # A killed run leaves the name of a half-written file, which the next one deletes.
+        name, word = f".shared.{secrets.randbelow(10**12)}.partial", secrets.token_hex(8)
         try:
             self.write(name, word.encode())
             if self.read(name) != word.encode():
@@ -104,17 +109,17 @@ class Storage:
             yield name, word
         finally:
             with contextlib.suppress(Exception):
-                self.remove([name, f"{name}-answer"])
+                self.remove([name])
 
     def answer(self, name: str, word: str) -> str | None:
-        """What is wrong with this storage on the machine that this runs on, or None."""
+        """Say what is wrong with this storage on the machine that this runs on; None if nothing."""
         try:
             if self.read(name) != word.encode():
-                return "it does not see what was written from here: the storage is not shared"
-            self.write(f"{name}-answer", word.encode())
+                return "it does not see what was written from here: it is not shared"
+            with self.token():
+                return None
         except Exception as error:
-            return f"it cannot write there ({one_line(error)})"
-        return None
+            return f"it cannot read and write there ({one_line(error)})"
 
     def give_text(self, folder: Path) -> None:
         """Put the folder of a text there, unless it is there whole."""
@@ -135,16 +140,15 @@ class Storage:
             return
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".text-", dir=folder.parent))
-        try:
+        with tempfile.TemporaryDirectory(prefix=".text-", dir=folder.parent) as scratch:
+            partial = Path(scratch) / folder.name
+            partial.mkdir()
             for name in contents:
                 (partial / name).write_bytes(self.read(f"{folder.name}/{name}") or b"")
             if not _holds(partial, contents):
                 raise OSError(f"{self.url}/{folder.name} is damaged; delete it there")
             with contextlib.suppress(OSError):  # another trial was faster
                 partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
     def _contents(self, folder: str) -> dict[str, Any] | None:
         text = self.read(f"{folder}/{CONTENTS}")
@@ -154,18 +158,97 @@ class Storage:
             return None
 
 
+class Mirror:
+    """Copies each new checkpoint in `home` to the storage while the block runs.
+
+    A copy that fails is tried again with the next checkpoint; `wrong` keeps why.
+    """
+
+    def __init__(self, storage: Storage, home: Path) -> None:
+        self.storage, self.home = storage, home
+        self.copied, self.wrong = "", ""
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Mirror:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.ended.set()
+        self.thread.join()
+
+    def _watch(self) -> None:
+        while not self.ended.wait(PAUSE):
+            try:
+                self.copy_checkpoint()
+            except Exception as error:  # of any of fsspec's file systems
+                self.wrong = str(error)
+
+    def copy_checkpoint(self) -> None:
+        """Copy the checkpoint if it is new; tensors first, for the state names them."""
+        try:
+            state = (self.home / STATE).read_text(encoding="utf-8")
+            if state == self.copied:
+                return
+            name = Cursor.from_json(state).tensors
+            tensors = (self.home / name).read_bytes()
+        except FileNotFoundError:  # there is none, or a newer one has just replaced it
+            return
+        self.storage.write(f"{self.home.name}/{name}", tensors)
+        self.storage.write(f"{self.home.name}/{STATE}", state.encode())
+        self.copied = state
+        self._remove_checkpoints(keep=(STATE, name))
+
+    def copy_result(self) -> None:
+        """Copy all that a finished trial wrote, its result last, and forget its checkpoint."""
+        files = [path for path in self.home.rglob("*") if path.is_file() and not is_partial(path)]
+        for name in _result_last(path.relative_to(self.home).as_posix() for path in files):
+            self.storage.write(f"{self.home.name}/{name}", (self.home / name).read_bytes())
+        self._remove_checkpoints()
+
+    def _remove_checkpoints(self, keep: tuple[str, ...] = ()) -> None:
+        names = self.storage.names(self.home.name)
+        old = [n for n in names if n.startswith("checkpoint") and n not in keep]
+        self.storage.remove(f"{self.home.name}/{name}" for name in old)
+
+
+def take_checkpoint(storage: Storage, home: Path) -> None:
+    """Make `home` anew with the checkpoint that the storage has of it, if there is one."""
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    _take(storage, home, [n for n in storage.names(home.name) if n.startswith("checkpoint")])
+
+
+def take_result(storage: Storage, home: Path) -> None:
+    """Copy a finished trial from the storage into `home`, its result last."""
+    _take(storage, home, _result_last(storage.names(home.name)))
+
+
+def _take(storage: Storage, home: Path, names: Iterable[str]) -> None:
+    for name in names:
+        content = storage.read(f"{home.name}/{name}")
+        if content is not None:
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(home / name, content)
+
+
+def _result_last(names: Iterable[str]) -> list[str]:
+    """The files of a finished trial, in the order in which they are copied."""
+    names = [name for name in sorted(names) if not name.startswith("checkpoint")]
+    return sorted(names, key=lambda name: name == "result.json")
+
+
 def _holds(folder: Path, contents: dict[str, Any]) -> bool:
-    """Whether the files of a text are there and are what was written."""
+    """True if the files of a text are there and are what was written."""
     try:
-        return all(
-            hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
-            for name, digest in contents.items()
-        )
+        found = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in contents}
     except OSError:
         return False
+    return found == contents
 
 
 def one_line(error: BaseException) -> str:
-    """What an error of any library says, on one line and not at length."""
+    """Say what an error of any library says, on one line and not at length."""
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -22,7 +22,6 @@ from posenc.extend.export.serving.page import mapped_page, page, plain_page
 from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.report.atomic import write_atomically
-from posenc.report.clone import clone
 from posenc.report.failure import RunFailed
 from posenc.report.new_folder import new_folder
 
@@ -88,9 +87,9 @@ def write_weights(checkpoint: Checkpoint, folder: Path, *, changed: bool) -> Non
         model.save_pretrained(folder, safe_serialization=True, max_shard_size=shard)
         return
     for path in files:
-        clone(path, folder / path.name)
+        shutil.copyfile(path, folder / path.name)
     if (index := checkpoint.folder / INDEX).exists() and len(files) > 1:
-        clone(index, folder / INDEX)
+        shutil.copyfile(index, folder / INDEX)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
 

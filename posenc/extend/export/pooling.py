@@ -10,7 +10,6 @@ from typing import Any
 from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json, require_ordinary
 from posenc.report.atomic import write_atomically
-from posenc.report.clone import clone
 
 MODULES = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
@@ -36,7 +35,7 @@ def copy_sentence_files(source: Path, target: Path, longest: int) -> list[str]:
         (target / name).mkdir()
         for file in MODULE_FILES:
             if (source / name / file).exists():
-                clone(inside(source / name, file, MODULES), target / name / file)
+                shutil.copyfile(inside(source / name, file, MODULES), target / name / file)
     settings = target / LENGTH_FILE
     kept: dict[str, Any] = read_json(settings) if settings.exists() else {}
     if isinstance(limit := kept.get("max_seq_length"), int) and limit < longest:

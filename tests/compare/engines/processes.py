@@ -12,7 +12,7 @@ def supervisor_of(home: Path) -> int:
             words = (path / "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
-        if str(home) in words and "posenc.compare.worker" in words:
+        if str(home) in words and "posenc.compare.trial.worker" in words:
             return above(int(path.name))
     raise AssertionError(f"no process runs {home}")
 

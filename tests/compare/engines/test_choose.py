@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.engines.choose import check_engine
 from posenc.compare.engines.node import other_processors
-from posenc.compare.engines.remote import Remote
-from posenc.compare.engines.retries import MOST, Progress
+from posenc.compare.engines.remote import MOST, Progress, Remote
 from posenc.compare.options import Options
-from tests.compare.test_summary import TRIAL
+from posenc.compare.plan.plan import check_engine
+from tests.compare.judge.test_summary import TRIAL
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_a_machine_that_only_starts_trials_loads_no_torch(tmp_path):
     (tmp_path / "job").write_bytes(pickle.dumps(engine._job(TRIAL)))
     code = (
         "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))\n"
-        "import posenc.compare.engines.ray_cluster, posenc.compare.engines.slurm_task\n"
+        "import posenc.compare.engines.ray_cluster, posenc.compare.engines.slurm\n"
         "from posenc.compare.engines.node import facts; facts()\n"
         "sys.exit('torch' in sys.modules)"
     )
@@ -74,27 +73,27 @@ ROOT = Path(__file__).parents[3]
 
 def test_an_address_that_does_not_answer_is_refused():
     pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
-    from posenc.compare.engines import ray_connect
+    from posenc.compare.engines import ray_nodes
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
             with pytest.raises(ValueError, match=f"--address {address}: nothing answers there"):
-                ray_connect.connect(address, 1)
+                ray_nodes.connect(address, 1)
     for address in ("ray://", "head", "head:x"):
         with pytest.raises(ValueError, match=r"--address must be ray://HOST:PORT"):
-            ray_connect.connect(address, 1)
+            ray_nodes.connect(address, 1)
 
 
 def test_something_else_at_the_address_is_refused_in_bounded_time(monkeypatch):
     pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
-    from posenc.compare.engines import ray_connect
+    from posenc.compare.engines import ray_nodes
 
-    monkeypatch.setattr(ray_connect, "JOIN", 3.0)
+    monkeypatch.setattr(ray_nodes, "JOIN", 3.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ValueError, match="within 3 seconds it did not as a Ray cluster"):
-            ray_connect.connect(address, 1)
+            ray_nodes.connect(address, 1)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare import sweep
+from posenc.compare.engines import sweep
 from posenc.compare.engines.node import facts
 from posenc.compare.engines.ray_cluster import RayCluster
 from posenc.compare.engines.ray_nodes import ask, check_folder, check_nodes
 from tests.compare.engines.processes import above, supervisor_of
-from tests.compare.test_sweep import Log, results, run_here, trial
+from tests.compare.engines.test_sweep import Log, results, run_here, trial
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -100,7 +100,7 @@ def test_lost_workers_and_machines_change_no_number(cluster, folder):
         engine.settle(study, trials, 5)
         sweep.run_trials(study, trials, engine, log)
     finally:
-        engine.close()
+        engine.cancel()
     assert [what for what, _ in log.did] == ["worker", "machine"]
     lost = {name for name, text in log.notes if "it goes on from its last checkpoint" in text}
     assert lost >= {log.did[0][1], log.did[1][1]}
@@ -110,7 +110,7 @@ def test_lost_workers_and_machines_change_no_number(cluster, folder):
 
 
 def test_a_machine_with_another_posenc_is_refused_by_name(cluster, tmp_path):
-    package = Path(sweep.__file__).parents[1]
+    package = Path(sweep.__file__).parents[2]
     shutil.copytree(package, tmp_path / "posenc", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "posenc" / "positions.py").open("a", encoding="utf-8") as file:
         file.write("# another line\n")
@@ -129,7 +129,7 @@ def test_a_machine_with_another_posenc_is_refused_by_name(cluster, tmp_path):
         with pytest.raises(ValueError, match="it has posenc with other files, hash"):
             check_nodes(here.here, {node: nodes[node] | answers[node]})
     finally:
-        here.close()
+        here.cancel()
 
 
 def other_package(folder: str) -> None:
@@ -158,7 +158,7 @@ def test_a_storage_that_machines_do_not_share_is_refused(cluster, tmp_path):
         with pytest.raises(OSError):
             check_folder(engine.ray, engine.nodes, wrong, None)
     finally:
-        engine.close()
+        engine.cancel()
 
 
 def test_the_command_on_ray_gives_the_local_table(cluster, folder):

@@ -9,12 +9,11 @@ import signal
 
 import pytest
 
-from posenc.compare import sweep
+from posenc.compare.engines import sweep
 from posenc.compare.engines.job import Lost
-from posenc.compare.engines.slurm import RUN, Slurm
-from posenc.compare.engines.slurm_task import SlurmTask
+from posenc.compare.engines.slurm import RUN, Slurm, SlurmTask
 from tests.compare.engines.processes import supervisor_of
-from tests.compare.test_sweep import Log, results, run_here, trial
+from tests.compare.engines.test_sweep import Log, results, run_here, trial
 
 pytest.importorskip("submitit", reason="submitit is not installed (extra slurm)")
 
@@ -57,7 +56,7 @@ def test_preempted_and_killed_jobs_change_no_number(folder):
         engine.settle(study, trials, 5)
         sweep.run_trials(study, trials, engine, log)
     finally:
-        engine.close()
+        engine.cancel()
     assert log.did == {"rope": "preempted", "t5": "killed"}
     assert {name: found.reason for name, found in log.results.items()} == {"rope": None, "t5": None}
     assert [name for name, text in log.notes if "goes on from its last checkpoint" in text] == [

@@ -17,13 +17,18 @@ import pytest
 
 from posenc.compare.engines import job
 from posenc.compare.engines.job import Job, Lost
-from posenc.compare.engines.mirror import Mirror, take_checkpoint, take_result
 from posenc.compare.engines.node import difference, facts
 from posenc.compare.engines.remote import Remote
-from posenc.compare.engines.storage import Storage, StorageError
-from posenc.compare.splits import path_of
+from posenc.compare.engines.storage import (
+    Mirror,
+    Storage,
+    StorageError,
+    take_checkpoint,
+    take_result,
+)
+from posenc.compare.trial.files import path_of
 from tests.compare.engines.processes import children_of
-from tests.compare.test_sweep import results, run_here, trial
+from tests.compare.engines.test_sweep import results, run_here, trial
 
 
 @pytest.fixture(autouse=True)
@@ -85,10 +90,10 @@ class Direct(Remote):
         super().__init__(storage)
         self.disturb, self.jobs, self.steps = disturb, [], []
 
-    def submit(self, trial, job):
+    def send(self, trial, job):
         self.jobs.append((trial, job))
 
-    def collect(self):
+    def poll(self):
         trial, job = self.jobs.pop(0)
 
         def tell(event):
@@ -105,9 +110,9 @@ class Direct(Remote):
 
 def run(engine: Direct, study: Path, config):
     engine.settle(study, [config], 5)
-    engine.start(config)
+    engine.submit(config)
     while True:
-        _, heard = engine.hear()
+        _, heard = engine.wait()
         if not isinstance(heard, dict):
             return heard
 
@@ -121,7 +126,7 @@ def test_a_trial_goes_on_from_the_storage_and_gives_the_same_numbers(study, url)
         """Kill the trial's process when its checkpoint has reached the storage."""
         kept = any("checkpoint" in name for name in storage.names(config.folder))
         if not killed and kept:
-            (process,) = children_of(os.getpid(), "posenc.compare.worker")
+            (process,) = children_of(os.getpid(), "posenc.compare.trial.worker")
             os.kill(process, signal.SIGKILL)
             killed.append(event["step"])
 
@@ -189,7 +194,7 @@ def test_a_storage_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_old_checkpoints_go_and_a_vanished_one_is_not_copied(tmp_path, study):
-    from posenc.compare.checkpoint_state import STATE, Cursor
+    from posenc.compare.trial.files import STATE, Cursor
 
     storage, home = Storage(f"file://{tmp_path}/kept"), tmp_path / "rope-seed0"
     home.mkdir()
@@ -227,7 +232,7 @@ def test_a_trial_that_ends_its_machines_is_given_up(study, url):
     config = trial(study, "rope")
 
     class Broken(Direct):
-        def collect(self):
+        def poll(self):
             trial, _ = self.jobs.pop(0)
             self.told(trial, {"kind": "step", "step": 3, "loss": 2.0})
             self.lost(trial, "its worker is gone")

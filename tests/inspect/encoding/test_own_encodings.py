@@ -12,7 +12,7 @@ from posenc import ModelShape, cli
 from posenc.inspect.command import _kind
 from posenc.inspect.encoding.command import measure_all
 from posenc.inspect.encoding.words import rows
-from tests.compare.test_encodings import MINE
+from tests.compare.plan.test_encodings import MINE
 from tests.encoding import planted
 
 SHAPE = ModelShape(32, 2, train_length=32)

@@ -1,0 +1,90 @@
+"""`posenc compare` as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from posenc.compare.options import Options, check_options
+from posenc.compare.results import Study
+
+
+def run(
+    encodings: Sequence[str] | None = None,
+    *,
+    text: str | Path | Sequence[str | Path] | None = None,
+    task: str | Sequence[str] | None = None,
+    test_lengths: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    figures: str | Path | None = None,
+    **options: Any,
+) -> Study:
+    """Train each encoding short, test it long, and return the study; its page lies in `out`.
+
+    Trials run in processes of their own, so a script calls it under `if __name__ == "__main__":`.
+    The same call goes on with what an interrupted one has left.
+
+    Args:
+        encodings: names of `posenc.names()`, or texts that `posenc.create` takes, each with a label
+            before an equals sign where it should be called otherwise; None for six common ones.
+        text: files, folders or globs to train and test on, read as bytes; None for the source of
+            Python's standard library.
+        task: what to learn, of "text", "copy", "copy_512", "reverse", "recall", "flip_flop",
+            "offset" and "grid"; None for text.
+        test_lengths: windows to test on, in bytes; None for 1, 2, 4 and 8 times the training
+            length, which is always among them.
+        out: folder for report.html, results.csv, study.json and the trials; None for one below
+            runs/ that the options name.
+        figures: folder for every figure as SVG, PDF, PNG and CSV.
+        options: suite, objective, train_length, budget, seeds, steps, batch, width, layers, heads,
+            kv_heads, projections, config, small, lr, check_lr, device, precision, workers,
+            checkpoint_steps, unchecked, engine, address, storage, partition, max_parallel,
+            tensorboard and dry_run, as fields of `posenc.compare.Options`, which has their
+            defaults.
+
+    Raises: ValueError for wrong input, before anything is written; TypeError for an option that
+    there is not; RunFailed where a trial failed, after the others.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> small = {"train_length": 16, "batch": 2, "width": 16, "layers": 1, "heads": 1, "seeds": 1}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     text = Path(folder, "text.txt")
+    ...     _ = text.write_text("the cat sat on the mat. " * 200)
+    ...     study = posenc.compare.run(
+    ...         ["rope"], text=text, test_lengths=[32], steps=1, out=Path(folder, "out"), **small
+    ...     )
+    >>> [(score.length, score.spread) for score in study.summary[0].by_length]
+    [(16, 0.0), (32, 0.0)]
+    >>> study.recommendation[:57]  # one step
+    "Nothing can be told: no encoding's model has learned more"
+    """
+    from posenc.compare.study import run_study
+
+    texts = [text] if isinstance(text, str | Path) else text
+    tasks = [task] if isinstance(task, str) else task
+    lengths = _several("test_lengths", test_lengths, Integral, "whole numbers")
+    asked = Options(
+        _several("encodings", encodings, str, "names"),
+        _several("text", texts, str | Path, "paths"),
+        task=_several("task", tasks, str, "names"),
+        test_lengths=None if lengths is None else ",".join(lengths),
+        out=Path(out) if isinstance(out, str) else out,
+        figures=Path(figures) if isinstance(figures, str) else figures,
+        **options,
+    )
+    check_options(asked)
+    return run_study(asked, show=False)
+
+
+def _several(name: str, given: Any, kind: Any, what: str) -> list[str] | None:
+    """What was given as a list of texts. Raises: ValueError for what is none, or is empty."""
+    if given is None:
+        return None
+    whole = isinstance(given, Iterable) and not isinstance(given, str | bytes)
+    found = list(given) if whole else []
+    if not found or not all(isinstance(e, kind) and not isinstance(e, bool) for e in found):
+        raise ValueError(f"{name} must be a list of {what}, got {given!r}.")
+    return [str(each) for each in found]

@@ -1,0 +1,96 @@
+"""Run the trials of a study, several at a time, on the engine that its plan names."""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from posenc.compare.engines.engine import Engine
+from posenc.compare.plan.plan import Plan
+from posenc.compare.results import TrialResult
+from posenc.compare.trial.checkpoint import clear_checkpoint
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.files import PARTIAL, CorruptResult, load_result
+from posenc.report.atomic import remove_partials
+from posenc.report.machine import num_cores
+
+
+class Watcher(Protocol):
+    """Hears what happens while the trials run."""
+
+    def step(self, trial: TrialConfig, step: int, loss: float) -> None: ...
+    def testing(self, trial: TrialConfig) -> None: ...
+    def note(self, trial: TrialConfig, text: str) -> None: ...
+    def finished(self, trial: TrialConfig, result: TrialResult) -> None: ...
+
+
+def open_engine(plan: Plan) -> Engine:
+    """Open the engine that a plan names.
+
+    Raises: ValueError where it cannot be reached, or its machines differ from this one.
+    """
+    options, device = plan.options, plan.tasks[0].device
+    if options.engine == "local":
+        from posenc.compare.engines.local import Local
+
+        workers = options.workers or (1 if device == "cuda" else num_cores())
+        return Local(min(workers, plan.count))
+    if options.engine == "ray":
+        from posenc.compare.engines.ray_cluster import RayCluster
+
+        most = options.max_parallel
+        return RayCluster(options.address, options.storage, most, device, num_cores())
+    from posenc.compare.engines.slurm import Slurm
+
+    return Slurm(options.partition, options.max_parallel or plan.count, device)
+
+
+def run_trials(
+    folder: Path, trials: Sequence[TrialConfig], engine: Engine, watcher: Watcher
+) -> None:
+    """Run all trials that have no result yet, on an engine that is settled. A trial that failed in
+    an earlier call runs again.
+
+    After an interruption of any kind the same call goes on from the last checkpoints.
+    """
+    waiting: deque[TrialConfig] = deque()
+    for trial in trials:
+        try:
+            result = load_result(folder, trial)
+        except CorruptResult as error:
+            watcher.note(trial, f"the result is corrupt ({error}); running this trial again")
+            (folder / trial.folder / "result.json").unlink(missing_ok=True)
+            result = None
+        if result is not None and result.reason is None:
+            clear_checkpoint(folder / trial.folder)  # a kill after the result leaves it there
+            watcher.finished(trial, result)
+        else:
+            waiting.append(trial)
+    running = 0
+    while waiting or running:
+        while waiting and running < engine.slots():
+            engine.submit(waiting.popleft())
+            running += 1
+        trial, heard = engine.wait()
+        if isinstance(heard, TrialResult):
+            running -= 1
+            watcher.finished(trial, heard)
+        elif heard["kind"] == "step":
+            watcher.step(trial, heard["step"], heard["loss"])
+        elif heard["kind"] == "testing":
+            watcher.testing(trial)
+        elif heard["kind"] == "note":
+            watcher.note(trial, heard["text"])
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the half-written files that killed runs left in a study's folder.
+
+    Call it only while holding the folder's lock.
+    """
+    for path in folder.glob(f"corpus-*{PARTIAL}"):
+        shutil.rmtree(path, ignore_errors=True)
+    remove_partials(folder)

@@ -1,0 +1,178 @@
+"""How far a study agrees with published tables: which table, which order, how sure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from statistics import fmean, stdev
+
+from posenc.compare.judge.pooled import scores_of, task_scores
+from posenc.compare.results import Study
+from posenc.compare.trial.config import CAUSAL
+from posenc.statistics.agreement import (
+    Rho,
+    agreement_p,
+    separated_pairs,
+    sign_agreement,
+    spearman,
+)
+from posenc.tasks.known import TEXT
+
+TEXT_TABLES, TASK_TABLES = "published.json", "published_tasks.json"
+NEAR = 0.05
+"""How far a published length may lie from the multiple of the training length that we tested."""
+
+HEADER = ("published table", "length", "encodings", "Spearman", "exact p", "pairs that agree")
+MEANING = (
+    "Lengths are multiples of the length trained at. Spearman's correlation is over the encodings "
+    "in common, with the p-value of all their orders: 4 encodings cannot reach p < 0.083. The last "
+    "column counts pairs that the publication tells apart beyond its own seeds, and of these the "
+    "ones that come in the same order here; tables of one seed have none. Its p is the share of "
+    "all orders of the encodings that agree in as many pairs or more; in the sums one order holds "
+    "for all tables, because tables that resemble each other are little more evidence than one. "
+    "Tasks are compared by the means over unseen lengths, of the encodings that learned them here."
+)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A study against one published table at one multiple of the training length, or, of a task,
+    over all lengths beyond it.
+
+    ours: what the study measured, lower is better.
+    told: the pairs that the publication tells apart beyond its seeds, the better first.
+    """
+
+    table: str
+    source: str
+    multiple: int | None
+    rho: Rho | None
+    ours: Mapping[str, float]
+    told: Sequence[tuple[str, str]]
+
+    @property
+    def agreeing(self) -> int:
+        return sign_agreement(self.ours, list(self.told))[0]
+
+    @property
+    def pairs(self) -> int:
+        return sign_agreement(self.ours, list(self.told))[1]
+
+    @property
+    def where(self) -> str:
+        return "unseen" if self.multiple is None else f"x{self.multiple}"
+
+
+def agreements(study: Study) -> list[Agreement]:
+    """Against every published table that has two encodings of the study or more; by the texts that
+    its trials have, so that a label changes nothing."""
+    if any(trial.objective != CAUSAL for trial in study.trials):
+        return []  # the tables are of the next token
+    text = study.of_task(TEXT)
+    found = []
+    if text.trials:
+        found = [each for table in read_tables(TEXT_TABLES) for each in _against(table, text)]
+    return found + [
+        each for table in read_tables(TASK_TABLES) for each in _against_task(table, study)
+    ]
+
+
+def rows(found: Sequence[Agreement]) -> Iterator[list[str]]:
+    """As words, one row each, and then of text and of tasks the sum of the pairs beyond x1."""
+    for each in found:
+        rho, p = ("–", "–") if each.rho is None else (f"{each.rho.value:.2f}", f"{each.rho.p:.3f}")
+        names = f"{len(each.ours)}: {' '.join(each.ours)}"
+        yield [f"{each.table}, {each.source}", each.where, names, rho, p, _counted([each])]
+    beyond = [each for each in found if each.multiple is not None and each.multiple > 1]
+    tasks = [each for each in found if each.multiple is None]
+    for title, whole in (("text, all tables beyond x1", beyond), ("tasks, all tables", tasks)):
+        if any(each.pairs for each in whole):
+            yield [title, "", "", "", "", _counted(whole)]
+
+
+def _counted(found: list[Agreement]) -> str:
+    """How many pairs agree, and how likely that is by chance."""
+    agreeing, pairs = sum(a.agreeing for a in found), sum(a.pairs for a in found)
+    if not pairs:
+        return "–"
+    p = agreement_p([(a.ours, a.told) for a in found])
+    share = f"{agreeing} of {pairs} ({agreeing / pairs:.2f}"
+    return f"{share})" if p is None else f"{share}, p {p:.3f})"
+
+
+def read_tables(name: str) -> list[dict]:
+    """Of TEXT_TABLES or TASK_TABLES."""
+    return json.loads(resources.files("posenc.compare.judge").joinpath(name).read_bytes())
+
+
+def _against_task(table: dict, study: Study) -> Iterator[Agreement]:
+    """The accuracies of a table against our scores beyond the training length, of who learned."""
+    part = study.of_task(table["task"])
+    if not part.trials:
+        return
+    own = {trial.encoding for trial in part.trials if not trial.code}
+    means, _ = task_scores(scores_of(part), table["task"])
+    theirs = {name: -fmean(each) for name, each in table["seeds"].items()}
+    ours = {name: -score for name, score in means.items() if name in theirs and name in own}
+    if len(ours) < 2:
+        return
+    known = {name: theirs[name] for name in ours}
+    title = f"{table['name']} against {table['task']} ({table['model']})"
+    told = told_in_task(table, list(ours))
+    yield Agreement(title, table["source"], None, spearman(ours, known), ours, told)
+
+
+def told_in_task(table: dict, names: Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs of these encodings that one of TASK_TABLES tells apart, the better first."""
+    means = {name: -fmean(table["seeds"][name]) for name in names}
+    deviations = {name: stdev(table["seeds"][name]) for name in names}
+    count = min(len(each) for each in table["seeds"].values())
+    return separated_pairs(means, deviations, count)
+
+
+def _against(table: dict, study: Study) -> Iterator[Agreement]:
+    train = study.trials[0].train_length
+    for length in study.trials[0].test_lengths:
+        if length % train:
+            continue
+        multiple = length // train
+        column = _column(table, multiple)
+        ours = _means(study, length)
+        if column is None:
+            continue
+        theirs = {n: row[column] for n, row in table["means"].items() if row[column] is not None}
+        shared = [name for name in ours if name in theirs]
+        if len(shared) < 2:
+            continue
+        deviations = {n: row[column] for n, row in table["deviations"].items() if n in shared}
+        known = {name: theirs[name] for name in shared}
+        mine = {name: ours[name] for name in shared}
+        yield Agreement(
+            f"{table['name']} ({table['model']})",
+            table["source"],
+            multiple,
+            spearman(mine, known),
+            mine,
+            separated_pairs(known, deviations, table["seeds"]),
+        )
+
+
+def _column(table: dict, multiple: int) -> int | None:
+    wanted = multiple * table["train_length"]
+    near = [i for i, n in enumerate(table["lengths"]) if abs(n - wanted) <= NEAR * wanted]
+    return min(near, key=lambda i: abs(table["lengths"][i] - wanted), default=None)
+
+
+def _means(study: Study, length: int) -> dict[str, float]:
+    """Mean loss of posenc's own encodings; a file or module of the user's is none of them."""
+    found: dict[str, list[float]] = {}
+    for result in study.finished:
+        config = result.config
+        if config.code or config.encoding in study.unchecked:
+            continue
+        for score in result.by_length:
+            if score.length == length and score.bits_per_byte is not None:
+                found.setdefault(config.encoding, []).append(score.bits_per_byte)
+    return {name: fmean(values) for name, values in found.items()}

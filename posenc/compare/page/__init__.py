@@ -1,0 +1,1 @@
+"""What a reader sees: the page, figures, tables on the terminal, progress, events."""

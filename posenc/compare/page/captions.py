@@ -1,0 +1,85 @@
+"""What to see in a figure of a study, in one sentence computed from its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from posenc.compare.judge.summary import WITHIN, mean_at
+from posenc.compare.judge.verdict import context_gains, still_falling
+from posenc.compare.results import Study
+from posenc.report.sentence import listed, sentence
+
+
+def in_by_length(study: Study) -> str:
+    """Which encodings keep their loss to the longest length, and which rises most."""
+    train, longest = study.trials[0].train_length, max(study.trials[0].test_lengths)
+    ends = {
+        row.encoding: (mean_at(row.by_length, train), mean_at(row.by_length, longest))
+        for row in study.summary
+    }
+    cannot = [name for name, (_, far) in ends.items() if far == float("inf")]
+    rises = {name: far - near for name, (near, far) in ends.items() if name not in cannot}
+    kept = [name for name, rise in rises.items() if rise <= (WITHIN - 1) * ends[name][0]]
+    parts = []
+    if kept:
+        parts.append(f"up to {longest:,} bytes {listed(kept)} {_verb(kept, 'keep')} the loss")
+    worst = max(rises, key=rises.__getitem__, default=None)
+    if worst is not None and worst not in kept:
+        parts.append(f"{worst} rises most, by {rises[worst]:.2f} bits per byte")
+    if cannot:
+        parts.append(f"{listed(cannot)} cannot run there")
+    return sentence(parts or ["nothing was measured here"])
+
+
+def in_by_context(study: Study) -> str:
+    """Whose line falls beyond the training length, in every seed."""
+    gains = {r.encoding: context_gains(study, r.encoding) for r in study.summary}
+    measured = {name: found[1] for name, found in gains.items() if found is not None}
+    falls = [name for name, found in measured.items() if all(g > 0 for g in found)]
+    rises = [name for name, found in measured.items() if all(g < 0 for g in found)]
+    if not measured:
+        return "No encoding here was given more context than in training."
+    parts = [
+        f"better from more context than in training: {listed(falls)}"
+        if falls
+        else "no encoding here gets better from more context than in training"
+    ]
+    if rises:
+        worst = min(rises, key=lambda name: fmean(measured[name]))
+        parts.append(f"{worst} loses most, {-fmean(measured[worst]):.2f} bits per byte")
+    return sentence(parts)
+
+
+def in_by_position(study: Study) -> str:
+    """Which encoding's loss rises most from the end of the trained length to the end."""
+    train, rises = study.trials[0].train_length, {}
+    for result in study.finished:
+        before = [s.bits_per_byte for s in result.by_position if train / 2 <= s.start < train]
+        after = [s.bits_per_byte for s in result.by_position if s.start >= train]
+        if before and after:
+            rise = fmean(after) - fmean(before)
+            rises.setdefault(result.config.encoding, []).append(rise)
+    if not rises:
+        return "No encoding here was read beyond the trained length."
+    means = {name: fmean(found) for name, found in rises.items()}
+    worst, best = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
+    if means[worst] <= 0.05:
+        return "No line rises behind the trained length."
+    rest = "" if best == worst else f", that of {best} least ({means[best]:+.2f})"
+    return (
+        f"Behind the trained length the loss of {worst} rises most, by {means[worst]:.2f} bits per "
+        f"byte{rest}."
+    )
+
+
+def in_training(study: Study) -> str:
+    """How far the losses still fell at the end."""
+    falling = still_falling(study.finished)
+    if falling is None:
+        return "The training was too short to see whether it had settled."
+    return f"In the last tenth of the training no loss fell by more than {max(0.0, falling):.1%}."
+
+
+def _verb(names: Sequence[str], verb: str) -> str:
+    return f"{verb}s" if len(names) == 1 else verb

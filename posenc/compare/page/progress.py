@@ -1,0 +1,125 @@
+"""The progress of a comparison: live bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from posenc.compare.results import TrialResult
+from posenc.compare.trial.config import TrialConfig, name_of
+from posenc.report.progress import Bars, Pace, clock, say
+from posenc.tasks.known import TEXT
+from posenc.tasks.task import Case
+
+LINES = 10
+"""Plain lines per trial."""
+ALL = "all trials"
+
+
+def unit_of(trial: TrialConfig) -> str:
+    """What a loss is the mean of."""
+    return "byte" if trial.task == TEXT else "target"
+
+
+class PlainLines:
+    """A line at every tenth of a trial."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.paces: dict[TrialConfig, Pace] = {}
+        self.said: dict[TrialConfig, int] = {}
+
+    def __enter__(self) -> PlainLines:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def step(self, trial: TrialConfig, step: int, loss: float) -> None:
+        pace = self.paces.setdefault(trial, Pace(step))
+        part = step * LINES // trial.steps
+        if part > self.said.setdefault(trial, pace.first * LINES // trial.steps):
+            self.said[trial] = part
+            left = (pace.seconds_per_step(step) or 0.0) * (trial.steps - step)
+            self.note(
+                trial,
+                f"step {step} of {trial.steps}, loss {loss:.3f} bits per {unit_of(trial)}, "
+                f"{clock(left)} left",
+            )
+
+    def testing(self, trial: TrialConfig) -> None:
+        self.note(trial, "testing")
+
+    def note(self, trial: TrialConfig, text: str) -> None:
+        say(self.console, f"{name_of(trial)}: {text}")
+
+    def finished(self, trial: TrialConfig, result: TrialResult) -> None:
+        say(self.console, outcome(trial, result))
+
+
+class LiveBars:
+    """One bar for all trials and one for each running trial, with loss and time left."""
+
+    def __init__(self, console: Console, trials: Sequence[TrialConfig], workers: int) -> None:
+        self.bars = Bars(console)
+        self.steps = dict.fromkeys(trials, 0)
+        self.total = sum(trial.steps for trial in trials)
+        self.workers = workers
+        self.paces: dict[TrialConfig, Pace] = {}
+        self.seconds_per_step: float | None = None
+        self._show_all()
+
+    def __enter__(self) -> LiveBars:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.bars.stop()
+
+    def step(self, trial: TrialConfig, step: int, loss: float) -> None:
+        seconds = self.paces.setdefault(trial, Pace(step)).seconds_per_step(step)
+        self.seconds_per_step = seconds or self.seconds_per_step
+        self.steps[trial] = step
+        left = None if seconds is None else seconds * (trial.steps - step)
+        self.bars.show(
+            name_of(trial), step, trial.steps, f"loss {loss:.3f} bits/{unit_of(trial)}", left
+        )
+        self._show_all()
+
+    def testing(self, trial: TrialConfig) -> None:
+        self.bars.show(name_of(trial), trial.steps, trial.steps, "testing")
+
+    def note(self, trial: TrialConfig, text: str) -> None:
+        self.bars.say(f"{name_of(trial)}: {text}")
+
+    def finished(self, trial: TrialConfig, result: TrialResult) -> None:
+        self.bars.remove(name_of(trial))
+        self.steps[trial] = trial.steps
+        self.bars.say(outcome(trial, result))
+        self._show_all()
+
+    def _show_all(self) -> None:
+        done = sum(self.steps.values())
+        left = None
+        if self.seconds_per_step is not None:
+            left = self.seconds_per_step * (self.total - done) / self.workers
+        ended = sum(step == trial.steps for trial, step in self.steps.items())
+        self.bars.show(ALL, done, self.total, f"{ended} of {len(self.steps)}", left)
+
+
+def outcome(trial: TrialConfig, result: TrialResult) -> str:
+    """One line about a trial that has ended."""
+    if result.reason is not None:
+        return f"{name_of(trial)}: failed: {result.reason}"
+    if trial.task != TEXT:
+        cases = ", ".join(
+            f"{Case(s.length, s.variant)}: {'cannot' if s.cannot else f'{s.exact_match:.3f}'}"
+            for s in result.by_case
+        )
+        return f"{name_of(trial)}: done; exact match at {cases}"
+    scores = ", ".join(
+        f"{s.length}: cannot" if s.bits_per_byte is None else f"{s.length}: {s.bits_per_byte:.3f}"
+        for s in result.by_length
+    )
+    return f"{name_of(trial)}: done; bits per byte at {scores}"

@@ -1,0 +1,90 @@
+"""The tasks of a study as tables for the terminal and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rich.markup import escape
+from rich.table import Table as Printed
+
+from posenc.compare.judge.summary import LEARNED
+from posenc.compare.results import CaseSummary, TaskSummary
+from posenc.report.table import Cell, Heading, Table
+from posenc.tasks.known import TASKS
+from posenc.tasks.task import Case
+
+Rows = Sequence[TaskSummary]
+
+
+def by_task(rows: Rows) -> Iterator[tuple[str, list[TaskSummary]]]:
+    """Each task and its rows."""
+    for task, group in groupby(rows, key=lambda row: row.task):
+        yield task, list(group)
+
+
+def task_tables(rows: Rows) -> Iterator[Printed]:
+    """A table for each task: how many seeds learned it, and its metric at every case."""
+    for task, group in by_task(rows):
+        made = TASKS[task]
+        table = Printed(
+            title=f"{task}: {made.metric} by {made.counts} (higher is better)",
+            title_justify="left",
+        )
+        table.add_column("encoding")
+        table.add_column("learned", justify="right")
+        for case in group[0].cases:
+            table.add_column(_heading(case), justify="right")
+        for row in group:
+            cells = [_text(case) for case in row.cases]
+            table.add_row(escape(row.encoding), f"{row.learned}/{row.num_seeds}", *cells)
+        yield table
+
+
+def task_notes(rows: Rows) -> Iterator[str]:
+    """What the tables do not show: who cannot run where, and why."""
+    for row in rows:
+        for reason in dict.fromkeys(case.cannot for case in row.cases if case.cannot):
+            yield f"{row.encoding} on {row.task}: cannot run at some lengths: {reason}"
+
+
+def page_table(task: str, rows: Rows) -> Table:
+    """The table of one task, with every seed behind each mean."""
+    made = TASKS[task]
+    return Table(
+        [
+            "encoding",
+            Heading("learned", f"exact match of {LEARNED} in distribution"),
+            *(Heading(_heading(case), made.counts) for case in rows[0].cases),
+            Heading("parameters", "of the whole model"),
+        ],
+        [
+            [
+                row.encoding,
+                f"{row.learned}/{row.num_seeds}",
+                *(_cell(row, case) for case in row.cases),
+                row.parameters,
+            ]
+            for row in rows
+        ],
+        f"The task {task}: {made.title}. {made.metric.capitalize()}, mean over the seeds that "
+        f"learned it, at the longest length of training first; in brackets every seed, learned or "
+        "not.",
+    )
+
+
+def _heading(case: CaseSummary) -> str:
+    return str(Case(case.length, case.variant))
+
+
+def _text(case: CaseSummary) -> str:
+    if case.cannot:
+        return "cannot"
+    return "not learned" if case.mean is None else f"{case.mean:.3f}"
+
+
+def _cell(row: TaskSummary, case: CaseSummary) -> Cell:
+    if case.cannot:
+        return Cell("cannot", note=f"{row.encoding}: {case.cannot}")
+    seeds = ", ".join(f"{value:.2f}" for value in case.seeds)
+    return Cell(f"{_text(case)} ({seeds})")

@@ -1,0 +1,162 @@
+"""What follows the trials beside the screen: a file of events, and TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from posenc.compare.page.progress import LiveBars, PlainLines
+from posenc.compare.results import Study, TrialResult
+from posenc.compare.trial.config import TrialConfig
+
+EVENTS = "events.jsonl"
+
+
+def watching(
+    console: Console, study: Study, folder: Path, workers: int, tensorboard: bool
+) -> Together:
+    """What watches a comparison. Raises: ValueError where tensorboard is asked for and missing."""
+    live = console.is_terminal
+    screen = LiveBars(console, study.trials, workers) if live else PlainLines(console)
+    boards = [TensorBoard(folder / "tensorboard")] if tensorboard else []
+    return Together([screen, EventFile(folder / EVENTS), *boards])
+
+
+class Together:
+    """Several watchers as one, each entered and left."""
+
+    def __init__(self, watchers: Sequence[Any]) -> None:
+        self.watchers = watchers
+        self.stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Together:
+        for watcher in self.watchers:
+            self.stack.enter_context(watcher)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stack.close()
+
+    def step(self, trial: TrialConfig, step: int, loss: float) -> None:
+        for watcher in self.watchers:
+            watcher.step(trial, step, loss)
+
+    def testing(self, trial: TrialConfig) -> None:
+        for watcher in self.watchers:
+            watcher.testing(trial)
+
+    def note(self, trial: TrialConfig, text: str) -> None:
+        for watcher in self.watchers:
+            watcher.note(trial, text)
+
+    def finished(self, trial: TrialConfig, result: TrialResult) -> None:
+        for watcher in self.watchers:
+            watcher.finished(trial, result)
+
+
+class EventFile:
+    """Appends a line of JSON for all that happens: {"time": "2026-01-31T12:00:00.123+00:00",
+    "event": "step", "trial": "rope-seed0-0123456789ab", "encoding": "rope", "task": "text",
+    "seed": 0, "step": 25, "steps": 300, "loss": 3.1}.
+
+    The events are step (once a second of a trial), testing, note (with "text") and finished (with
+    "reason", null where the trial did not fail). A run that goes on appends; its finished trials
+    are not told again. A disk that is full loses events and stops no trial.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.last: dict[TrialConfig, float] = {}
+
+    def __enter__(self) -> EventFile:
+        self.file = self.path.open("a", buffering=1, encoding="utf-8")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with contextlib.suppress(OSError):
+            self.file.close()
+
+    def step(self, trial: TrialConfig, step: int, loss: float) -> None:
+        now = time.monotonic()
+        if now - self.last.get(trial, -1.0) >= 1.0:
+            self.last[trial] = now
+            self._write("step", trial, step=step, steps=trial.steps, loss=loss)
+
+    def testing(self, trial: TrialConfig) -> None:
+        self.last.setdefault(trial, 0.0)
+        self._write("testing", trial)
+
+    def note(self, trial: TrialConfig, text: str) -> None:
+        self._write("note", trial, text=text)
+
+    def finished(self, trial: TrialConfig, result: TrialResult) -> None:
+        if self.last.pop(trial, None) is not None or result.reason is not None:
+            self._write("finished", trial, reason=result.reason)
+
+    def _write(self, event: str, trial: TrialConfig, **values: Any) -> None:
+        told = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "event": event,
+            "trial": trial.folder,
+            "encoding": trial.encoding,
+            "task": trial.task,
+            "seed": trial.seed,
+            **values,
+        }
+        with contextlib.suppress(OSError):
+            self.file.write(json.dumps(told) + "\n")
+
+
+class TensorBoard:
+    """Writes what TensorBoard shows, one run for each trial: the loss of steps while they run, and
+    of a finished trial the curves of training and validation, all in bits.
+
+    Raises: ValueError where tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError(
+                "--tensorboard: tensorboard is not installed; install posenc[tensorboard]."
+            ) from None
+        self.folder, self.make = folder, SummaryWriter
+        self.writers: dict[TrialConfig, Any] = {}
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for writer in self.writers.values():
+            writer.close()
+
+    def step(self, trial: TrialConfig, step: int, loss: float) -> None:
+        self._writer(trial).add_scalar("loss", loss, step)
+
+    def testing(self, trial: TrialConfig) -> None:
+        self._writer(trial)
+
+    def note(self, trial: TrialConfig, text: str) -> None:
+        self._writer(trial).add_text("note", text)
+
+    def finished(self, trial: TrialConfig, result: TrialResult) -> None:
+        if trial not in self.writers:  # finished in an earlier run, which wrote it
+            return
+        writer = self.writers.pop(trial)
+        for point in result.training:
+            writer.add_scalar("training", point.train, point.step)
+            writer.add_scalar("validation", point.valid, point.step)
+        writer.close()
+
+    def _writer(self, trial: TrialConfig) -> Any:
+        if trial not in self.writers:
+            self.writers[trial] = self.make(str(self.folder / trial.folder))
+        return self.writers[trial]

@@ -1,0 +1,1 @@
+"""What will be trained, what it costs, and what is refused."""

@@ -1,0 +1,187 @@
+"""What a comparison will cost; one that the machine cannot run is refused before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from posenc.compare.results import Study
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.evaluate import SEQUENCES, cannot, cannot_run
+from posenc.compare.trial.material import shape_length, task_of, train_tokens, vocabulary_of
+from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.train import shape_of
+from posenc.compare.trial.windows import HELD_OUT_BYTES
+from posenc.encoding.base import PositionEncoding
+from posenc.models import DecoderConfig
+from posenc.registry import create, parse
+from posenc.report import machine
+from posenc.report.bounds import check_memory, check_time
+from posenc.report.progress import clock
+from posenc.tasks.known import TEXT
+from posenc.tasks.task import Case
+
+FLOPS_PER_SECOND = {"bfloat16": 195_000_000_000, "float32": 75_000_000_000}
+"""Measured on one core with this kind of model."""
+START_SECONDS = 3
+"""How long a trial's process takes to import torch."""
+BYTES_PER_PARAMETER = 16
+"""Weights, gradients and AdamW's two averages in float32."""
+BYTES_PER_TRIAL = 2000
+"""Memory of a planned trial in this process."""
+
+
+def check_cost(
+    planned: Sequence[TrialConfig],
+    encodings: Sequence[str],
+    seeds: int,
+    workers: int,
+    yes: bool,
+    here: int | None = None,
+) -> None:
+    """Refuse a study that needs more memory than there is, or that is expected to take more than a
+    week, unless `yes`. Allocates nothing itself.
+
+    planned: one trial for each task.
+    workers: trials at a time.
+    here: how many of them on this machine, None for all; its memory must do for them.
+
+    Raises: ValueError, also if an encoding cannot be built for a model of these sizes, or has fewer
+    positions than training takes.
+    """
+    each = seeds * len(encodings)
+    count = each * len(planned)
+    check_memory(
+        f"{count:,} trials", count * BYTES_PER_TRIAL, machine.memory_bytes(), "Take fewer --seeds."
+    )
+    for trial in planned:
+        # The model first: its sizes may be beyond what a tensor can have.
+        _check_model(trial, here or workers, 0)
+        own = 0
+        for name in encodings:
+            built = _built(trial, name)
+            _check_positions(trial, name, built)
+            own = max(own, sum(p.numel() for p in built.parameters()))
+        _check_model(trial, here or workers, own)
+    check_time(
+        f"{count:,} {'trial' if count == 1 else 'trials'} of {_steps(planned)} steps",
+        sum(seconds_of(trial, each, workers) for trial in planned),
+        yes,
+        "Take fewer --steps or --seeds or a smaller model, or add --yes to start all the same.",
+    )
+
+
+def seconds_of(trial: TrialConfig, count: int, workers: int) -> int:
+    """Roughly how long `count` trials like this one take on a CPU with free cores. Whole numbers
+    throughout, because what a user can ask for may not fit in a float."""
+
+    def flops(length: int) -> int:
+        attention = 4 * trial.layers * trial.width * length
+        return 2 * _parameters(trial) + attention
+
+    length = train_tokens(trial)
+    train = 3 * flops(length) * trial.steps * trial.batch * length
+    test = sum(passes * read * flops(length) for length, read, passes in tested_tokens(trial))
+    seconds = (train + test) // FLOPS_PER_SECOND[trial.precision]
+    return (seconds + START_SECONDS) * count // workers
+
+
+def tested_tokens(trial: TrialConfig) -> list[tuple[int, int, int]]:
+    """Of each test of a trial: the tokens of a sequence, of all of them, and how often they are
+    read."""
+    task = task_of(trial)
+    if task is None:
+        return [(length, HELD_OUT_BYTES, 2) for length in trial.test_lengths]
+    cases = [task.tokens(case) for case in task.cases(trial.test_lengths)]
+    return [(length, SEQUENCES * length, 1) for length in cases]
+
+
+def opening(study: Study, workers: int, folder: Path, seconds: int) -> str:
+    """One sentence: what is about to run, on how much text, for how long, and where results go."""
+    trial, text, names = study.trials[0], study.corpus, len(study.encodings)
+    count, tasks = len(study.trials), list(dict.fromkeys(t.task for t in study.trials))
+    drawn = [task for task in tasks if task != TEXT]
+    parts = [
+        f"{count} {'trial' if count == 1 else 'trials'} (encodings: {names}, seeds: "
+        f"{count // names // len(tasks)}{', tasks: ' if drawn else ''}{', '.join(drawn)}) of "
+        f"{_steps(study.trials)} steps"
+    ]
+    if text is not None:
+        parts[0] += (
+            f" on {text.name}: {text.train_bytes:,} bytes to train on, {text.test_bytes:,} to "
+            f"test, split {text.split}"
+        )
+    if trial.device == "cpu":
+        where = f"{workers} {'worker' if workers == 1 else 'workers'} in {trial.precision}"
+        parts.append(f"about {clock(seconds)} on {where} if the cores are free")
+    return "; ".join([*parts, f"results in {folder}"]) + "."
+
+
+def _steps(trials: Sequence[TrialConfig]) -> str:
+    """The steps of a trial: of all, or from the fewest to the most."""
+    steps = sorted({trial.steps for trial in trials})
+    return f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
+
+
+def _parameters(trial: TrialConfig) -> int:
+    """Numbers in the model's matrices, without what the encoding learns."""
+    vocabulary = vocabulary_of(trial)
+    sizes = DecoderConfig(vocabulary, trial.width, trial.layers, trial.heads, trial.kv_heads)
+    attention = 4 * trial.width**2
+    layer = attention + trial.width * 3 * (sizes.ffn_dim or 0)
+    stacks = len(objective_of(trial).stacks)  # of which the later ones attend to the first too
+    return trial.layers * (stacks * (layer + attention) - attention) + vocabulary * trial.width
+
+
+def _windows(trial: TrialConfig) -> str:
+    length = train_tokens(trial)
+    if trial.task == TEXT:
+        return f"windows of {length:,} bytes"
+    return f"sequences of {length:,} tokens"
+
+
+def _built(trial: TrialConfig, encoding: str) -> PositionEncoding:
+    """One copy of the encoding, without memory if it can be made so."""
+    try:
+        with torch.device("meta"):
+            return create(encoding, shape_of(trial))
+    except (NotImplementedError, RuntimeError, TypeError):
+        if not any(part.attribute for part in parse(encoding).parts):
+            raise
+        # Somebody's constructor, which reads what it computes; NumPy says TypeError then.
+        return create(encoding, shape_of(trial))
+
+
+def _check_positions(trial: TrialConfig, name: str, encoding: PositionEncoding) -> None:
+    """What has too few positions for a test says so there; for training, there is no trial."""
+    task = task_of(trial)
+    if task is not None:
+        why = cannot_run(encoding, task, Case(trial.train_length))
+    else:
+        needed = shape_length(trial)
+        why = cannot(encoding, needed)
+        why = None if why is None else f"{why}, and {needed:,} are needed"
+    if why is not None:
+        raise ValueError(
+            f"{name} cannot be trained on {trial.task} at --train-length {trial.train_length}: "
+            f"{why}. Take a shorter one, give the encoding more positions, or leave it out."
+        )
+
+
+def _check_model(trial: TrialConfig, workers: int, own: int) -> None:
+    parameters = _parameters(trial) + own
+    # float32, and gradients
+    logits = 2 * 4 * vocabulary_of(trial) * trial.batch * train_tokens(trial)
+    each = BYTES_PER_PARAMETER * parameters + logits
+    available = machine.memory_bytes()
+    if trial.device == "cuda" and torch.cuda.is_available():  # else it is elsewhere
+        available = torch.cuda.mem_get_info()[1]
+    check_memory(
+        f"{workers} {'worker' if workers == 1 else 'workers'} at a model of {parameters:,} "
+        f"parameters and {trial.batch:,} {_windows(trial)} a step",
+        workers * each,
+        available,
+        "Take a smaller --width, --layers, --train-length, --batch or --workers.",
+    )

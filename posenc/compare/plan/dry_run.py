@@ -1,0 +1,74 @@
+"""What a comparison would do: trials, tokens and time, with nothing trained."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from posenc.compare.plan.splits import Cut
+from posenc.compare.plan.time_estimate import kind_of, seconds_by_kind
+from posenc.compare.results import Study
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.material import train_tokens
+from posenc.report.console import stdout
+from posenc.report.progress import clock
+
+
+def tokens_of(trial: TrialConfig) -> int:
+    """Tokens that a trial trains on; where a task's sequences vary in length, at most."""
+    return trial.steps * trial.batch * train_tokens(trial)
+
+
+def show_dry_run(study: Study, cut: Cut | None, workers: int, here: int, show: bool) -> Study:
+    """Measure what a study would take and, with `show`, print it; the study, without results."""
+    table, sentence = dry_run(study.trials, cut, workers, here)
+    if show:
+        stdout(160).print(table)
+        stdout(160).print(sentence, markup=False, highlight=False, soft_wrap=True)
+    return study
+
+
+def dry_run(
+    trials: Sequence[TrialConfig], cut: Cut | None, workers: int, here: int
+) -> tuple[Table, str]:
+    """A row for each encoding and task, and all of them in one sentence.
+
+    The time comes from steps that are measured now, in processes like those of the trials, `here`
+    of them at a time. Nothing stays on the disk.
+    """
+    with tempfile.TemporaryDirectory(prefix="posenc-") as scratch:
+        folder = Path(scratch)
+        if cut is not None:
+            cut.write(folder)
+        seconds = seconds_by_kind(trials, folder, here)
+    table = Table(title="What would run", title_justify="left")
+    for name in ("trials of", "trials", "steps", "tokens", "time of one"):
+        table.add_column(name, justify="left" if name == "trials of" else "right")
+    for kind, alike in by_kind(trials).items():
+        table.add_row(
+            kind,
+            f"{len(alike)}",
+            f"{alike[0].steps:,}",
+            f"{sum(map(tokens_of, alike)):,}",
+            clock(seconds[kind]),
+        )
+    total = sum(seconds[kind_of(trial)] for trial in trials)
+    longest = max(seconds.values())
+    how = "from steps measured now" if trials[0].device == "cpu" else "counted, not measured"
+    return table, (
+        f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'}, "
+        f"{sum(map(tokens_of, trials)):,} tokens, about {clock(max(total / workers, longest))} on "
+        f"{workers} {'worker' if workers == 1 else 'workers'} if the cores are free, {how}. "
+        "Nothing was trained."
+    )
+
+
+def by_kind(trials: Sequence[TrialConfig]) -> dict[str, list[TrialConfig]]:
+    """The trials that take as long as each other."""
+    found: dict[str, list[TrialConfig]] = {}
+    for trial in trials:
+        found.setdefault(kind_of(trial), []).append(trial)
+    return found

@@ -1,0 +1,102 @@
+"""Which learning rate an encoding is compared at: tried in distribution, before anything else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from posenc.compare.results import RateCheck, RateTried, Study, TrialResult
+from posenc.compare.trial.config import TrialConfig
+
+FACTORS = (0.5, 1.0, 2.0)
+"""Times the learning rate that was asked for."""
+TITLE = "Learning rates, by the loss on validation data like that of training"
+MEANING = (
+    "Each rate was tried with one seed, and the bits per byte or target are those on validation "
+    "data of the training length: how an encoding does beyond it was not measured in these trials, "
+    "so it had no part in the choice. Where the rate taken is the lowest or the highest tried, a "
+    "better one may lie beyond."
+)
+
+
+def check_rates(lr: float) -> None:
+    """Raises: ValueError where a rate that would be tried is not positive and finite."""
+    tried = [lr * factor for factor in FACTORS]
+    if min(tried) <= 0 or max(tried) == math.inf:
+        raise ValueError(
+            f"--check-lr tries --lr {lr:g} times {', '.join(f'{factor:g}' for factor in FACTORS)}, "
+            f"and {min(tried):g} to {max(tried):g} are not all positive and finite. Take another "
+            "--lr."
+        )
+
+
+def rate_trials(trials: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:
+    """Of every task and encoding its first seed at each rate, tested at the training length alone:
+    what lies beyond is not even measured."""
+    first = {(trial.task, trial.encoding): trial for trial in reversed(trials)}
+    return tuple(
+        replace(trial, lr=trial.lr * factor, test_lengths=(trial.train_length,))
+        for trial in reversed(first.values())
+        for factor in FACTORS
+    )
+
+
+def choose(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
+    """For every task and encoding the rate with the lowest validation loss at the end of training;
+    one that failed is never chosen.
+
+    Raises: ValueError for a trial that was tested beyond the training length.
+    """
+    found: dict[tuple[str, str], list[RateTried]] = {}
+    for result in results:
+        config = result.config
+        if config.test_lengths != (config.train_length,):
+            raise ValueError(
+                f"A learning rate is chosen at the training length of {config.train_length} alone, "
+                f"and this trial was tested at {', '.join(map(str, config.test_lengths))}."
+            )
+        bits = result.training[-1].valid if result.reason is None and result.training else None
+        tried = RateTried(config.lr, bits, result.reason)
+        found.setdefault((config.task, config.encoding), []).append(tried)
+    return tuple(
+        RateCheck(task, encoding, tuple(tried), _best(tried))
+        for (task, encoding), tried in found.items()
+    )
+
+
+def at_chosen_rates(study: Study, results: Sequence[TrialResult]) -> Study:
+    """The study with its trials at the rates that `results` of `rate_trials` choose; where no rate
+    could be trained, at the one asked for."""
+    rates = choose(results)
+    chosen = {(each.task, each.encoding): each.chosen for each in rates}
+    trials = tuple(
+        replace(trial, lr=chosen.get((trial.task, trial.encoding)) or trial.lr)
+        for trial in study.trials
+    )
+    return replace(study, trials=trials, rates=rates)
+
+
+def rate_rows(study: Study) -> list[list[str]]:
+    """The header and a row for each task and encoding; nothing where no rate was checked."""
+    if not study.rates:
+        return []
+    rows = [["task", "encoding", *(f"x{factor:g}" for factor in FACTORS), "taken"]]
+    for each in study.rates:
+        cells = [f"{t.lr:g}: {'failed' if t.bits is None else f'{t.bits:.3f}'}" for t in each.tried]
+        rows.append([each.task, each.encoding, *cells, _taken(each)])
+    return rows
+
+
+def _best(tried: Sequence[RateTried]) -> float | None:
+    known = [t for t in tried if t.bits is not None and math.isfinite(t.bits)]
+    return min(known, key=lambda t: t.bits or 0.0).lr if known else None
+
+
+def _taken(check: RateCheck) -> str:
+    """The rate, and whether a better one may lie beyond those that were tried."""
+    if check.chosen is None:
+        return "none trained"
+    rates = sorted(t.lr for t in check.tried)
+    edge = {rates[0]: ", the lowest tried", rates[-1]: ", the highest tried"}
+    return f"{check.chosen:g}{edge.get(check.chosen, '')}"

@@ -1,0 +1,333 @@
+"""What a comparison trains: one `Plan`, made once from the options, checked before anything is read
+or allocated."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from posenc.attend.multihead import Projections
+from posenc.compare.budget import BUDGETS, SUITE_SIZES, SUITES, Budget
+from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options, check_options
+from posenc.compare.plan.contract_gate import find_void
+from posenc.compare.plan.cost import check_cost
+from posenc.compare.plan.encodings import Compared, read_encodings
+from posenc.compare.plan.learning_rate_search import FACTORS, check_rates, rate_trials
+from posenc.compare.plan.sizes import sizes_of
+from posenc.compare.plan.splits import Cut, Need, cut_text
+from posenc.compare.trial.config import CAUSAL, TrialConfig
+from posenc.compare.trial.material import content_hash
+from posenc.compare.trial.objectives import OBJECTIVES, Objective
+from posenc.encoding.shape import ModelShape
+from posenc.registry import create
+from posenc.report import machine
+from posenc.report.atomic import check_figures
+from posenc.tasks.known import TASKS, TEXT, task_named
+from posenc.tasks.task import Task
+from posenc.text.sources import embedded, find_text
+
+TEXT_DEFAULTS = {"train_length": 128, "batch": 32}
+OWN = {
+    "local": ("workers",),
+    "ray": ("address", "storage", "max_parallel"),
+    "slurm": ("partition", "max_parallel"),
+}
+"""The options of each engine."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison as it was asked for, resolved once: all that a study hands on.
+
+    options: with those that a suite stands for.
+    seeds: how many.
+    compared: the encodings.
+    tasks: one trial for each task, of the first encoding and seed 0.
+    cut: the text; None where no task reads one, and before `with_text`.
+    """
+
+    options: Options
+    seeds: int
+    compared: tuple[Compared, ...]
+    tasks: tuple[TrialConfig, ...]
+    cut: Cut | None = None
+
+    @property
+    def count(self) -> int:
+        """How many trials are compared."""
+        return self.seeds * len(self.compared) * len(self.tasks)
+
+    @property
+    def trials(self) -> tuple[TrialConfig, ...]:
+        """Those that are compared, of each task the first seed of all encodings first."""
+        return tuple(
+            replace(trial, encoding=each.text, code=each.code, seed=seed)
+            for trial in self.tasks
+            for seed in range(self.seeds)
+            for each in self.compared
+        )
+
+    @property
+    def checks(self) -> tuple[TrialConfig, ...]:
+        """Those that run before, to choose learning rates."""
+        return rate_trials(self.trials) if self.options.check_lr else ()
+
+
+def make_plan(options: Options) -> Plan:
+    """Resolve the options, without reading the text.
+
+    Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
+    """
+    options = with_suite(options)
+    check_figures(options.figures)
+    check_engine(options)
+    compared = _read(options.encodings or _usual(options))
+    return Plan(options, chosen(options).seeds, compared, plan_trials(options, compared))
+
+
+def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
+    """Refuse what costs too much, and encodings that fail the contract.
+
+    workers, here: trials at a time, and those of them on this machine.
+    Returns: why losses of an encoding that is compared all the same mean nothing, by its text.
+    Raises: ValueError.
+    """
+    seeds = plan.seeds + (len(FACTORS) if plan.options.check_lr else 0)
+    texts = [each.text for each in plan.compared]
+    check_cost(plan.tasks, texts, seeds, workers, plan.options.yes, here)
+    return find_void(plan.compared, plan.options.unchecked)
+
+
+def with_text(plan: Plan, folder: Path) -> Plan:
+    """The plan with its text, cut as its trial needs it.
+
+    folder: on the disk that the copy of the text goes to.
+    Raises: ValueError for a text that cannot be read or is too short.
+    """
+    trial = next((trial for trial in plan.tasks if trial.task == TEXT), None)
+    if trial is None:
+        return plan
+    source = find_text(plan.options.text) if plan.options.text else embedded()
+    need = Need(trial.train_length, max(trial.test_lengths), trial.batch)
+    cut = cut_text(source, need, folder)
+    tasks = [replace(t, corpus=cut.info.hash) if t.task == TEXT else t for t in plan.tasks]
+    return replace(plan, cut=cut, tasks=tuple(tasks))
+
+
+def chosen(options: Options) -> Budget:
+    """The budget that --budget names, with --seeds and --steps in place of its own.
+
+    Raises: ValueError for an unknown name.
+    """
+    known = SUITES if options.suite else BUDGETS
+    named = known.get(options.budget)
+    if named is None:
+        raise ValueError(f"--budget must be {', '.join(known)}, got {options.budget!r}.")
+    return named._replace(
+        seeds=named.seeds if options.seeds is None else options.seeds,
+        steps=named.steps if options.steps is None else options.steps,
+    )
+
+
+def with_suite(options: Options) -> Options:
+    """With `--suite` the options that it stands for, but for those that the user gave.
+
+    Raises: ValueError for an unknown budget, or for tasks beside the suite's own.
+    """
+    if not options.suite:
+        return options
+    budget = chosen(options)
+    if options.task:
+        raise ValueError(
+            f"--task: --suite brings its own ({', '.join(budget.tasks)}). Leave one of both out."
+        )
+    sizes = {} if options.config is not None else SUITE_SIZES
+    return replace(
+        options,
+        task=list(budget.tasks),
+        check_lr=options.check_lr or budget.check_lr,
+        **{name: size for name, size in sizes.items() if getattr(options, name) is None},
+    )
+
+
+def check_engine(options: Options) -> None:
+    """Raises: ValueError for an unknown engine, or for an option of another."""
+    own = OWN.get(options.engine)
+    if own is None:
+        raise ValueError(f"--engine must be {', '.join(OWN)}, got {options.engine!r}.")
+    for name in dict.fromkeys(name for names in OWN.values() for name in names):
+        if getattr(options, name) is not None and name not in own:
+            engines = " or ".join(engine for engine in OWN if name in OWN[engine])
+            mine = ", ".join(f"--{each.replace('_', '-')}" for each in own)
+            raise ValueError(
+                f"--{name.replace('_', '-')} is an option of --engine {engines}; --engine "
+                f"{options.engine} has {mine}."
+            )
+
+
+def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialConfig, ...]:
+    """One trial per task, of the first encoding and seed 0 and without its text's hash.
+
+    Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
+    """
+    check_options(options)
+    names = list(dict.fromkeys(options.task or [TEXT]))
+    for name in names:
+        if name != TEXT:
+            task_named(name)
+    if len(names) > 1 and (options.train_length is not None or options.test_lengths is not None):
+        option = "--train-length" if options.train_length is not None else "--test-lengths"
+        raise ValueError(
+            f"{option}: each task counts something else, and there are {len(names)} of them "
+            f"({', '.join(names)}). Leave it out, or compare one task at a time."
+        )
+    if TEXT not in names and options.text:
+        raise ValueError("--text: no task here reads a text. Add --task text, or leave it out.")
+    objective = OBJECTIVES.get(options.objective)
+    if objective is None:
+        raise ValueError(
+            f"--objective must be one of {', '.join(OBJECTIVES)}, got {options.objective!r}."
+        )
+    if not all(objective.stacks):
+        _check_both_directions(objective, names, compared)
+    shared = _shared(options, compared[0].text)
+    planned = tuple(_of_task(name, options, shared) for name in names)
+    for name in names:
+        if name != TEXT and TASKS[name].num_axes > 1:
+            _check_axes(TASKS[name], compared)
+    return planned
+
+
+def _shared(options: Options, encoding: str) -> dict[str, Any]:
+    """What the trials of all tasks have in common."""
+    device = machine.default_device() if options.device == "auto" else options.device
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be auto, cpu or cuda, got {options.device!r}.")
+    elsewhere = options.engine != "local" and not torch.cuda.is_available()
+    if device == "cuda" and elsewhere and options.precision == "auto":
+        raise ValueError(
+            "--precision auto asks this machine, which has no CUDA device. Say float32 or bfloat16 "
+            "for the machines that the trials run on."
+        )
+    if device == "cuda" and not elsewhere and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no CUDA device here. Use --device cpu.")
+    precision = options.precision
+    precision = machine.default_precision(device) if precision == "auto" else precision
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"--precision must be auto, float32 or bfloat16, got {precision!r}.")
+    if not 0 < options.lr <= sys.float_info.max:
+        raise ValueError(f"--lr must be a positive number, got {options.lr}.")
+    if options.check_lr:
+        check_rates(options.lr)
+    sizes = sizes_of(options)
+    if options.projections not in get_args(Projections):
+        raise ValueError(
+            f"--projections must be one of {', '.join(get_args(Projections))}, got "
+            f"{options.projections!r}."
+        )
+    if options.projections in ("q=k", "none") and sizes["kv_heads"] != sizes["heads"]:
+        raise ValueError(
+            f"--projections {options.projections} needs as many key/value heads as query heads, "
+            f"got {sizes['kv_heads']} and {sizes['heads']}."
+        )
+    names = {f.name for f in fields(TrialConfig)} & {f.name for f in fields(Options)}
+    return {name: getattr(options, name) for name in names} | {
+        "encoding": encoding,
+        "seed": 0,
+        "corpus": "",
+        **sizes,
+        "device": device,
+        "precision": precision,
+        "torch": torch.__version__,
+    }
+
+
+def _of_task(name: str, options: Options, shared: dict[str, Any]) -> TrialConfig:
+    task = None if name == TEXT else TASKS[name]
+    own: dict[str, Any] = TEXT_DEFAULTS | {"steps": chosen(options).steps}
+    if task is not None:
+        own = {key: getattr(task, key) for key in own}
+    own = {key: value if shared[key] is None else shared[key] for key, value in own.items()}
+    train_length = own["train_length"]
+    if task is None:
+        lengths = _lengths(options.test_lengths, train_length, [1, 2, 4, 8])
+        return TrialConfig(**shared | own | {"task": TEXT, "test_lengths": lengths})
+    lengths = tuple(length for length in task.test_lengths if length >= train_length)
+    if options.test_lengths is not None or train_length != task.train_length:
+        lengths = _lengths(options.test_lengths, train_length, [1, 2, 4])
+    task.check(train_length, lengths)
+    corpus = content_hash(task, train_length, lengths)
+    return TrialConfig(**shared | own | {"task": name, "test_lengths": lengths, "corpus": corpus})
+
+
+def _lengths(given: str | None, train_length: int, factors: Sequence[int]) -> tuple[int, ...]:
+    if given is None:
+        return tuple(train_length * factor for factor in factors)
+    try:
+        lengths = {int(part) for part in given.split(",")}
+    except ValueError:
+        raise ValueError(
+            f"--test-lengths must be whole numbers separated by commas, got {given!r}."
+        ) from None
+    if min(lengths) < train_length:
+        raise ValueError(
+            f"--test-lengths: {min(lengths)} is below --train-length {train_length}. "
+            "Test at the training length and beyond."
+        )
+    return tuple(sorted(lengths | {train_length}))
+
+
+def _check_both_directions(
+    objective: Objective, names: Sequence[str], compared: Sequence[Compared]
+) -> None:
+    """A text alone has what such an objective asks, and a stack that is not causal takes only
+    encodings that are defined there."""
+    if names != [TEXT]:
+        drawn = next(name for name in names if name != TEXT)
+        raise ValueError(
+            f"--objective {objective.name}: the task {drawn} is asked of a causal decoder. Compare "
+            "on text."
+        )
+    shape = ModelShape(embed_dim=128, num_heads=4, train_length=16, causal=False)
+    for each in compared:
+        if create(each.text, shape).claims.causal_only:
+            raise ValueError(
+                f"--objective {objective.name}: {each.label} works in causal attention only; where "
+                "a byte sees the future too, it is undefined or blind to order. Leave it out."
+            )
+
+
+def _check_axes(task: Task, compared: Sequence[Compared]) -> None:
+    shape = ModelShape(embed_dim=128, num_heads=4, train_length=16)  # axes do not depend on sizes
+    for each in compared:
+        claims = create(each.text, shape).claims
+        if claims.places and claims.num_axes < task.num_axes:
+            raise ValueError(
+                f"--task {task.name}: {each.label} counts tokens one after the other, and this "
+                "task asks for rows and columns. Compare those that have them, such as axial_rope "
+                "or sincos_2d, and nope."
+            )
+
+
+def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
+    """The encodings asked for. Raises: ValueError, which knows a text's file for what it is."""
+    try:
+        return read_encodings(texts)
+    except ValueError as error:
+        for text in texts:
+            if text in str(error) and Path(text).exists() and not text.endswith(".py"):
+                raise ValueError(
+                    f"{text!r} is a file or folder where an encoding is expected. Every text has "
+                    f"its own --text: --text FIRST --text {shlex.quote(text)}."
+                ) from None
+        raise
+
+
+def _usual(options: Options) -> tuple[str, ...]:
+    return DEFAULT_ENCODINGS if options.objective == CAUSAL else DEFAULT_BIDIRECTIONAL

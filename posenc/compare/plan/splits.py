@@ -1,0 +1,227 @@
+"""The text of a study as bytes, split into training, validation and test; a file is never in two
+of them unless there are fewer than three files."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from posenc.compare.results import CorpusInfo
+from posenc.compare.trial.files import PARTIAL, SPLITS, path_of
+from posenc.report.bounds import check_disk
+from posenc.text.sources import Source
+
+SEPARATOR = 256
+"""The symbol after each file."""
+HELD_OUT = 0.05
+"""Share of the bytes in validation, and again in test."""
+
+_CHUNK = 1 << 24
+ADVICE = "Give less text, or choose an --out on another disk."
+
+Stretch = tuple[str, int, int]
+"""A file's name, and the bytes start .. stop - 1 of it."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """How many bytes each split must have at least.
+
+    Training needs one batch of windows that do not overlap, validation and test need eight of their
+    longest windows.
+    """
+
+    train_length: int
+    longest: int
+    batch: int
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        return {
+            "train": self.batch * (self.train_length + 1),
+            "valid": 8 * (self.train_length + 1),
+            "test": 8 * (self.longest + 1),
+        }
+
+    def complain(self, sizes: dict[str, int], source: Source) -> ValueError:
+        need, total = self.bytes, sum(sizes.values())
+        parts = ", ".join(f"{split} {sizes[split]:,} of {need[split]:,}" for split in SPLITS)
+        advice = "Give more text or shorter lengths."
+        if len(source.files) >= 3 and total >= sum(need.values()):
+            advice = "A few files cannot be cut well: join them into one, or give more files."
+        return ValueError(
+            f"The text is too short: it has {total:,} bytes in {len(source.files)} "
+            f"{'file' if len(source.files) == 1 else 'files'}; training at {self.train_length} "
+            f"bytes in batches of {self.batch} and testing up to {self.longest} bytes needs at "
+            f"least {sum(need.values()):,} ({parts}). {advice}"
+        )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A text and where it is cut.
+
+    written: when each file was last written, in nanoseconds, at the time of cutting.
+    """
+
+    source: Source
+    stretches: dict[str, list[Stretch]]
+    info: CorpusInfo
+    written: dict[str, int]
+
+    def write(self, folder: Path) -> str | None:
+        """Write the splits into a folder below `folder`, named by the hash. Splits that are already
+        there are compared with the text byte by byte, and written again if they differ.
+
+        Returns: what was wrong with the splits that were there, or None.
+        Raises: ValueError if the text has changed since it was cut, or if the disk is too small for
+        its copy.
+        """
+        target = path_of(folder, self.info.hash)
+        wrong = self._difference(target) if target.exists() else None
+        if target.exists() and wrong is None:
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        check_disk("The text's copy", self._size(), shutil.disk_usage(folder).free, ADVICE)
+        partial = target.with_name(target.name + PARTIAL)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            for split in SPLITS:
+                with (partial / f"{split}.u16").open("wb") as out:
+                    for symbols in self._symbols(split):
+                        out.write(symbols)
+            self._check_unchanged()
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return wrong
+
+    def _symbols(self, split: str) -> Iterator[bytes]:
+        """The content of a split's file, in pieces."""
+        files = dict(self.source.files)
+        for name, start, stop in self.stretches[split]:
+            for chunk in _chunks(files[name], start, stop):
+                yield np.frombuffer(chunk, np.uint8).astype("<u2").tobytes()
+            yield np.array([SEPARATOR], "<u2").tobytes()
+
+    def _difference(self, target: Path) -> str | None:
+        """How the splits in `target` differ from the text; None where they do not."""
+        for split in SPLITS:
+            path = target / f"{split}.u16"
+            if not path.is_file():
+                return f"{path} is missing"
+            with path.open("rb") as file:
+                same = all(file.read(len(part)) == part for part in self._symbols(split))
+                if not same or file.read(1):
+                    return f"{path} is damaged"
+        self._check_unchanged()
+        return None
+
+    def _check_unchanged(self) -> None:
+        for name, path in self.source.files:
+            if path.stat().st_mtime_ns != self.written[name]:
+                raise ValueError(f"{path} changed while it was read. Start again.")
+
+    def _size(self) -> int:
+        """Bytes on disk."""
+        return 2 * sum(b - a + 1 for split in SPLITS for _, a, b in self.stretches[split])
+
+
+def cut_text(source: Source, need: Need, folder: Path) -> Cut:
+    """Cut a text into training, validation and test.
+
+    With three files or more each file belongs to one split, chosen by a hash of its name, the
+    largest to training; with fewer, each file is cut into three contiguous stretches. Every machine
+    cuts the same text in the same places.
+
+    Raises: ValueError if a split comes out shorter than `need`, or if the text is larger than the
+    disk that `folder` is on; both before the text is read.
+    """
+    stats = {name: path.stat() for name, path in source.files}
+    sizes = {name: stat.st_size for name, stat in stats.items()}
+    by_file = len(source.files) >= 3
+    stretches = _by_file(sizes, need) if by_file else _by_stretch(sizes, need)
+    totals = {split: sum(b - a for _, a, b in stretches[split]) for split in SPLITS}
+    if any(totals[split] < need.bytes[split] for split in SPLITS):
+        raise need.complain(totals, source)
+    here = next(f for f in (folder.absolute(), *folder.absolute().parents) if f.exists())
+    check_disk("The text's copy", 2 * sum(sizes.values()), shutil.disk_usage(here).total, ADVICE)
+    digest, counts = hashlib.sha256(), np.zeros(256, np.int64)
+    for name, path in source.files:
+        digest.update(f"{name}\0{sizes[name]}\0".encode(errors="surrogateescape"))
+        for chunk in _chunks(path, 0, sizes[name]):
+            digest.update(chunk)
+            counts += np.bincount(np.frombuffer(chunk, np.uint8), minlength=256)
+    digest.update(repr(sorted(stretches.items())).encode(errors="surrogateescape"))
+    info = CorpusInfo(
+        name=source.name,
+        hash=digest.hexdigest()[:16],
+        num_files=len(source.files),
+        train_bytes=totals["train"],
+        valid_bytes=totals["valid"],
+        test_bytes=totals["test"],
+        split="by file" if by_file else "by contiguous stretches",
+        byte_entropy=_entropy(counts),
+    )
+    return Cut(source, stretches, info, {name: stat.st_mtime_ns for name, stat in stats.items()})
+
+
+def _entropy(counts: np.ndarray) -> float:
+    """In bits, of what occurs so often."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def _by_file(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
+    order = sorted(
+        sizes, key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest()
+    )
+    largest = max(order, key=lambda name: sizes[name])
+    order.remove(largest)
+    stretches: dict[str, list[Stretch]] = {split: [] for split in SPLITS}
+    total = sum(sizes.values())
+    for split in ("test", "valid"):
+        goal = max(HELD_OUT * total, need.bytes[split])
+        while order and sum(stop for _, _, stop in stretches[split]) < goal:
+            name = order.pop(0)
+            stretches[split].append((name, 0, sizes[name]))
+    stretches["train"] = [(name, 0, sizes[name]) for name in sorted([*order, largest])]
+    return stretches
+
+
+def _by_stretch(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
+    stretches: dict[str, list[Stretch]] = {split: [] for split in SPLITS}
+    total = sum(sizes.values())
+    for name, size in sizes.items():
+        held = {
+            split: round(size * max(HELD_OUT, need.bytes[split] / max(total, 1)) + 0.5)
+            for split in ("valid", "test")
+        }
+        test = max(size - held["test"], 0)
+        valid = max(test - held["valid"], 0)
+        cuts = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
+        for split, (start, stop) in cuts.items():
+            stretches[split].append((name, start, stop))
+    return stretches
+
+
+def _chunks(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    """The bytes start .. stop - 1 of a file, in pieces. Raises: ValueError where it has fewer."""
+    with path.open("rb") as file:
+        file.seek(start)
+        while start < stop:
+            chunk = file.read(min(_CHUNK, stop - start))
+            if not chunk:
+                raise ValueError(
+                    f"{path} ends after {start:,} bytes and should have at least {stop:,}. Is it "
+                    "being written, or is it not an ordinary file?"
+                )
+            yield chunk
+            start += len(chunk)

@@ -1,0 +1,194 @@
+"""How long a comparison will take, from steps that are measured before it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posenc.compare.trial import process
+from posenc.compare.trial.config import write_trial
+from posenc.tasks.known import TEXT
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from posenc.compare.trial.config import TrialConfig
+
+WARM_UP, STEPS = 2, 2
+"""Steps that are not timed, in which memory is taken from the system, and steps that are."""
+WORTH = 30
+"""Seconds: of what is expected to be shorter nothing is measured."""
+
+
+def expected_seconds(
+    trials: Sequence[TrialConfig], folder: Path, workers: int, here: int | None = None
+) -> int:
+    """Seconds that these trials, whose text lies in `folder`, take on as many workers.
+
+    Each encoding is measured in a process like those of the trials, as many at a time as trials
+    will run on this machine (`here`, None for all of them): cores share what they read.
+    """
+    from posenc.compare.plan.cost import seconds_of
+
+    if not trials:
+        return 0
+    rough = sum(seconds_of(trial, 1, 1) for trial in trials) // workers
+    if trials[0].device != "cpu" or rough < WORTH:
+        return rough
+    each = seconds_by_kind(trials, folder, here or workers)
+    return round(sum(each[kind_of(trial)] for trial in trials) / workers)
+
+
+def seconds_by_kind(trials: Sequence[TrialConfig], folder: Path, at_once: int) -> dict[str, float]:
+    """Seconds of one trial of each kind, measured as many at a time; of one that cannot be
+    measured, roughly."""
+    from posenc.compare.plan.cost import seconds_of
+
+    one_each = {kind_of(trial): trial for trial in trials}
+    for trial in one_each.values():
+        (folder / trial.folder).mkdir(exist_ok=True)
+        write_trial(folder / trial.folder, trial)
+    at_once = min(at_once, len(one_each))
+    shares = [list(one_each.values())[i::at_once] for i in range(at_once)]
+    each: dict[str, float] = {kind: seconds_of(trial, 1, 1) for kind, trial in one_each.items()}
+    if trials[0].device != "cpu":
+        return each
+    with ThreadPoolExecutor(len(shares)) as pool:
+        for found in pool.map(lambda share: _measured(share, folder), shares):
+            each |= found
+    return each
+
+
+def kind_of(trial: TrialConfig) -> str:
+    """Trials of a kind take as long as each other."""
+    return trial.encoding if trial.task == TEXT else f"{trial.encoding} on {trial.task}"
+
+
+def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
+    """Seconds of one trial of each encoding; one that cannot be measured is left out, and the log
+    of the first trial says why."""
+    homes = [folder / trial.folder for trial in trials]
+    with (
+        (homes[0] / "log.txt").open("a", encoding="utf-8") as log,
+        subprocess.Popen(
+            process.command("posenc.compare.plan.time_estimate", folder, *homes),
+            stdin=subprocess.PIPE,  # the process ends when this one does, which closes it
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            encoding="utf-8",
+            env=process.environment(trials[0].device),
+        ) as measuring,
+    ):
+        assert measuring.stdout is not None
+        answer = measuring.stdout.read()
+        measuring.wait()  # before stdin closes, which would end it
+    return json.loads(answer or "{}")
+
+
+def main(parent: str, study_folder: str, *trial_folders: str) -> int:
+    """The process that measures: prints one object, from the kind of a trial to its seconds."""
+    process.end_with_parent(int(parent))
+    # What an encoding of the user prints must not come between.
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    import torch
+
+    from posenc.compare.trial.config import read_trial
+
+    torch.set_num_threads(1)
+    seconds = {}
+    for trial in [read_trial(Path(each)) for each in trial_folders]:
+        try:
+            seconds[kind_of(trial)] = _seconds_of_one(trial, Path(study_folder))
+        except Exception:  # of torch, of an encoding
+            print(f"{kind_of(trial)} could not be timed:", file=sys.stderr, flush=True)
+            traceback.print_exc()
+    answer.write(json.dumps(seconds))
+    answer.flush()
+    return 0
+
+
+def _seconds_of_one(trial: TrialConfig, folder: Path) -> float:
+    import numpy as np
+
+    from posenc.compare.plan.cost import START_SECONDS
+    from posenc.compare.trial import train, windows
+
+    model = train.build_model(trial)
+    text = trial.task == TEXT
+    symbols = windows.read_split(folder, "train", trial.corpus) if text else np.empty(0, np.uint16)
+    step = _seconds_per_step(model, trial, symbols)
+    testing = _seconds_without_gradients if text else _seconds_of_cases
+    return START_SECONDS + trial.steps * step + testing(model, trial)
+
+
+def _seconds_per_step(model: nn.Module, trial: TrialConfig, symbols: np.ndarray) -> float:
+    from posenc.compare.trial import train
+
+    optimizer = train.optimizer_for(model, trial)
+    for step in range(WARM_UP):
+        train.take_step(model, optimizer, trial, symbols, step)
+    began = time.perf_counter()
+    for step in range(WARM_UP, WARM_UP + STEPS):
+        train.take_step(model, optimizer, trial, symbols, step)
+    return (time.perf_counter() - began) / STEPS
+
+
+def _seconds_of_cases(model: nn.Module, trial: TrialConfig) -> float:
+    """Of a task's validations and tests: one piece of each case is timed, after one that is not."""
+    from posenc.compare.trial import evaluate, forward, train
+    from posenc.compare.trial.material import task_of
+
+    task, total = task_of(trial), 0.0
+    assert task is not None
+    model.eval()
+    for case in task.cases(trial.test_lengths):
+        if evaluate.cannot_run(model.encoding, task, case):  # type: ignore[arg-type]
+            continue
+        rows = max(1, evaluate.TASK_TOKENS_AT_ONCE // task.tokens(case))
+        batch = task.test_batch(case, rows, trial.train_length)
+        forward.answers(model, batch, trial, task.end, rows)
+        began = time.perf_counter()
+        forward.answers(model, batch, trial, task.end, rows)
+        each = (time.perf_counter() - began) / rows
+        total += each * evaluate.SEQUENCES
+        if case.length == trial.train_length and not case.variant:
+            total += train.VALIDATIONS * each * evaluate.VALID_SEQUENCES
+    return total
+
+
+def _seconds_without_gradients(model: nn.Module, trial: TrialConfig) -> float:
+    """Of the validations and of the test: one piece at each length is timed, after one that is
+    not."""
+    import torch
+
+    from posenc.compare.trial import evaluate, train, windows
+    from posenc.compare.trial.objectives import objective_of
+
+    model.eval()
+    objective, total = objective_of(trial), 0.0
+    for length in trial.test_lengths:
+        if evaluate.cannot(model.encoding, objective.longest_part(length)):  # type: ignore[arg-type]
+            continue
+        rows = torch.zeros(max(1, evaluate.TOKENS_AT_ONCE // length), length + 1, dtype=torch.long)
+        asked = objective.ask_held_out(rows)
+        with torch.no_grad():
+            objective.losses(model, asked, trial)
+            began = time.perf_counter()
+            objective.losses(model, asked, trial)
+        per_token = (time.perf_counter() - began) / (rows.shape[0] * length)
+        total += per_token * windows.HELD_OUT_BYTES
+        if length == trial.train_length:
+            count = min(windows.VALID_WINDOWS, windows.HELD_OUT_BYTES // length)
+            total += train.VALIDATIONS * per_token * count * length
+    return total

@@ -1,0 +1,184 @@
+"""The leaderboard: one row for each trial, kept as lines of JSON, and a study made from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+
+from posenc.compare.reports.merge import check_recipe, joined, merge_checked, recipe_of, shown
+from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
+from posenc.compare.trial.config import TrialConfig
+from posenc.report.atomic import write_atomically
+from posenc.report.record import Record
+from posenc.tasks.known import TEXT
+
+ROWS = "trials.jsonl"
+PUBLISHED = Path("results/leaderboard")
+"""Below the root of the repository; a wheel has it as leaderboard.jsonl beside this module."""
+
+
+@dataclass(frozen=True)
+class Row(Record):
+    """A trial as it was published.
+
+    hash: of its config when it ran, which names it; configs of later versions have other hashes.
+    commit: of the code that ran.
+    corpus: its text; None for tasks.
+    """
+
+    hash: str
+    commit: str
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    corpus: CorpusInfo | None
+    result: TrialResult
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder that the trial had."""
+        return f"{self.result.config.name}-{self.hash}"
+
+
+def rows_of(study: Study, commit: str) -> list[Row]:
+    """A row for every finished trial of a study."""
+    return [
+        Row(
+            result.config.hash,
+            commit,
+            study.versions,
+            study.hardware,
+            study.corpus if study.corpus and result.config.corpus == study.corpus.hash else None,
+            result,
+        )
+        for result in study.finished
+    ]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Raises: ValueError, with the line, for one that is damaged."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            rows.append(Row.from_json(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}.") from None
+    return rows
+
+
+def add_rows(path: Path, new: Iterable[Row]) -> int:
+    """Write rows of trials that the file does not have yet, in the order of their names.
+
+    Returns: how many were new.
+    Raises: ValueError for a trial that the file has with other numbers: published rows stay.
+    """
+    known = {row.result.config: row for row in read_rows(path)} if path.is_file() else {}
+    count = len(known)
+    for row in new:
+        old = known.setdefault(row.result.config, row)
+        if replace(old.result, timing=None) != replace(row.result, timing=None):
+            raise ValueError(
+                f"{path}: {row.folder} has other numbers there (of commit "
+                f"{old.commit}) than those of commit {row.commit}. A change of numbers needs a new "
+                "recipe number."
+            )
+    ordered = sorted(known.values(), key=lambda row: row.folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(json.loads(row.to_json()), ensure_ascii=False) for row in ordered]
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
+    return len(known) - count
+
+
+def published() -> list[Row]:
+    """The rows that the package brings, or those of the repository that it runs from.
+
+    Raises: ValueError where there are none.
+    """
+    packaged = Path(str(resources.files("posenc.compare.reports").joinpath("leaderboard.jsonl")))
+    here = Path(__file__).parents[3] / PUBLISHED / ROWS
+    for path in (packaged, here):
+        if path.is_file():
+            return read_rows(path)
+    raise ValueError(f"This posenc brings no leaderboard: neither {packaged} nor {here} is there.")
+
+
+def study_of(rows: Sequence[Row]) -> Study:
+    """The rows as one study, whose tables and page the others have too.
+
+    Raises: ValueError for rows of different recipes.
+    """
+    if not rows:
+        raise ValueError("The leaderboard has no row.")
+    results = [row.result for row in rows]
+    corpora = {row.corpus for row in rows if row.corpus is not None}
+    if len(corpora) > 1:
+        raise ValueError(
+            f"The leaderboard has rows of {len(corpora)} texts, which cannot be mixed."
+        )
+    _check_one_recipe([result.config for result in results])
+    return Study(
+        format=FORMAT,
+        command="posenc leaderboard",
+        started="",
+        versions=joined([row.versions | {"commit": row.commit} for row in rows]),
+        hardware=joined([row.hardware for row in rows]),
+        corpus=next(iter(corpora), None),
+        trials=tuple(result.config for result in results),
+        results=tuple(results),
+    )
+
+
+def _check_one_recipe(trials: Sequence[TrialConfig]) -> None:
+    """Raises: ValueError where trials of one task differ in more than encoding and seed, or all in
+    what every task is trained with."""
+    of_all = recipe_of(trials)
+    for task in dict.fromkeys(trial.task for trial in trials):
+        fields = recipe_of(trial for trial in trials if trial.task == task)
+        fields |= {name: of_all[name] for name in ("recipe", "torch", "precision")}
+        if said := [f"{name} {shown(found)}" for name, found in fields.items() if len(found) > 1]:
+            raise ValueError(
+                f"The leaderboard has rows of different recipes for {task}: {', '.join(said)}."
+            )
+
+
+def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
+    """The leaderboard with your runs in it, of the tasks that one of yours has at least, all with
+    one recipe; and a line about each task that is left out.
+
+    Raises: ValueError where no task is left.
+    """
+    here = Path("the leaderboard")
+    runs = [(here, board), *mine]
+    kept, lines = [], []
+    for task in dict.fromkeys(trial.task for trial in board.trials):
+        parts = [(folder, study.of_task(task)) for folder, study in mine]
+        parts = [(folder, part) for folder, part in parts if part.trials]
+        try:
+            for folder, part in parts:
+                check_recipe(here, board.of_task(task), folder, part)
+        except ValueError as error:
+            lines.append(f"{task} is left out: {error}")
+            continue
+        if parts:
+            kept.append(task)
+        else:
+            lines.append(f"{task} is left out: you have no trial of it.")
+    if not kept:
+        raise ValueError(" ".join(["--mine: nothing can be put beside the leaderboard.", *lines]))
+    merged, conflicts = merge_checked(
+        [
+            (
+                folder,
+                replace(
+                    study,
+                    trials=tuple(t for t in study.trials if t.task in kept),
+                    results=tuple(r for r in study.results if r.config.task in kept),
+                ),
+            )
+            for folder, study in runs
+            if any(trial.task in kept for trial in study.trials)
+        ]
+    )
+    return replace(merged, corpus=board.corpus if TEXT in kept else None), lines + conflicts

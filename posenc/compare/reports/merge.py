@@ -1,0 +1,174 @@
+"""Several runs as one study: other seeds, encodings or machines, one recipe."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from posenc.compare.results import RateCheck, Study, TrialResult
+from posenc.compare.trial.config import TrialConfig, name_of
+
+_MAY_DIFFER = {"encoding", "seed", "code"}
+"""Fields in which the trials of one study differ; all others are its recipe. Where learning rates
+were checked, they differ too."""
+
+
+def merge(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
+    """One study of all runs, and a line about each trial that two runs have with other numbers.
+
+    A trial counts once, however many runs have it: the first that finished. Equal seeds are paired
+    wherever they ran, which holds because a recipe fixes batches and initial weights.
+
+    Raises: ValueError where recipes differ, an encoding's code changed between runs, or a label
+    names two encodings.
+    """
+    for folder, study in runs:
+        check_recipe(*runs[0], folder, study)
+    return merge_checked(runs)
+
+
+def merge_checked(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
+    """The same of runs that may have different tasks, where those that two have were found to be
+    of one recipe."""
+    first = runs[0][1]
+    labels: dict[str, str] = {}
+    unchecked: dict[str, str] = {}
+    for _, study in runs:
+        labels = study.labels | labels
+        unchecked |= study.unchecked
+    _check_codes(runs)
+    rates = _rates(runs)
+    _check_labels(runs, labels)
+    results, conflicts = _results(runs)
+    merged = replace(
+        first,
+        command=shlex.join(["posenc", "report", *(str(folder) for folder, _ in runs)]),
+        started=min(study.started for _, study in runs),
+        versions=joined([study.versions for _, study in runs]),
+        hardware=joined([study.hardware for _, study in runs]),
+        trials=tuple(dict.fromkeys(trial for _, study in runs for trial in study.trials)),
+        results=tuple(results.values()),
+        labels=labels,
+        unchecked=unchecked,
+        rates=rates,
+    )
+    return merged, conflicts
+
+
+def recipe_of(trials: Iterable[TrialConfig]) -> dict[str, set[object]]:
+    """The values that trials have in each field of their recipe."""
+    fields: dict[str, set[object]] = {}
+    for trial in trials:
+        for name, value in asdict(trial).items():
+            if name not in _MAY_DIFFER:
+                fields.setdefault(name, set()).add(value)
+    return fields
+
+
+def _recipe(study: Study) -> dict[str, set[object]]:
+    fields = recipe_of(study.trials)
+    if study.rates:
+        fields["lr"] = {"checked for each encoding"}
+    return fields
+
+
+def check_recipe(first: Path, study: Study, folder: Path, other: Study) -> None:
+    ours, theirs = _recipe(study), _recipe(other)
+    differ = [name for name in ours if ours[name] != theirs.get(name)]
+    if differ:
+        said = ", ".join(f"{n} {shown(ours[n])} and {shown(theirs[n])}" for n in differ)
+        raise ValueError(
+            f"{first} and {folder} are of different recipes ({said}), and numbers of different "
+            "recipes must not be mixed. Report them one by one."
+        )
+
+
+def shown(values: set[object]) -> str:
+    return "/".join(sorted(map(str, values)))
+
+
+def _check_codes(runs: Sequence[tuple[Path, Study]]) -> None:
+    seen: dict[str, tuple[Path, str]] = {}
+    for folder, study in runs:
+        for trial in study.trials:
+            where, code = seen.setdefault(trial.encoding, (folder, trial.code))
+            if code != trial.code:
+                raise ValueError(
+                    f"{trial.encoding} was other code in {folder} (hash {trial.code or 'none'}) "
+                    f"than in {where} (hash {code or 'none'}). Run it again in one of them."
+                )
+
+
+def _rates(runs: Sequence[tuple[Path, Study]]) -> tuple[RateCheck, ...]:
+    """The checks of all runs. Raises: ValueError where two runs came to different rates."""
+    seen: dict[tuple[str, str], tuple[Path, RateCheck]] = {}
+    for folder, study in runs:
+        for check in study.rates:
+            where, known = seen.setdefault((check.task, check.encoding), (folder, check))
+            if known.chosen != check.chosen:
+                raise ValueError(
+                    f"{check.encoding} on {check.task} was checked to a learning rate of "
+                    f"{known.chosen} in {where} and of {check.chosen} in {folder}, and their "
+                    "numbers must not be mixed. Report them one by one."
+                )
+    return tuple(check for _, check in seen.values())
+
+
+def _check_labels(runs: Sequence[tuple[Path, Study]], labels: dict[str, str]) -> None:
+    texts: dict[str, str] = {}
+    for _, study in runs:
+        for encoding in study.encodings:
+            label = labels.get(encoding, encoding)
+            if texts.setdefault(label, encoding) != encoding:
+                raise ValueError(
+                    f"{label!r} names two encodings, {texts[label]} and {encoding}: report these "
+                    "runs one by one, or run one of them with another label."
+                )
+
+
+def _results(
+    runs: Sequence[tuple[Path, Study]],
+) -> tuple[dict[TrialConfig, TrialResult], list[str]]:
+    found: dict[TrialConfig, TrialResult] = {}
+    source: dict[TrialConfig, Path] = {}
+    conflicts = []
+    for folder, study in runs:
+        for result in study.results:
+            config = result.config
+            known = found.get(config)
+            if known is None or (known.reason is not None and result.reason is None):
+                found[config], source[config] = result, folder
+            elif result.reason is None and _numbers(result) != _numbers(known):
+                label = study.labels.get(config.encoding, config.encoding)
+                name = name_of(replace(config, encoding=label))
+                conflicts.append(
+                    f"{name} has other numbers in {folder} than in "
+                    f"{source[config]}{_where(known, result)}; the latter count"
+                )
+    return found, conflicts
+
+
+def _numbers(result: TrialResult) -> TrialResult:
+    return replace(result, timing=None)
+
+
+def _where(a: TrialResult, b: TrialResult) -> str:
+    """The window length at which two results of one trial differ most."""
+    gaps = [
+        (abs(x.bits_per_byte - y.bits_per_byte), x.length, y.bits_per_byte, x.bits_per_byte)
+        for x, y in zip(a.by_length, b.by_length, strict=False)
+        if x.bits_per_byte is not None and y.bits_per_byte is not None
+    ]
+    gap, length, theirs, ours = max(gaps, default=(0.0, 0, 0.0, 0.0))
+    return f" (at {length:,} bytes {theirs:.6g} and {ours:.6g})" if gap else ""
+
+
+def joined(records: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Every value that a key has, once."""
+    values: dict[str, dict[str, None]] = {}
+    for record in records:
+        for key, value in record.items():
+            values.setdefault(key, {})[value] = None
+    return {key: "; ".join(each) for key, each in values.items()}

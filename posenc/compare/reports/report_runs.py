@@ -1,0 +1,139 @@
+"""`posenc report`: the page of one run again, or of several runs together."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from posenc.compare.judge import published as publications
+from posenc.compare.judge.verdict import conclude
+from posenc.compare.page import tables
+from posenc.compare.page.show import show_study, write_figures_of, write_page
+from posenc.compare.reports import leaderboard
+from posenc.compare.reports.merge import merge
+from posenc.compare.results import OtherFormat, Study
+from posenc.compare.study import RUNS, STUDY, collect, write_report
+from posenc.report.atomic import check_figures
+from posenc.report.console import stdout
+from posenc.report.lock import locked
+from posenc.report.progress import say
+
+
+def report_runs(
+    folders: Sequence[Path],
+    out: Path | None = None,
+    published: bool = False,
+    figures: Path | None = None,
+) -> Study:
+    """Write and print the report of runs, finished or not.
+
+    One run without `out` is written again in its own folder; the others go to `out` and leave the
+    runs as they are. A trial that several runs have counts once.
+
+    Raises: ValueError if a folder holds no readable study, if its study is still running, if the
+    recipes of the runs differ, or if `out` is a run itself.
+    """
+    check_figures(figures)
+    console = Console(stderr=True)
+    runs = [(folder, _read(folder)) for folder in folders]
+    if len(runs) == 1 and out is None:
+        ((home, study),) = runs
+        with locked(home, "posenc compare, which writes the report when it ends,"):
+            study, lines = write_report(study, home)
+    else:
+        study, lines = _together(runs)
+        home = out or RUNS / f"report-{_name(study)}"
+        _check_out(home)
+        home.mkdir(parents=True, exist_ok=True)
+        write_page(study, home, published)
+    _tell(study, lines, home, published, figures, console)
+    return study
+
+
+def show_leaderboard(
+    mine: Sequence[Path] = (), out: Path | None = None, figures: Path | None = None
+) -> Study:
+    """Write and print the published leaderboard, with runs of yours beside it.
+
+    Raises: ValueError as `report_runs`, and where no task of yours has the leaderboard's recipe.
+    """
+    check_figures(figures)
+    study, lines = leaderboard.study_of(leaderboard.published()), []
+    if mine:
+        study, lines = leaderboard.beside(study, [_collected(folder, lines) for folder in mine])
+    study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
+    home = out or RUNS / f"leaderboard-{_name(study)}"
+    _check_out(home)
+    home.mkdir(parents=True, exist_ok=True)
+    write_page(study, home, published=True)
+    _tell(study, lines, home, True, figures, Console(stderr=True))
+    return study
+
+
+def _tell(
+    study: Study,
+    lines: Sequence[str],
+    home: Path,
+    published: bool,
+    figures: Path | None,
+    console: Console,
+) -> None:
+    """What the reader must know, the figures, the tables, and how far others agree."""
+    for line in (*lines, *write_figures_of(study, figures)):
+        say(console, line)
+    show_study(study, home, console)
+    found = publications.agreements(study) if published else []
+    if found:
+        stdout(160).print(tables.agreement_table(found))
+    elif published:
+        say(console, "No published table has two encodings and a task of this study.")
+
+
+def _read(folder: Path) -> Study:
+    path = folder / STUDY
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no {STUDY}: give a folder that posenc compare wrote.")
+    try:
+        return Study.from_json(path.read_text(encoding="utf-8"))
+    except OtherFormat as error:
+        raise ValueError(f"{path} was written by another version of posenc: {error}.") from None
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}); the same posenc compare writes it again."
+        ) from None
+
+
+def _together(runs: Sequence[tuple[Path, Study]]) -> tuple[Study, list[str]]:
+    """All runs as one study, and what the reader must know."""
+    lines: list[str] = []
+    read = [_collected(folder, lines, study) for folder, study in runs]
+    study, conflicts = merge(read)
+    return conclude(study), lines + conflicts
+
+
+def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tuple[Path, Study]:
+    """A run with the results that lie in its folder; what is damaged is added to `lines`."""
+    study, damaged = collect(_read(folder) if study is None else study, folder)
+    lines += damaged
+    return folder, study
+
+
+def _check_out(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out: {folder} is not a folder.")
+    if (folder / STUDY).exists():
+        raise ValueError(
+            f"--out: {folder} is a run of posenc compare, whose own report would be lost. Choose "
+            "another folder."
+        )
+
+
+def _name(study: Study) -> str:
+    text = " ".join(sorted(trial.hash for trial in study.trials))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,0 +1,1 @@
+"""One trial in its own process: train, test, and write what it gave."""

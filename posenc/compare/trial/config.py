@@ -1,0 +1,112 @@
+"""One trial: a frozen config, and the folder that its hash names."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from posenc.report.atomic import write_atomically
+from posenc.tasks.known import TEXT
+
+RECIPE = 5
+"""Increase it when the same config would give other numbers, so that old results are not reused.
+5: training runs in plain PyTorch, whose sums differ from those of compiled C in the last bits."""
+
+CAUSAL = "causal"
+"""The objective of a decoder: the next byte."""
+SEPARATE = "separate"
+LONGEST_NAME = 60
+"""Letters of an encoding in the name of a folder."""
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """Everything that decides a trial's numbers.
+
+    Args:
+        encoding: what `posenc.create` takes: a name, or a text in the grammar of encodings.
+        seed: draws the initial weights and the batches; shared by all encodings.
+        corpus: hash of the text, or of sequences that the task makes.
+        train_length: training window, in bytes; of a task, the longest sequence in training, in
+            what the task counts.
+        test_lengths: lengths of the evaluation in the same unit, ascending, train_length first.
+        steps: optimizer steps.
+        batch: windows per step.
+        width, layers, heads, kv_heads: sizes of the decoder.
+        lr: peak learning rate of the model's weights.
+        device: "cpu" or "cuda".
+        precision: "float32", or "bfloat16" for autocast.
+        torch: version of torch, whose kernels decide the last bits.
+        recipe: version of the training and evaluation code.
+        code: hash of the files that define the encoding; "" for posenc's own.
+        task: what is learned: "text", or a name in posenc.tasks.known.
+        objective: what is asked of a text, a name in posenc.compare.trial.objectives; of a task
+            "causal".
+        projections: which of queries, keys and values share a projection, see posenc.Attention.
+    """
+
+    encoding: str
+    seed: int
+    corpus: str
+    train_length: int
+    test_lengths: tuple[int, ...]
+    steps: int
+    batch: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    lr: float
+    device: str
+    precision: str
+    torch: str
+    recipe: int = RECIPE
+    code: str = ""
+    task: str = TEXT
+    objective: str = CAUSAL
+    projections: str = SEPARATE
+
+    @property
+    def hash(self) -> str:
+        """Twelve hexadecimal digits that change with any field."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        """What the trial is, in letters that a folder's name may have."""
+        name = re.sub(r"[^\w.]+", "-", self.encoding).strip("-.")[:LONGEST_NAME]
+        task = "" if self.task == TEXT else f"-{self.task}"
+        task += "" if self.objective == CAUSAL else f"-{self.objective}"
+        return f"{name}{task}-seed{self.seed}"
+
+    @property
+    def folder(self) -> str:
+        """Name of the trial's folder."""
+        return f"{self.name}-{self.hash}"
+
+
+def name_of(trial: TrialConfig) -> str:
+    """The trial in words, for messages."""
+    task = "" if trial.task == TEXT else f" on {trial.task}"
+    near = len(trial.test_lengths) == 1  # as trials are that differ in their learning rate
+    return f"{trial.encoding}{task} seed {trial.seed}{f' at lr {trial.lr:g}' if near else ''}"
+
+
+def write_trial(folder: Path, config: TrialConfig) -> None:
+    """Write config.json into the trial's folder, for its worker."""
+    write_atomically(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1))
+
+
+def read_trial(folder: Path) -> TrialConfig:
+    """What `write_trial` wrote. Raises: ValueError where the folder's name says that it is another
+    trial's."""
+    fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})
+    if config.folder != folder.name:
+        raise ValueError(f"{folder}/config.json is the config of {config.folder}")
+    return config

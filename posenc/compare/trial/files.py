@@ -1,0 +1,107 @@
+"""The files of a trial and of its text: names, the result, the cursor of a checkpoint; loads no
+torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from posenc.compare.results import Timing, TrainingPoint, TrialResult
+from posenc.compare.trial.config import TrialConfig
+from posenc.report.atomic import write_atomically
+from posenc.report.record import Record
+
+SPLITS = ("train", "valid", "test")
+"""The files of a text, without their suffix."""
+PARTIAL = ".partial"
+"""Ends the name of a text's folder while it is being written."""
+STATE = "checkpoint.json"
+
+
+def path_of(folder: Path, corpus_hash: str) -> Path:
+    """The folder of the text with this hash below a study's folder."""
+    return folder / f"corpus-{corpus_hash}"
+
+
+class CorruptResult(Exception):
+    """The result on disk cannot be read."""
+
+
+def save_result(home: Path, result: TrialResult) -> None:
+    """Write a finished trial into its folder: result.json, which depends only on the config, after
+    timing.json."""
+    assert result.timing is not None
+    write_atomically(home / "timing.json", result.timing.to_json())
+    write_atomically(home / "result.json", replace(result, timing=None).to_json())
+
+
+def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
+    """The result of `trial` below the study's folder; None where there is none yet.
+
+    Raises: CorruptResult.
+    """
+    path = folder / trial.folder / "result.json"
+    for file in (path, path.with_name("timing.json")):
+        if file.exists() and not file.is_file():  # a pipe would be waited for
+            raise CorruptResult(f"{file} is not an ordinary file")
+    try:
+        result = TrialResult.from_json(path.read_text(encoding="utf-8"))
+        if result.config != trial:
+            raise ValueError("it belongs to another trial")
+        if result.reason is None:
+            timing = Timing.from_json(path.with_name("timing.json").read_text(encoding="utf-8"))
+            result = TrialResult(**{**vars(result), "timing": timing})
+    except FileNotFoundError as error:
+        if path.exists():
+            raise CorruptResult(f"{error.filename} is missing") from error
+        return None
+    except (ValueError, OSError) as error:
+        raise CorruptResult(" ".join(str(error).split())) from error
+    return result
+
+
+def load_results(
+    folder: Path, trials: Iterable[TrialConfig]
+) -> tuple[dict[TrialConfig, TrialResult], list[str]]:
+    """The results that are below the study's folder, and a line about each damaged one."""
+    found, damaged = {}, []
+    for trial in trials:
+        try:
+            result = load_result(folder, trial)
+        except CorruptResult as error:
+            at = folder / trial.folder / "result.json"
+            damaged.append(f"{at} is damaged ({error}); the same posenc compare makes it again")
+        else:
+            found |= {} if result is None else {trial: result}
+    return found, damaged
+
+
+def is_done(folder: Path, trial: TrialConfig) -> bool:
+    """Whether the trial has a whole result that is no failure."""
+    try:
+        result = load_result(folder, trial)
+    except CorruptResult:
+        return False
+    return result is not None and result.reason is None
+
+
+@dataclass(frozen=True)
+class Cursor(Record):
+    """Where training stands. The batches and the learning rate of a step follow from its number.
+
+    trial: hash of the trial's config.
+    loss_sum and loss_count: nats since the last point of the training curve.
+    rng: torch's generator state, base64.
+    tensors and tensors_sha256: the file that holds model and optimizer, and its hash.
+    """
+
+    trial: str
+    step: int
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    training: tuple[TrainingPoint, ...] = ()
+    train_seconds: float = 0.0
+    rng: str = ""
+    tensors: str = ""
+    tensors_sha256: str = ""

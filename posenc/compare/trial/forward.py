@@ -1,0 +1,86 @@
+"""A causal model on windows of a text, and on the sequences of a task: the loss at its targets, and
+what it says there."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.compare.trial.config import TrialConfig
+from posenc.encoding.base import PositionEncoding
+from posenc.tasks.task import IGNORED, Batch
+
+
+def autocast(config: TrialConfig) -> contextlib.AbstractContextManager:
+    """The precision of a trial's matrix products."""
+    if config.precision == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(config.device, dtype=torch.bfloat16)
+
+
+def token_losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
+    """Cross-entropy in nats, (batch, length), of rows with length + 1 symbols."""
+    rows = rows.to(config.device)
+    with autocast(config):
+        logits = model(rows[:, :-1], length=rows.shape[1] - 1)
+    losses = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+    return losses.view(rows.shape[0], -1)
+
+
+def target_loss(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
+    """Mean cross-entropy in nats over the targets of a batch."""
+    logits = task_logits(model, batch, config)
+    targets = torch.from_numpy(batch.targets).to(logits.device)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+@torch.no_grad()
+def answers(
+    model: nn.Module, batch: Batch, config: TrialConfig, end: int | None, at_once: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The likeliest token after each token, (sequences, len), of all tokens and of all but `end`.
+
+    at_once: sequences in one pass.
+    Raises: FloatingPointError where a logit that decides is not finite.
+    """
+    said, cut = [], []
+    for start in range(0, len(batch.tokens), at_once):
+        part = slice(start, start + at_once)
+        piece = Batch(batch.tokens[part], batch.targets[part], batch.positions)
+        logits = task_logits(model, piece, config)
+        asked = torch.from_numpy(piece.targets != IGNORED).to(logits.device)
+        if not logits[asked].isfinite().all():
+            raise FloatingPointError(
+                f"the logits are not finite in sequences of {piece.tokens.shape[1]:,} tokens"
+            )
+        said.append(logits.argmax(-1).cpu().numpy())
+        if end is not None:
+            logits[..., end] = -torch.inf
+            cut.append(logits.argmax(-1).cpu().numpy())
+    return np.concatenate(said), np.concatenate(cut) if cut else None
+
+
+def task_logits(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
+    """(batch, len, vocabulary) in float32."""
+    tokens = torch.from_numpy(batch.tokens).to(config.device)
+    positions = positions_for(model.encoding, batch, config.device)  # type: ignore[arg-type]
+    length = tokens.shape[1] if positions is None else None
+    with autocast(config):
+        return model(tokens, positions, length=length).float()
+
+
+def positions_for(encoding: PositionEncoding, batch: Batch, device: str) -> Tensor | None:
+    """The positions as an encoding takes them: None for 0, 1, 2, ...; (row, column); or for three
+    axes those of multimodal RoPE, where the name of the offset is a text of one token at time 0 and
+    the grid an image at time 1 whose rows and columns begin at 1."""
+    axes = encoding.claims.num_axes
+    if batch.positions is None or axes == 1:
+        return None
+    cells = torch.from_numpy(batch.positions).to(device)
+    if axes == 2:
+        return cells
+    return torch.cat([(cells[:, :1] >= 0).long(), cells + 1], dim=1)

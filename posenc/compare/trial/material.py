@@ -1,0 +1,49 @@
+"""What a trial learns from, a text or a task, in the numbers that its model needs."""
+
+from __future__ import annotations
+
+import hashlib
+
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.windows import VOCABULARY
+from posenc.tasks.known import TASKS, TEXT
+from posenc.tasks.task import Case, Task
+
+
+def task_of(config: TrialConfig) -> Task | None:
+    """What makes a trial's sequences; None for the windows of a text."""
+    return None if config.task == TEXT else TASKS[config.task]
+
+
+def vocabulary_of(config: TrialConfig) -> int:
+    """Number of tokens."""
+    task = task_of(config)
+    if task is not None:
+        return task.vocabulary
+    return VOCABULARY + objective_of(config).marks
+
+
+def train_tokens(config: TrialConfig) -> int:
+    """Tokens of a row of a training batch, at most."""
+    task = task_of(config)
+    return config.train_length if task is None else task.tokens(Case(config.train_length))
+
+
+def shape_length(config: TrialConfig) -> int:
+    """How long an encoding is told that sequences are in training."""
+    task = task_of(config)
+    if task is None:
+        return objective_of(config).longest_part(config.train_length)
+    return task.shape_length(config.train_length)
+
+
+def content_hash(task: Task, train_length: int, test_lengths: tuple[int, ...]) -> str:
+    """A hash of sequences that the task makes: it changes when they do, so that results of other
+    sequences are told apart."""
+    digest = hashlib.sha256()
+    made = [task.train_batch(0, 0, 8, train_length), task.valid_batch(8, train_length)]
+    made += [task.test_batch(case, 2, train_length) for case in task.cases(test_lengths)]
+    for batch in made:
+        digest.update(batch.tokens.astype("<i8").tobytes() + batch.targets.astype("<i8").tobytes())
+    return digest.hexdigest()[:16]

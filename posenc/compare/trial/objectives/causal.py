@@ -1,0 +1,38 @@
+"""The causal objective: the next byte after those before it."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor, nn
+
+from posenc.compare.trial.config import CAUSAL, TrialConfig
+from posenc.compare.trial.evaluate import evaluate_lengths
+from posenc.compare.trial.forward import token_losses
+from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
+from posenc.encoding.base import PositionEncoding
+from posenc.models import Decoder, DecoderConfig
+
+
+class Causal(Objective):
+    name = CAUSAL
+    stacks = (True,)
+
+    def model(self, sizes: DecoderConfig, *encodings: PositionEncoding) -> nn.Module:
+        return Decoder(sizes, *encodings)
+
+    def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
+        return (rows,)
+
+    def ask_held_out(self, rows: Tensor) -> Asked:
+        return (rows,)
+
+    def count(self, asked: Asked) -> int:
+        (rows,) = asked
+        return rows.shape[0] * (rows.shape[1] - 1)
+
+    def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
+        (rows,) = asked
+        return token_losses(model, rows, config)
+
+    def test(self, model: nn.Module, symbols: np.ndarray, config: TrialConfig) -> Scores:
+        return evaluate_lengths(model, symbols, config)

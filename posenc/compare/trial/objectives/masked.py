@@ -1,0 +1,100 @@
+"""The masked objective: a window is read from both sides, and the bytes hidden in it are said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Real
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc import masks
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.forward import autocast
+from posenc.compare.trial.objectives.hidden import evaluate_asked
+from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
+from posenc.compare.trial.windows import VOCABULARY
+from posenc.encoding.base import PositionEncoding
+from posenc.models import Decoder, DecoderConfig
+from posenc.models.stack import require_bidirectional
+
+MASK = VOCABULARY
+"""The symbol in place of a hidden byte."""
+SHARE = 0.15
+"""Of the bytes of a window, as in BERT; all are replaced by the mask, because nothing is tuned
+afterwards that would never see it."""
+_HELD_OUT = 1 << 62
+"""First half of the key of held-out draws; those of training are seeds, and smaller."""
+
+
+class MaskedModel(Decoder):
+    """The decoder of the other objectives without its causal mask: every token sees all.
+
+    Raises: ValueError for an encoding that needs causal attention.
+
+    Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, task 1.
+    """
+
+    def __init__(self, config: DecoderConfig, encoding: PositionEncoding) -> None:
+        require_bidirectional("--objective masked", encoding)
+        super().__init__(config, encoding)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch len"],
+        positions: Real[Tensor, "..."] | None = None,
+        **options: Any,
+    ) -> Float[Tensor, "batch len vocab_size"]:
+        """Logits of each token itself."""
+        return super().forward(tokens, positions, **options, mask=masks.full)
+
+
+def hidden_in_training(rows: Tensor, seed: int, step: int) -> Tensor:
+    """Which bytes of a step's windows are hidden, drawn from the seed and the step."""
+    # jumped: the same key draws where the windows begin.
+    return _drawn(rows, np.random.Philox(key=[seed, step]).jumped())
+
+
+def hidden_in_tests(rows: Tensor) -> Tensor:
+    """Which bytes of held-out windows are hidden, the same for all seeds and encodings."""
+    return _drawn(rows, np.random.Philox(key=np.array([_HELD_OUT, rows.shape[1]], np.uint64)))
+
+
+class Masked(Objective):
+    name = "masked"
+    stacks = (False,)
+    marks = 1
+    said = f"{SHARE:.0%} of the bytes are hidden, and only those are scored."
+
+    def model(self, sizes: DecoderConfig, *encodings: PositionEncoding) -> nn.Module:
+        return MaskedModel(sizes, *encodings)
+
+    def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
+        rows = rows[:, :-1]
+        return rows, hidden_in_training(rows, seed, step)
+
+    def ask_held_out(self, rows: Tensor) -> Asked:
+        rows = rows[:, :-1]
+        return rows, hidden_in_tests(rows)
+
+    def count(self, asked: Asked) -> int:
+        return int(asked[1].sum())
+
+    def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
+        rows, hidden = (each.to(config.device) for each in asked)
+        with autocast(config):
+            logits = model(rows.masked_fill(hidden, MASK), length=rows.shape[1])
+        return F.cross_entropy(logits[hidden].float(), rows[hidden], reduction="none")
+
+    def test(self, model: nn.Module, symbols: np.ndarray, config: TrialConfig) -> Scores:
+        return evaluate_asked(self, model, symbols, config)
+
+
+def _drawn(rows: Tensor, bits: np.random.BitGenerator) -> Tensor:
+    """SHARE of the bytes, and at least one of each window."""
+    random = np.random.Generator(bits)
+    hidden = random.random(tuple(rows.shape)) < SHARE
+    hidden[np.arange(len(hidden)), random.integers(hidden.shape[1], size=len(hidden))] = True
+    return torch.from_numpy(hidden)

@@ -1,0 +1,97 @@
+"""The sequence-to-sequence objective: an encoder reads the first half of a window from both sides,
+and a decoder that attends to it says the second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.forward import autocast
+from posenc.compare.trial.objectives.hidden import evaluate_asked
+from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
+from posenc.compare.trial.windows import VOCABULARY
+from posenc.encoding.base import PositionEncoding
+from posenc.models import DecoderConfig, EncoderDecoder
+
+BEGIN = VOCABULARY
+"""The symbol that the decoder reads before the first byte that it says."""
+
+
+class Continuation(EncoderDecoder):
+    """Says what follows a source. Each stack has an encoding of its own, made by the same text, and
+    the attention to the source has none, as in the original Transformer and in T5."""
+
+    def __init__(
+        self, config: DecoderConfig, encoder: PositionEncoding, decoder: PositionEncoding
+    ) -> None:
+        super().__init__(config, encoder, decoder)
+
+    @property
+    def encoding(self) -> PositionEncoding:
+        """That of the decoder; the encoder's has the same limits."""
+        return self.decoder.encoding
+
+
+class Seq2Seq(Objective):
+    """The next byte of the second half of a window, after those before it in that half and the
+    whole first half.
+
+    Source: prefix language modelling in Raffel et al. 2020, arXiv:1910.10683, section 3.3.1.
+    """
+
+    name = "seq2seq"
+    stacks = (False, True)
+    marks = 1
+    said = (
+        "An encoder reads the first half of each window and a decoder says the second, which alone "
+        "is scored."
+    )
+
+    def model(self, sizes: DecoderConfig, *encodings: PositionEncoding) -> nn.Module:
+        return Continuation(sizes, *encodings)
+
+    def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
+        return self.ask_held_out(rows)
+
+    def ask_held_out(self, rows: Tensor) -> Asked:
+        return _said_from(rows[:, :-1], self.longest_part(rows.shape[1] - 1))
+
+    def count(self, asked: Asked) -> int:
+        return int(asked[1].sum())
+
+    def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
+        rows, begin = asked[0].to(config.device), int(asked[1][0].int().argmax())
+        source, said = rows[:, :begin], rows[:, begin:]
+        heard = F.pad(said[:, :-1], (1, 0), value=BEGIN)
+        with autocast(config):
+            given = model.given(source, length=source.shape[1])  # type: ignore[operator]
+            logits = given(heard, length=heard.shape[1])
+        return F.cross_entropy(logits.float().flatten(0, 1), said.flatten(), reduction="none")
+
+    def test(self, model: nn.Module, symbols: np.ndarray, config: TrialConfig) -> Scores:
+        return evaluate_asked(self, model, symbols, config)
+
+    def longest_part(self, length: int, said: int | None = None) -> int:
+        said = length // 2 if said is None else said
+        return max(said, length - said)
+
+    def cut(self, whole: Asked, length: int) -> Iterator[Asked]:
+        rows, first = whole[0], int(whole[1][0].int().argmax())
+        said, source = length // 2, self.longest_part(length)
+        starts = range(first, rows.shape[1], said)
+        pieces = [rows[:, start - source : start + said] for start in starts]
+        full = [piece for piece in pieces if piece.shape[1] == length]
+        yield _said_from(torch.cat(full), source)
+        if len(full) < len(pieces):
+            yield _said_from(pieces[-1], source)
+
+
+def _said_from(rows: Tensor, begin: int) -> Asked:
+    asked = torch.zeros_like(rows, dtype=torch.bool)
+    asked[:, begin:] = True
+    return rows, asked

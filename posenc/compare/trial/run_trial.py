@@ -1,0 +1,99 @@
+"""One trial: train, test, and write result.json, timing.json and the model.
+
+result.json depends only on the config.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from posenc.compare.results import Timing, TrialResult
+from posenc.compare.trial import checkpoint, train
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.effective_spec import effective_spec
+from posenc.compare.trial.evaluate import score_cases
+from posenc.compare.trial.files import SPLITS, save_result
+from posenc.compare.trial.material import task_of, train_tokens
+from posenc.compare.trial.objectives import objective_of
+from posenc.compare.trial.windows import read_split
+from posenc.hf.checkpoint.llama import export_llama, expressible
+from posenc.models import Decoder
+from posenc.registry import create
+from posenc.report.atomic import write_atomically
+from posenc.report.failure import disk_is_full
+
+
+def run_trial(
+    config: TrialConfig,
+    study_folder: Path,
+    folder: Path,
+    event: Any,
+    checkpoint_steps: int,
+) -> None:
+    """Train the trial from its last checkpoint in `folder`, test it, and write what it gave.
+
+    event: called as training goes on, for example event("step", step=3, loss=2.5).
+    """
+    if config.device == "cpu":
+        torch.set_num_threads(1)  # how a sum is shared between threads decides its last bits
+    else:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    task = task_of(config)
+    symbols = dict.fromkeys(SPLITS, np.empty(0, np.uint16))
+    if task is None:
+        symbols = {s: read_split(study_folder, s, config.corpus) for s in SPLITS}
+    model, cursor = train.train_model(
+        config, symbols["train"], symbols["valid"], folder, event, checkpoint_steps
+    )
+    event("testing")
+    began = time.perf_counter()
+    by_length, by_position, by_context, by_case = (), (), (), ()
+    if task is None:
+        tested = objective_of(config).test(model, symbols["test"], config)
+        by_length, by_position, by_context = tested
+    else:
+        by_case = score_cases(model, task, config)
+    shape = train.shape_of(config)
+    encoding = create(config.encoding, shape)  # one layer's, where each has its own
+    result = TrialResult(
+        config=config,
+        parameters=sum(p.numel() for p in model.parameters()),
+        encoding_parameters=sum(p.numel() for p in train.learned_by_encodings(model)),
+        spec=effective_spec(config.encoding, encoding, shape),
+        training=cursor.training,
+        by_length=by_length,
+        by_position=by_position,
+        by_context=by_context,
+        by_case=by_case,
+        timing=Timing(
+            config.steps * config.batch * train_tokens(config) / cursor.train_seconds,
+            cursor.train_seconds,
+            time.perf_counter() - began,
+        ),
+    )
+    # Copies: layers may share a parameter, and safetensors writes no memory twice.
+    weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
+    write_atomically(folder / "model.safetensors", save(weights))
+    if task is None and type(model) is Decoder and expressible(model):
+        export_llama(model, folder / "huggingface", max_positions=config.train_length)
+    save_result(folder, result)
+    checkpoint.clear_checkpoint(folder)
+
+
+def reason_of(error: Exception) -> str:
+    """One line for the user; the traceback is in the trial's log."""
+    text = " ".join(str(error).split())[:300]
+    if isinstance(error, train.TrialFailed | FloatingPointError):
+        return text
+    if disk_is_full(error):
+        return f"the disk is full: {text}"
+    allocation = "can't allocate memory" in text
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or allocation:
+        return f"out of memory; try a smaller --batch or shorter lengths ({text})"
+    return f"{type(error).__name__}: {text}"

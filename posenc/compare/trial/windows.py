@@ -1,0 +1,51 @@
+"""Windows of a text's symbols: of a step of training, of validation, and of the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.files import path_of
+
+VOCABULARY = 257
+"""Bytes, and the symbol after each file."""
+VALID_WINDOWS = 64
+HELD_OUT_BYTES = 1 << 16
+"""How much of the test text is read; gives a standard error of about 0.01 bits per byte."""
+
+
+def read_split(folder: Path, split: str, corpus_hash: str) -> np.ndarray:
+    """The symbols of one split of a text, mapped from disk."""
+    return np.memmap(path_of(folder, corpus_hash) / f"{split}.u16", dtype="<u2", mode="r")
+
+
+def batch_of(symbols: np.ndarray, config: TrialConfig, step: int) -> Tensor:
+    """(batch, train_length + 1) symbols, drawn from the seed and the step and nothing else."""
+    random = np.random.Generator(np.random.Philox(key=[config.seed, step]))
+    starts = random.integers(0, len(symbols) - config.train_length, size=config.batch)
+    return windows(symbols, starts, config.train_length)
+
+
+def valid_windows(symbols: np.ndarray, config: TrialConfig) -> Tensor:
+    """(windows, train_length + 1) symbols, evenly spread over the validation text."""
+    last = len(symbols) - config.train_length - 1
+    count = min(VALID_WINDOWS, last // config.train_length + 1)
+    return windows(symbols, np.linspace(0, last, count).astype(int), config.train_length)
+
+
+def held_out_windows(symbols: np.ndarray, config: TrialConfig) -> Tensor:
+    """(windows, longest + 1) symbols, evenly spread over the test text, without overlap."""
+    longest = max(config.test_lengths)
+    count = max(1, min(HELD_OUT_BYTES // longest, (len(symbols) - 1) // longest))
+    starts = np.linspace(0, len(symbols) - longest - 1, count).astype(int)
+    return windows(symbols, starts, longest)
+
+
+def windows(symbols: np.ndarray, starts: np.ndarray, length: int) -> Tensor:
+    """(len(starts), length + 1): each window and the symbol after it."""
+    rows = np.stack([symbols[start : start + length + 1] for start in starts])
+    return torch.from_numpy(rows.astype(np.int64))

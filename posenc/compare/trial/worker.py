@@ -1,0 +1,65 @@
+"""The process of one trial.
+
+It reads config.json in the trial's folder and writes there what `run_trial` writes, or a
+result.json that says why the trial failed. Progress goes to stdout as lines of JSON. The process
+ends when the one that started it ends; it arranges that before it imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+from posenc.compare.trial.process import ORPHANED, end_with_parent
+
+
+def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
+    """Run the trial. Returns: the exit code."""
+    end_with_parent(int(parent))
+    # What libraries print must not come between the events.
+    events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+    from posenc.compare.results import TrialResult
+    from posenc.compare.trial.config import read_trial
+    from posenc.compare.trial.effective_spec import code_of
+    from posenc.compare.trial.run_trial import reason_of, run_trial
+    from posenc.compare.trial.train import TrialFailed
+    from posenc.report.atomic import write_atomically
+
+    folder = Path(trial_folder)
+    config = read_trial(folder)
+    try:
+        if config.code and code_of(config.encoding) != config.code:
+            raise TrialFailed(
+                f"the code of {config.encoding} has changed since the comparison began; the same "
+                "command begins one of the new code"
+            )
+        run_trial(config, Path(study_folder), folder, _Events(events), int(checkpoint_steps))
+    except Exception as error:  # of torch, of the system, of an encoding: all end in a result
+        traceback.print_exc()
+        failed = TrialResult(config, reason=reason_of(error))
+        write_atomically(folder / "result.json", failed.to_json())
+        return 1
+    return 0
+
+
+class _Events:
+    """Lines of JSON; of steps no more than five a second."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.last = stream, 0.0
+
+    def __call__(self, kind: str, **values: Any) -> None:
+        now = time.monotonic()
+        if kind == "step":
+            if now - self.last < 0.2:
+                return
+            self.last = now
+        try:
+            self.stream.write(json.dumps({"kind": kind, **values}) + "\n")
+        except BrokenPipeError:  # the sweep is gone: stop as if killed, which fails nothing
+            os._exit(ORPHANED)

@@ -1,0 +1,106 @@
+"""What a named budget is, and the measurement that the default rests on."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from posenc.compare.budget import BUDGETS
+from posenc.compare.options import Options
+from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.plan import chosen, plan_trials, with_suite
+from posenc.compare.study import run_study
+from posenc.tasks.known import TASKS
+from tests.experiment import experiment
+
+TABLE = Path(__file__).parents[3] / "results/compare/budget.csv"
+
+
+def test_a_budget_gives_what_no_option_says():
+    assert chosen(Options()) == BUDGETS["standard"]
+    assert chosen(Options(budget="quick")).seeds == 1
+    assert chosen(Options(budget="quick", seeds=4))[:2] == (4, BUDGETS["quick"].steps)
+    assert chosen(Options(budget="thorough", steps=7))[:2] == (BUDGETS["thorough"].seeds, 7)
+
+
+def test_an_unknown_budget_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="--budget must be quick, standard, thorough, got 'huge'"):
+        run_study(Options(budget="huge", out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_default_steps_lost_no_pair_that_twice_as_many_separate():
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["lr"] == "0.002"]
+    steps = {budget.steps for name, budget in BUDGETS.items() if name != "thorough"}
+    for each in steps:
+        (pairs,) = {
+            (row["pairs_at_twice"], row["pairs_lost"]) for row in rows if row["steps"] == str(each)
+        }
+        assert int(pairs[0]) >= 12
+        assert pairs[1] == "0"
+
+
+def test_a_pair_that_turns_round_or_is_no_number_is_lost_and_recipes_stay_apart(tmp_path):
+    budget = experiment("budget")
+
+    def wrote(name, steps, recipe, a, b):
+        (tmp_path / name).mkdir()
+        head = "measure,at,train_length,steps,lr,recipe,encoding,seed,bits_per_byte"
+        each = [(e, s, x) for e, xs in (("a", a), ("b", b)) for s, x in enumerate(xs)]
+        rows = [f"by_length,8,8,{steps},0.002,{recipe},{e},{s},{x}" for e, s, x in each]
+        (tmp_path / name / "results.csv").write_text("\n".join([head, *rows]), encoding="utf-8")
+        return budget.read(tmp_path / name)
+
+    def lost(losses, recipe=4):
+        twice = wrote(f"twice-{losses}-{recipe}", 2, 4, (1.0, 1.1), (2.0, 2.1))
+        once = wrote(f"once-{losses}-{recipe}", 1, recipe, (2.0, 2.0), losses)
+        budget.judge(dict([once, twice]), tmp_path / "budget.csv")
+        with (tmp_path / "budget.csv").open(encoding="utf-8", newline="") as file:
+            return next(row["pairs_lost"] for row in csv.DictReader(file) if row["steps"] == "1")
+
+    assert lost((3.0, 2.5)) == "0"
+    assert lost((3.0, 1.5)) == "1"
+    assert lost((3.0, float("nan"))) == "1"
+    assert lost((3.0, 2.5), recipe=3) == ""
+
+
+def test_a_suite_is_its_tasks_sizes_and_seeds():
+    quick = with_suite(Options(suite=True, budget="quick"))
+    assert quick.task == ["text", "copy", "recall", "offset"]
+    assert (quick.width, quick.layers, quick.heads) == (64, 3, 4) and not quick.check_lr
+    assert chosen(quick)[:2] == (1, 600)
+    thorough = with_suite(Options(suite=True, budget="thorough", width=32))
+    assert set(thorough.task or ()) == {"text", *TASKS} - {"grid"}
+    assert thorough.check_lr and thorough.width == 32 and chosen(thorough).seeds == 3
+    assert with_suite(Options(task=["copy"])) == Options(task=["copy"])
+
+
+def test_a_larger_budget_of_the_suite_goes_on_with_the_trials_of_a_smaller_one():
+    def trials(budget):
+        options = with_suite(Options(suite=True, budget=budget))
+        planned = plan_trials(options, read_encodings(["rope"]))
+        return {replace(t, seed=seed) for t in planned for seed in range(chosen(options).seeds)}
+
+    assert trials("quick") < trials("standard") < trials("thorough")
+
+
+def test_a_suite_takes_no_other_tasks():
+    with pytest.raises(ValueError, match=r"--task: --suite brings its own \(text, copy"):
+        with_suite(Options(suite=True, task=["reverse"]))
+    with pytest.raises(ValueError, match="--budget must be quick, standard, thorough, got 'huge'"):
+        with_suite(Options(suite=True, budget="huge"))
+
+
+def test_the_suite_runs_as_one_command(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 800)
+    study = run_study(
+        Options(
+            ["rope"], suite=True, budget="quick", steps=1, batch=2, width=16, layers=1, heads=1,
+            text=[str(text)], workers=1, precision="float32", device="cpu", out=tmp_path / "out",
+        )
+    )  # fmt: skip
+    assert [r.config.task for r in study.finished] == ["text", "copy", "recall", "offset"]
+    assert "For recall beyond 16 fillers nothing here tells" in capsys.readouterr().out

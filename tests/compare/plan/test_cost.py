@@ -1,0 +1,104 @@
+"""What a comparison cannot have is refused before anything is read or allocated."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from posenc.compare.plan import cost
+from posenc.compare.trial.objectives import OBJECTIVES
+from posenc.compare.trial.train import build_model
+from tests.compare.judge.test_summary import TRIAL
+
+GIB = 2**30
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine of 8 GiB."""
+    monkeypatch.setattr(cost.machine, "memory_bytes", lambda: 8 * GIB)
+
+
+def check(trial=TRIAL, encodings=("rope",), seeds=1, workers=1, yes=False):
+    cost.check_cost([trial], encodings, seeds, workers, yes)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_parameters_are_counted_as_they_are_built(objective):
+    trial = dataclasses.replace(TRIAL, objective=objective)
+    model = build_model(trial)
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1)
+    tied = model.head.weight is model.tokens.weight
+    built = matrices if tied else matrices - model.head.weight.numel()
+    assert cost._parameters(trial) == built
+
+
+@pytest.mark.parametrize(
+    ("sizes", "number"),
+    [
+        ({"width": 10**12, "heads": 1, "kv_heads": 1}, "parameters"),
+        ({"layers": 10**12}, "parameters"),
+        ({"batch": 10**12}, "1,000,000,000,000 windows"),
+        ({"train_length": 10**9, "test_lengths": (10**9,)}, "1,000,000,000 bytes"),
+    ],
+)
+def test_what_does_not_fit_in_memory_is_refused_with_the_number(machine, sizes, number):
+    with pytest.raises(ValueError, match=f"{number}.* need at least .* and there are 8.0 GiB"):
+        check(dataclasses.replace(TRIAL, **sizes))
+
+
+def test_what_the_encoding_learns_counts(machine):
+    long = dataclasses.replace(TRIAL, batch=1, train_length=10**6, width=1024, test_lengths=())
+    check(long, ("rope",), yes=True)
+    with pytest.raises(ValueError, match=r"need at least 1[5-9]\.\d GiB"):
+        check(long, ("rope", "learned"), yes=True)
+
+
+def test_workers_count(machine):
+    big = dataclasses.replace(TRIAL, width=4096, layers=2)
+    check(big, workers=1)
+    with pytest.raises(ValueError, match="2 workers at a model of"):
+        check(big, seeds=2, workers=2)
+
+
+def test_too_many_trials_are_refused_before_they_are_planned(machine):
+    with pytest.raises(ValueError, match="100,000,000 trials need at least 186"):
+        check(seeds=10**8, yes=True)
+
+
+def test_more_than_a_week_needs_yes(machine):
+    with pytest.raises(ValueError, match=r"would take about [\d,]+ days.*--yes"):
+        check(dataclasses.replace(TRIAL, steps=10**12))
+    check(dataclasses.replace(TRIAL, steps=10**12), yes=True)
+
+
+def test_numbers_beyond_every_float_are_refused_too(machine):
+    for name in ("steps", "width", "layers", "batch", "train_length"):
+        with pytest.raises(ValueError):
+            check(dataclasses.replace(TRIAL, **{name: 10**400}))
+
+
+def test_nothing_is_allocated(machine, monkeypatch):
+    def refuse(*sizes, **options):
+        raise AssertionError("allocated")
+
+    monkeypatch.setattr(torch, "zeros", refuse)
+    check(encodings=("rope", "t5", "alibi", "nope"))
+
+
+@pytest.mark.parametrize(
+    "reads", ["torch.ones(3).sum().item()", "torch.ones(3).numpy()", "torch.ones(3).tolist()"]
+)
+def test_a_constructor_that_reads_what_it_computes_is_counted_too(reads, tmp_path):
+    mine = tmp_path / "reads.py"
+    mine.write_text(
+        "import posenc, torch\n\n\n"
+        "class Reads(posenc.PositionEncoding):\n"
+        '    claims = posenc.Claims(places=(), source="me")\n\n'
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        f"        self.read = {reads}\n"
+        "        self.learned = torch.nn.Parameter(torch.zeros(7))\n",
+        encoding="utf-8",
+    )
+    assert sum(p.numel() for p in cost._built(TRIAL, f"{mine}:Reads").parameters()) == 7

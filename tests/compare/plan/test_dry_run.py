@@ -1,0 +1,66 @@
+"""A dry run says what would run, measures it, and leaves nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from posenc import compare
+from posenc.compare.plan import dry_run as module
+from posenc.compare.plan.dry_run import by_kind, dry_run, tokens_of
+from tests.compare.judge.test_summary import TRIAL
+
+SMALL = {"width": 16, "layers": 1, "heads": 1}
+
+
+def test_the_sentence_counts_trials_tokens_and_time(monkeypatch):
+    seconds = {"rope": 60.0, "t5": 120.0}
+    monkeypatch.setattr(module, "seconds_by_kind", lambda trials, folder, at_once: seconds)
+    trials = [
+        dataclasses.replace(TRIAL, encoding=name, seed=seed, steps=100, batch=4, train_length=8)
+        for seed in range(3)
+        for name in seconds
+    ]
+    assert tokens_of(trials[0]) == 3200
+    table, sentence = dry_run(trials, None, 2, 2)
+    assert sentence.startswith("6 trials, 19,200 tokens, about 4:30 on 2 workers")
+    assert [list(column.cells) for column in table.columns] == [
+        ["rope", "t5"], ["3", "3"], ["100", "100"], ["9,600", "9,600"], ["1:00", "2:00"],
+    ]  # fmt: skip
+    assert "about 2:00 on 600 workers" in dry_run(trials, None, 600, 1)[1]
+    assert [len(alike) for alike in by_kind(trials).values()] == [3, 3]
+
+
+def test_a_trial_of_a_cuda_device_is_not_said_to_be_measured():
+    elsewhere = dataclasses.replace(TRIAL, device="cuda")
+    assert "counted, not measured" in dry_run([elsewhere], None, 1, 1)[1]
+
+
+@pytest.mark.slow
+def test_nothing_is_trained_and_nothing_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 400, encoding="utf-8")
+    from posenc.compare.options import Options
+    from posenc.compare.study import run_study
+
+    asked = Options(
+        ["rope"], [str(text)], train_length=16, test_lengths="32", steps=1000, batch=2, seeds=2,
+        out=Path("out"), dry_run=True, workers=1, precision="float32", **SMALL,
+    )  # fmt: skip
+    study = run_study(asked)
+    said = capsys.readouterr().out
+    assert (len(study.trials), study.results) == (2, ())
+    tokens = 2 * 1000 * 2 * 16
+    assert f"2 trials, {tokens:,} tokens, about " in said and "from steps measured now" in said
+    minutes, seconds = map(int, re.findall(r"about (\d+):(\d\d) on", said)[0])
+    assert 6 <= 60 * minutes + seconds < 3000, "two trials start in three seconds each"
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+    quiet = compare.run(
+        ["rope"], text=text, train_length=16, test_lengths=[32], steps=3, batch=2, seeds=1,
+        dry_run=True, workers=1, precision="float32", **SMALL,
+    )  # fmt: skip
+    assert quiet.results == () and capsys.readouterr().out == ""

@@ -1,0 +1,212 @@
+"""Encodings of the user in a comparison: named, told apart, checked, trained again when edited."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from posenc import ALiBi, cli
+from posenc.compare.judge.verdict import without_unchecked
+from posenc.compare.page.page import make_page
+from posenc.compare.plan.contract_gate import find_void
+from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.results import Study, labelled
+from posenc.compare.trial.effective_spec import code_of
+from posenc.registry import known
+from posenc.testing import VOIDING
+from tests.compare.engines.test_sweep import Log, run_here_in, trial
+from tests.encoding import planted
+
+MINE = """\
+import posenc
+import torch
+
+
+class LogALiBi(posenc.DistanceBias):
+    claims = posenc.Claims(places=(3,), source="me, 2026")
+
+    def __init__(self, num_heads: int, slope: float = 0.5):
+        super().__init__()
+        self.num_heads, self.slope = num_heads, slope
+
+    def bias(self, distance):
+        return -self.slope * torch.log1p(distance.abs()).expand(self.num_heads, *distance.shape)
+"""
+TINY = (
+    "--train-length 16 --test-lengths 16 --seeds 1 --steps 4 --batch 2 --width 32 --layers 2 "
+    "--heads 2 --workers 1 --text text.txt --out out"
+).split()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the user's encoding, and the user in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "my.py").write_text(MINE, encoding="utf-8")
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over it. " * 300)
+    shutil.copy(planted.__file__, tmp_path / "planted.py")
+    return tmp_path
+
+
+def test_encodings_are_named_by_their_canonical_text_or_their_label(folder):
+    texts = ["rope", "./my.py:LogALiBi", "steep = my.py:LogALiBi:slope=2.0", "rope", "rope + alibi"]
+    rope, plain, steep, both = read_encodings([*texts, f"'{folder}/my.py':LogALiBi"])
+    assert (rope.text, rope.label, rope.code) == ("rope", "rope", "")
+    assert plain.text == plain.label == "my.py:LogALiBi"
+    assert (steep.text, steep.label) == ("my.py:LogALiBi:slope=2", "steep")
+    assert both.text == "rope+alibi"
+    assert len(plain.code) == 12 and plain.code == steep.code == code_of("my.py:LogALiBi")
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["a=rope", "a=alibi"], "'a' names two encodings, rope and alibi"),
+        (["alibi", "alibi=rope"], "'alibi' is the name of another encoding than rope"),
+        (["nope=rope"], "'nope' is the name of another encoding than rope, .* as in my-nope=rope"),
+        (["rope=rope:rope_theta=100"], "another encoding than rope:rope_theta=100"),
+        (["a=rope", "b=rope"], "'a' and 'b' are the same encoding, rope"),
+        (["rope:rope_theta=5e5", "b=rope:rope_theta=500000"], "are the same encoding"),
+        (["rope", "my.py:LogAlibi"], "has no class 'LogAlibi'; did you mean 'LogALiBi'"),
+        (["rope", "my.py:LogALiBi+albi"], "column 16: Unknown encoding 'albi'"),
+    ],
+)
+def test_what_cannot_be_told_apart_or_found_is_refused(folder, texts, said):
+    with pytest.raises(ValueError, match=said):
+        read_encodings(texts)
+
+
+def test_what_a_program_registers_is_found_by_its_module_in_a_new_process(folder):
+    known.register("mine", planted.ClaimsTooMuch, bias_max=4.0)
+    (mine,) = read_encodings(["mine"])
+    assert mine.text == "tests.encoding.planted:ClaimsTooMuch:bias_max=4"
+    assert mine.label == "mine" and mine.code
+
+    class Local(ALiBi):
+        pass
+
+    known.register("local", Local)
+    known.register("odd", planted.NamesNoPaper, bias_max=object())
+    with pytest.raises(ValueError, match=r"define .*Local at the top of a file"):
+        read_encodings(["rope", "local"])
+    with pytest.raises(ValueError, match=r"which another process cannot be told"):
+        read_encodings(["odd"])
+
+
+MISTAKES = {
+    "outputs_are_finite": "NotANumberAtItself",
+    "gradients_are_finite": "RootAtZero",
+    "the_future_is_invisible": "PeeksAhead",
+    "decoding_matches_prefill": "FirstPositionIsAlwaysZero",
+    "rows_are_independent": "LongestRowDecides",
+    "earlier_calls_leave_no_trace": "RemembersTheLongest",
+}
+
+
+def test_there_is_a_mistake_for_each_check_that_voids_a_comparison():
+    assert set(MISTAKES) == set(VOIDING)
+
+
+@pytest.mark.parametrize("check", MISTAKES)
+def test_an_encoding_that_voids_a_comparison_is_refused(folder, check):
+    name = MISTAKES[check]
+    with pytest.raises(ValueError, match=f"{name}: .*--unchecked compares it") as raised:
+        find_void(read_encodings(["rope", f"planted.py:{name}"]), False)
+    shutil.copy(folder / "planted.py", folder / "again.py")  # classes that remember nothing yet
+    (said,) = (found := find_void(read_encodings(["rope", f"again.py:{name}"]), True)).values()
+    assert list(found) == [f"again.py:{name}"]
+    assert said in str(raised.value)
+    # The first check that fails is named, which may be another one.
+    assert said.startswith(tuple(VOIDING.values()))
+
+
+def test_an_encoding_that_keeps_its_promises_is_not_refused(folder):
+    assert find_void(read_encodings(["rope", "my.py:LogALiBi", "rope+my.py:LogALiBi"]), False) == {}
+
+
+def test_one_that_cannot_be_built_for_the_check_is_not_compared_in_silence(folder):
+    text = MINE.replace("super().__init__()", "super().__init__()\n        assert num_heads == 2")
+    (folder / "my.py").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="could not be checked, because it cannot be built for 4"):
+        find_void(read_encodings(["my.py:LogALiBi"]), False)
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["compare", *arguments, *TINY])
+    code = stop.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def finished(folder: Path) -> dict[str, int]:
+    """When each result was written."""
+    return {p.parent.name: p.stat().st_mtime_ns for p in (folder / "out").glob("*/result.json")}
+
+
+def test_one_command_compares_a_file_and_trains_only_what_was_edited_again(folder, capsys):
+    command = ["rope/nope every 2", "./my.py:LogALiBi", "steep=my.py:LogALiBi:slope=2"]
+    assert run(*command) == 0, capsys.readouterr().err
+    shown = capsys.readouterr().out
+    assert "my.py:LogALiBi" in shown and "steep" in shown and "rope/nope every 2" in shown
+    study = Study.from_json((folder / "out" / "study.json").read_text(encoding="utf-8"))
+    assert study.labels == {"my.py:LogALiBi:slope=2": "steep"}
+    assert [row.encoding for row in study.summary][2] == "steep"
+    specs = {r.config.encoding: r.spec for r in study.finished}
+    assert specs["my.py:LogALiBi:slope=2"]["slope"] == "2"
+    page = (folder / "out" / "report.html").read_text(encoding="utf-8")
+    assert "steep" in page and study.trials[1].code in page
+    before = finished(folder)
+    assert len(before) == 3
+    assert run(*command) == 0 and finished(folder) == before, "resumed, not trained again"
+    (folder / "my.py").write_text(MINE.replace("log1p", "sqrt"), encoding="utf-8")
+    assert run(*command) == 0
+    after = finished(folder)
+    assert len(after) == 5 and before.items() < after.items(), "RoPE's stays, two are new"
+
+
+def test_a_file_that_changes_under_the_comparison_fails_with_that_reason(folder):
+    config = dataclasses.replace(trial(folder, "my.py:LogALiBi"), code="0" * 12)
+    log = Log()
+    run_here_in(folder, [config], 1, log)
+    assert "the code of my.py:LogALiBi has changed" in log.results["my.py:LogALiBi"].reason
+
+
+@pytest.mark.slow
+def test_unchecked_is_compared_said_and_never_recommended(folder, capsys):
+    assert run("rope", "cheat=planted.py:PeeksAhead") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "cheat: " in said and "--unchecked" in said
+    assert not (folder / "out").exists()
+    assert run("rope", "cheat=planted.py:PeeksAhead", "--unchecked") == 0
+    shown = capsys.readouterr().out
+    assert "cheat is compared unchecked, and its losses mean nothing" in " ".join(shown.split())
+    study = Study.from_json((folder / "out" / "study.json").read_text(encoding="utf-8"))
+    page = make_page(labelled(study)).html()
+    assert "cheat is compared unchecked" in page
+    left, rows = without_unchecked(labelled(study), study.summary)
+    assert [row.encoding for row in rows] == ["rope"] == list(left.encodings)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [
+        ("gone.py:X", "there is no file gone.py"),
+        ("bad.py:X", "bad.py:2: ZeroDivisionError: division by zero."),
+        ("my.py:LogALiBi:slop=1", "unknown option slop; it takes num_heads, slope. Did you mean"),
+        ("my.py:torch", "'torch' is a module and no posenc.PositionEncoding"),
+        ("my.py", "name a class of the file, as in my.py:MyEncoding"),
+        ("text.txt", "Every text has its own --text"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_written(folder, capsys, encoding, said):
+    (folder / "bad.py").write_text("x = 1\nx / 0\n", encoding="utf-8")
+    assert run("rope", encoding) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and said in err, err
+    assert not (folder / "out").exists()

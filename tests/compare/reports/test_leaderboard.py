@@ -1,0 +1,314 @@
+"""The leaderboard: rows that stay as they were published, and your runs beside them."""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posenc.compare.budget import ALL_TASKS
+from posenc.compare.reports import leaderboard, report_runs
+from posenc.compare.reports.leaderboard import add_rows, beside, read_rows, rows_of, study_of
+from posenc.compare.results import (
+    CorpusInfo,
+    LengthScore,
+    PositionScore,
+    Timing,
+    TrainingPoint,
+    TrialResult,
+)
+from posenc.compare.study import check_ours
+from posenc.compare.trial.files import is_done, load_result
+from posenc.report.failure import Stopped
+from tests.compare.test_tasks import TEXT, result
+from tests.compare.test_tasks import study_of as study
+from tests.experiment import experiment
+
+ROOT = Path(__file__).parents[3]
+SEEDS = (0, 1, 2)
+INFO = CorpusInfo("a book", "none", 1, 900, 50, 50, "by contiguous stretches")
+
+
+def of_text(encoding, seed, bits):
+    config = dataclasses.replace(TEXT, encoding=encoding, seed=seed)
+    points = tuple(TrainingPoint(step, 2.0, 2.0) for step in (6, 12))
+    lengths = tuple(LengthScore(n, b) for n, b in zip((16, 24), bits, strict=True))
+    places = tuple(PositionScore(start, start + 8, 2.0) for start in (0, 8, 16))
+    return TrialResult(
+        config, training=points, by_length=lengths, by_position=places, by_context=lengths,
+        parameters=9,
+    )  # fmt: skip
+
+
+def board():
+    results = [
+        r
+        for seed in SEEDS
+        for name, base in (("t5", 0.8), ("rope", 0.4))
+        for r in (
+            result(name, seed, (1.0, base + 0.01 * seed), "copy"),
+            result(name, seed, (1.0, base - 0.01 * seed), "reverse"),
+            of_text(name, seed, (2.0, 3.0 - base)),
+        )
+    ]
+    return dataclasses.replace(study(*results), corpus=INFO)
+
+
+def rows(made=None, commit="abc1234"):
+    return rows_of(board() if made is None else made, commit)
+
+
+def test_rows_come_back_as_the_study_they_were(tmp_path):
+    path = tmp_path / "board" / "trials.jsonl"
+    assert add_rows(path, rows()) == 18
+    assert add_rows(path, rows()) == 0
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 18
+    back = study_of(read_rows(path))
+    made = sorted(board().results, key=lambda result: result.config.folder)
+    assert list(back.results) == made and back.corpus == INFO
+    assert back.versions["commit"] == "abc1234"
+    fields = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+    assert {"hash", "commit", "versions", "hardware", "result"} <= set(fields)
+    assert fields["result"]["config"]["recipe"] == TEXT.recipe
+
+
+@pytest.mark.parametrize("change", ["0.41", "seed"])
+def test_a_changed_row_is_refused_with_its_line(tmp_path, change):
+    path = tmp_path / "trials.jsonl"
+    add_rows(path, rows())
+    lines = path.read_text(encoding="utf-8").splitlines()
+    index = next(i for i, line in enumerate(lines) if "0.41" in line)
+    lines[index] = lines[index].replace(change, "0.42" if change == "0.41" else "sead")
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(ValueError, match=f"trials.jsonl, line {index + 1}: "):
+        read_rows(path)
+
+
+def test_a_published_row_keeps_the_name_that_it_was_given(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    old = dataclasses.replace(rows()[0], hash="0" * 12)
+    assert add_rows(path, [old]) == 1
+    assert add_rows(path, [rows()[0]]) == 0
+    assert [row.folder for row in read_rows(path)] == [f"{old.result.config.name}-{'0' * 12}"]
+
+
+def test_published_numbers_do_not_change_under_one_recipe(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    add_rows(path, rows())
+    before = path.read_text(encoding="utf-8")
+    (first, *_) = board().results
+    other = dataclasses.replace(first, parameters=first.parameters + 1)
+    with pytest.raises(ValueError, match=r"other numbers there .*needs a new recipe number"):
+        add_rows(path, rows(study(other), "def5678"))
+    assert path.read_text(encoding="utf-8") == before
+
+
+def test_rows_of_other_recipes_and_texts_are_not_mixed():
+    later = dataclasses.replace(
+        board().results[0], config=dataclasses.replace(board().results[0].config, recipe=99)
+    )
+    with pytest.raises(ValueError, match=r"different recipes for .*recipe \d+/99"):
+        study_of([*rows(), *rows(study(later))])
+    longer = dataclasses.replace(
+        board().results[1], config=dataclasses.replace(board().results[1].config, steps=99, seed=7)
+    )
+    with pytest.raises(ValueError, match="different recipes for reverse: steps 12/99"):
+        study_of([*rows(), *rows(study(longer))])
+    other = dataclasses.replace(INFO, hash="other")
+    with pytest.raises(ValueError, match="rows of 2 texts"):
+        study_of([*rows(), dataclasses.replace(rows()[-1], corpus=other)])
+    with pytest.raises(ValueError, match="has no row"):
+        study_of([])
+
+
+def test_your_run_stands_beside_it_where_the_recipe_is_one(tmp_path):
+    mine = study(*(result("mine", seed, (1.0, 0.6), "copy") for seed in SEEDS))
+    both, lines = beside(study_of(rows()), [(tmp_path, mine)])
+    assert both.encodings == ("t5", "rope", "mine")
+    assert {trial.task for trial in both.trials} == {"copy"}
+    assert [line.split(" is left out")[0] for line in lines] == ["reverse", "text"]
+
+
+def test_runs_of_different_tasks_stand_beside_it_together(tmp_path):
+    first = study(*(result("mine", seed, (1.0, 0.6), "copy") for seed in SEEDS))
+    second = study(*(result("mine", seed, (1.0, 0.5), "reverse") for seed in SEEDS))
+    other = dataclasses.replace(
+        result("mine", 0, (1.0, 0.4), "copy"),
+        config=dataclasses.replace(result("mine", 0, (1.0, 0.4), "copy").config, task="flip_flop"),
+    )
+    runs = [(tmp_path / "a", first), (tmp_path / "b", second), (tmp_path / "c", study(other))]
+    both, lines = beside(study_of(rows()), runs)
+    mine = {(t.task, t.seed) for t in both.trials if t.encoding == "mine"}
+    assert mine == {(task, seed) for task in ("copy", "reverse") for seed in SEEDS}
+    assert [line.split(" is left out")[0] for line in lines] == ["text"]
+
+
+def test_a_task_of_another_recipe_is_told_apart_and_nothing_left_is_refused(tmp_path):
+    def longer(task):
+        found = result("mine", 0, (1.0, 0.6), task)
+        return dataclasses.replace(found, config=dataclasses.replace(found.config, steps=99))
+
+    mine = study(result("mine", 0, (1.0, 0.6), "copy"), longer("reverse"))
+    both, lines = beside(study_of(rows()), [(tmp_path, mine)])
+    assert {trial.task for trial in both.trials} == {"copy"}
+    assert any("reverse is left out" in line and "steps 12 and 99" in line for line in lines)
+    with pytest.raises(ValueError, match=r"--mine: nothing can be put beside .*steps 12 and 99"):
+        beside(study_of(rows()), [(tmp_path, study(longer("copy")))])
+
+
+def test_the_command_prints_tiers_ranks_and_agreement(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(leaderboard, "published", rows)
+    (tmp_path / "mine").mkdir()
+    mine = study(
+        *(result("mine", s, (1.0, 0.6), task) for s in SEEDS for task in ("copy", "reverse"))
+    )
+    (tmp_path / "mine" / "study.json").write_text(mine.to_json(), encoding="utf-8")
+    made = report_runs.show_leaderboard([tmp_path / "mine"], tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "For all tasks together take t5" in said and "mine" in said
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    for words in ("one task left out", "The score of every trial", "mine"):
+        assert words in page, words
+    assert len(made.results) == 18
+    report_runs.show_leaderboard((), tmp_path / "whole")
+    assert "Agreement with published orders" in capsys.readouterr().out
+    page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
+    assert "Agreement with published orders" in page
+
+
+def test_a_run_is_not_overwritten_by_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(leaderboard, "published", rows)
+    (tmp_path / "study.json").write_text(board().to_json(), encoding="utf-8")
+    with pytest.raises(ValueError, match="is a run of posenc compare"):
+        report_runs.show_leaderboard((), tmp_path)
+
+
+def test_the_published_rows_are_of_the_suite():
+    found = leaderboard.published()
+    board = study_of(found)
+    assert {trial.task for trial in board.trials} <= set(ALL_TASKS)
+    sizes = {(t.width, t.layers, t.heads, t.kv_heads, t.lr) for t in board.trials}
+    assert sizes == {(64, 3, 4, 4, 0.002)}
+    for row in found:
+        assert row.commit and row.versions["torch"] and row.hardware["processor"]
+
+
+def test_the_rows_of_copying_for_longer_stand_by_themselves():
+    longer = read_rows(ROOT / "results/ablations/copy_longer.jsonl")
+    assert {t.steps for t in study_of(longer).trials} == {10000}
+    assert not {row.hash for row in longer} & {row.hash for row in leaderboard.published()}
+    with pytest.raises(ValueError, match="different recipes for copy: steps 10000/2500"):
+        study_of([*longer, *leaderboard.published()])
+
+
+def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
+    where = ["--out", str(tmp_path / "runs"), "--rows", str(tmp_path / "trials.jsonl")]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "experiments/leaderboard.py"), "--help"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "--seeds" in done.stdout
+    refused = subprocess.run(
+        [sys.executable, str(ROOT / "experiments/leaderboard.py"), "roqe", "--commit", "x", *where],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert refused.returncode != 0 and "roqe" in refused.stderr
+    assert not (tmp_path / "trials.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (["nosuch"], "nosuch"),
+        (["learned:max_positions=9"], "cannot be trained on text at --train-length 128"),
+        (["--precision", "float16"], "--precision must be auto, float32 or bfloat16"),
+        (["--seeds", "0"], "--seeds must be a whole number of at least 1, got 0."),
+        (["--seeds", "-3"], "--seeds must be a whole number of at least 1, got -3."),
+        (["--steps", "0"], "--steps must be a whole number of at least 1, got 0."),
+        (
+            ["--steps", "9", "--rows", str(ROOT / "results/leaderboard/trials.jsonl")],
+            "--rows: its trials of text have 600 steps, and these would have 9.",
+        ),
+        (
+            ["--tasks", "copy", "--rows", str(ROOT / "results/ablations/copy_longer.jsonl")],
+            "--rows: its trials of copy have 10,000 steps, and these would have 2,500.",
+        ),
+        (["--workers", "0"], "--workers must be a whole number of at least 1, got 0."),
+        (["--tasks"], "argument --tasks: expected at least one argument"),
+        (["--out", "file"], "--out: file is not a folder."),
+        (["--out", "others"], "was not written by posenc compare (it holds letter.txt)"),
+        (["--rows", "others"], "--rows: others is not a file."),
+        (["--rows", "file"], "file, line 1: "),
+        (["--rows", "file/rows"], "--rows: file is not a folder."),
+    ],
+)
+def test_what_is_wrong_is_refused_before_a_piece(given, words, tmp_path, monkeypatch, capsys):
+    script = experiment("leaderboard")
+    add_rows(tmp_path / "rows", rows(study(result("t5", 0, (1.0, 0.8), "copy"))))
+    (tmp_path / "file").write_text("damaged", encoding="utf-8")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others/letter.txt").touch()
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script, "run_study", lambda *a, **k: pytest.fail("it was run"))
+    where = ["--out", "new", "--rows", "rows", "--commit", "x"]
+    monkeypatch.setattr(sys, "argv", ["leaderboard.py", *where, *given])
+    with pytest.raises(SystemExit) as end:
+        script.main()
+    said = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and words in said[-1]
+    assert said[-1].startswith("leaderboard.py: error: ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_code_without_a_commit_is_asked_for_it(tmp_path, monkeypatch):
+    script = experiment("leaderboard")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match="--commit: git knows none of"):
+        script.commit()
+
+
+def test_published_trials_are_not_run_again_and_others_are(tmp_path):
+    script = experiment("leaderboard")
+    timed = dataclasses.replace(result("t5", 0, (1.0, 0.8), "copy"), timing=Timing(9.0, 2.0, 0.1))
+    assert script.lay_out(rows(study(timed)), tmp_path) == 1
+    assert load_result(tmp_path, timed.config) == timed
+    assert script.lay_out(rows(study(timed)), tmp_path) == 0
+    other = dataclasses.replace(timed.config, recipe=TEXT.recipe + 1)
+    older = rows(study(dataclasses.replace(timed, config=other)))
+    assert script.lay_out(older, tmp_path / "older") == 0
+    check_ours(tmp_path)  # what a study asks of its folder
+    for change in ({"seed": 1}, {"recipe": TEXT.recipe + 1}):
+        assert not is_done(tmp_path, dataclasses.replace(timed.config, **change))
+
+
+@pytest.mark.parametrize("task, usual", [("copy", None), ("text", 600)])
+def test_steps_take_the_place_of_the_suites(task, usual, tmp_path):
+    script = experiment("leaderboard")
+    given = argparse.Namespace(precision="bfloat16", workers=1, out=tmp_path, steps=None)
+    assert script.piece(["rope"], task, 1, given).steps == usual
+    given.steps = 9
+    assert script.piece(["rope"], task, 1, given).steps == 9
+
+
+def test_a_piece_that_is_stopped_keeps_the_rows_of_what_is_done(tmp_path, monkeypatch):
+    script = experiment("leaderboard")
+    made, out, path = board(), tmp_path / "runs", tmp_path / "trials.jsonl"
+
+    def stopped(options, show):
+        out.mkdir()
+        (out / "study.json").write_text(made.to_json(), encoding="utf-8")
+        raise Stopped("the same command goes on from here")
+
+    monkeypatch.setattr(script, "run_study", stopped)
+    given = f"leaderboard.py t5 rope --out {out} --rows {path} --commit x".split()
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(SystemExit) as end:
+        script.main()
+    assert end.value.code == 130
+    assert [row.result for row in read_rows(path)] == sorted(
+        made.results, key=lambda result: result.config.folder
+    )

@@ -1,0 +1,160 @@
+"""The sequence-to-sequence objective: what each side sees, which bytes are scored, and refusals."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from posenc.compare.options import DEFAULT_BIDIRECTIONAL, Options
+from posenc.compare.page.page import make_page
+from posenc.compare.plan.encodings import read_encodings
+from posenc.compare.plan.plan import plan_trials
+from posenc.compare.study import run_study
+from posenc.compare.trial import train
+from posenc.compare.trial.objectives import OBJECTIVES
+from posenc.compare.trial.objectives.seq2seq import BEGIN, Continuation
+from posenc.compare.trial.windows import held_out_windows, windows
+from posenc.models import EncoderDecoder
+from tests.compare.test_tasks import TEXT
+
+SEQ2SEQ = dataclasses.replace(TEXT, objective="seq2seq")
+OBJECTIVE = OBJECTIVES["seq2seq"]
+WORDS = np.frombuffer(b"the cat sat on the mat. " * 60, np.uint8).astype(np.uint16)
+
+
+def rows_of(count=3, length=16):
+    return windows(WORDS, np.arange(count) * 5, length)
+
+
+@pytest.mark.parametrize(
+    "encodings, options, words",
+    [
+        (["rope", "nope"], {}, "--objective seq2seq: nope works in causal attention only"),
+        (["rope"], {"task": ["copy"]}, "--objective seq2seq: the task copy is asked of a causal"),
+    ],
+)
+def test_what_the_objective_cannot_use_is_refused_in_one_line(encodings, options, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        plan_trials(Options(objective="seq2seq", **options), read_encodings(encodings))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("encoding", DEFAULT_BIDIRECTIONAL)
+def test_a_byte_is_said_from_the_whole_source_and_from_what_was_said_before(encoding):
+    config = dataclasses.replace(SEQ2SEQ, encoding=encoding)
+    model = train.build_model(config).eval()
+
+    def losses(changed):
+        rows = rows_of(1)
+        rows[0, changed] = 90
+        return OBJECTIVE.losses(model, OBJECTIVE.ask_held_out(rows), config).detach()
+
+    plain = losses(slice(0, 0))
+    assert plain.shape == (8,)  # of 16 bytes the second half
+    for source in (0, 3, 7):
+        assert not torch.isclose(losses(source), plain, atol=1e-6).any(), source
+    target = losses(11)  # the byte that loss 3 asks, and that those after it hear
+    assert torch.equal(target[:3], plain[:3])
+    assert not torch.isclose(target[3:], plain[3:], atol=1e-6).any()
+    assert torch.equal(losses(15)[:7], plain[:7])
+
+
+def test_losses_are_those_of_the_plain_model_with_a_mark_in_front():
+    model, rows = train.build_model(SEQ2SEQ).eval(), rows_of(3, 17)  # an odd length: 9 and 8
+    assert isinstance(model, EncoderDecoder)
+    asked = OBJECTIVE.ask(rows, seed=0, step=0)
+    source, said = rows[:, :9], rows[:, 9:17]
+    heard = torch.cat([torch.full((3, 1), BEGIN), said[:, :-1]], 1)
+    chances = model(source, heard).softmax(-1).gather(2, said[..., None])
+    got = OBJECTIVE.losses(model, asked, SEQ2SEQ).reshape(3, 8)
+    torch.testing.assert_close(got, -chances.log()[..., 0])
+    assert OBJECTIVE.count(asked) == got.numel()
+
+
+def test_encodings_of_both_stacks_are_built_for_their_own_and_learn_at_their_own_rate():
+    config = dataclasses.replace(SEQ2SEQ, encoding="t5")
+    model = train.build_model(config)
+    tables = [model.encoder.encoding, model.decoder.encoding]
+    assert [t.bidirectional for t in tables] == [True, False]
+    learned = train.learned_by_encodings(model)
+    assert {id(p) for p in learned} == {id(p) for t in tables for p in t.parameters()}
+    *_, group = train.optimizer_for(model, config).param_groups
+    assert group["factor"] == train.ENCODING_LR and len(group["params"]) == len(learned)
+    assert train.shape_of(config).train_length == 8  # a stack never sees more in training
+
+
+def test_every_length_is_scored_on_the_same_bytes_and_contexts_on_the_last_ones():
+    config = dataclasses.replace(SEQ2SEQ, test_lengths=(16, 24, 64))  # 12 leaves a rest of 32
+    held_out = OBJECTIVE.ask_held_out(held_out_windows(np.arange(640, dtype=np.uint16), config))
+    for length in config.test_lengths:
+        said, read = [], []
+        for rows, asked in OBJECTIVE.cut(held_out, length):
+            said += rows[asked].tolist()
+            read += [int((~row).sum()) for row in asked]
+        wanted = [b for row in held_out[0].tolist() for b in row[32:]]
+        assert sorted(said) == sorted(wanted), length
+        assert set(read) == {length - length // 2}
+
+
+class Recorded(Continuation):
+    """Every symbol is as likely as every other; remembers how much it read and said."""
+
+    def given(self, source, length):
+        assert source.shape[1] == length
+
+        def said(heard, length):
+            assert heard.shape[1] == length and (heard[:, 0] == BEGIN).all()
+            self.seen.add((source.shape[1], length))
+            return torch.zeros(*heard.shape, BEGIN + 1)
+
+        return said
+
+
+def test_the_test_reads_what_each_length_says_and_skips_what_an_encoding_has_not():
+    config = dataclasses.replace(SEQ2SEQ, encoding="learned", test_lengths=(16, 24, 64))
+    model = train.build_model(config)
+    model.__class__, model.seen = Recorded, set()
+    by_length, by_position, by_context = OBJECTIVE.test(model, WORDS, config)
+    uniform = pytest.approx(math.log2(BEGIN + 1))
+    assert [s.bits_per_byte for s in by_length] == [uniform, None, None]
+    assert [s.length for s in by_context] == [16, 24, 64]
+    assert by_length[1].cannot == "it has 8 positions"
+    assert by_context[1].cannot == "it has 8 positions"
+    assert model.seen == {(8, 8)}
+
+    config = dataclasses.replace(SEQ2SEQ, test_lengths=(16, 24, 64))
+    model = train.build_model(config)
+    model.__class__, model.seen = Recorded, set()
+    by_length, by_position, by_context = OBJECTIVE.test(model, WORDS, config)
+    assert [s.bits_per_byte for s in (*by_length, *by_context)] == [uniform] * 6
+    assert (by_position[0].start, by_position[-1].stop) == (32, 64)
+    # Lengths share the window, and the rest of 12 in 32 is 8; contexts keep the last 8 bytes.
+    assert model.seen == {(8, 8), (12, 12), (12, 8), (32, 32), (16, 8), (56, 8)}
+
+
+def test_a_loss_that_is_not_finite_fails_the_trial():
+    model = train.build_model(SEQ2SEQ)
+    with torch.no_grad():
+        model.decoder.last_norm.weight.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="not finite at test length 16"):
+        OBJECTIVE.test(model, WORDS, SEQ2SEQ)
+
+
+def test_the_command_compares_and_says_what_is_scored(tmp_path):
+    (tmp_path / "text.txt").write_bytes(WORDS.astype(np.uint8).tobytes() * 4)
+    study = run_study(
+        Options(
+            ["learned", "t5"], objective="seq2seq", text=[str(tmp_path / "text.txt")], seeds=1,
+            train_length=16, test_lengths="32", steps=2, batch=2, width=16, layers=1, heads=1,
+            workers=1, precision="float32", device="cpu", out=tmp_path / "out",
+        )
+    )  # fmt: skip
+    learned, t5 = study.summary
+    assert learned.by_length[1].cannot == "it has 8 positions"
+    assert t5.by_length[1].mean is not None
+    make_page(study).write(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "An encoder reads the first half of each window" in page
+    assert not list((tmp_path / "out").glob("*/huggingface"))

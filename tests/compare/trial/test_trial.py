@@ -1,0 +1,242 @@
+"""A trial is a pure function of its config, interrupted or not."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from posenc.compare.results import TrialResult
+from posenc.compare.trial import checkpoint, evaluate, forward, train, windows
+from posenc.compare.trial.config import TrialConfig, read_trial, write_trial
+from posenc.models import Decoder, DecoderConfig
+
+TINY = TrialConfig(
+    encoding="rope", seed=0, corpus="none", train_length=16, test_lengths=(16, 24, 40), steps=12,
+    batch=4, width=32, layers=2, heads=2, kv_heads=1, lr=1e-3, device="cpu", precision="float32",
+    torch=torch.__version__,
+)  # fmt: skip
+TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 40, np.uint8)
+
+
+class Stop(Exception):
+    pass
+
+
+def quiet(kind, **values):
+    pass
+
+
+def stop_at(step):
+    def event(kind, **values):
+        if kind == "step" and values["step"] == step:
+            raise Stop
+
+    return event
+
+
+def run(config, folder, event=quiet, every=5):
+    folder.mkdir(exist_ok=True)
+    return train.train_model(config, TEXT, TEXT, folder, event, every)
+
+
+def other(value):
+    if isinstance(value, tuple):
+        return (*value, 99)
+    return value + "x" if isinstance(value, str) else value + 1
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(TrialConfig)])
+def test_hash_changes_with_every_field(field):
+    changed = dataclasses.replace(TINY, **{field: other(getattr(TINY, field))})
+    assert changed.hash != TINY.hash
+
+
+def test_config_goes_to_its_folder_and_back(tmp_path):
+    home = tmp_path / TINY.folder
+    home.mkdir()
+    write_trial(home, TINY)
+    assert read_trial(home) == TINY
+    home.rename(tmp_path / "other")
+    with pytest.raises(ValueError, match=f"is the config of {TINY.folder}"):
+        read_trial(tmp_path / "other")
+
+
+def test_result_goes_to_json_and_back():
+    result = TrialResult(TINY, reason="<b>由</b>")
+    assert TrialResult.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"config": 1}', "null"])
+def test_broken_result_raises_value_error(text):
+    with pytest.raises(ValueError):
+        TrialResult.from_json(text)
+
+
+def test_same_config_gives_same_bits(tmp_path):
+    first, a = run(TINY, tmp_path / "a")
+    torch.manual_seed(99)  # what ran before must not matter
+    second, b = run(TINY, tmp_path / "b")
+    assert a.training == b.training
+    assert all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
+
+
+@pytest.mark.parametrize("step", [3, 5, 11])
+def test_interrupted_training_gives_the_same_bits(tmp_path, step):
+    config = dataclasses.replace(TINY, encoding="t5")
+    whole, a = run(config, tmp_path / "whole")
+    with pytest.raises(Stop):
+        run(config, tmp_path / "halves", stop_at(step))
+    torch.manual_seed(99)
+    resumed, b = run(config, tmp_path / "halves", every=4)
+    assert a.training == b.training
+    assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
+
+
+def test_interrupted_training_with_parameters_that_stay_as_they_are(tmp_path):
+    config = dataclasses.replace(TINY, encoding="fope")
+    whole, a = run(config, tmp_path / "whole")
+    with pytest.raises(Stop):
+        run(config, tmp_path / "halves", stop_at(7))
+    said = []
+    resumed, b = run(config, tmp_path / "halves", lambda kind, **values: said.append(kind))
+    assert "note" not in said and said.count("step") == 7, "it went on from step 5"
+    assert a.training == b.training
+    assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "json", "digit", "missing", "other", "trial"])
+def test_corrupt_checkpoint_starts_again_and_says_so(tmp_path, damage):
+    whole, _ = run(TINY, tmp_path / "whole")
+    home = tmp_path / "damaged"
+    with pytest.raises(Stop):
+        run(TINY, home, stop_at(7))
+    state = home / "checkpoint.json"
+    tensors = home / json.loads(state.read_text(encoding="utf-8"))["tensors"]
+    if damage == "cut":
+        tensors.write_bytes(tensors.read_bytes()[:-100])
+    elif damage == "flip":
+        content = bytearray(tensors.read_bytes())
+        content[-9] ^= 1
+        tensors.write_bytes(content)
+    elif damage == "json":
+        state.write_text(state.read_text(encoding="utf-8")[:40], encoding="utf-8")
+    elif damage == "digit":
+        text = state.read_text(encoding="utf-8")
+        assert '"loss_count": 0' in text
+        state.write_text(text.replace('"loss_count": 0', '"loss_count": 1'), encoding="utf-8")
+    elif damage == "trial":
+        shutil.rmtree(home)
+        with pytest.raises(Stop):
+            run(dataclasses.replace(TINY, seed=1), home, stop_at(7))
+    elif damage == "missing":
+        tensors.unlink()
+    else:
+        bigger = dataclasses.replace(TINY, width=64)
+        model = train.build_model(bigger)
+        optimizer = train.optimizer_for(model, bigger)
+        forward.token_losses(model, windows.batch_of(TEXT, bigger, 0), bigger).mean().backward()
+        optimizer.step()
+        checkpoint.write_checkpoint(home, checkpoint.Cursor(TINY.hash, 5), model, optimizer)
+    said = []
+    again, _ = run(TINY, home, lambda kind, **v: said.append(v["text"]) if kind == "note" else None)
+    assert len(said) == 1 and "corrupt" in said[0]
+    assert all(map(torch.equal, whole.state_dict().values(), again.state_dict().values()))
+
+
+def test_no_pickle_is_written(tmp_path):
+    with pytest.raises(Stop):
+        run(TINY, tmp_path, stop_at(7))
+    assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".safetensors"}
+
+
+def test_batches_and_model_weights_are_the_same_for_all_encodings():
+    models = [
+        train.build_model(dataclasses.replace(TINY, encoding=e)) for e in ("nope", "learned", "t5")
+    ]
+    weights = [
+        {k: v for k, v in m.state_dict().items() if not k.startswith("encoding.")} for m in models
+    ]
+    for other_weights in weights[1:]:
+        assert weights[0].keys() == other_weights.keys()
+        assert all(torch.equal(weights[0][k], other_weights[k]) for k in weights[0])
+    batches = [
+        windows.batch_of(TEXT, dataclasses.replace(TINY, encoding=e), 3) for e in ("nope", "t5")
+    ]
+    assert torch.equal(*batches)
+
+
+def test_seeds_and_steps_give_other_batches():
+    first = windows.batch_of(TEXT, TINY, 0)
+    assert not torch.equal(first, windows.batch_of(TEXT, TINY, 1))
+    assert not torch.equal(first, windows.batch_of(TEXT, dataclasses.replace(TINY, seed=1), 0))
+
+
+def test_tables_of_all_encodings_have_the_same_faster_rate_and_no_decay():
+    for name in ("learned", "t5"):
+        config = dataclasses.replace(TINY, encoding=name)
+        model = train.build_model(config)
+        own = {id(p) for p in model.encoding.parameters()}
+        assert own
+        for group in train.optimizer_for(model, config).param_groups:
+            for p in group["params"]:
+                assert (group["factor"] == train.ENCODING_LR) == (id(p) in own)
+                assert id(p) not in own or group["weight_decay"] == 0
+
+
+def test_nan_loss_fails_with_the_step(tmp_path):
+    with pytest.raises(train.TrialFailed, match="nan at step"):
+        run(dataclasses.replace(TINY, lr=1e30), tmp_path)
+
+
+def test_nan_on_the_validation_text_fails_with_the_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "_validate", lambda *arguments: float("nan"))
+    with pytest.raises(train.TrialFailed, match="the validation loss became nan at step 1"):
+        run(TINY, tmp_path)
+
+
+class Counting(Decoder):
+    """Gives the symbol after x a probability that depends on its position alone."""
+
+    def forward(self, tokens, positions=None, *, caches=None, mask=None, length=None):
+        logits = torch.zeros(*tokens.shape, 257)
+        # ln(256 * (2^-(p+1)... kept simple: position p has probability 1/2 for p < 16, else 1/4
+        p = torch.where(torch.arange(tokens.shape[1]) < 16, 0.5, 0.25)
+        logits[..., ord("a")] = torch.log(p / (1 - p) * 256)
+        return logits
+
+
+def test_evaluation_gives_the_bits_of_a_known_model():
+    model = Counting(DecoderConfig(257, 32, 1, 2))
+    symbols = np.full(4000, ord("a"), np.uint8)
+    by_length, by_position, by_context = evaluate.evaluate_lengths(model, symbols, TINY)
+    # 24 = 16 at one bit and 8 at two; each window of 40 holds one of 24 and, left over, one of 16.
+    expected = {16: 1.0, 24: (32 * 1 + 8 * 2) / 40, 40: (16 * 1 + 24 * 2) / 40}
+    assert {s.length: s.bits_per_byte for s in by_length} == pytest.approx(expected, rel=1e-6)
+    assert [round(s.bits_per_byte, 5) for s in by_position] == [1.0] * 16 + [2.0] * 24
+    # The targets are the last 8 of each window of 40, seen at the end of windows of 8, 16, 24, 40.
+    expected = {8: 1.0, 16: 1.0, 24: 2.0, 40: 2.0}
+    assert {s.length: s.bits_per_byte for s in by_context} == pytest.approx(expected, rel=1e-6)
+
+
+def test_learned_table_cannot_run_beyond_itself_and_says_why():
+    config = dataclasses.replace(TINY, encoding="learned")
+    by_length, by_position, by_context = evaluate.evaluate_lengths(
+        train.build_model(config), TEXT, config
+    )
+    assert [s.cannot for s in by_length] == [None, "it has 16 positions", "it has 16 positions"]
+    assert [s.bits_per_byte is None for s in by_length] == [False, True, True]
+    assert by_position[-1].stop == 16
+    assert [s.cannot is None for s in by_context] == [True, True, False, False]
+
+
+def test_linear_layers_of_an_encoding_keep_the_model_rate_without_decay():
+    config = dataclasses.replace(TINY, encoding="fox")
+    model = train.build_model(config)
+    own = {id(p) for p in model.encoding.parameters()}
+    groups = train.optimizer_for(model, config).param_groups
+    found = [g for g in groups for p in g["params"] if id(p) in own]
+    assert len(found) == len(own) > 0
+    assert all(g["factor"] == 1 and g["weight_decay"] == 0 for g in found)
