@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines.local import WORKER, TrialProcess
 from posenc.compare.engines.node import difference, facts
 from posenc.compare.engines.storage import Mirror, Storage, one_line, take_checkpoint
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import path_of
+from posenc.compare.trial.process import WORKER, TrialProcess
 from posenc.tasks.known import TEXT
 
 Tell = Callable[[dict[str, Any]], None]

@@ -9,12 +9,12 @@ from typing import Any
 
 from posenc.compare.engines import ray_nodes
 from posenc.compare.engines.job import Job, every
-from posenc.compare.engines.local import WORKER
 from posenc.compare.engines.node import other_processors
 from posenc.compare.engines.remote import Remote
 from posenc.compare.engines.storage import one_line
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.process import WORKER
 from posenc.report.failure import RunFailed
 
 POLL = 0.5

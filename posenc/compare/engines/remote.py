@@ -10,12 +10,12 @@ from typing import Any
 
 from posenc.compare.engines.engine import Heard
 from posenc.compare.engines.job import Job
-from posenc.compare.engines.local import WORKER, write_failure
 from posenc.compare.engines.node import facts
 from posenc.compare.engines.storage import Storage, take_result
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import is_done, path_of
+from posenc.compare.trial.process import WORKER, write_failure
 from posenc.tasks.known import TEXT
 
 MOST = 3

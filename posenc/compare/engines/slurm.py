@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from posenc.compare.engines.job import Job, Lost, every
-from posenc.compare.engines.local import WORKER
 from posenc.compare.engines.remote import Remote
 from posenc.compare.engines.storage import one_line
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.process import WORKER
 from posenc.report.atomic import write_atomically
 
 POLL = 2.0

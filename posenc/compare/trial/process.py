@@ -1,12 +1,22 @@
-"""A process that works for a comparison: how it is started, and how it ends with the one that
-started it."""
+"""The process of a trial: how it is started, what it tells, and how it ends."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import signal
+import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from posenc.compare.results import TrialResult
+from posenc.compare.trial.config import TrialConfig, write_trial
+from posenc.compare.trial.files import CorruptResult, load_result
+from posenc.report.atomic import write_atomically
 
 if sys.platform == "linux":
     import fcntl
@@ -21,6 +31,8 @@ import posenc
 del sys.path[0]
 sys.exit(importlib.import_module(sys.argv[2]).main(*sys.argv[3:]))
 """
+WORKER = "posenc.compare.trial.worker"
+"""What a trial's process runs."""
 ORPHANED = 3
 """Exit code of a process whose starting process is gone."""
 
@@ -66,3 +78,71 @@ def _end_with_stdin() -> None:
     while os.read(0, 1):
         pass
     os._exit(ORPHANED)
+
+
+class TrialProcess:
+    """A trial that has been started below `folder`, where its text is too."""
+
+    def __init__(
+        self, folder: Path, trial: TrialConfig, checkpoint_steps: int, module: str = WORKER
+    ) -> None:
+        self.folder, self.trial, self.home = folder, trial, folder / trial.folder
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "result.json").unlink(missing_ok=True)
+        write_trial(self.home, trial)
+        with (self.home / "log.txt").open("a", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                command(module, folder, self.home, checkpoint_steps),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                encoding="utf-8",
+                env=environment(trial.device),
+                start_new_session=True,  # Ctrl-C is for the sweep, which then ends its workers
+            )
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield what the trial tells, until its process has ended."""
+        with self.process as running:
+            assert running.stdout is not None
+            for line in running.stdout:
+                with contextlib.suppress(ValueError):  # half a line of a process that was killed
+                    yield json.loads(line)
+            running.wait()  # before stdin closes, which would end it
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def killed_by(self) -> str | None:
+        """Return the signal that ended the process, after `events`; None if it ended by itself."""
+        code = self.process.returncode
+        return signal.Signals(-code).name if code < 0 else None
+
+    def result(self) -> TrialResult:
+        """Return the result that the process wrote, or a failure that says how it ended."""
+        try:
+            result = load_result(self.folder, self.trial)
+        except CorruptResult as error:
+            return TrialResult(self.trial, reason=f"the result is corrupt ({error})")
+        if result is None:
+            result = TrialResult(self.trial, reason=self._cause_of_death())
+            write_failure(self.home, result)
+        return result
+
+    def _cause_of_death(self) -> str:
+        name = self.killed_by()
+        if name is not None:
+            hint = ", perhaps because memory ran out" if name == signal.SIGKILL.name else ""
+            return f"its process was ended by {name}{hint}"
+        log = self.home / "log.txt"
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        said = f": {text.strip().splitlines()[-1][:300]}" if text.strip() else ""
+        return f"its process ended with code {self.process.returncode}{said}"
+
+
+def write_failure(home: Path, result: TrialResult) -> None:
+    """Keep why a trial failed, if there is room for it."""
+    with contextlib.suppress(OSError):  # the disk may be full
+        home.mkdir(parents=True, exist_ok=True)
+        write_atomically(home / "result.json", result.to_json())

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import posenc
-from posenc.compare.engines import local, sweep
+from posenc.compare.engines import sweep
 from posenc.compare.engines.local import Local
 from posenc.compare.plan import splits
 from posenc.compare.results import Study, Timing, TrialResult
-from posenc.compare.trial import files
+from posenc.compare.trial import files, process
 from posenc.compare.trial.config import TrialConfig, read_trial
 from posenc.compare.trial.process import ORPHANED
 from posenc.compare.trial.run_trial import run_trial
@@ -227,7 +227,7 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
     def kill_at_first_step(trial, step, loss):
         os.kill(pids[0], signal.SIGKILL)
 
-    monkeypatch.setattr(local.subprocess, "Popen", popen)
+    monkeypatch.setattr(process.subprocess, "Popen", popen)
     killer.step = kill_at_first_step
     run_here_in(folder, [config], 1, killer)
     assert killer.results["rope"].reason == (
@@ -237,7 +237,7 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
 
 def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
     config = trial(folder, "rope", width=64)
-    real = local.process.environment
+    real = process.environment
     # A limit on the size of files stands in for a disk without room for the weights.
     (folder / "sitecustomize.py").write_text(
         "import resource, signal\n"
@@ -245,9 +245,7 @@ def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
     )
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    monkeypatch.setattr(
-        local.process, "environment", lambda device: real(device) | {"PYTHONPATH": paths}
-    )
+    monkeypatch.setattr(process, "environment", lambda device: real(device) | {"PYTHONPATH": paths})
     log = Log()
     run_here_in(folder, [config], 1, log)
     assert log.results["rope"].reason.startswith("the disk is full")
