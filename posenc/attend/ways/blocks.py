@@ -73,6 +73,8 @@ def _masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | N
     multiplied, not the mask."""
     with without_autocast(problem.q.device):
         bias = problem.bias(start, stop)
+        if bias.requires_grad:  # through weights that are no parameters of the encoding
+            return reference.attend(problem, start, stop)
         bias = bias.expand(*problem.q.shape[:2], -1, -1).contiguous()  # one batch row may serve all
         visible = problem.hide(bias, start, stop, -torch.inf)
         tensors = (problem.q[:, :, start:stop], problem.k, problem.v)
