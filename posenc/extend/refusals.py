@@ -165,17 +165,17 @@ def _nothing_to_extend(checkpoint: Checkpoint) -> str | None:
         )
     if rotary and not _rotates_far(config):
         return (
-            "only layers that look through a window rotate, so that no rotation ever sees a "
-            "distance that it was not trained on"
+            "only windowed layers rotate, so that no rotation meets a distance beyond those of "
+            "training"
         )
     layers = set(getattr(config, "layer_types", None) or ())
     if layers and layers <= RECURRENT:
-        return "none of its layers attends, so that what rotates is never read"
+        return "none of its layers attends, so that its rotation is never used"
     looks_far = layers - {"sliding_attention"} if layers else not _window(config)
     if rotary and not looks_far and _window(config):
         return (
-            f"all its layers look through a window of {_window(config)} tokens, so that none ever "
-            "sees a distance that it was not trained on"
+            f"all its layers have a window of {_window(config)} tokens, so that none meets a "
+            "distance beyond those of training"
         )
     if getattr(config, "layer_rope_theta", None):
         return (

@@ -104,7 +104,7 @@ def read_sealed(path: Path, whose: Identity) -> dict[str, Any] | None:
 
 def start_again(path: Path, error: BaseException) -> None:
     """Say that a file cannot be used, and delete it."""
-    LOG.warning("%s is damaged (%s): what it kept is done again.", path, error)
+    LOG.warning("%s is damaged (%s): its work is done again.", path, error)
     path.unlink(missing_ok=True)
 
 

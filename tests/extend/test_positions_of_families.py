@@ -81,7 +81,7 @@ def test_a_model_whose_code_does_not_take_a_method_is_not_measured_with_it(tmp_p
 
 
 FAR = ["sliding_attention", "full_attention"]
-NEAR = "only layers that look through a window rotate"
+NEAR = "only windowed layers rotate"
 REFUSED = {
     NEAR: ("cohere2", COMMON | {"sliding_window": 16, "layer_types": FAR, "head_dim": 8}),
     NEAR + ", so that": ("exaone4", COMMON | {"sliding_window": 16, "layer_types": FAR}),

@@ -63,7 +63,7 @@ FOLDERS: dict[str, tuple[str, Change]] = {
     "model.safetensors do not fit: You": ("llama", config(hidden_size=16)),
     "neither rotary settings in its config nor a table": ("xglm", lambda folder: None),
     "it has ALiBi instead of a rotation": ("falcon", lambda folder: None),
-    "all its layers look through a window of 16 tokens": ("mistral", lambda folder: None),
+    "all its layers have a window of 16 tokens": ("mistral", lambda folder: None),
     "mscale_all_dim with rope_type linear": ("llama", config(rope_parameters={
         "rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "mscale_all_dim": 1.0})),
     "T5's bias saturates": ("llama", config(model_type="t5")),

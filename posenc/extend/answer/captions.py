@@ -45,13 +45,13 @@ def in_contexts(losses: Mapping[str, Mapping[int, float]], trained: int) -> str:
         if trained in found and max(found) > trained and not math.isnan(found[max(found)])
     }
     if not gains:
-        return "No way here was read with more context than in training."
+        return "No method was measured with more context than in training."
     falls = [name for name, gain in gains.items() if gain > LEVEL]
     worst = min(gains, key=gains.__getitem__)
     parts = [
-        f"better from context beyond {trained:,} tokens: {listed(falls)}"
+        f"improved by context beyond {trained:,} tokens: {listed(falls)}"
         if falls
-        else f"no way here gets better from context beyond {trained:,} tokens"
+        else f"no method improves with context beyond {trained:,} tokens"
     ]
     if gains[worst] < -LEVEL:
         parts.append(f"{worst} loses most, {-gains[worst]:.2f} nats")
@@ -75,7 +75,7 @@ def in_entropies(entropies: Mapping[str, Sequence[float]]) -> str:
 def in_wavelengths(unfinished: int, pairs: int) -> str:
     """Return how many pairs are at risk."""
     if not unfinished:
-        return f"All {pairs} pairs finish a turn in training; none of them meets a new angle."
+        return f"All {pairs} pairs finish a turn in training; none leaves its trained range."
     verb = "does" if unfinished == 1 else "do"
     return f"{unfinished} of {pairs} pairs {verb} not finish a turn in training."
 

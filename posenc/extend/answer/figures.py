@@ -169,8 +169,8 @@ def passkeys(outcome: Outcome) -> Iterator[Plot]:
     means = {name: sum(grid.values()) / len(grid) for name, grid in named.items()}
     yield Plot(
         drawn,
-        "Tokens of a random key repeated right, in percent, by where the key stood (0 %: at the "
-        "start) and how long the text was.",
+        "Percent of a random key's tokens that are right, by depth of the key (0 %: at the start) "
+        "and length of the text.",
         "; ".join(f"{name}: {100 * mean:.0f} % on average" for name, mean in means.items()),
         captions.in_passkeys(named),
         "passkeys",

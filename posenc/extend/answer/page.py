@@ -16,9 +16,9 @@ from posenc.report.table import Cell, Heading, Table
 NO_EXTENSION = "no extension"
 OUR_RUNTIME = "needs our runtime"
 TASKS = (
-    "Share of prompts answered exactly, with a 95 % Wilson interval over all depths, and the loss "
-    "of the answer; and by how much the perplexity of short texts, read by themselves, changed, "
-    "with a 95 % interval over documents"
+    "Fraction of prompts answered exactly, with a 95 % Wilson interval over all depths, and the "
+    "loss of the answer. Last: the change of perplexity on short texts, read by themselves, with a "
+    "95 % interval over documents"
 )
 INEXACT = "yes, but its cache is inexact"
 
@@ -28,21 +28,20 @@ def make_page(outcome: Outcome, command: str, caution: str | None) -> Page:
     checkpoint = outcome.checkpoint
     page = Page(
         f"{checkpoint.folder.name}: {checkpoint.trained_length:,} to {outcome.target:,} tokens",
-        f"Ways of reading {outcome.target:,} tokens with a model trained on "
-        f"{checkpoint.trained_length:,}, measured on the same text.",
+        f"Methods of extending a model from {checkpoint.trained_length:,} tokens to "
+        f"{outcome.target:,}, measured on the same text.",
     )
     page.section(
         "",
         Headline(outcome.reason),
         *([Caution(caution)] if caution else []),
-        "A nat is the unit of the loss: one nat less, and the model hesitates between 2.7 times "
-        "fewer tokens.",
+        "The loss is in nats: one nat less divides the perplexity by 2.7.",
     )
     page.section(
         "Perplexity by position",
-        "Perplexity is how many tokens the model hesitates between: 1 would be certain, lower is "
-        f"better. Up to {checkpoint.trained_length:,} tokens it shows what a method costs where "
-        "the model was trained, beyond them what it gains.",
+        "Perplexity is the exponential of the loss: 1 is certain, lower is better. Up to "
+        f"{checkpoint.trained_length:,} tokens it shows what a method costs within the training "
+        "length, beyond them what it gains.",
         by_position_table(outcome),
     )
     tried = {name: variant.summary for name, (variant, _) in outcome.measured.items()}

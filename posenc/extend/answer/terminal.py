@@ -22,9 +22,8 @@ from posenc.report.failure import RunFailed
 from posenc.report.progress import Narrator
 
 OUT_OF_DOMAIN = (
-    "Measured on the source of Python's standard library. Losses on a text unlike the model's "
-    "own say little; "
-    "give --text with text of its kind."
+    "Measured on the source of Python's standard library. This says little about models trained on "
+    "other text: give --text with text like the model's own."
 )
 MARKS = {"*": INEXACT, "†": OUR_RUNTIME, "‡": NO_EXTENSION}
 """Marks behind methods that do not simply load in stock tools."""
@@ -154,7 +153,7 @@ def show_tasks(outcome: Outcome, console: Console) -> None:
     """Print tasks answered, and the cost on short texts."""
     header, rows = task_rows(outcome)
     if rows:
-        table = Table(title="Tasks answered exactly; perplexity of short texts against as trained")
+        table = Table(title="Tasks answered exactly; change of perplexity on short texts")
         for name in header:
             table.add_column(name, justify="left" if name == "method" else "right")
         for row in rows:

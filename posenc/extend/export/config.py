@@ -29,7 +29,7 @@ def exported(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | 
     # The code that auto_map names is not in the new folder.
     config = {k: v for k, v in saved.items() if k != "auto_map"}
     if not config.get("rope_parameters"):
-        return Recipe("no rotary keys: its positions stand in the weights", config), None
+        return Recipe("no rotary keys: its positions are in the weights", config), None
     if not model_of(config).known:
         return Recipe(f"a {config['model_type']} model's rotary keys", config), None
     meaning = meaning_of(config)

@@ -61,15 +61,15 @@ class TuneConfig:
         bool,
         typer.Option(
             "--adapter",
-            help="With --lora: train nothing but the adapters, and write them beside the merged "
-            "weights, in OUT/adapter, as peft reads them.",
+            help="With --lora: train only the adapters, and also write them to OUT/adapter as peft "
+            "reads them.",
         ),
     ] = False
     recompute: Annotated[
         bool,
         typer.Option(
             "--gradient-checkpointing",
-            help="Tune in less memory: compute each layer again on the way back.",
+            help="Tune in less memory by recomputing each layer in the backward pass.",
         ),
     ] = False
     warmup: int = 20

@@ -195,8 +195,8 @@ def _attending(module: nn.Module, key: Tensor) -> Attending | None:
     now = ATTENDING.get()
     if now is None or now.module is not module:
         raise ValueError(
-            f"posenc: the forward of {type(module).__name__} was called past the module itself, so "
-            "that the encoding attached to it was never asked. Call the module, not its forward."
+            f"posenc: the forward of {type(module).__name__} was called past the module itself, "
+            "which bypasses the encoding attached to it. Call the module, not its forward."
         )
     known = length_of(now.kv_positions, now.encoding.claims.num_axes)
     if known != key.shape[2]:

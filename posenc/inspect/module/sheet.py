@@ -22,7 +22,7 @@ CHECKS: dict[str, Callable[[Subject], Measured]] = {
     "earlier calls leave no trace": calls.history,
     "a position keeps its values as the sequence grows": calls.growth,
     "a token alone is the token in its sequence": calls.alone,
-    "queries and keys are turned alike": calls.sides,
+    "queries and keys are rotated alike": calls.sides,
     "a row does not depend on the batch's farthest": calls.beside,
     "its own start moves its positions": calls.own_start,
     "positions are right as far as it states": far.reach,

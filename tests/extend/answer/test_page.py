@@ -159,11 +159,11 @@ def test_what_is_seen_in_the_figures():
     nan = math.nan
     assert "cannot read beyond" in captions.in_losses({"none": [2, 2, nan]}, ends, 256)
     falls, rises = {256: 3.0, 512: 2.5}, {256: 3.0, 512: 4.0}
-    assert "Better from context beyond 256 tokens: ntk; none loses most, 1.00" in (
+    assert "Improved by context beyond 256 tokens: ntk; none loses most, 1.00" in (
         captions.in_contexts({"none": rises, "ntk": falls}, 256)
     )
-    assert "No way here gets better" in captions.in_contexts({"none": rises}, 256)
-    assert "was read with more context" in captions.in_contexts({"none": {256: 3.0}}, 256)
+    assert "No method improves" in captions.in_contexts({"none": rises}, 256)
+    assert "was measured with more context" in captions.in_contexts({"none": {256: 3.0}}, 256)
     spread = captions.in_entropies({"none": [1, 2.0], "ntk": [1, 3.0]})
     assert "over about 20 tokens with ntk, over 7 with none" in spread
     assert "with" not in captions.in_entropies({"none": [1, 2.0]})

@@ -137,7 +137,7 @@ def test_llama_cpp_takes_what_its_command_line_knows(tmp_path):
     assert "--rope-freq-base 43267.4871" in said["ntk"]
     assert "--rope-scaling linear --rope-scale 3" in said["linear"]
     assert "--rope-scaling yarn --rope-scale 3 --yarn-orig-ctx 64" in said["yarn"]
-    assert "not possible, its options know a base, linear and yarn only" in said["by-parts"]
+    assert "not possible, its options cover only a base, linear and yarn" in said["by-parts"]
 
 
 @pytest.mark.parametrize("tune", [None, TuneConfig(1, batch=1)])

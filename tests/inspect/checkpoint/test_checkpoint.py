@@ -151,7 +151,7 @@ def test_a_window_of_attention_is_not_blamed_on_positions(tmp_path):
     save("gemma3_text", tmp_path, spread=0.3)
     long = "The dog was seen by nobody but its cat."
     found = measure_checkpoint(Request(tmp_path, long, WORDS, as_bytes=True)).swap
-    assert "attention in a window" in found.verdicts[0]
+    assert "windowed attention" in found.verdicts[0]
 
 
 @pytest.mark.parametrize(("family", "theta"), [("llama", 200.0), ("gpt_neox", 10000.0)])

@@ -60,14 +60,14 @@ def options(before: Mapping[str, Any], meaning: Meaning) -> str:
     Raises: ValueError where none do.
     """
     if set(meaning.parameters) != {"all"} or changes_with_length(meaning):
-        raise ValueError("its command line knows one set of static frequencies")
+        raise ValueError("its command line accepts only one set of static frequencies")
     try:
         meta = convert(model_of(before))
     except RefusedError as refused:
         raise ValueError(f"its converter stops: {refused}") from refused
     plain_file = meta.rope_freqs is None and meta.factors_long is None and meta.attn_factor == 1
     if not plain_file or meta.scaling_type == "yarn" or meta.scaling_factor != 1:
-        raise ValueError("the original has a scaling already")
+        raise ValueError("the original already has a scaling")
     wanted, p = meaning.computed.layers["all"], meaning.parameters["all"]
     theta, factor = float(p["rope_theta"]), float(p.get("factor") or 1.0)
     dim = meta.dimension_count
@@ -86,7 +86,7 @@ def options(before: Mapping[str, Any], meaning: Meaning) -> str:
                 f"--rope-scaling yarn --rope-scale {factor:.9g} --yarn-orig-ctx {original} "
                 f"--yarn-beta-fast {fast:g} --yarn-beta-slow {slow:g}"
             )
-    raise ValueError("its options know a base, linear and yarn only")
+    raise ValueError("its options cover only a base, linear and yarn")
 
 
 def _base(wanted: Layer, dim: int) -> float | None:

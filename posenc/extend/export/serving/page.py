@@ -35,7 +35,7 @@ def plain_page(name: str, longest: int, what: str, kind: str, *, sentences: bool
         f"# Serve {name}",
         "",
         f"It reads {longest} tokens. config.json holds {what}. It was proved in transformers 5; "
-        "what other runtimes make of such a model posenc has not read.",
+        "posenc has not read how other runtimes compute such a model.",
         "",
         *load("transformers-5", name, kind),
     ]
