@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare test test-all test-engines test-long lint bench readme oracles clean
+.PHONY: compare test test-all test-engines test-long lint bench performance readme oracles clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -61,6 +61,11 @@ lint: .venv/.installed-all
 
 bench: .venv/.installed
 	$(BIN)/posenc bench
+
+# Measures for half an hour, with one thread and two, and writes docs/performance.md from it.
+performance: .venv/.installed
+	$(BIN)/posenc bench --all --threads 1,2 --out benchmarks/results/performance.json
+	$(BIN)/python docs/update_performance.py
 
 # A broken config and its mended copy in the real runtimes, each in an environment of its own under
 # .venv-oracles; one that cannot be installed is left out, and said so.

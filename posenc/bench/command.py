@@ -2,88 +2,215 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from posenc.bench.cases import Case
+
+_LARGE_BYTES = 2 * 10**9
+_LARGE_SECONDS, _LARGE_QUICK = 60, 10
+"""A case that takes more runs only if it is asked for."""
+_ROUNDS, _QUICK_ROUNDS = (101, 10.0, 7), (15, 1.0, 3)
+"""Most rounds, seconds after which no other begins, and least rounds."""
+_SPEED_LIMIT = 1e11
+"""Operations a second that no core exceeds: a case that takes a week even so is refused."""
+
 
 def bench(
-    decode: Annotated[
-        bool, typer.Option("--decode", help="Measure what the cache buys, and nothing else.")
-    ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Groups of cases, separated by commas: attention, backward, memory, layer, "
+            "rotation, decode, training, attach. All of them by default."
+        ),
+    ] = None,
     lengths: Annotated[
-        str, typer.Option(help="Lengths in tokens, separated by commas.")
-    ] = "1024,4096",
-    heads: Annotated[int, typer.Option(min=1, help="Query heads when q and k are rotated.")] = 32,
-    kv_heads: Annotated[int, typer.Option(min=1, help="Key heads when q and k are rotated.")] = 8,
-    head_dim: Annotated[
-        str, typer.Option(help="Channels of a head when q and k are rotated, separated by commas.")
-    ] = "64,128",
-    repeats: Annotated[int, typer.Option(min=1, help="Counted rounds of each measurement.")] = 5,
-    backward: Annotated[
-        bool, typer.Option("--backward", help="Measure forward and backward together.")
+        str | None, typer.Option(help="Lengths in tokens in place of each case's own: 1024,4096.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Query heads of each case.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="Key heads of each case.")] = None,
+    head_dim: Annotated[int | None, typer.Option(min=2, help="Channels of a head.")] = None,
+    threads: Annotated[
+        str, typer.Option(help="Threads that torch may use; 1,2 measures with one and with two.")
+    ] = "1",
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=10**9, help="Rounds of each case; 7 to 101 in ten seconds by default."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="3 to 15 rounds in a second; small cases only.")
     ] = False,
-    threads: Annotated[int, typer.Option(min=1, help="Threads that torch may use.")] = 1,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="Also cases that take more than a minute or 2 GB."),
+    ] = False,
+    peers: Annotated[
+        bool,
+        typer.Option("--peers", help="Also other installed libraries: rotation and attention."),
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write the rows to this CSV file as well.")
+        Path | None, typer.Option(help="Write everything to this JSON file, after each case.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the rows as one JSON list to stdout.")
+        bool, typer.Option("--json", help="Print everything as JSON to stdout.")
     ] = False,
 ) -> None:
-    """Measure position encodings on this machine.
+    """Measure what position encodings cost on this machine.
 
-    A rotation is compared with a plain copy, a bias with attention that has none.
+    Compares attention with attention without positions, a rotation with a copy, a model with Llama.
 
-    A ratio stands with the interval in which its median lies, from ratios within each round; with
-    several threads the time is the wall's. Rows go to stderr, as CSV to a file, as JSON to stdout.
+    Each ratio is a median of interleaved rounds, with its 95 % interval; rows go to stderr.
+
+    With one thread the time is the thread's own, with several it is wall time.
     """
-    import json
-    import sys
+    from posenc.bench.cases import GROUPS, chosen
+    from posenc.report.atomic import check_writable, write_atomically
 
-    import torch
-
-    from posenc.bench import bias, cost, measure, rope
-    from posenc.bench import decode as decoding
-    from posenc.report.atomic import check_writable
-    from posenc.report.machine import num_cores
-
-    sizes = _numbers("--lengths", lengths, "1024,4096")
-    dims = _numbers("--head-dim", head_dim, "64,128")
-    if any(dim % 2 for dim in dims):
-        raise ValueError(f"bench: --head-dim needs even numbers, got {head_dim!r}.")
-    if threads > (cores := num_cores()):
-        raise ValueError(
-            f"bench: --threads must be at most {cores}, the cores here, got {threads}."
-        )
-    if decode:
-        cost.check_decoding(sizes, repeats)
-    else:
-        cost.check_rotation(sizes, dims, heads + kv_heads, repeats)
-        cost.check_bias(sizes, repeats)
+    asked = tuple(GROUPS) if only is None else _listed("--only", only)
+    if unknown := [name for name in asked if name not in GROUPS]:
+        raise ValueError(f"bench: --only needs some of {', '.join(GROUPS)}, got {unknown[0]!r}.")
+    if head_dim is not None and head_dim % 2:
+        raise ValueError(f"bench: --head-dim needs an even number, got {head_dim}.")
+    sizes = () if lengths is None else _numbers("--lengths", lengths, "1024,4096")
+    counts = _numbers("--threads", threads, "1,2")
+    _check_threads(counts)
+    cases, notes = _runnable(chosen(asked, sizes, heads, kv_heads, head_dim), only is not None)
+    rounds = (repeats, float("inf"), repeats) if repeats else _QUICK_ROUNDS if quick else _ROUNDS
+    named = every or only is not None or lengths is not None
+    limit = _LARGE_QUICK if quick else _LARGE_SECONDS
+    cases, more_notes = _planned(cases, counts, rounds, limit, named, peers)
     if out is not None:
         check_writable(out)
-    torch.set_num_threads(threads)
-    if decode:
-        found = decoding.measure_decoding(sizes, repeats)
-    else:
-        found = rope.measure_rotation(
-            sizes, dims, repeats, backward, heads=heads, kv_heads=kv_heads
-        )
-        found += bias.measure_bias(("alibi", "t5"), sizes, repeats, backward)
-    if out is not None:
-        measure.save_rows(found, out)
+    print(*notes, *more_notes, sep="\n", file=sys.stderr)
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler writes to stderr
+    from posenc.bench import run
+
+    found = {"machine": run.machine(), "rows": []}
+    for case in cases:
+        rows = run.measured(case, counts, rounds, peers)
+        found["rows"] += [_columns(case) | row for row in rows]
+        for row in rows:
+            print(_line(case, row), file=sys.stderr)
+        if out is not None:
+            write_atomically(out, _json(found))
     if as_json:
-        json.dump(found, sys.stdout, indent=1)
-        print()
+        print(_json(found), end="")
 
 
-def _numbers(option: str, text: str, example: str) -> list[int]:
+def _runnable(cases: list[Case], named: bool) -> tuple[list[Case], list[str]]:
+    """The cases that this machine has the software and hardware for, and a line for each other.
+    Raises: ValueError if what is missing was `named`."""
+    from importlib.util import find_spec
+
+    from posenc.bench.cases import NEEDS_TRANSFORMERS
+    from posenc.report.machine import cpu_multiplies_bfloat16
+
+    lacks = find_spec("transformers") is None
+    found, notes = [], []
+    for case in cases:
+        needs = ""
+        if lacks and case.group in NEEDS_TRANSFORMERS:
+            needs = "transformers (pip install transformers)"
+            if named:
+                raise ValueError(f"bench: {case.group} needs {needs}.")
+        elif case.group == "training" and case.dtype == "bfloat16":
+            needs = "" if cpu_multiplies_bfloat16() else "a CPU that multiplies bfloat16"
+        if needs:
+            notes.append(f"bench: {case.group} {case.title} needs {needs}: left out")
+        else:
+            found.append(case)
+    return found, notes
+
+
+def _planned(
+    cases: list[Case], threads: Sequence[int], rounds: Any, limit: float, named: bool, peers: bool
+) -> tuple[list[Case], list[str]]:
+    """The cases to run, and lines that say how long they take. One that takes more than `limit`
+    seconds or 2 GB is left out unless it was `named`. Raises: ValueError for what cannot be."""
+    from posenc.report.bounds import check_memory, check_time, readable_size
+    from posenc.report.machine import memory_bytes
+
+    advice = "Take smaller --lengths, --heads or --head-dim, or fewer --repeats."
+    found, notes, total = [], [], 0.0
+    for case in cases:
+        name, size = f"{case.group} {case.title}", case.bytes(peers)
+        most, seconds, least = (1, 0.0, 1) if case.group == "memory" else rounds
+        check_memory(f"bench: tensors of {name}", size, memory_bytes(), advice)
+        takes = sum(
+            max((2 * least + 2) * case.round_seconds(n), min(seconds, most * case.round_seconds(n)))
+            for n in threads
+        )
+        surely = sum((least + 1) * case.round_seconds(n, _SPEED_LIMIT) for n in threads)
+        check_time(f"bench: {name}", int(surely + least // 10_000), False, advice)
+        large = takes > limit or size > _LARGE_BYTES
+        if large:
+            tail = "" if named else "; left out, --all or --only runs it"
+            needs = f"about {_duration(takes)} and at least {readable_size(size)}"
+            notes.append(f"bench: {name} takes {needs}{tail}")
+        if named or not large:
+            found.append(case)
+            total += takes
+    return found, [*notes, f"bench: {len(found)} cases, about {_duration(total)}"]
+
+
+def _json(found: dict[str, Any]) -> str:
+    """JSON with a line for each row."""
+    rows = ",\n".join(map(json.dumps, found["rows"]))
+    return f'{{"machine": {json.dumps(found["machine"])},\n"rows": [\n{rows}\n]}}\n'
+
+
+def _columns(case: Case) -> dict[str, Any]:
+    columns = asdict(case) | {"kv_len": case.keys}
+    for name in ("runs", "baselines"):
+        del columns[name]
+    return {"case": case.title} | columns
+
+
+def _line(case: Case, row: dict[str, Any]) -> str:
+    start = f"{case.group:<9} {case.title:<32} {row['threads']} {row['run']:<28} "
+    if "mib" in row:
+        return f"{start}{row['mib']:>10.1f} MiB"
+    ratios = [
+        f"{r[0]:.2f} ({r[1]:.2f} to {r[2]:.2f}) x {base}"
+        for base, r in row["ratios"].items()
+        if r is not None and base != row["run"]
+    ]
+    return f"{start}{row['milliseconds']:>10.3f} ms  {'; '.join(ratios)}".rstrip()
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+
+
+def _listed(option: str, text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _numbers(option: str, text: str, example: str) -> tuple[int, ...]:
     try:
-        found = [int(part) for part in text.split(",")]
+        found = tuple(int(part) for part in _listed(option, text))
     except ValueError:
-        found = []
+        found = ()
     if not found or min(found) < 1:
         raise ValueError(f"bench: {option} needs whole numbers like {example}, got {text!r}.")
     return found
+
+
+def _check_threads(counts: Sequence[int]) -> None:
+    from posenc.report.machine import num_cores
+
+    if max(counts) > (cores := num_cores()):
+        raise ValueError(
+            f"bench: --threads must be at most {cores}, the cores here, got {max(counts)}."
+        )

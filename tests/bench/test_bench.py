@@ -1,6 +1,6 @@
 """`posenc bench` measures, checks before it measures, and writes what it found."""
 
-import csv
+import gc
 import json
 import time
 
@@ -9,100 +9,160 @@ import torch
 
 import posenc
 from posenc import cli
-from posenc.bench import bias, measure, rope
+from posenc.bench import calls, measure, run
+from posenc.bench.cases import CASES, GROUPS, NEEDS_TRANSFORMERS, Case, chosen
+from tests.test_readme import load_script
+
+TINY = ("--lengths", "16", "--heads", "2", "--kv-heads", "2", "--head-dim", "8", "--repeats", "1")
 
 
-def run(*arguments: str) -> int:
+def bench(*arguments: str) -> int:
     with pytest.raises(SystemExit) as stopped:
         cli.main(["bench", *arguments])
     return int(stopped.value.code or 0)
 
 
-def rows(path):
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+@pytest.fixture
+def dry(monkeypatch):
+    """Nothing is measured; the cases that would be."""
+    found = []
+    monkeypatch.setattr(run, "measured", lambda case, *rest: found.append(case) or [])
+    return found
 
 
-def test_bench_writes_quantiles_and_where_they_were_measured(tmp_path):
-    assert run("--lengths", "64", "--repeats", "2", "--out", str(tmp_path / "b.csv")) == 0
-    found = rows(tmp_path / "b.csv")
-    assert {"clone", "posenc half-split", "posenc interleaved", "alibi", "t5"} <= {
-        row["case"] for row in found
-    }
-    for row in found:
-        assert 0 < float(row["p20_ms"]) <= float(row["p50_ms"]) <= float(row["p80_ms"])
-        assert row["torch"] and row["date"] and row["device"]
+def test_every_case_runs_at_tiny_sizes_and_makes_a_page(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    path = tmp_path / "results.json"
+    assert bench(*TINY, "--threads", "1", "--json", "--out", str(path)) == 0
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert json.loads(capsys.readouterr().out) == found
+    assert {"date", "device", "torch", "transformers"} <= set(found["machine"])
+    for case in chosen(tuple(GROUPS), (16,), 2, 2, 8):
+        if case.dtype == "bfloat16" and case.group == "training":
+            continue  # not on every CPU
+        rows = {
+            row["run"]: row
+            for row in found["rows"]
+            if (row["group"], row["case"]) == (case.group, case.title)
+        }
+        assert {*case.runs, *case.baselines[:1]} <= set(rows), case
+        for row in rows.values():
+            if case.group == "memory":
+                assert row["mib"] >= 0
+            else:
+                middle, low, high = row["ratios"][case.baselines[0]]
+                assert 0 < low <= middle <= high and row["milliseconds"] > 0
+    page = load_script("update_performance").page(found)
+    assert all(f"## {question}\n" in page for question in GROUPS.values())
+    assert page.count("MiB") and "| transformer_xl, prepared | " in page
 
 
-def test_bench_decode_shows_bytes_and_speed_of_the_cache(tmp_path):
-    path = tmp_path / "d.csv"
-    assert run("--decode", "--lengths", "64", "--repeats", "1", "--out", str(path)) == 0
-    cached = {
-        (row["encoding"], row["kind"]): row for row in rows(path) if row["case"] == "with cache"
-    }
-    # float32 keys and values of 64 tokens, one key/value head of 64 in multi-query attention
-    assert int(cached["rope", "multi-query"]["cache_bytes"]) == 2 * 64 * 64 * 4
-    assert int(cached["rope", "multi-head"]["cache_bytes"]) == 8 * 2 * 64 * 64 * 4
-    assert cached["rerope", "multi-head"]["keys"] == "raw"
-    assert float(cached["rope", "multi-head"]["tokens_per_second"]) > 0
+def test_ratios_of_two_thread_counts_are_in_one_cell():
+    rows = [
+        {"case": "1k", "run": "SDPA", "milliseconds": 2.0, "ratios": {"SDPA": [1, 1, 1]}},
+        {"case": "1k", "run": "t5", "milliseconds": 3.0, "ratios": {"SDPA": [1.5, 1.25, 2]}},
+        {"case": "1k", "run": "t5", "milliseconds": 3.0, "ratios": {"SDPA": [1.75, 1, 2]}},
+    ]
+    lines = load_script("update_performance").table("attention", rows)
+    assert lines[2:] == ["| SDPA | 2 ms |", "| t5 | 1.50 (1.25-2.00)<br>1.75 (1.00-2.00) |"]
+
+
+def test_titles_tell_the_cases_of_a_group_apart():
+    assert len({(case.group, case.title) for case in CASES}) == len(CASES)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--lengths", "1000000000000"), "1,000,000,000,000 tokens"),
-        (("--decode", "--lengths", "1000000000"), "1,000,000,000 tokens"),
+        (("--lengths", "1000000000000"), "at least"),
         (("--heads", "1000000000"), "of memory, and there are"),
+        (("--only", "backward", "--lengths", "8", "--heads", "9999"), "of memory, and there are"),
+        (("--only", "decode", "--lengths", "8", "--heads", "999"), "of memory, and there are"),
         (("--threads", "1000000"), "--threads must be at most"),
-        (("--repeats", "1000000000000"), "days"),
-        (("--out", "."), "is a folder; name a file in it"),
-        (("--out", "/dev/null/rows.csv"), "/dev/null"),
+        (("--threads", "0"), "--threads needs whole numbers like 1,2"),
+        (("--repeats", "1000000000"), "days"),
+        (("--all", "--out", "."), "is a folder; name a file in it"),
+        (("--out", "/dev/null/rows.json"), "/dev/null"),
+        (("--only", "attention,rope"), "--only needs some of attention, backward"),
+        (("--lengths", "1k"), "'1k'"),
+        (("--head-dim", "63"), "--head-dim needs an even number, got 63"),
+        (("--heads", "4", "--kv-heads", "3"), "a multiple of --kv-heads, got 4 and 3"),
     ],
 )
-def test_bench_refuses_what_cannot_be_before_it_measures(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr(measure, "interleaved", lambda *given: pytest.fail("measured"))
-    assert run(*arguments) == 2
-    assert message in capsys.readouterr().err
+def test_bench_refuses_what_cannot_be_before_it_measures(arguments, message, capsys, dry):
+    assert bench(*arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+    assert dry == []
+
+
+def test_what_takes_long_is_said_and_left_out_unless_it_was_asked_for(capsys, dry):
+    assert bench() == 0
+    said = capsys.readouterr().err
+    assert "attention 16k takes about" in said and "left out, --all or --only runs it" in said
+    assert "16k" not in [case.title for case in dry if case.group == "attention"]
+    assert {"attention", "layer", "rotation"} <= {case.group for case in dry}
+    dry.clear()
+    assert bench("--only", "attention") == 0
+    said = capsys.readouterr().err
+    assert "attention 16k takes about" in said and "left out" not in said
+    assert "16k" in [case.title for case in dry]
+    assert bench("--lengths", "4096", "--only", "attention", "--peers") == 0
+    assert "GiB" in capsys.readouterr().err, "the scores that other libraries write out"
+
+
+def test_quick_takes_small_cases_only(dry):
+    assert bench("--quick") == 0
+    assert {"attention", "rotation"} <= {case.group for case in dry}
+    assert all(case.q_len <= 2048 for case in dry if case.group != "rotation")
+
+
+def test_without_transformers_its_groups_are_left_out_or_refused(capsys, dry, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert bench("--all") == 0
+    assert "training 32 x 128 needs transformers" in capsys.readouterr().err
+    assert not {case.group for case in dry} & set(NEEDS_TRANSFORMERS)
+    assert bench("--only", "decode") == 2
+    assert "decode needs transformers (pip install transformers)" in capsys.readouterr().err
+
+
+def test_given_sizes_replace_those_of_each_case(dry):
+    assert bench("--only", "rotation,attention", "--lengths", "32,64", "--heads", "16") == 0
+    assert {case.heads for case in dry} == {16}
+    assert {(case.q_len, case.keys) for case in dry if case.group == "attention"} == {
+        (32, 32), (64, 64), (1, 32), (1, 64),
+    }  # fmt: skip
+
+
+def test_a_wrong_result_is_not_timed(monkeypatch):
+    right = calls.attention
+    monkeypatch.setattr(
+        calls,
+        "attention",
+        lambda *args, impl, **options: right(*args, impl=impl, **options) + (impl == "auto"),
+    )
+    with pytest.raises(AssertionError, match="not close"):
+        run.measured(Case("attention", ("t5",), ("SDPA",), 16), (1,), (1, 0.0, 1), False)
 
 
 def test_peer_that_cannot_take_a_size_is_left_out_with_a_line(tmp_path, capsys):
     pytest.importorskip("rotary_embedding_torch")
-    path = tmp_path / "b.csv"
+    path = tmp_path / "b.json"
     sizes = ("--lengths", "1", "--heads", "1", "--kv-heads", "1", "--head-dim", "2")
-    assert run(*sizes, "--repeats", "1", "--out", str(path)) == 0
-    assert "rotary-embedding-torch (cos, sin per call): cannot take head_dim 2" in (
-        capsys.readouterr().err
+    arguments = ("--only", "rotation", "--peers", "--repeats", "1", "--out", str(path))
+    assert bench(*sizes, *arguments) == 0
+    assert "rotary-embedding-torch is left out: " in capsys.readouterr().err
+    runs = {row["run"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    assert {"clone", "Meta's complex product"} <= runs
+    assert "rotary-embedding-torch" not in runs
+
+
+def test_peers_agree_with_ours_before_they_are_timed():
+    pytest.importorskip("x_transformers")
+    case = Case("attention", ("alibi", "t5", "deberta"), ("SDPA",), 220)
+    assert {"x-transformers ALiBi, flash", "x-transformers T5"} <= set(
+        calls.attention_calls(case, True)
     )
-    assert {"clone", "alibi"} <= {row["case"] for row in rows(path)}
-
-
-def test_clock_that_shows_no_time_gives_no_ratio():
-    (row,) = measure.timing_rows("q", {}, {"floor": [0.0]}, "floor", {})
-    assert row["ratio"] == ""
-
-
-@pytest.mark.parametrize(("option", "value"), [("--lengths", "1k"), ("--head-dim", "63")])
-def test_bench_refuses_sizes_that_cannot_be(option, value, capsys):
-    assert run(option, value) == 2
-    assert option in (message := capsys.readouterr().err) and repr(value) in message
-
-
-def test_bench_measures_the_heads_that_it_is_given(tmp_path):
-    path = tmp_path / "b.csv"
-    sizes = ("--lengths", "32", "--heads", "6", "--kv-heads", "2", "--head-dim", "16")
-    assert run(*sizes, "--repeats", "1", "--backward", "--out", str(path)) == 0
-    rotated = [row for row in rows(path) if row["question"] == "rope"]
-    assert {(row["heads"], row["kv_heads"], row["head_dim"]) for row in rotated} == {
-        ("6", "2", "16")
-    }
-
-
-def test_json_is_one_list_of_the_same_rows(tmp_path, capsys):
-    path = tmp_path / "b.csv"
-    sizes = ("--lengths", "32", "--heads", "2", "--kv-heads", "2", "--head-dim", "16")
-    assert run(*sizes, "--repeats", "1", "--json", "--out", str(path)) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["case"] for row in found] == [row["case"] for row in rows(path)]
 
 
 def test_several_threads_are_timed_by_the_wall():
@@ -118,48 +178,71 @@ def test_several_threads_are_timed_by_the_wall():
     assert own["sleep"][0] < 0.01 < 0.02 <= wall["sleep"][0]
 
 
-def test_the_interval_holds_the_median_of_ratios_within_rounds():
-    floor = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]  # a machine that grows slower and slower
-    values = [2 * x for x in floor]
-    assert measure.ratio_interval(values, floor) == (2.0, 2.0)
-    noisy = [x * r for x, r in zip(floor, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0), strict=True)]
-    assert measure.ratio_interval(noisy, floor) == (1.0, 9.0)
-    ratios = [float(r) for r in range(1, 22)]  # ranks 6 and 16 of 21: tables of the sign test
-    assert measure.ratio_interval(ratios, [1.0] * 21) == (6.0, 16.0)
-
-
-def test_a_ratio_is_of_rounds_as_its_interval_is():
-    floor = [1.0] * 10 + [10.0] * 11  # a machine that changed its speed; medians are 10 and 1
-    seconds = {"floor": floor, "same but for two rounds": [*floor[:-2], 0.5, 0.5]}
-    _, row = measure.timing_rows("q", {}, seconds, "floor", {})
-    assert (row["ratio"], row["ratio_low"], row["ratio_high"]) == ("1.000", "1.000", "1.000")
-
-
-def test_tables_are_made_in_each_timed_call(monkeypatch):
+def test_rounds_end_with_the_time_but_not_before_the_least():
     made = []
-    tables = posenc.RoPE._tables
-    monkeypatch.setattr(
-        posenc.RoPE, "_tables", lambda self, *args: made.append(self) or tables(self, *args)
-    )
-    monkeypatch.setattr(rope.rope_peers, "rotation_peers", lambda *args: {})
-    rope.measure_rotation((64,), (16,), 3, False, dtypes=(torch.float32,))
-    calls = [made.count(encoding) for encoding in dict.fromkeys(made)]
-    assert sorted(calls) == [1, 5, 5], "a warm-up, the memory, three rounds; and once for all"
+    seconds = measure.interleaved({"a": lambda: made.append(1)}, 9, seconds=0.0, least=3)
+    assert len(seconds["a"]) == 3
+    assert len(made) == 7, "once first, then twice a round"
+    assert len(measure.interleaved({"a": int}, 4)["a"]) == 4
 
 
-def test_quantiles_are_measured_values():
-    assert measure.quantile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert measure.quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.5) == 3.0
-    assert measure.quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.8) == 4.0
+def test_every_round_begins_with_another_call():
+    order = []
+    measure.interleaved({name: lambda name=name: order.append(name) for name in "ab"}, 2)
+    assert "".join(order) == "ab" + "aabb" + "bbaa"
 
 
-def test_peers_with_a_bias_agree_with_ours_before_they_are_timed():
-    pytest.importorskip("x_transformers")
-    found = bias.measure_bias(("alibi", "t5"), (220,), 1, backward=False, peers=True)
-    assert {"x-transformers alibi, flash", "x-transformers t5"} <= {row["case"] for row in found}
+def test_garbage_is_collected_between_rounds_only_and_as_before_afterwards():
+    seen = []
+    measure.interleaved({"a": lambda: seen.append(gc.isenabled())}, 2)
+    assert seen[1:] == [False] * 4
+    assert gc.isenabled() and gc.get_freeze_count() == 0
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="counts what lies on the GPU")
+def test_threads_are_the_callers_again():
+    before = torch.get_num_threads()
+    case = Case("rotation", ("half-split",), ("clone",), 16)
+    rows = run.measured(case, (1, 2), (1, 0.0, 1), False)
+    assert {row["threads"] for row in rows} == {1, 2}
+    assert torch.get_num_threads() == before
+
+
+def test_the_interval_contains_the_median_of_ratios_within_rounds():
+    floor = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]  # a machine that grows slower and slower
+    assert measure.ratio([2 * x for x in floor], floor) == [2.0, 2.0, 2.0]
+    noisy = [x * r for x, r in zip(floor, (9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0), strict=True)]
+    assert measure.ratio(noisy, floor) == [4.0, 1.0, 9.0]
+    ratios = [float(r) for r in range(1, 22)]  # ranks 6 and 16 of 21: tables of the sign test
+    assert measure.ratio(ratios, [1.0] * 21) == [11.0, 6.0, 16.0]
+
+
+def test_a_ratio_is_of_rounds_and_not_of_medians():
+    floor = [1.0] * 10 + [10.0] * 11  # a machine that changed its speed; medians are 10 and 1
+    assert measure.ratio([*floor[:-2], 0.5, 0.5], floor) == [1.0, 1.0, 1.0]
+
+
+def test_clock_that_shows_no_time_gives_no_ratio():
+    assert measure.ratio([1.0], [0.0]) is None
+
+
+def test_a_rotation_gets_other_positions_in_each_call_unless_it_says_the_same(monkeypatch):
+    seen = []
+    forward = posenc.RoPE.forward
+
+    def watched(self, q, k, positions):
+        seen.append(int(positions[0]))
+        return forward(self, q, k, positions)
+
+    monkeypatch.setattr(posenc.RoPE, "forward", watched)
+    case = Case("rotation", ("half-split", "half-split, same positions"), ("clone",), 16)
+    made = calls.rotation_calls(case, False)
+    seen.clear()
+    for name in ("half-split", "half-split, same positions"):
+        for _ in range(3):
+            made[name]()
+    assert seen == [0, 1, 2, 0, 0, 0]
+
+
 def test_live_bytes_are_those_alive_together():
     def case():
         for size in (1_000_000, 2_000_000):
@@ -170,9 +253,15 @@ def test_live_bytes_are_those_alive_together():
     assert measure.live_bytes(case) == pytest.approx(2_200_000, abs=1000)
 
 
-def test_memory_is_fitted_by_an_exponent_of_length():
-    assert bias._exponent((1024, 2048, 4096), (3, 6, 12)) == pytest.approx(1)
-    assert bias._exponent((1024, 2048, 4096), (1, 4, 16)) == pytest.approx(2)
-    rows = bias.measure_memory(("shaw",), (256, 512))
-    assert [row["n"] for row in rows] == [256, 512]
-    assert all(float(row["beyond_output_mib"]) >= 0 for row in rows)
+def test_memory_is_what_is_beyond_inputs_output_and_gradients(monkeypatch):
+    size = 4 * 8 * 64 * 64  # of the output, and of each gradient
+    assert calls.attention_memory(Case("memory", (), ("SDPA",), 64))["SDPA"] < size / 4
+    case = Case("memory", ("nope",), ("SDPA",), 64, backward=True)
+    small, more = calls.attention_memory(case)["SDPA"], 3 * 2**20
+    assert small < 2 * size
+    plain = calls._sdpa(case)
+    monkeypatch.setattr(
+        calls, "_sdpa", lambda case: lambda *qkv: plain(*qkv) + 0 * torch.zeros(more // 4)[0]
+    )
+    large = calls.attention_memory(case)["SDPA"]
+    assert large - small == pytest.approx(more, rel=0.2)

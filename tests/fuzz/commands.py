@@ -157,8 +157,7 @@ def without_the_work() -> Iterator[None]:
 
     patches = [
         mock.patch("posenc.compare.sweep.run_trials", lambda *arguments: None),
-        mock.patch("posenc.bench.measure.interleaved", refuse),
-        mock.patch("posenc.bench.measure.peak_bytes", refuse),
+        mock.patch("posenc.bench.run.measured", refuse),
         mock.patch("posenc.inspect.encoding.command.measure", refuse),
         mock.patch("posenc.inspect.claims.command.check", refuse),
         mock.patch("torch.set_num_threads", lambda count: None),

@@ -148,7 +148,7 @@ def test_every_text_file_names_its_encoding():
     root = Path(__file__).parent.parent.parent
     found = [
         f"{path.relative_to(root)}:{line}"
-        for folder in ("posenc", "benchmarks", "experiments", "docs")
+        for folder in ("posenc", "experiments", "docs")
         for path in sorted((root / folder).rglob("*.py"))
         for line in text_without_encoding(path.read_text(encoding="utf-8"))
     ]

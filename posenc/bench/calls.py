@@ -1,0 +1,198 @@
+"""The calls that a case compares, ready to run: attention, a layer around it, and rotation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc import masks
+from posenc.attend.attention import attention
+from posenc.attend.multihead import Attention
+from posenc.bench import peers
+from posenc.bench.cases import Case
+from posenc.bench.measure import Call, live_bytes
+from posenc.encoding.base import PositionEncoding
+from posenc.encoding.shape import ModelShape
+from posenc.queries_keys.rope import RoPE
+from posenc.registry import create
+
+
+def attention_calls(case: Case, with_peers: bool) -> dict[str, Call]:
+    """SDPA without positions, and attention with each encoding, causal. Every encoding's last rows
+    are compared with the reference before it is timed."""
+    inputs, grad = _inputs(case), torch.randn(_shape(case, case.heads, case.q_len)).to(_dtype(case))
+    runs: dict[str, Callable[..., Any]] = {"SDPA": _sdpa(case)}
+    weights: dict[str, list[Tensor]] = {}
+    for run in case.runs:
+        name, _, how = run.partition(", ")
+        encoding = _encoding(name, case)
+        runs[run] = _attend(case, encoding, how)
+        weights[run] = [w for w in encoding.parameters() if w.requires_grad]
+        with torch.no_grad():
+            few = slice(-min(64, case.q_len), None)
+            q, k, v = inputs
+            got, want = runs[run](q, k, v), _attend(case, encoding, "reference", few)(q, k, v)
+            exact = case.dtype == "float32"  # the same sums in another order
+            torch.testing.assert_close(
+                got[:, :, few], want, rtol=1e-3 if exact else 0.1, atol=1e-4 if exact else 0.05
+            )
+        if with_peers and case.takes_peers:
+            for peer, attend in peers.attention_peers(name, encoding, case).items():
+                with torch.no_grad():
+                    agrees = torch.allclose(attend(*inputs), got, rtol=1e-4, atol=1e-5)
+                if agrees:
+                    runs[peer] = attend
+                else:
+                    peers.leave_out(peer, "its result is another")
+    return {
+        run: _call(attend, inputs, weights.get(run, []), (grad,), case.backward)
+        for run, attend in runs.items()
+    }
+
+
+def attention_memory(case: Case) -> dict[str, int]:
+    """Bytes beyond inputs, output and gradients for each run of `attention_calls`."""
+    item = _dtype(case).itemsize
+    sides = ((case.heads, case.q_len), *2 * ((case.kv_heads, case.keys),))
+    inputs = sum(_elements(case, *side) for side in sides)
+    known = item * (_elements(case, case.heads, case.q_len) + (inputs if case.backward else 0))
+    found = {}
+    for run, call in attention_calls(case, False).items():
+        call()
+        own = 0
+        if case.backward and run in case.runs:
+            weights = _encoding(run.partition(", ")[0], case).parameters()
+            own = sum(w.numel() * w.itemsize for w in weights if w.requires_grad)
+        found[run] = max(0, live_bytes(call) - known - own)
+    return found
+
+
+def layer_calls(case: Case, with_peers: bool) -> dict[str, Call]:
+    """posenc.Attention with each encoding, and the least that a layer without positions does."""
+    x, positions = torch.randn(case.batch, case.q_len, case.width), torch.arange(case.q_len)
+    sides = (case.heads, case.kv_heads, case.kv_heads)
+    q_k_v = [nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in sides]
+    out, attend = nn.Linear(case.width, case.width, bias=False), _sdpa(case)
+
+    def plain() -> Tensor:
+        q, k, v = (
+            project(x).unflatten(-1, (-1, case.head_dim)).transpose(1, 2) for project in q_k_v
+        )
+        return out(attend(q, k, v).transpose(1, 2).flatten(-2))
+
+    def encoded(name: str) -> Call:
+        layer = Attention(case.width, case.heads, case.kv_heads, encoding=_encoding(name, case))
+        return lambda: layer(x, positions, mask=masks.causal)
+
+    calls = {"plain layer": plain} | {name: encoded(name) for name in case.runs}
+    return {name: torch.no_grad()(call) for name, call in calls.items()}
+
+
+def rotation_calls(case: Case, with_peers: bool) -> dict[str, Call]:
+    """A clone of q and k, RoPE in both layouts, and transformers' rotation if it is installed. All
+    make the tables of each call, which has other positions than the call before, unless the run
+    says otherwise."""
+    q, k = (
+        torch.randn(case.batch, case.q_len, heads, case.head_dim).to(_dtype(case)).transpose(1, 2)
+        for heads in (case.heads, case.kv_heads)
+    )  # in memory as projections leave them
+    runs: dict[str, peers.Pair] = {"clone": lambda q, k: (q.clone(), k.clone())}
+    for run in case.runs:
+        layout, _, same = run.partition(", ")
+        runs[run] = _rotate(case, layout == "interleaved", bool(same))
+    for name, peer in peers.rotation_peers(case, with_peers).items():
+        ours = _rotate(case, peer.interleaved, True)(q, k)
+        off = (peer.rotate(q, k)[0].float() - ours[0].float()).abs().max().item()
+        # Angles in float32 are off by 1e-3 at 16k; a peer may round every product to bfloat16.
+        if off < (2e-2 if case.dtype == "float32" else 0.15):
+            runs[name] = peer.rotate
+        else:
+            peers.leave_out(name, f"its result is off by {off:.2g}")
+    return {run: _call(pair, (q, k), [], (q, k), case.backward) for run, pair in runs.items()}
+
+
+def _rotate(case: Case, interleaved: bool, same: bool) -> peers.Pair:
+    rope = RoPE(case.head_dim, interleaved=interleaved)
+    fixed, first = torch.arange(case.q_len), itertools.count()
+
+    def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return rope(q, k, fixed if same else fixed + next(first))
+
+    return rotate
+
+
+def _attend(
+    case: Case, encoding: PositionEncoding, how: str, queries: slice | None = None
+) -> Callable[..., Any]:
+    """Causal attention of the last q_len tokens to all, or of those in `queries`."""
+    positions = torch.arange(case.keys)
+    torch.manual_seed(0)  # the reference gets the same state
+    state = encoding.state(torch.randn(case.batch, case.keys, case.width), positions)
+    state = None if state is None else state.detach()
+    last = slice(case.keys - case.q_len, None) if queries is None else queries
+    if how == "prepared":
+        encoding, how = encoding.prepare(positions[last]), ""
+    options: dict[str, Any] = {
+        "q_positions": positions[last], "kv_positions": positions, "mask": masks.causal,
+        "q_state": None if state is None else state[:, :, last], "kv_state": state,
+        "impl": how or "auto",
+    }  # fmt: skip
+    few = slice(None) if queries is None else queries
+    return lambda q, k, v: attention(q[:, :, few], k, v, encoding, **options)
+
+
+def _sdpa(case: Case) -> Callable[..., Tensor]:
+    causal, grouped = case.q_len == case.keys, case.heads != case.kv_heads
+    return lambda q, k, v: F.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=grouped
+    )
+
+
+def _call(
+    run: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    backward: bool,
+) -> Call:
+    """`run` on these inputs; with `backward` the gradients of inputs and weights, which are freed
+    when the call ends."""
+    if not backward:
+        return torch.no_grad()(lambda: run(*inputs))
+
+    def call() -> None:
+        leaves = [t.detach().requires_grad_() for t in inputs]
+        out = run(*leaves)
+        outs = [out] if isinstance(out, Tensor) else list(out)
+        torch.autograd.grad(outs, [*leaves, *weights], grads, allow_unused=True)
+
+    return call
+
+
+def _encoding(name: str, case: Case) -> PositionEncoding:
+    torch.manual_seed(0)
+    shape = ModelShape(case.width, case.heads, case.kv_heads, case.head_dim, case.keys)
+    return create(name, shape).for_layer(0)
+
+
+def _inputs(case: Case) -> tuple[Tensor, ...]:
+    sides = ((case.heads, case.q_len), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
+    torch.manual_seed(0)
+    return tuple(torch.randn(_shape(case, *side)).to(_dtype(case)) for side in sides)
+
+
+def _shape(case: Case, heads: int, length: int) -> tuple[int, ...]:
+    return case.batch, heads, length, case.head_dim
+
+
+def _elements(case: Case, heads: int, length: int) -> int:
+    return case.batch * heads * length * case.head_dim
+
+
+def _dtype(case: Case) -> torch.dtype:
+    return getattr(torch, case.dtype)

@@ -1,0 +1,204 @@
+"""What `posenc bench` measures, as data: one `Case` a comparison, in groups that each answer one
+question."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+GROUPS = {
+    "attention": "How much longer does attention take with an encoding?",
+    "backward": "How much longer do attention's forward and backward passes take?",
+    "memory": "How much memory does attention take beyond its inputs, output and gradients?",
+    "layer": "How much longer does a whole attention layer take, with its projections?",
+    "rotation": "How long does rotating queries and keys take?",
+    "decode": "How long does one token of a model take, with the keys of a long text in its cache?",
+    "training": "How long does a training step of a small model take?",
+    "attach": "How much longer does transformers' Llama take with an attached encoding?",
+}
+"""name: the question that its cases answer."""
+
+NEEDS_TRANSFORMERS = ("decode", "training", "attach")
+
+DISTANCE = ("alibi", "t5", "kerple", "sandwich")
+CONTENT = ("fire", "cope", "shaw", "transformer_xl", "deberta", "fox")
+ENCODINGS = ("nope", "rope", *DISTANCE, *CONTENT)
+KEPT = ("transformer_xl, prepared", "deberta, prepared")
+"""The same with what their positions and weights give computed before the call."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What runs side by side in one process, and on which sizes.
+
+    Args:
+        group: the question, one of GROUPS.
+        runs: encodings by name, in `attention` with ", prepared" or ", <impl>" after it.
+        baselines: what each run's time is divided by.
+        q_len, kv_len: queries and keys; kv_len 0 means q_len. With more keys than queries, the
+            queries are the last of the tokens.
+        layers: layers of a model; 0: attention only.
+        dtype: "bfloat16" means autocast for a model.
+    """
+
+    group: str
+    runs: tuple[str, ...]
+    baselines: tuple[str, ...]
+    q_len: int = 1024
+    kv_len: int = 0
+    batch: int = 1
+    heads: int = 8
+    kv_heads: int = 8
+    head_dim: int = 64
+    layers: int = 0
+    dtype: str = "float32"
+    backward: bool = False
+
+    @property
+    def keys(self) -> int:
+        return self.kv_len or self.q_len
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def ffn_dim(self) -> int:
+        return self.width * 11 // 4
+
+    @property
+    def title(self) -> str:
+        """The case in a few words, unique in its group."""
+        length = _thousands(self.q_len)
+        if self.keys != self.q_len:
+            length = f"{length} {'query' if self.q_len == 1 else 'queries'}"
+            length += f", {_thousands(self.keys)} keys"
+        words = [length if self.batch == 1 else f"{self.batch} x {length}"]
+        if self.group == "rotation" and self.head_dim != 64:
+            words.append(f"heads of {self.head_dim}")
+        if self.dtype != "float32":
+            words.append(self.dtype)
+        if self.backward and self.group in ("memory", "rotation", "attach"):
+            words.append("with backward")
+        return ", ".join(words)
+
+    @property
+    def takes_peers(self) -> bool:
+        """True where other libraries' attention can run next to ours."""
+        one = self.group == "attention" and self.batch == 1 and self.heads == self.kv_heads
+        return one and self.dtype == "float32" and self.q_len == self.keys
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of all layers of one model."""
+        ffn_dim = 0 if self.group == "layer" else self.ffn_dim
+        return self.layers * (4 * self.width**2 + 3 * self.width * ffn_dim)
+
+    def flops(self) -> int:
+        """Additions and multiplications of a plain run, roughly."""
+        tokens = self.batch * self.q_len
+        if self.group == "rotation":
+            count = 40 * tokens * (self.heads + self.kv_heads) * self.head_dim
+        else:
+            pairs = tokens * self.keys // (2 if self.keys == self.q_len else 1)
+            count = 4 * pairs * self.width * max(self.layers, 1) + 2 * tokens * self.layer_weights
+        return count * (3 if self.backward else 1)
+
+    def round_seconds(self, threads: int, speed: float = 3e10) -> float:
+        """Time of one round of all runs, roughly; `speed` is in operations a second and thread."""
+        weights = sum(4 if run.partition(",")[0] in CONTENT else 1.3 for run in self.runs)
+        return self.flops() * (weights + len(self.baselines)) / (speed * threads)
+
+    def bytes(self, peers: bool) -> int:
+        """Memory that the runs need at least: inputs, outputs, weights and the scores of peers."""
+        item = 4 if self.dtype == "float32" or self.layers else 2
+        tokens = self.batch * max(self.q_len, self.keys) * max(self.layers, 1)
+        count = 5 * item * tokens * max(self.heads, self.kv_heads) * self.head_dim
+        count += item * self.layer_weights * (len(self.runs) + len(self.baselines))
+        projecting = sum(run.startswith(("transformer_xl", "deberta")) for run in self.runs)
+        count += item * projecting * self.width**2
+        if peers and self.takes_peers:
+            count += 6 * item * self.heads * self.batch * self.q_len * self.keys
+        return count
+
+
+def chosen(
+    groups: Sequence[str],
+    lengths: Sequence[int] = (),
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+) -> list[Case]:
+    """The cases of these groups, with the sizes that are given in place of their own."""
+    found: dict[Case, Case] = {}
+    for case in CASES:
+        if case.group not in groups:
+            continue
+        q_heads = heads or case.heads
+        kept = q_heads if case.heads == case.kv_heads else case.kv_heads
+        sized = replace(
+            case, heads=q_heads, kv_heads=kv_heads or kept, head_dim=head_dim or case.head_dim
+        )
+        if sized.heads % sized.kv_heads:
+            raise ValueError(
+                f"bench: --heads must be a multiple of --kv-heads, got {sized.heads} and "
+                f"{sized.kv_heads}."
+            )
+        for n in lengths or (0,):
+            if n and sized.kv_len:
+                sized = replace(sized, kv_len=n)
+            elif n:
+                sized = replace(sized, q_len=n)
+            found.setdefault(replace(sized, runs=()), sized)
+    return list(found.values())
+
+
+def _thousands(n: int) -> str:
+    return f"{n // 1024}k" if n % 1024 == 0 else str(n)
+
+
+_SDPA = ("SDPA",)
+_ROTATIONS = ("interleaved", "half-split", "half-split, same positions")
+_OVER = ("clone", "transformers")
+_LLAMAS = ("Llama, sdpa", "Llama, eager")
+
+CASES = (
+    # First: what earlier cases free is reused, and a clone of 32 MiB takes 4 ms in place of 20.
+    Case("rotation", _ROTATIONS, _OVER, 1024, heads=32),
+    Case("rotation", _ROTATIONS, _OVER, 4096, heads=32),
+    Case("rotation", _ROTATIONS, _OVER, 4096, heads=32, backward=True),
+    Case("rotation", _ROTATIONS, _OVER, 128, heads=32, dtype="bfloat16", backward=True),
+    Case("rotation", _ROTATIONS, _OVER, 1024, heads=32, dtype="bfloat16", backward=True),
+    Case("rotation", _ROTATIONS, _OVER, 4096, heads=32, dtype="bfloat16"),
+    Case("rotation", _ROTATIONS, _OVER, 4096, heads=32, dtype="bfloat16", backward=True),
+    Case("rotation", _ROTATIONS, _OVER, 4096, heads=32, head_dim=128),
+    Case("rotation", _ROTATIONS, _OVER, 16384, heads=32),
+    Case("attention", ENCODINGS, _SDPA, 128, batch=8),
+    Case("attention", ENCODINGS, _SDPA, 256, batch=8),
+    Case("attention", ENCODINGS, _SDPA, 512, batch=8),
+    Case("attention", ENCODINGS + KEPT, _SDPA, 1024),
+    Case("attention", ENCODINGS, _SDPA, 1024, dtype="bfloat16"),
+    Case("attention", DISTANCE, _SDPA, 2048),
+    Case("attention", DISTANCE + CONTENT, _SDPA, 4096),
+    Case("attention", DISTANCE, _SDPA, 8192),
+    Case("attention", DISTANCE, _SDPA, 16384),
+    Case("attention", (*ENCODINGS, "t5, prepared", *KEPT), _SDPA, 1, 4096),
+    Case("backward", ("alibi", "t5", *CONTENT), _SDPA, 1024, backward=True),
+    Case("backward", ("alibi", "t5"), _SDPA, 4096, backward=True),
+    Case("memory", DISTANCE + CONTENT, _SDPA, 8192),
+    Case("memory", DISTANCE, _SDPA, 8192, backward=True),
+    Case("layer", ENCODINGS, ("plain layer",), 128, layers=1),
+    Case("layer", ENCODINGS, ("plain layer",), 512, layers=1),
+    Case("layer", ENCODINGS, ("plain layer",), 128, batch=32, layers=1),
+    Case("decode", ("rope", "alibi", "t5", "rerope"), _LLAMAS, 1, 4096, layers=2),
+    Case(
+        "training", ("rope", "alibi", "t5"), _LLAMAS, 128, batch=32, heads=4, kv_heads=4,
+        head_dim=32, layers=4, backward=True,
+    ),
+    Case(
+        "training", ("rope", "alibi", "t5", "Llama, bfloat16"), _LLAMAS, 128, batch=32, heads=4,
+        kv_heads=4, head_dim=32, layers=4, dtype="bfloat16", backward=True,
+    ),
+    Case("attach", ("rope", "alibi", "fox"), ("stock",), 2048, layers=2),
+    Case("attach", ("rope", "alibi", "fox"), ("stock",), 2048, layers=2, backward=True),
+)  # fmt: skip

@@ -1,0 +1,132 @@
+"""The calls that a case compares, ready to run: models next to transformers' Llama."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.bench.cases import Case
+from posenc.bench.measure import Call
+from posenc.hf.attachment.attach import attach, shape_of
+from posenc.models.config import DecoderConfig
+from posenc.models.decoder import Decoder
+from posenc.registry import create
+
+VOCABULARY = 512
+
+
+def decode_calls(case: Case, with_peers: bool) -> dict[str, Call]:
+    """One more token by each model, after `kv_len` tokens that are in its cache."""
+    prompt = torch.randint(VOCABULARY, (case.batch, case.keys))
+    token = prompt[:, :1]
+
+    def llama(attention: str) -> Call:
+        from transformers import DynamicCache
+
+        model, cache = _llama(case, attention).eval(), DynamicCache()
+        model(prompt, past_key_values=cache, logits_to_keep=1)
+        return lambda: model(token, past_key_values=cache)
+
+    def ours(name: str) -> Call:
+        model = _decoder(case, name).eval()
+        caches = model.new_caches()
+        model(prompt, caches=caches)
+        return lambda: model(token, caches=caches)
+
+    with torch.no_grad():
+        calls = _each(case, llama, ours)
+    return {name: torch.no_grad()(call) for name, call in calls.items()}
+
+
+def training_calls(case: Case, with_peers: bool) -> dict[str, Call]:
+    """A training step of each model: forward, backward, clipping and AdamW. In "bfloat16" ours run
+    under autocast; Llama only where its name says so."""
+    autocast = case.dtype == "bfloat16"
+
+    def llama(how: str) -> Call:
+        model = _llama(case, "eager" if how == "eager" else "sdpa")
+        forward = lambda tokens: model(tokens, use_cache=False).logits  # noqa: E731
+        return _step(case, model, forward, how == "bfloat16")
+
+    def ours(name: str) -> Call:
+        model = _decoder(case, name)
+        return _step(case, model, model, autocast)
+
+    return _each(case, llama, ours)
+
+
+def attach_calls(case: Case, with_peers: bool) -> dict[str, Call]:
+    """transformers' Llama with its own rotation, and with each encoding attached."""
+    tokens, stock = torch.randint(VOCABULARY, (case.batch, case.q_len)), _llama(case, "sdpa")
+
+    def called(model: Any) -> Call:
+        def forward() -> None:
+            with torch.no_grad():
+                model.eval()(tokens, use_cache=False)
+
+        def step() -> None:
+            model.train()(tokens, labels=tokens, use_cache=False).loss.backward()
+            model.zero_grad()
+
+        return step if case.backward else forward
+
+    calls = {"stock": called(stock)}
+    for name in case.runs:
+        model = copy.deepcopy(stock)
+        attach(model, create(name, shape_of(model)))
+        calls[name] = called(model)
+    return calls
+
+
+def _each(case: Case, llama: Callable[[str], Call], ours: Callable[[str], Call]) -> dict[str, Call]:
+    found = {}
+    for run in (*case.baselines, *case.runs):
+        name, _, how = run.partition(", ")
+        torch.manual_seed(0)
+        found[run] = llama(how) if name == "Llama" else ours(run)
+    return found
+
+
+def _step(case: Case, model: nn.Module, logits: Callable[[Tensor], Tensor], autocast: bool) -> Call:
+    tokens = torch.randint(VOCABULARY, (case.batch, case.q_len + 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        cast = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+        with cast:
+            out = logits(tokens[:, :-1])
+        F.cross_entropy(out.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _decoder(case: Case, name: str) -> Decoder:
+    config = DecoderConfig(
+        VOCABULARY, case.width, case.layers, case.heads, case.kv_heads, ffn_dim=case.ffn_dim
+    )
+    return Decoder(config, create(name, config.shape(train_length=case.keys)))
+
+
+def _llama(case: Case, attention: str) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": case.width,
+        "intermediate_size": case.ffn_dim,
+        "num_hidden_layers": case.layers,
+        "num_attention_heads": case.heads,
+        "num_key_value_heads": case.kv_heads,
+        "max_position_embeddings": 2 * case.keys,
+        "attn_implementation": attention,
+    }
+    return LlamaForCausalLM(LlamaConfig(**sizes))

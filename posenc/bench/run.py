@@ -1,0 +1,64 @@
+"""Measure one case, with each number of threads."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from posenc.bench import calls, measure, models
+from posenc.bench.cases import Case
+from posenc.report import machine as this_machine
+
+MAKERS = {
+    "attention": calls.attention_calls,
+    "backward": calls.attention_calls,
+    "layer": calls.layer_calls,
+    "rotation": calls.rotation_calls,
+    "decode": models.decode_calls,
+    "training": models.training_calls,
+    "attach": models.attach_calls,
+}
+
+
+def measured(
+    case: Case, threads: Sequence[int], rounds: tuple[int, float, int], peers: bool
+) -> list[dict[str, Any]]:
+    """A row for each run and number of threads: `milliseconds`, `ratios` and `rounds`, or `mib`.
+
+    rounds: how many at most, for how many seconds, how many at least. The number of threads is the
+    caller's again afterwards.
+    """
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads[0])
+        if case.group == "memory":  # worker threads report nothing to the profiler
+            torch.set_num_threads(1)
+            return [
+                {"run": run, "threads": 1, "mib": round(size / 2**20, 2)}
+                for run, size in calls.attention_memory(case).items()
+            ]
+        made, found = MAKERS[case.group](case, peers), []
+        for count in threads:
+            torch.set_num_threads(count)
+            rows = measure.timed_rows(made, case.baselines, *rounds)
+            found += [row | {"threads": count} for row in rows]
+        return found
+    finally:
+        torch.set_num_threads(before)
+
+
+def machine() -> dict[str, str]:
+    """Where and with what it was measured."""
+    facts = {
+        "date": datetime.date.today().isoformat(),
+        "device": this_machine.processor(),
+        "cores": str(this_machine.num_cores()),
+    }
+    if importlib.util.find_spec("transformers") is not None:
+        facts["transformers"] = importlib.metadata.version("transformers")
+    return facts | this_machine.versions()
