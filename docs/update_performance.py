@@ -23,7 +23,8 @@ NOTES = {
     "memory": "MiB at the peak, counted by torch's allocator, on one thread.",
     "layer": "`posenc.Attention` of width 512, forward, next to projections around SDPA.",
     "rotation": "Over a clone / over transformers. q has 32 heads, k 8, of 64 channels. Positions "
-    "differ from call to call, so that tables are computed in each, except for `same positions`.",
+    "differ from call to call, so that tables are computed in each, except for `same positions`. "
+    "A large clone spends most of its time on new pages of memory.",
     "decode": "Over Llama with `sdpa` / with `eager`. `posenc.Decoder` and `LlamaForCausalLM`, two "
     "layers of width 512.",
     "training": "Over Llama with `sdpa` / with `eager`, both in float32. Four layers of width 128 "

@@ -57,6 +57,15 @@ def test_every_case_runs_at_tiny_sizes_and_makes_a_page(tmp_path, capsys):
     assert page.count("MiB") and "| transformer_xl, prepared | " in page
 
 
+def test_page_is_written_from_the_results_and_stays_short():
+    script = load_script("update_performance")
+    page = script.PAGE.read_text(encoding="utf-8")
+    found = json.loads(script.RESULTS.read_text(encoding="utf-8"))
+    assert page == script.page(found), "run `make performance`"
+    assert page.count("\n") <= 120
+    assert {row["group"] for row in found["rows"]} == set(GROUPS)
+
+
 def test_ratios_of_two_thread_counts_are_in_one_cell():
     rows = [
         {"case": "1k", "run": "SDPA", "milliseconds": 2.0, "ratios": {"SDPA": [1, 1, 1]}},
