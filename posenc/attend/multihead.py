@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
-from posenc.attend.projection import project
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.boundary import check_dtype, check_embedded, check_encoding
 from posenc.masks import Mask
@@ -84,7 +83,7 @@ class Attention(nn.Module):
                 f"embed_dim={embed_dim}, num_heads={num_heads}, num_kv_heads={num_kv_heads}."
             )
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
-        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         self.projections = projections
         self._check_projections(embed_dim)
         self.encoding = check_encoding("Attention", encoding)
@@ -126,9 +125,9 @@ class Attention(nn.Module):
         """
         encoding = self.encoding if encoding is None else check_encoding("Attention", encoding)
         axes = encoding.claims.num_axes
-        width = self.o_proj.out_features
+        width = self.embed_dim
         positions = check_embedded("Attention", x, positions, width, axes)
-        check_dtype("Attention", x, self.o_proj.weight)
+        check_dtype("Attention", x, getattr(self.o_proj, "weight", None))  # adapters may have none
         if context is not None and (context_positions is None or memory is not None):
             raise ValueError("Attention: context needs context_positions, and no memory.")
         if memory is not None and memory_positions is None:
@@ -177,13 +176,10 @@ class Attention(nn.Module):
             impl=self.impl,
         )
         assert isinstance(out, Tensor)
-        return project(out.transpose(1, 2).flatten(2), self.o_proj)[0]
+        return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q from x, k and v from source, each (batch, heads, len, head_dim)."""
-        if self.projections == "separate" and source is x:
-            assert self.q_proj is not None and self.k_proj is not None and self.v_proj is not None
-            return tuple(map(self._heads, project(x, self.q_proj, self.k_proj, self.v_proj)))  # type: ignore[return-value]
         q = self._heads(x if self.q_proj is None else self.q_proj(x))
         if self.k_proj is not None:
             k = self._heads(self.k_proj(source))

@@ -10,18 +10,15 @@ from torch.nn import functional as F
 
 from posenc.attend.cache import KVCache
 from posenc.attend.multihead import Attention
-from posenc.attend.projection import project
 from posenc.encoding.base import PositionEncoding
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
-from posenc.models.norms import RMSNorm
-from posenc.models.swiglu import swiglu
 from posenc.positions import Positions
 
 
 def norm_layer(config: DecoderConfig) -> nn.Module:
-    """The norm that the config asks for."""
-    kind = RMSNorm if config.norm == "rms" else nn.LayerNorm
+    """Return the norm that the config names."""
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(config.embed_dim, eps=config.norm_eps)
 
 
@@ -47,7 +44,15 @@ def attention_layer(config: DecoderConfig) -> Attention:
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x))), or down(silu(gate(x)) * up(x)) for swiglu."""
+    """Widen each token, apply the activation, and project back.
+
+    out = down_proj(act(up_proj(x))), or down_proj(silu(gate_proj(x)) * up_proj(x)) for "swiglu"
+
+    Each layer is called as it is: hooks, adapters and parametrizations see every call.
+
+    Shapes: x (..., embed_dim) -> the same; the width between is config.ffn_dim.
+    Source: Shazeer 2020, arXiv:2002.05202, equation 6.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -64,9 +69,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch embed_dim"]) -> Float[Tensor, "*batch embed_dim"]:
         if self.gate_proj is not None:
-            return swiglu(x, self.gate_proj, self.up_proj, self.down_proj)
+            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         act = F.gelu if self.activation == "gelu" else F.relu
-        return project(act(self.up_proj(x)), self.down_proj)[0]
+        return self.down_proj(act(self.up_proj(x)))
 
 
 @dataclass(frozen=True)

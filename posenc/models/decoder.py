@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from posenc import masks
 from posenc.attend.cache import KVCache
-from posenc.attend.projection import project
 from posenc.encoding.base import PositionEncoding
 from posenc.encoding.boundary import check_tokens
 from posenc.masks import Mask
@@ -83,4 +82,4 @@ class Decoder(Stack):
             caches=caches,
             length=length,
         )
-        return F.linear(x, self.tokens.weight) if self.head is None else project(x, self.head)[0]
+        return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)

@@ -9,7 +9,7 @@ from decimal import Decimal
 import torch
 from torch import Tensor
 
-from posenc.numbers import frequencies, runs
+from posenc.numbers import frequencies
 from posenc.numbers.device_copies import Constants
 
 _RADIANS_PER_UNIT = 2 * math.pi / frequencies.TURN
@@ -19,10 +19,9 @@ class Angles:
     """cos and sin of p * inv_freq for integer or real positions p.
 
     The angle is reduced to a turn in 64-bit fixed point, where p * turns wraps for free, before
-    anything is
-    rounded: cos and sin are right to 1.5e-7 in float32 at every integer position up to 2^31, and to
-    5e-7 up to 2^40. Real positions are split into a whole and a fractional part and are as exact as
-    they are given.
+    anything is rounded: cos and sin are right to 1.5e-7 in float32 at every integer position up to
+    2^31, and to 5e-7 up to 2^40. Real positions are split into a whole and a fractional part and
+    are as exact as they are given.
 
     Only Python numbers are kept, and a device's own copy of them: no cast of a module can round
     them.
@@ -60,15 +59,8 @@ class Angles:
         dtype: torch.dtype = torch.float32,
         factor: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """`cos_sin` at first, first + 1, ..., bit for bit, each (count, len(inv_freq)); in float32
-        on the CPU in a fraction of the time, where there is a compiler."""
-        turns = self.turns.like(torch.empty(0, dtype=torch.int64, device=device))
-        if dtype != torch.float32 or not runs.takes(turns, count):
-            return self.cos_sin(first + torch.arange(count, device=device), dtype, factor)
-        cos, sin, unsure = runs.cos_sin_of_run(turns, _RADIANS_PER_UNIT, factor, first, count)
-        if len(unsure):
-            cos[unsure - first], sin[unsure - first] = self.cos_sin(unsure, dtype, factor)
-        return cos, sin
+        """`cos_sin` at first, first + 1, ..., each (count, len(inv_freq))."""
+        return self.cos_sin(first + torch.arange(count, device=device), dtype, factor)
 
     def reduced(self, positions: Tensor) -> Tensor:
         """The angle in radians modulo a turn, float64, (..., len(inv_freq)), within

@@ -6,6 +6,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.models import Decoder, DecoderConfig
+from posenc.models.blocks import FeedForward
 
 CONFIG = DecoderConfig(vocab_size=61, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2)
 
@@ -99,6 +100,75 @@ def test_every_choice_trains_and_starts_near_uniform(tie, norm_position, norm, a
     loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("activation", ["swiglu", "relu"])
+def test_every_linear_layer_is_called_once_a_pass_where_hooks_see_it(activation, autocast):
+    model, ids = decoder("rope", DecoderConfig(61, 32, 2, 4, activation=activation)), tokens()
+    linear = {name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    names = {module: name for name, module in model.named_modules()}
+    own, of_all = [], []
+    for name in linear:
+        model.get_submodule(name).register_forward_hook(lambda m, *_: own.append(names[m]))
+    watching = torch.nn.modules.module.register_module_forward_hook(
+        lambda m, *_: of_all.append(names.get(m))
+    )
+    with watching, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        model(ids)
+    assert len(linear) == 2 * (7 if activation == "swiglu" else 6) + 1
+    assert sorted(own) == sorted(linear)
+    assert sorted(name for name in of_all if name in linear) == sorted(linear)
+
+
+class Adapted(torch.nn.Module):
+    """An adapter around a layer that leaves nothing of its output."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * 0
+
+
+@pytest.mark.parametrize("way", ["adapter", "exchanged forward", "hook", "parametrization"])
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"])
+def test_what_replaces_a_layer_decides_the_output(name, way):
+    model, ids = decoder("rope", DecoderConfig(61, 32, 1, 4)), tokens()
+    part = model.layers[0].ffn if name in ("gate_proj", "up_proj") else model.layers[0].attention
+    layer = getattr(part, name)
+    if way == "adapter":
+        setattr(part, name, Adapted(layer))
+    elif way == "exchanged forward":  # as accelerate does
+        layer.forward = lambda x, forward=layer.forward: forward(x) * 0
+    elif way == "hook":
+        layer.register_forward_hook(lambda module, args, out: out * 0)
+    else:
+        torch.nn.utils.parametrize.register_parametrization(layer, "weight", Nothing())
+    emptied = decoder("rope", DecoderConfig(61, 32, 1, 4))
+    emptied.load_state_dict({
+        key: torch.zeros_like(value) if f"{name}." in key else value
+        for key, value in emptied.state_dict().items()
+    })  # fmt: skip
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model(ids), emptied(ids))
+
+
+class Nothing(torch.nn.Module):
+    """A parametrization that gives a weight of zeros."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 0
+
+
+def test_the_gated_feed_forward_is_its_formula():
+    ffn = FeedForward(DecoderConfig(61, 32, 1, 4)).double()
+    x = torch.randn(2, 5, 32, dtype=torch.float64)
+    assert ffn.gate_proj is not None
+    gate = x @ ffn.gate_proj.weight.mT
+    hidden = gate * gate.sigmoid() * (x @ ffn.up_proj.weight.mT)
+    torch.testing.assert_close(ffn(x), hidden @ ffn.down_proj.weight.mT)
 
 
 def test_dropout_acts_in_training_only():

@@ -1,1 +1,1 @@
-"""What every rotary method does to q and k, and its kernels."""
+"""Turn pairs of channels of q and k: in plain operations, and by Triton on CUDA."""

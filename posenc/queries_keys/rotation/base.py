@@ -1,4 +1,4 @@
-"""What all methods share that rotate q and k by angles which depend only on the positions."""
+"""The base of all methods that rotate q and k by angles which depend only on the positions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Turned = tuple[
     Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
     Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
 ]
-"""What becomes of `q` and `k`, which are Tokens, where their width stays."""
+"""q and k after `transform`, where their width stays."""
 Table = Float[Tensor, "*tokens {len(self.angles)}"]
 
 

@@ -72,21 +72,28 @@ def _kernel(
         )  # fmt: skip
 
 
-def rotate(
-    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, *, interleaved: bool, in_place: bool = False
-) -> list[Tensor]:
-    """The first 2 * pairs channels of one or two tensors (batch, heads, len, head_dim) rotated by
+def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, ...]:
+    """Rotate the first 2 * pairs channels of one or two tensors (batch, heads, len, head_dim) by
     one launch; the rest passes through. Any strides; two tensors may differ only in heads.
 
-    cos and sin are (1, len, pairs) or (batch, 1, len, pairs), float32 or float64. Computed in their
-    dtype, rounded once.
+    cos and sin are (1, len, pairs) or (batch, 1, len, pairs). The rotation is computed in their
+    dtype and rounded once.
+
+    Raises: RuntimeError where the tables do not fit.
     """
-    outs = list(xs) if in_place else [torch.empty_like(x) for x in xs]
     (batch, _, length, head_dim), pairs = xs[0].shape, cos.shape[-1]
-    cos, sin = cos.contiguous(), sin.contiguous()
-    # (batch, len): tables of one row are shared by the whole batch.
-    table_batch = cos.stride(0) if cos.ndim == 4 and cos.shape[0] > 1 else 0
-    rest = 0 if in_place else head_dim - 2 * pairs
+    # The kernel would read beyond tables of other sizes.
+    cos, sin = (t.contiguous().expand(batch, 1, length, pairs) for t in (cos, sin))
+    if 2 * pairs > head_dim:
+        raise RuntimeError(f"rotate: {pairs} pairs of channels need more than {head_dim} channels.")
+    return tuple(torch.ops.posenc.rotate.default(xs, cos, sin, interleaved))
+
+
+def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
+    """`rotate`, with tables of every token: (batch, 1, len, pairs), of any strides but the last."""
+    outs = [torch.empty_like(x) for x in xs]  # all of each is written by the kernel
+    (batch, _, length, head_dim), pairs = xs[0].shape, cos.shape[-1]
+    rest = head_dim - 2 * pairs
     block_pairs = triton.next_power_of_2(pairs)
     most = max(x.shape[1] for x in xs)
     block_heads = min(triton.next_power_of_2(most), max(1, PROGRAM_NUMBERS // block_pairs))
@@ -97,8 +104,21 @@ def rotate(
     kernel: Any = _kernel  # a plain function to a type checker where triton is not installed
     kernel[(batch * length, sum(blocks))](
         q, q_out, k, k_out, cos, sin, length, pairs, head_dim, q.shape[1], blocks[0], k.shape[1],
-        *q.stride(), *q_out.stride(), *k.stride(), *k_out.stride(), table_batch, pairs,
+        *q.stride(), *q_out.stride(), *k.stride(), *k_out.stride(), cos.stride(0), cos.stride(2),
         INTERLEAVED=interleaved, HEADS=block_heads, PAIRS=block_pairs,
         REST=triton.next_power_of_2(rest) if rest else 0,
     )  # fmt: skip
     return outs
+
+
+def _shapes(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
+    return [torch.empty_like(x) for x in xs]
+
+
+# An operator of torch, since tracers and dispatch modes see no launch of Triton's. Not
+# torch.library.custom_op: its checks take longer than the rotation of a few tokens.
+torch.library.define(
+    "posenc::rotate", "(Tensor[] xs, Tensor cos, Tensor sin, bool interleaved) -> Tensor[]"
+)
+torch.library.impl("posenc::rotate", "CUDA", launch)
+torch.library.register_fake("posenc::rotate", _shapes)
