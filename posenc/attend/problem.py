@@ -11,6 +11,7 @@ from posenc.encoding.base import PositionEncoding, check_heads
 from posenc.masks import Mask
 from posenc.numbers.heads import grouped_matmul
 from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.numbers.tracking import transformed
 from posenc.positions import as_range, same
 from posenc.terms.dense import Dense
 from posenc.terms.term import Term
@@ -75,19 +76,13 @@ class Known:
             needs_grad=torch.is_grad_enabled()
             and any(t is not None and t.requires_grad for t in tensors),
             compiling=compiling,
-            transformed=_transformed(),
+            transformed=transformed(),
         )
 
 
 def _runs(q_where: Tensor | range, k_where: Tensor | range) -> tuple[int, int] | None:
     q, k = as_range(q_where), as_range(k_where)
     return None if q is None or k is None else (q.start, k.start)
-
-
-def _transformed() -> bool:
-    """True inside grad, jvp or vmap of torch.func, which do not reach into autograd functions that
-    save what they computed. torch has no public way to ask."""
-    return torch._C._are_functorch_transforms_active()
 
 
 @dataclass(frozen=True)

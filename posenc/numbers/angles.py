@@ -51,17 +51,6 @@ class Angles:
             cos, sin = cos * factor, sin * factor
         return cos.to(dtype), sin.to(dtype)
 
-    def of_run(
-        self,
-        first: int,
-        count: int,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-        factor: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        """`cos_sin` at first, first + 1, ..., each (count, len(inv_freq))."""
-        return self.cos_sin(first + torch.arange(count, device=device), dtype, factor)
-
     def reduced(self, positions: Tensor) -> Tensor:
         """The angle in radians modulo a turn, float64, (..., len(inv_freq)), within
         (-2 pi, 2 pi).

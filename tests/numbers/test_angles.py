@@ -189,16 +189,3 @@ def same_bits(got: tuple[torch.Tensor, ...], want: tuple[torch.Tensor, ...]) -> 
 
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("factor", [1.0, 1.2079, -3e4])
-@pytest.mark.parametrize("dim", [2, 32, 70])
-@pytest.mark.parametrize(
-    ("first", "count"),
-    [(0, 1), (0, 4097), (-100, 640), (-3, 300), (2**31 - 70, 5000), (2**40, 200), (2**63 - 99, 99)],
-)
-def test_a_run_has_the_angles_of_its_positions_to_the_bit(first, count, dim, factor, dtype):
-    angles = Angles(inverse_frequencies(dim))
-    want = angles.cos_sin(torch.arange(count) + first, dtype, factor)
-    assert same_bits(angles.of_run(first, count, CPU, dtype, factor), want)

@@ -1,14 +1,12 @@
-"""Who watches a computation, and what may be read of it."""
+"""What may be read of a tensor."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
-from posenc.numbers.tracking import followed, free_ends
+from posenc.numbers.tracking import free_ends
 
 
 def test_ends_of_a_tensor_are_read():
@@ -30,12 +28,3 @@ def test_nothing_is_read_where_there_is_nothing_or_somebody_watches():
     traced = torch.compile(lambda t: t + (free_ends(t) is None), backend="eager", fullgraph=True)
     assert seen == [None, None, None]
     assert torch.equal(traced(torch.ones(3)), torch.full((3,), 2.0))
-
-
-def test_who_counts_or_fakes_each_operation_follows():
-    t = torch.ones(3)
-    assert not followed(t)
-    for mode in (FlopCounterMode(display=False), FakeTensorMode(allow_non_fake_inputs=True)):
-        with mode:
-            assert followed(t)
-    assert not followed(t)

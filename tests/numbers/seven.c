@@ -1,1 +1,0 @@
-int seven(void) { return 7; }
