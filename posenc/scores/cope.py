@@ -142,29 +142,29 @@ class CountedGates(Term):
             assert state is not None
             gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
         if scores.device.type != "cpu" or torch.compiler.is_compiling():
-            count = _count(gates, mask, 0, scores.shape[-1])
+            count = _count(gates, mask)
             return scores.add_(_at(table, count.clamp(max=table.shape[-1] - 1)))
         return add_parts(scores, _parts(table, gates, mask))
 
 
 def _parts(table: Tensor, gates: Tensor, mask: Tensor | None) -> Iterator[Part]:
-    most, after = table.shape[-1] - 1, None
-    for last in range(gates.shape[-1], 0, -KEYS):
+    most, after, last = table.shape[-1] - 1, None, gates.shape[-1]
+    for part in reversed(gates.split(KEYS, -1)):  # one split: each slice has a gradient as large
         if after is not None and bool((after >= most).all()):
             yield 0, last, table[..., -1:]
             return
-        first = max(0, last - KEYS)
-        count = _count(gates, mask, first, last)
+        first = last - part.shape[-1]
+        count = _count(part, None if mask is None else mask[..., first:last])
         count = count if after is None else count + after
         yield first, last, _at(table, count.clamp(max=most))
-        after = count[..., :1]
+        after, last = count[..., :1], first
 
 
-def _count(gates: Tensor, mask: Tensor | None, first: int, last: int) -> Tensor:
-    """How many gates are open from each key to the one before `last`."""
-    open_gates = gates[..., first:last].sigmoid()
+def _count(gates: Tensor, mask: Tensor | None) -> Tensor:
+    """Return how many gates are open from each key to the last."""
+    open_gates = gates.sigmoid()
     if mask is not None:
-        open_gates = open_gates.masked_fill(~mask[..., first:last], 0)
+        open_gates = open_gates.masked_fill(~mask, 0)
     return open_gates.flip(-1).cumsum(-1).flip(-1)
 
 

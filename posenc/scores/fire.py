@@ -18,7 +18,6 @@ from posenc.numbers.precision import without_autocast
 from posenc.positions import FlatKeys, FlatQueries, distances
 from posenc.terms.dense import Dense
 from posenc.terms.skew import run_distances, shared_run
-from posenc.terms.term import Scores, Shown
 from posenc.terms.tokens import Tokens
 
 
@@ -140,31 +139,31 @@ class Network(Dense):
         units, heads = self.fire.out.weight.shape[::-1]
         return 3 * units / heads
 
-    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+    def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
         fire = self.fire
         followed = torch.is_grad_enabled() and any(p.requires_grad for p in fire.parameters())
         if fire.activation is not F.relu or followed or torch.compiler.is_compiling():
-            return super().add(scores, rows, keys, mask)
+            return super().values(rows, keys)
         share = fire.share(self.q[rows], self.k[keys], self.dtype)
-        return self._in_chunks(scores, share if share.ndim == 3 else share[None])
+        return self._in_chunks(share if share.ndim == 3 else share[None])
 
-    def _in_chunks(self, scores: Tensor, share: Tensor) -> Tensor:
-        """Add the network's output a few rows at a time."""
+    def _in_chunks(self, share: Tensor) -> Tensor:
+        """Return the network's output, computed a few rows at a time."""
         weight, bias = _as(self.fire.hidden, share.dtype)
         out_weight, out_bias = _as(self.fire.out, share.dtype)
         # relu(w s + b) = max(w s, -b) + b, and b goes into the next layer's bias.
         constant = (out_weight @ bias + out_bias)[:, None]
         weight, limit = weight[:, 0, None, None], -bias[:, None, None]
-        rows, keys = scores.shape[-2:]
+        batch, rows, keys = share.shape
+        values = share.new_zeros(batch, len(constant), rows, keys)
         step = max(1, self.HIDDEN_BYTES // max(1, len(bias) * keys * share.element_size()))
-        for index, each in enumerate(share):
-            mine = scores if len(share) == 1 else scores[index, None]
+        for index in range(batch):
             for start in range(0, rows, step):
-                part = each[start : start + step]
-                hidden = torch.maximum(weight * part, limit)
-                added = torch.addmm(constant, out_weight, hidden.flatten(1))
-                mine[:, :, start : start + len(part)].add_(added.unflatten(1, part.shape))
-        return scores
+                part = share[index, start : start + step]
+                hidden = (weight * part).clamp_(min=limit).flatten(1)
+                out = torch.addmm(constant, out_weight, hidden).unflatten(1, part.shape)
+                values[index, :, start : start + len(part)] = out
+        return values
 
 
 def _as(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from posenc.numbers.heads import for_every_head
 from posenc.numbers.precision import at_least_float32, without_autocast
 
 ROWS, BYTES = 128, 8 * 2**20
-"""Queries whose scores are materialized at once, fewer where these take more bytes."""
+"""Queries whose scores are materialized at once, and bytes that those of some heads may take."""
 KEYS = 4096
 """Keys that torch's backward kernel sees at once: its results are copies."""
 
@@ -74,21 +74,20 @@ def _gradients(
     q, k, v = flash.same_width(q, k, v)
     _, grad, out = flash.same_width(q, grad, out) if v_dim < width else (q, grad, out)
     grad, out = flash.adjacent(grad), flash.adjacent(out)
-    d_qs, d_k, d_v = [], *(torch.zeros(t.shape, dtype=wide, device=t.device) for t in (k, v))
+    d_q, d_k, d_v = (torch.zeros(t.shape, dtype=wide, device=t.device) for t in (q, k, v))
     for strip in strips:
         rows = slice(strip.start, strip.stop)
         reverse = [t[:, :, rows].flip(2) for t in (grad, q, out, lse)]
-        d_rows = torch.zeros_like(reverse[1], dtype=wide)
         for first in range(strip.first, strip.last, KEYS):
             part = strip._replace(first=first, last=min(first + KEYS, strip.last))
             keys, bias = slice(part.first, part.last), reversed_bias(row, q.shape[2], part)
-            mine, theirs = (reverse[0], reverse[1]), (k[:, :, keys], v[:, :, keys])
-            more = flash.gradients(*mine, *theirs, reverse[2], reverse[3], bias, scale)
-            d_rows += more[0]
-            d_k[:, :, keys] += more[1]
-            d_v[:, :, keys] += more[2]
-        d_qs.append(d_rows.flip(2))
-    return torch.cat(d_qs, 2)[..., :width], d_k[..., :width], d_v[..., :v_dim], None
+            theirs = k[:, :, keys], v[:, :, keys]
+            found = flash.gradients(*reverse[:2], *theirs, *reverse[2:], bias, scale)
+            d_q[:, :, rows] += found[0].flip(2)
+            d_k[:, :, keys] += found[1]
+            d_v[:, :, keys] += found[2]
+            del found  # else it takes its memory beside the next part's
+    return d_q[..., :width], d_k[..., :width], d_v[..., :v_dim], None
 
 
 def _all_gradients(
@@ -97,36 +96,54 @@ def _all_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v and the row by plain products. That of the row sums those of
     the scores along their diagonals in a fixed order: the same bits from run to run."""
-    wide, (batch, heads, q_len, _) = row.dtype, q.shape
-    k, v = k.to(wide), v.to(wide)
-    d_qs, d_k, d_v, d_row = [], torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(row)
-    for strip in _finer(strips, batch * heads * row.element_size()):
-        start, stop, first, last = strip
-        rows, keys = stop - start, last - first
-        queries, grads = (t[:, :, start:stop].flip(2).to(wide) for t in (q, grad))
-        k_part, v_part = k[:, :, first:last], v[:, :, first:last]
-        bias = reversed_bias(row, q_len, strip)
-        scores = (queries * scale) @ k_part.mT
-        # Normalised here: far from the start the log-sum-exp is too coarse for weights that sum to
-        # one.
-        weights = torch.softmax(scores.add_(bias), -1)
-        weights = _without_blind_rows(weights, bias)
-        d_v[:, :, first:last] += weights.mT @ grads
-        d_scores = (grads @ v_part.mT).mul_(weights)
-        # The sum is of these weights, not of the rounded output: what all keys share must cancel.
-        d_scores.addcmul_(weights, d_scores.sum(-1, keepdim=True), value=-1)
-        if grad_lse is not None:
-            d_scores.addcmul_(weights, grad_lse[:, :, start:stop, None].flip(2).to(wide))
-        # Row i of the sheared buffer has row i of d_scores shifted right by i, so that diagonals
-        # are columns.
-        sheared = torch.zeros(heads, rows, rows + keys, dtype=wide, device=row.device)
-        diagonal = (rows * (rows + keys), rows + keys + 1, 1)
-        sheared.as_strided((heads, rows, keys), diagonal).copy_(d_scores.sum(0))
-        offset = q_len - stop + first
-        d_row[:, offset : offset + rows + keys - 1] += sheared.sum(1)[:, :-1]
-        d_qs.append((d_scores @ k_part).mul_(scale).flip(2))
-        d_k[:, :, first:last] += d_scores.mT @ queries
-    return torch.cat(d_qs, 2), d_k.mul_(scale), d_v, d_row
+    d_q, d_k, d_v, d_row = (torch.zeros_like(t, dtype=row.dtype) for t in (q, k, v, row))
+    size = q.shape[0] * ROWS * k.shape[2] * row.element_size()
+    at_once = max(1, BYTES // size)  # heads whose scores of a strip are materialized
+    for first in range(0, q.shape[1], at_once):
+        mine = slice(first, first + at_once)
+        for strip in _finer(strips):
+            _add_gradients(
+                [t[:, mine] for t in (q, k, v, grad)],
+                row[mine],
+                None if grad_lse is None else grad_lse[:, mine],
+                scale,
+                strip,
+                [d_q[:, mine], d_k[:, mine], d_v[:, mine], d_row[mine]],
+            )
+    return d_q, d_k, d_v, d_row
+
+
+def _add_gradients(
+    tensors: list[Tensor], row: Tensor, grad_lse: Tensor | None, scale: float, strip: Strip,
+    into: list[Tensor],
+) -> None:  # fmt: skip
+    """Add what one strip of queries gives to the gradients of q, k, v and the row."""
+    (start, stop, first, last), wide, q_len = strip, row.dtype, tensors[0].shape[2]
+    rows, keys = slice(start, stop), slice(first, last)
+    queries, grads = (tensors[i][:, :, rows].flip(2).to(wide) for i in (0, 3))
+    k, v = (tensors[i][:, :, keys].to(wide) for i in (1, 2))
+    d_q, d_k, d_v, d_row = into
+    bias = reversed_bias(row, q_len, strip)
+    # Normalised here: far from the start the log-sum-exp is too coarse for weights that sum to one.
+    weights = torch.softmax(((queries * scale) @ k.mT).add_(bias), -1)
+    weights = _without_blind_rows(weights, bias)
+    d_v[:, :, keys] += weights.mT @ grads
+    d_scores = (grads @ v.mT).mul_(weights)
+    # The sum is of these weights, not of the rounded output: what all keys share must cancel.
+    d_scores.addcmul_(weights, d_scores.sum(-1, keepdim=True), value=-1)
+    if grad_lse is not None:
+        d_scores.addcmul_(weights, grad_lse[:, :, rows, None].flip(2).to(wide))
+    del weights
+    d_q[:, :, rows] += (d_scores @ k).mul_(scale).flip(2)
+    d_k[:, :, keys] += (d_scores.mT @ queries).mul_(scale)
+    # Row i of the sheared buffer has row i of d_scores shifted right by i, so that diagonals are
+    # columns.
+    heads, count, width = len(row), stop - start, last - first
+    sheared = torch.zeros(heads, count, count + width, dtype=wide, device=row.device)
+    diagonal = (count * (count + width), count + width + 1, 1)
+    sheared.as_strided((heads, count, width), diagonal).copy_(d_scores.sum(0))
+    offset = q_len - stop + first
+    d_row[:, offset : offset + count + width - 1] += sheared.sum(1)[:, :-1]
 
 
 def _without_blind_rows(weights: Tensor, bias: Tensor) -> Tensor:
@@ -135,11 +152,11 @@ def _without_blind_rows(weights: Tensor, bias: Tensor) -> Tensor:
     return weights.masked_fill_(blind, 0) if bool(blind.any()) else weights
 
 
-def _finer(strips: list[Strip], row_bytes: int) -> list[Strip]:
-    """Return the same pairs in strips small enough for materialized scores."""
+def _finer(strips: list[Strip]) -> list[Strip]:
+    """Return the same pairs in strips of at most ROWS queries."""
     finer = []
     for strip in strips:
-        rows = min(ROWS, max(16, BYTES // (row_bytes * (strip.last - strip.first))))
-        for start in range(strip.start, strip.stop, rows):
-            finer.append(strip._replace(start=start, stop=min(start + rows, strip.stop)))
+        for start in range(strip.start, strip.stop, ROWS):
+            stop = min(start + ROWS, strip.stop)
+            finer.append(strip._replace(start=start, stop=stop))
     return finer

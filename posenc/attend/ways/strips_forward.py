@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from posenc.attend.ways import flash
@@ -44,25 +43,37 @@ def forward(
     q, k, v = flash.same_width(q, k, v)
     row = row.contiguous()
 
-    def attend(queries: Tensor, strip: Strip) -> tuple[Tensor, Tensor]:
-        keys, bias = slice(strip.first, strip.last), reversed_bias(row, q_len, strip)
-        return flash.attend(queries, k[:, :, keys], v[:, :, keys], bias, scale)
+    # Heads inside tokens, so that joining heads later costs no copy.
+    out = q.new_zeros(len(q), q_len, q.shape[1], q.shape[3]).transpose(1, 2)
+    lse = row.new_zeros(q.shape[:3])
+    for group in groups:
+        _run(q, k, v, row, scale, group, out, lse)
+    return out[..., :v_dim], lse
 
-    outs, lses = [], []
-    for strips, shared in groups:
-        begin, end = strips[0].start, strips[-1].stop
-        queries = q[:, :, begin:end].flip(2)
-        common = None if shared is None else attend(queries, shared)
-        for strip in strips:
-            own = slice(end - strip.stop, end - strip.start)
-            parts, spans = [], [(strip.first, strip.last)]
-            if common is not None and shared is not None:
-                parts = [(common[0][:, :, own], common[1][:, :, own])]
-                spans = [(strip.first, shared.first), (shared.last, strip.last)]
-            for first, last in spans:
-                if first < last:
-                    parts.append(attend(queries[:, :, own], Strip(*strip[:2], first, last)))
-            out, lse = flash.join(parts)
-            outs.append(out.flip(2))
-            lses.append(lse.flip(2))
-    return torch.cat(outs, 2)[..., :v_dim], torch.cat(lses, 2)
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float, group: Group, out: Tensor,
+    lse: Tensor,
+) -> None:  # fmt: skip
+    """Write the results of a group's queries into out and lse."""
+    strips, shared = group
+    begin, end, q_len = strips[0].start, strips[-1].stop, q.shape[2]
+    queries = q[:, :, begin:end].flip(2)
+
+    def attend(own: slice, strip: Strip) -> tuple[Tensor, Tensor]:
+        keys, bias = slice(strip.first, strip.last), reversed_bias(row, q_len, strip)
+        return flash.attend(queries[:, :, own], k[:, :, keys], v[:, :, keys], bias, scale)
+
+    common = None if shared is None else attend(slice(None), shared)
+    for strip in strips:
+        own = slice(end - strip.stop, end - strip.start)
+        parts, spans = [], [(strip.first, strip.last)]
+        if common is not None and shared is not None:
+            parts = [(common[0][:, :, own], common[1][:, :, own])]
+            spans = [(strip.first, shared.first), (shared.last, strip.last)]
+        for first, last in spans:
+            if first < last:
+                parts.append(attend(own, Strip(*strip[:2], first, last)))
+        found, found_lse = flash.join(parts)
+        out[:, :, strip.start : strip.stop] = found.flip(2)
+        lse[:, :, strip.start : strip.stop] = found_lse.flip(2)
