@@ -60,7 +60,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         first, second = wide[..., 0::2], wide[..., 1::2]
     else:
         first, second = wide.chunk(2, dim=-1)
-    a, b = first * cos - second * sin, second * cos + first * sin
+    a = torch.addcmul(first * cos, second, sin, value=-1)
+    b = torch.addcmul(second * cos, first, sin)
     out = torch.stack([a, b], -1).flatten(-2) if interleaved else torch.cat([a, b], -1)
     out = out.to(x.dtype)
     return out if rotary_dim == x.shape[-1] else torch.cat([out, x[..., rotary_dim:]], dim=-1)
@@ -133,12 +134,13 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
 
 
 def _turn_neighbours(x: Tensor, factor: Tensor, _: Tensor) -> Tensor:
-    """x_2t + i x_2t+1 times cos + i sin."""
+    """Multiply x[2t] + i x[2t+1] by cos + i sin."""
     turned = torch.complex(x[..., 0::2], x[..., 1::2]) * factor
     return torch.view_as_real(turned).reshape(x.shape)
 
 
 def _turn_halves(x: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
+    """Turn pairs (t, t + pairs); cos_twice has a cosine for both channels of a pair."""
     turned, pairs = x * cos_twice, sin.shape[-1]
     turned[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
     turned[..., pairs:].addcmul_(x[..., :pairs], sin)
