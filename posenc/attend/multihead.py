@@ -179,7 +179,7 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q from x, k and v from source, each (batch, heads, len, head_dim)."""
+        """Return q from x, k and v from source, each (batch, heads, len, head_dim)."""
         q = self._heads(x if self.q_proj is None else self.q_proj(x))
         if self.k_proj is not None:
             k = self._heads(self.k_proj(source))
@@ -190,7 +190,7 @@ class Attention(nn.Module):
         return q, k, k if self.v_proj is None else self._heads(self.v_proj(source))
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(batch, len, heads * head_dim) -> (batch, heads, len, head_dim)"""
+        """Split (batch, len, heads * head_dim) into (batch, heads, len, head_dim)."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _check_projections(self, embed_dim: int) -> None:

@@ -23,14 +23,14 @@ def norm_layer(config: DecoderConfig) -> nn.Module:
 
 
 def head_layer(config: DecoderConfig) -> nn.Linear | None:
-    """From hidden states to logits; None where the token embeddings do that too."""
+    """Return the layer from hidden states to logits; None where the token embeddings do that."""
     if config.tie_embeddings:
         return None
     return nn.Linear(config.embed_dim, config.vocab_size, bias=False)
 
 
 def attention_layer(config: DecoderConfig) -> Attention:
-    """Attention of the config's sizes; its encoding comes with each call."""
+    """Return attention of the config's sizes; its encoding comes with each call."""
     return Attention(
         config.embed_dim,
         config.num_heads,
@@ -76,7 +76,7 @@ class FeedForward(nn.Module):
 
 @dataclass(frozen=True)
 class Context:
-    """What the layers of a decoder attend to beside their own tokens."""
+    """Hold what the layers of a decoder attend to in addition to their own tokens."""
 
     hidden: Float[Tensor, "batch context_len embed_dim"]
     positions: Positions
@@ -89,8 +89,13 @@ class Context:
 
 
 class Layer(nn.Module):
-    """Self-attention, attention to a context if `cross`, and a feed-forward, each normed and added
-    to the residual stream."""
+    """Add self-attention, attention to a context if `cross`, and a feed-forward to the residual
+    stream, each with a norm.
+
+    x + f(norm(x)) for norm_position "pre", norm(x + f(x)) for "post"
+
+    Shapes: x (batch, len, embed_dim) -> the same.
+    """
 
     def __init__(self, config: DecoderConfig, *, cross: bool = False) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """A stack of Transformer layers; Encoder and EncoderDecoder are described by it too.
+    """Describe a stack of Transformer layers, for Decoder, Encoder and EncoderDecoder.
 
     Args:
         vocab_size: number of tokens.
@@ -90,7 +90,7 @@ class DecoderConfig:
             object.__setattr__(self, "ffn_dim", width)
 
     def shape(self, train_length: int = 2048, causal: bool = True) -> ModelShape:
-        """What posenc.create needs to build an encoding for this model."""
+        """Return the shape that posenc.create builds an encoding for this model from."""
         return ModelShape(
             self.embed_dim,
             self.num_heads,

@@ -52,7 +52,7 @@ class Decoder(Stack):
         initialise(self, self.config, seed, tied_to=None if self.head else self.last_norm)
 
     def new_caches(self) -> list[KVCache]:
-        """An empty cache for each layer."""
+        """Return an empty cache for each layer."""
         return [KVCache() for _ in self.layers]
 
     def forward(
@@ -64,7 +64,7 @@ class Decoder(Stack):
         mask: Mask | None = None,
         length: int | None = None,
     ) -> Float[Tensor, "batch len vocab_size"]:
-        """Logits of the token after each token.
+        """Return logits of the token after each token.
 
         Args:
             tokens: token ids.

@@ -16,7 +16,7 @@ from posenc.positions import Positions
 
 
 class Encoder(Stack):
-    """Hidden states of tokens that all see one another.
+    """Compute hidden states of tokens that all see one another.
 
     hidden = norm(layers(encoding.embed(tokens)))
 
@@ -56,7 +56,7 @@ class Encoder(Stack):
         mask: Mask | None = None,
         length: int | None = None,
     ) -> Float[Tensor, "batch len embed_dim"]:
-        """Hidden states of the tokens.
+        """Return the hidden states of the tokens.
 
         Args:
             tokens: token ids.

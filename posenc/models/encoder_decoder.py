@@ -112,13 +112,13 @@ class EncoderDecoder(nn.Module):
         positions: Positions | None = None,
         mask: Mask | None = None,
     ) -> Float[Tensor, "batch len vocab_size"]:
-        """Logits of the token after each token; `mask` replaces masks.causal over the target."""
+        """Return logits of the token after each token; `mask` replaces masks.causal there."""
         model = self.given(source, source_positions, source_valid=source_valid)
         return model(tokens, positions, mask=mask)
 
 
 class Conditioned:
-    """A decoder that has read its source: what EncoderDecoder.given returns."""
+    """Continue a source that was read: the decoder that EncoderDecoder.given returns."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Conditioned:
         return self.model.decoder.encoding
 
     def new_caches(self) -> list[KVCache]:
-        """Empty caches: one per layer for its own tokens, then one per layer for the source."""
+        """Return empty caches: one per layer for own tokens, then one per layer for the source."""
         return [KVCache() for _ in range(2 * self.model.config.num_layers)]
 
     def __call__(
@@ -146,7 +146,7 @@ class Conditioned:
         mask: Mask | None = None,
         length: int | None = None,
     ) -> Float[Tensor, "batch len vocab_size"]:
-        """Logits of the token after each token, as Decoder.forward gives them.
+        """Return logits of the token after each token, as Decoder.forward gives them.
 
         tokens may have a multiple of the source's rows: consecutive rows then share a source, as
         beams do.

@@ -19,7 +19,7 @@ from posenc.positions import Positions
 
 
 class LanguageModel(Protocol):
-    """What generate needs: a Decoder, or what EncoderDecoder.given(...) returns."""
+    """Give logits of the next tokens: a Decoder, or what EncoderDecoder.given(...) returns."""
 
     @property
     def encoding(self) -> PositionEncoding: ...
@@ -92,7 +92,7 @@ def generate(
 
 @contextmanager
 def evaluating(model: LanguageModel) -> Iterator[None]:
-    """The model in eval mode inside the block: dropout would draw other words."""
+    """Put the model in eval mode inside the block: dropout would draw other words."""
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     training = [m for m in module.modules() if m.training] if isinstance(module, nn.Module) else []
     try:
@@ -113,7 +113,7 @@ def _sample(
     stop_token: int | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """One token after the other, the likeliest where the temperature is 0."""
+    """Draw one token after the other, the likeliest where the temperature is 0."""
     tokens = writer.tokens
     done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
     for _ in range(max_new_tokens):
@@ -134,7 +134,7 @@ def _sample(
 
 
 class _Writer:
-    """The state of generation: caches, positions, padding, and the logits of the next token."""
+    """Keep the state of generation: caches, positions, padding, logits of the next token."""
 
     def __init__(
         self, model: LanguageModel, tokens: Tensor, valid: Tensor | None, length: int | None

@@ -21,7 +21,9 @@ from posenc.positions import Positions, counted, tensor
 
 
 class Stack(nn.Module):
-    """norm(layers(encoding.embed(x))): hidden states from embedded tokens.
+    """Compute hidden states from embedded tokens.
+
+    hidden = norm(layers(encoding.embed(x)))
 
     An encoding of scope "layer" is copied, with fresh parameters, for every layer.
     """
@@ -37,7 +39,7 @@ class Stack(nn.Module):
 
     @property
     def last_norm(self) -> nn.Module:
-        """The norm whose output leaves the stack."""
+        """Return the norm whose output leaves the stack."""
         return self.layers[-1].ffn_norm if self.norm is None else self.norm  # type: ignore[return-value]
 
     def hidden(
@@ -51,7 +53,7 @@ class Stack(nn.Module):
         context_caches: Sequence[KVCache] | None = None,
         length: int | None = None,
     ) -> Float[Tensor, "batch len embed_dim"]:
-        """Hidden states from embedded tokens x."""
+        """Return hidden states from embedded tokens x, not yet given positions."""
         owner, past = type(self).__name__, caches[0].length if caches else 0
         check_mask(owner, mask, x.shape[0], x.shape[1], past + x.shape[1])
         if positions is None:
@@ -81,7 +83,7 @@ class Stack(nn.Module):
 
 
 def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> PositionEncoding:
-    """The encoding of a whole stack."""
+    """Return the encoding of a whole stack: a copy for each layer where its scope is "layer"."""
     encoding = require_encoding("the model", encoding)
     if encoding.claims.scope == "layer":
         return PerLayer.replicate(encoding, num_layers)

@@ -16,7 +16,7 @@ _RADIANS_PER_UNIT = 2 * math.pi / frequencies.TURN
 
 
 class Angles:
-    """cos and sin of p * inv_freq for integer or real positions p.
+    """Compute cos and sin of p * inv_freq for integer or real positions p.
 
     The angle is reduced to a turn in 64-bit fixed point, where p * turns wraps for free, before
     anything is rounded: cos and sin are right to 1.5e-7 in float32 at every integer position up to
@@ -30,8 +30,11 @@ class Angles:
     def __init__(
         self, inv_freq: Sequence[Decimal | float], axes: Sequence[int] | None = None
     ) -> None:
-        """`axes`: for each frequency the component of a position that it turns with, where
-        positions have a last axis of components."""
+        """Keep the frequencies.
+
+        `axes`: for each frequency the component of a position that it turns with, where positions
+        have a last axis of components.
+        """
         self.inv_freq = tuple(inv_freq)
         self.axes = None if axes is None else tuple(axes)
         self.turns = Constants(frequencies.turns(self.inv_freq))
@@ -44,7 +47,7 @@ class Angles:
     def cos_sin(
         self, positions: Tensor, dtype: torch.dtype = torch.float32, factor: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin times `factor`, each (..., len(inv_freq)), in `dtype`."""
+        """Return cos and sin times `factor`, each (..., len(inv_freq)), in `dtype`."""
         angle = self.reduced(positions)
         cos, sin = angle.cos(), angle.sin()
         if factor != 1:
@@ -52,7 +55,7 @@ class Angles:
         return cos.to(dtype), sin.to(dtype)
 
     def reduced(self, positions: Tensor) -> Tensor:
-        """The angle in radians modulo a turn, float64, (..., len(inv_freq)), within
+        """Return the angle in radians modulo a turn, float64, (..., len(inv_freq)), within
         (-2 pi, 2 pi).
 
         `...` is the shape of `positions`, less its axis of components where `axes` is given.

@@ -15,7 +15,7 @@ from posenc.numbers.precision import at_least_float32
 
 FEW = 1 << 12
 """Numbers in q and k up to which calling an operation costs more than what it does."""
-STRIP = 1 << 17
+STRIP = 1 << 18
 """Numbers rotated at a time on the CPU: all steps between the first read and the last write stay in
 a core's cache."""
 
@@ -60,7 +60,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         first, second = wide[..., 0::2], wide[..., 1::2]
     else:
         first, second = wide.chunk(2, dim=-1)
-    a, b = first * cos - second * sin, second * cos + first * sin
+    a = torch.addcmul(first * cos, second, sin, value=-1)
+    b = torch.addcmul(second * cos, first, sin)
     out = torch.stack([a, b], -1).flatten(-2) if interleaved else torch.cat([a, b], -1)
     out = out.to(x.dtype)
     return out if rotary_dim == x.shape[-1] else torch.cat([out, x[..., rotary_dim:]], dim=-1)
@@ -123,26 +124,38 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     turn = _turn_neighbours if interleaved else _turn_halves
     out = torch.empty_like(x)  # all of it is written below
     out[..., rotary_dim:] = x[..., rotary_dim:]
+    rotated = out[..., :rotary_dim]
+    direct = out.dtype == work and (not interleaved or _has_pairs(rotated))
     step = max(1, STRIP * length // max(1, x.numel()))
     for start in range(0, length, step):
-        tokens = slice(start, start + step)
-        source = x[..., tokens, :rotary_dim].to(work)
-        turned = turn(source, factor[..., tokens, :], sin[..., tokens, :])
-        out[..., tokens, :rotary_dim] = turned
+        span = (-2, start, min(step, length - start))
+        source = x[..., :rotary_dim].narrow(*span).to(work)
+        target = rotated.narrow(*span)
+        result = target if direct else source.new_zeros(source.shape)
+        turn(source, factor.narrow(*span), sin.narrow(*span), result)
+        if not direct:
+            target.copy_(result)
     return out
 
 
-def _turn_neighbours(x: Tensor, factor: Tensor, _: Tensor) -> Tensor:
-    """x_2t + i x_2t+1 times cos + i sin."""
-    turned = torch.complex(x[..., 0::2], x[..., 1::2]) * factor
-    return torch.view_as_real(turned).reshape(x.shape)
+def _turn_neighbours(x: Tensor, factor: Tensor, _: Tensor, out: Tensor) -> None:
+    """Write x_2t + i x_2t+1 times cos + i sin."""
+    x = x if _has_pairs(x) else x.contiguous()
+    x, out = (torch.view_as_complex(t.unflatten(-1, (-1, 2))) for t in (x, out))
+    out.copy_(x).mul_(factor)
 
 
-def _turn_halves(x: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
-    turned, pairs = x * cos_twice, sin.shape[-1]
-    turned[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
-    turned[..., pairs:].addcmul_(x[..., :pairs], sin)
-    return turned
+def _turn_halves(x: Tensor, cos_twice: Tensor, sin: Tensor, out: Tensor) -> None:
+    pairs = sin.shape[-1]
+    out.copy_(x).mul_(cos_twice)
+    out[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
+    out[..., pairs:].addcmul_(x[..., :pairs], sin)
+
+
+def _has_pairs(t: Tensor) -> bool:
+    """True if neighbouring channels can be viewed as one complex number."""
+    even = all(stride % 2 == 0 for stride in (t.storage_offset(), *t.stride()[:-1]))
+    return t.stride(-1) == 1 and even
 
 
 def _work_dtype(x: Tensor, cos: Tensor) -> torch.dtype:

@@ -16,7 +16,7 @@ _RECIPES: dict[str, tuple[int, float, Scaling]] = {}
 
 
 def recipe(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:
-    """The name of these parameters, equal for equal ones."""
+    """Return a name of these parameters, equal for equal ones."""
     key = f"{rotary_dim}, {rope_theta!r}, {scaling!r}"
     _RECIPES[key] = rotary_dim, rope_theta, scaling
     return key
@@ -26,7 +26,7 @@ def recipe(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:
 def cos_sin_at_length(
     positions: Tensor, length: int, key: str, axes: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """float64 cos and sin, (*positions.shape, pairs), times the attention factor at `length`.
+    """Return float64 cos and sin, (*positions.shape, pairs), times the factor at `length`.
 
     `key` is what `recipe` gave.
     `axes`: the component of a position that each pair turns with; empty where there is but one.

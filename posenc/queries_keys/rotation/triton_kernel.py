@@ -21,7 +21,7 @@ def _heads_of(
     out_batch, out_head, out_token, out_channel,
     INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """The given heads of one token, turned by c and s."""
+    """Turn the given heads of one token by c and s."""
     batch, token = row // length, row % length
     pair = tl.arange(0, PAIRS)
     first = pair * 2 if INTERLEAVED else pair
@@ -90,7 +90,7 @@ def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
 
 
 def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
-    """`rotate`, with tables of every token: (batch, 1, len, pairs), of any strides but the last."""
+    """Launch the kernel; tables are (batch, 1, len, pairs), of any strides but the last."""
     outs = [torch.empty_like(x) for x in xs]  # all of each is written by the kernel
     (batch, _, length, head_dim), pairs = xs[0].shape, cos.shape[-1]
     rest = head_dim - 2 * pairs
