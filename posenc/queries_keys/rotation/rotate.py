@@ -15,7 +15,7 @@ from posenc.numbers.precision import at_least_float32
 
 FEW = 1 << 12
 """Numbers in q and k up to which calling an operation costs more than what it does."""
-STRIP = 1 << 18
+STRIP = 1 << 17
 """Numbers rotated at a time on the CPU: all steps between the first read and the last write stay in
 a core's cache."""
 
@@ -125,37 +125,33 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     out = torch.empty_like(x)  # all of it is written below
     out[..., rotary_dim:] = x[..., rotary_dim:]
     rotated = out[..., :rotary_dim]
-    direct = out.dtype == work and (not interleaved or _has_pairs(rotated))
+    direct = out.dtype == work
     step = max(1, STRIP * length // max(1, x.numel()))
     for start in range(0, length, step):
         span = (-2, start, min(step, length - start))
         source = x[..., :rotary_dim].narrow(*span).to(work)
         target = rotated.narrow(*span)
-        result = target if direct else source.new_zeros(source.shape)
-        turn(source, factor.narrow(*span), sin.narrow(*span), result)
+        into = target if direct else None
+        turned = turn(source, factor.narrow(*span), sin.narrow(*span), into)
         if not direct:
-            target.copy_(result)
+            target.copy_(turned)
     return out
 
 
-def _turn_neighbours(x: Tensor, factor: Tensor, _: Tensor, out: Tensor) -> None:
-    """Write x_2t + i x_2t+1 times cos + i sin."""
-    x = x if _has_pairs(x) else x.contiguous()
-    x, out = (torch.view_as_complex(t.unflatten(-1, (-1, 2))) for t in (x, out))
-    out.copy_(x).mul_(factor)
+def _turn_neighbours(x: Tensor, factor: Tensor, _: Tensor, into: Tensor | None) -> Tensor:
+    """Multiply x[2t] + i x[2t+1] by cos + i sin."""
+    turned = torch.complex(x[..., 0::2], x[..., 1::2]) * factor
+    turned = torch.view_as_real(turned).reshape(x.shape)
+    return turned if into is None else into.copy_(turned)
 
 
-def _turn_halves(x: Tensor, cos_twice: Tensor, sin: Tensor, out: Tensor) -> None:
+def _turn_halves(x: Tensor, cos_twice: Tensor, sin: Tensor, into: Tensor | None) -> Tensor:
+    """Turn pairs (t, t + pairs); cos_twice has a cosine for both channels of a pair."""
+    turned = x * cos_twice if into is None else into.copy_(x).mul_(cos_twice)
     pairs = sin.shape[-1]
-    out.copy_(x).mul_(cos_twice)
-    out[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
-    out[..., pairs:].addcmul_(x[..., :pairs], sin)
-
-
-def _has_pairs(t: Tensor) -> bool:
-    """True if neighbouring channels can be viewed as one complex number."""
-    even = all(stride % 2 == 0 for stride in (t.storage_offset(), *t.stride()[:-1]))
-    return t.stride(-1) == 1 and even
+    turned[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
+    turned[..., pairs:].addcmul_(x[..., :pairs], sin)
+    return turned
 
 
 def _work_dtype(x: Tensor, cos: Tensor) -> torch.dtype:
