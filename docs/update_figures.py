@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from posenc.encoding.shape import ModelShape
+from posenc.encodings.base.shape import ModelShape
 from posenc.inspect.encoding import figures
 from posenc.inspect.encoding.scores import decay
-from posenc.registry import create
+from posenc.encodings.registry import create
 from posenc.report.drawing import write_svg
 from posenc.report.page import Plot
 

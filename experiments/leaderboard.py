@@ -37,7 +37,7 @@ from posenc.compare.results import Study
 from posenc.compare.study import STUDY, run_study
 from posenc.compare.trial.config import RECIPE
 from posenc.compare.trial.files import is_done, save_result
-from posenc.encoding.shape import ModelShape
+from posenc.encodings.base.shape import ModelShape
 from posenc.report.atomic import write_atomically
 from posenc.report.failure import RunFailed, Stopped
 from posenc.tasks.known import TEXT

@@ -27,7 +27,7 @@ from posenc.compare.trial.evaluate import score_cases
 from posenc.compare.trial.files import load_result
 from posenc.compare.trial.run_trial import run_trial
 from posenc.compare.trial.train import build_model
-from posenc.scores.t5 import T5Bias
+from posenc.encodings.scores.t5 import T5Bias
 from posenc.tasks.known import task_named
 from posenc.tasks.task import Case
 

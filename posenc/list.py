@@ -42,7 +42,7 @@ def list_encodings(
     """
     if as_json and markdown:
         raise ValueError("posenc list: choose one of --json and --markdown.")
-    from posenc.registry import problems
+    from posenc.encodings.registry import problems
 
     rows, wrong = encodings(names)
     for line in wrong if names else (*problems(), *wrong):
@@ -63,8 +63,8 @@ def encodings(asked: Sequence[str] | None = None) -> tuple[list[dict[str, Any]],
 
     Raises: ValueError where one that was asked for cannot be built.
     """
-    from posenc import registry
-    from posenc.encoding.shape import ModelShape
+    from posenc.encodings import registry
+    from posenc.encodings.base.shape import ModelShape
 
     shape = ModelShape(embed_dim=512, num_heads=8, train_length=2048)
     rows, wrong = [], []

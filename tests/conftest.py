@@ -8,7 +8,7 @@ from tests import shapes
 
 shapes.install()
 
-from posenc.registry import known  # noqa: E402 - after install
+from posenc.encodings.registry import known  # noqa: E402 - after install
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,11 @@ ROOT = Path(__file__).parents[1]
 FACES = {"posenc/__init__.py", "posenc/cli.py"}
 NAMES = ("posenc.__version__", "posenc.encodings", "posenc.json", "posenc.safetensors")
 """What looks like a module and is none: the version, a group of entry points, files."""
-MAX_LOOSE, MAX_LINES = 8, 500
+MAX_LOOSE, MAX_LINES, MAX_MODULES = 8, 500, 12
+HOUSES = ("encodings",)
+"""Rooms whose inner rooms stand on floors of their own."""
+CATALOGUES = ("embeddings", "queries_keys", "scores", "values", "rules", "runtimes")
+"""Folders with one method, rule or runtime a file, however many there are."""
 
 
 def floors_of(document: str) -> list[list[str]]:
@@ -36,8 +41,12 @@ def module_name(path: str) -> str:
 
 
 def room(module: str) -> str:
-    """`queries_keys` for posenc.queries_keys.rope, `posenc` for the package itself."""
-    return module.split(".")[1] if "." in module else module
+    """Return `models` for posenc.models.decoder, `encodings/scores` for posenc.encodings.scores.t5
+    and `posenc` for the package itself."""
+    _, *inner = parts = module.split(".")
+    if not inner:
+        return parts[0]
+    return "/".join(inner[: 2 if inner[0] in HOUSES else 1])
 
 
 def imported(path: str, source: str) -> Iterator[tuple[int, str]]:
@@ -64,7 +73,7 @@ def violations(files: dict[str, str], floors: list[list[str]]) -> list[str]:
     """What breaks the rules, one sentence each."""
     height = {name: -i for i, floor in enumerate(floors) for name in floor}
     modules = {module_name(path) for path in files}
-    rooms = {room(module) for module in modules} - {"posenc"}
+    rooms = {room(module) for module in modules} - {"posenc", *HOUSES}
     found = [f"{name} stands on no floor" for name in sorted(rooms - height.keys())]
     found += [f"no {name} in posenc/" for name in sorted(height.keys() - rooms)]
     for path, source in sorted(files.items()):
@@ -82,6 +91,11 @@ def violations(files: dict[str, str], floors: list[list[str]]) -> list[str]:
                 found.append(f"{path}:{line} imports {name} from the package's face")
             elif here in height and there in height and height[there] >= height[here]:
                 found.append(f"{path}:{line} ({here}) imports {name}, which is not below it")
+    folders = Counter(path.rpartition("/")[0] for path in files if not path.endswith("__init__.py"))
+    for folder, count in sorted(folders.items()):
+        catalogue = folder.rpartition("/")[2] in CATALOGUES
+        if count > MAX_MODULES and folder != "posenc" and not catalogue:
+            found.append(f"{folder} has {count} modules, more than {MAX_MODULES}")
     if (loose := sum(path.count("/") == 1 for path in files)) > MAX_LOOSE:
         found.append(f"{loose} loose files in posenc/, more than {MAX_LOOSE}")
     return found
@@ -149,6 +163,26 @@ def test_a_circle_has_an_arrow_upward():
 def test_a_missing_room_is_seen():
     house = {path: source for path, source in HOUSE.items() if "hf" not in path}
     assert violations(house, FLOORS) == ["no hf in posenc/"]
+
+
+def test_modules_of_a_folder_are_counted_unless_it_is_a_catalogue():
+    files = {f"posenc/hf/f{i}.py": "" for i in range(13)}
+    assert violations({**HOUSE, **files}, FLOORS) == ["posenc/hf has 13 modules, more than 12"]
+    catalogue = {f"posenc/hf/rules/f{i}.py": "" for i in range(13)}
+    assert violations({**HOUSE, **catalogue}, FLOORS) == []
+
+
+def test_inner_rooms_of_the_encodings_have_floors_of_their_own():
+    house = {
+        **HOUSE,
+        "posenc/encodings/__init__.py": "",
+        "posenc/encodings/terms/a.py": "",
+        "posenc/encodings/scores/b.py": "from posenc.encodings.terms import a\n",
+    }
+    floors = [*FLOORS, ["encodings/scores"], ["encodings/terms"]]
+    assert violations(house, floors) == []
+    house["posenc/encodings/terms/a.py"] = "from posenc.encodings.scores import b\n"
+    assert len(violations(house, floors)) == 1
 
 
 def test_loose_files_are_counted():

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from posenc.cli import COMMANDS
-from posenc.registry import parse
+from posenc.encodings.registry import parse
 from posenc.testing import CHECKS, every_check, maker, verdicts
 
 ROOT = Path(__file__).parents[1]
@@ -112,7 +112,11 @@ def test_what_contributing_adds_passes_the_tests(tmp_path):
     """The contract, the registry's promise, their own tests, the linter."""
     follow((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), tmp_path)
     own = [f"tests/test_{name}.py" for name in EXAMPLES]
-    chosen = ["tests/encoding/test_contract.py", "tests/encoding/test_contract_sources.py", *own]
+    chosen = [
+        "tests/encodings/base/test_contract.py",
+        "tests/encodings/base/test_contract_sources.py",
+        *own,
+    ]
     only = ["-q", "-k", " or ".join(EXAMPLES), "-p", "no:cacheprovider"]
     done = run_in(tmp_path, "-m", "pytest", *chosen, *only)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -123,8 +127,8 @@ def test_what_contributing_adds_passes_the_tests(tmp_path):
 
 
 def test_a_mistake_in_what_contributing_adds_is_seen(monkeypatch):
-    name, scope = "posenc.scores.square_root", {}
-    (source,) = blocks("CONTRIBUTING.md", "python file=posenc/scores/square_root.py")
+    name, scope = "posenc.encodings.scores.square_root", {}
+    (source,) = blocks("CONTRIBUTING.md", "python file=posenc/encodings/scores/square_root.py")
     (test,) = blocks("CONTRIBUTING.md", "python file=tests/test_square_root.py")
     assert source.count("abs().sqrt()") == 1
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))

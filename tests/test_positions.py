@@ -8,9 +8,9 @@ from torch._dynamo.testing import CompileCounter
 
 import posenc
 from posenc import Decoder, DecoderConfig, masks
+from posenc.encodings.terms.tokens import Tokens
 from posenc.models.stack import default_positions
 from posenc.positions import as_range, counted, join, same, tensor
-from posenc.terms.tokens import Tokens
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posenc import registry
+from posenc.encodings import registry
 from tests.compare.reports.test_leaderboard import of_text
 from tests.compare.test_tasks import result, study_of
 

@@ -25,14 +25,14 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from posenc import Attention, KVCache, ModelShape, attention, create, masks
-from posenc.embeddings import grow
-from posenc.embeddings.sinusoidal import Sinusoidal
+from posenc.encodings.embeddings import grow
+from posenc.encodings.embeddings.sinusoidal import Sinusoidal
+from posenc.encodings.queries_keys.rope import RoPE
+from posenc.encodings.queries_keys.rope_scaling import DynamicNTK, LongRoPE, YaRN, rope_frequencies
+from posenc.encodings.queries_keys.xpos import XPos
+from posenc.encodings.scores.alibi import ALiBi
+from posenc.encodings.scores.t5 import T5Bias
 from posenc.positions import positions_from_mask
-from posenc.queries_keys.rope import RoPE
-from posenc.queries_keys.rope_scaling import DynamicNTK, LongRoPE, YaRN, rope_frequencies
-from posenc.queries_keys.xpos import XPos
-from posenc.scores.alibi import ALiBi
-from posenc.scores.t5 import T5Bias
 from posenc.testing.harness import turned
 
 SHAPE = ModelShape(embed_dim=32, num_heads=4, train_length=16)

@@ -14,10 +14,10 @@ from posenc.attend.cache import KVCache
 from posenc.attend.choose import choose, others
 from posenc.attend.problem import Problem
 from posenc.attend.request import Request
-from posenc.encoding.arguments import alike
-from posenc.encoding.base import PositionEncoding, require_encoding
+from posenc.encodings.base.arguments import alike
+from posenc.encodings.base.base import PositionEncoding, require_encoding
+from posenc.encodings.numbers.precision import at_least_float32
 from posenc.masks import Mask
-from posenc.numbers.precision import at_least_float32
 from posenc.positions import KeyPositions, QueryPositions
 
 

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.encoding.arguments import alike
-from posenc.encoding.base import PositionEncoding
+from posenc.encodings.base.arguments import alike
+from posenc.encodings.base.base import PositionEncoding
 from posenc.positions import join, tensor
 
 

@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encoding.boundary import check_vectors
-from posenc.numbers.precision import at_least_float32
+from posenc.encodings.base.boundary import check_vectors
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.queries_keys.rope import RoPE
+from posenc.encodings.queries_keys.rotation.base import Rotation
 from posenc.positions import Positions
-from posenc.queries_keys.rope import RoPE
-from posenc.queries_keys.rotation.base import Rotation
 
 
 def elu_feature(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

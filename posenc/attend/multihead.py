@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache, check_cache
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_dtype, check_embedded, check_encoding
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.boundary import check_dtype, check_embedded, check_encoding
 from posenc.masks import Mask
 from posenc.positions import join, tensor
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posenc.encoding.base import PositionEncoding, check_heads
+from posenc.encodings.base.base import PositionEncoding, check_heads
+from posenc.encodings.numbers.heads import grouped_matmul
+from posenc.encodings.numbers.precision import at_least_float32, without_autocast
+from posenc.encodings.numbers.tracking import transformed
+from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.term import Term
+from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask
-from posenc.numbers.heads import grouped_matmul
-from posenc.numbers.precision import at_least_float32, without_autocast
-from posenc.numbers.tracking import transformed
 from posenc.positions import as_range, same
-from posenc.terms.dense import Dense
-from posenc.terms.term import Term
-from posenc.terms.tokens import Tokens
 
 
 @dataclass(frozen=True)

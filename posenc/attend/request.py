@@ -9,14 +9,14 @@ from torch import Tensor
 
 from posenc.attend.cache import KVCache, check_cache
 from posenc.attend.problem import Known, Problem
-from posenc.encoding.base import Pass, PositionEncoding
-from posenc.encoding.boundary import check_encoding, check_vectors
-from posenc.encoding.placed import check_positions
+from posenc.encodings.base.base import Pass, PositionEncoding
+from posenc.encodings.base.boundary import check_encoding, check_vectors
+from posenc.encodings.base.placed import check_positions
+from posenc.encodings.numbers.heads import for_every_head
+from posenc.encodings.numbers.precision import without_autocast
+from posenc.encodings.terms.tokens import Tokens
 from posenc.masks import Mask, check_mask
-from posenc.numbers.heads import for_every_head
-from posenc.numbers.precision import without_autocast
 from posenc.positions import counted, goes_back
-from posenc.terms.tokens import Tokens
 
 _OWNER = "attention"
 _PACKED = (

@@ -16,10 +16,10 @@ from posenc.attend.multihead import Attention
 from posenc.bench import peers
 from posenc.bench.cases import Case
 from posenc.bench.measure import Call, live_bytes
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.shape import ModelShape
-from posenc.queries_keys.rope import RoPE
-from posenc.registry import create
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.queries_keys.rope import RoPE
+from posenc.encodings.registry import create
 
 
 def attention_calls(case: Case, with_peers: bool) -> dict[str, Call]:

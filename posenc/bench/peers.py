@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.bench.cases import Case
-from posenc.encoding.base import PositionEncoding
+from posenc.encodings.base.base import PositionEncoding
 
 THETA = 10_000.0
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.embeddings import grow
+from posenc.encodings.embeddings import grow
 
 BERT = ("embeddings.position_embeddings", "max_position_embeddings", 0, 0)
 AFTER_PADDING = ("embeddings.position_embeddings", "max_position_embeddings", None, None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from posenc.encoding.shape import ModelShape
+from posenc.encodings.base.shape import ModelShape
 from posenc.inspect.encoding.sheet import SpecSheet
 from posenc.report.atomic import check_figures
 from posenc.report.page import Page

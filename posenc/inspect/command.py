@@ -137,7 +137,7 @@ def inspect(
 
         claims_command.run(as_json)
         return
-    from posenc.encoding.shape import ModelShape
+    from posenc.encodings.base.shape import ModelShape
     from posenc.inspect.encoding.command import run
 
     width = head_dim * num_heads
@@ -147,8 +147,8 @@ def inspect(
 
 def _kind(name: str) -> str:
     """Return what a name means: "claims", "encoding", "module" (a foreign one) or "folder"."""
-    from posenc.registry import names, parse
-    from posenc.registry.code import find, is_encoding
+    from posenc.encodings.registry import names, parse
+    from posenc.encodings.registry.code import find, is_encoding
 
     if name == "claims":
         return "claims"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from posenc.registry import create
+from posenc.encodings.registry import create
 from posenc.report.console import print_table, stdout
 from posenc.report.failure import RunFailed
 from posenc.report.progress import tell

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
+from posenc.encodings.numbers.frequencies import DIGIT_BITS, PART_BITS, digit_turns
 from posenc.keras.layer import ops
-from posenc.numbers.frequencies import DIGIT_BITS, PART_BITS, digit_turns
 
 PHASE_BITS = 30
 QUARTER = 1 << (PHASE_BITS - 2)

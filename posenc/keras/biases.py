@@ -7,14 +7,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from posenc.keras.layer import PositionLayer, distances, ops, token_positions, wide
-from posenc.numbers.biases import (
+from posenc.encodings.numbers.biases import (
     KERPLE_LOW,
     KERPLE_POWER_HIGH,
     KERPLE_STARTS,
     alibi_heads,
     t5_edges,
 )
+from posenc.keras.layer import PositionLayer, distances, ops, token_positions, wide
 
 
 class ScoreBias(PositionLayer):

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from posenc.encodings.numbers.growth import check_hierarchical, source_rows
 from posenc.keras.layer import (
     PositionLayer,
     known,
@@ -15,7 +16,6 @@ from posenc.keras.layer import (
     token_positions,
     wide,
 )
-from posenc.numbers.growth import check_hierarchical, source_rows
 
 GROWTHS = (None, "interpolate", "hierarchical")
 
@@ -32,7 +32,7 @@ class LearnedPositionEmbedding(PositionLayer):
     Args:
         max_positions: rows of the table.
         growth: None; "interpolate": read between the rows; "hierarchical": Su's two digits in base
-            max_positions, which keep the first rows as they are. See posenc.embeddings.grow.
+            max_positions, which keep the first rows as they are (encodings.embeddings.grow).
         num_positions: how many positions the grown table serves; where growth is None, it is
             max_positions.
         align_corners: for "interpolate", which has no default.

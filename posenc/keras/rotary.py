@@ -8,10 +8,10 @@ from typing import Any
 
 import keras
 
+from posenc.encodings.numbers.frequencies import inverse_frequencies
+from posenc.encodings.queries_keys.rope_scaling import SCALINGS, Scaling, rope_frequencies
 from posenc.keras.angles import Phases
 from posenc.keras.layer import PositionLayer, ops, token_positions, wide
-from posenc.numbers.frequencies import inverse_frequencies
-from posenc.queries_keys.rope_scaling import SCALINGS, Scaling, rope_frequencies
 
 
 @keras.saving.register_keras_serializable(package="posenc")
@@ -25,8 +25,8 @@ class RotaryEmbedding(PositionLayer):
         interleaved: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2). Checkpoints of one layout
             are wrong in the other, so there is no default.
         rotary_dim: rotate only the first channels, with the whole spectrum; None means all.
-        scaling: one of posenc.queries_keys.rope_scaling, as an object or as {"name": "yarn",
-            "factor": 4.0, ...}.
+        scaling: one of posenc.encodings.queries_keys.rope_scaling, as an object or as
+            {"name": "yarn", "factor": 4.0, ...}.
 
     Call: x (batch, seq_len, head_dim) or (batch, seq_len, heads, head_dim), positions (seq_len) or
     (batch, seq_len), by default start_index, start_index + 1, ... -> like x. `length`, the current

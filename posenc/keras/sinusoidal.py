@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
+from posenc.encodings.numbers.frequencies import sinusoidal_frequencies
 from posenc.keras.angles import Phases
 from posenc.keras.layer import PositionLayer, ops, token_positions, wide
-from posenc.numbers.frequencies import sinusoidal_frequencies
 
 
 @keras.saving.register_keras_serializable(package="posenc")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc.attend.cache import KVCache
 from posenc.attend.multihead import Attention
-from posenc.encoding.base import PositionEncoding
+from posenc.encodings.base.base import PositionEncoding
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.positions import Positions

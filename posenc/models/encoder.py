@@ -6,8 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc import masks
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_tokens
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.boundary import check_tokens
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from posenc import masks
 from posenc.attend.cache import KVCache
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_tokens
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.boundary import check_tokens
 from posenc.masks import Mask
 from posenc.models.blocks import Context, head_layer
 from posenc.models.config import DecoderConfig

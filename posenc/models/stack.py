@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.attend.cache import KVCache
-from posenc.encoding.base import PositionEncoding, require_encoding
-from posenc.encoding.boundary import check_embedded
-from posenc.encoding.per_layer import PerLayer
+from posenc.encodings.base.base import PositionEncoding, require_encoding
+from posenc.encodings.base.boundary import check_embedded
+from posenc.encodings.base.per_layer import PerLayer
 from posenc.masks import Mask, check_mask
 from posenc.models.blocks import Context, Layer, norm_layer
 from posenc.models.config import DecoderConfig

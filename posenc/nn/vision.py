@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.attend.attention import attention
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.boundary import check_encoding
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.boundary import check_encoding
 from posenc.masks import Mask, causal
 from posenc.models.stack import one_per_model
 from posenc.positions import counted, grid, tensor

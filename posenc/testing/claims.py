@@ -8,7 +8,7 @@ from torch import Tensor
 from posenc import masks
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache
-from posenc.encoding.base import PositionEncoding
+from posenc.encodings.base.base import PositionEncoding
 from posenc.testing.harness import (
     LENGTH,
     SHAPE,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.shape import ModelShape
-from posenc.terms.tokens import Tokens
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.terms.tokens import Tokens
 from posenc.testing import layer as probe
 from posenc.testing.layer import Layer, tokens
 

@@ -9,9 +9,9 @@ from posenc import masks
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache
 from posenc.attend.multihead import Attention
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.per_layer import PerLayer
-from posenc.encoding.shape import ModelShape
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.per_layer import PerLayer
+from posenc.encodings.base.shape import ModelShape
 from posenc.masks import Mask
 
 

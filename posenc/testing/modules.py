@@ -8,8 +8,8 @@ import re
 import torch
 
 from posenc import masks
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.shape import ModelShape
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.shape import ModelShape
 from posenc.testing.harness import (
     SHAPE,
     Layer,

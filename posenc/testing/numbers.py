@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from posenc import masks
 from posenc.attend.attention import attention
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.shape import ModelShape
-from posenc.queries_keys.xpos import XPos
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.queries_keys.xpos import XPos
 from posenc.testing.harness import LENGTH, SHAPE, Make, build, heads, hidden, layer, room, tokens
 
 ROUNDINGS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}

@@ -9,7 +9,7 @@ from posenc.attend.attention import explain
 from posenc.attend.choose import choose
 from posenc.attend.problem import Problem
 from posenc.attend.request import Request
-from posenc.terms.tokens import Tokens
+from posenc.encodings.terms.tokens import Tokens
 
 HEADS, WIDTH, LENGTH = 4, 8, 300
 

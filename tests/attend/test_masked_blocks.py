@@ -10,8 +10,8 @@ import torch
 import posenc
 from posenc import masks
 from posenc.attend.ways import blocks
-from posenc.terms.dense import Dense
-from posenc.terms.term import Term
+from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.term import Term
 
 HEADS, WIDTH, LENGTH = 4, 8, 150
 NAMES = ("fire", "deberta", "transformer_xl", "inkling", "t5+fire", "shaw", "rope+shaw")

@@ -14,7 +14,7 @@ from posenc import masks
 from posenc.attend import choose
 from posenc.attend.choose import WAYS
 from posenc.attend.ways import blocks, key_rows, reference, sdpa, strips, strips_backward
-from posenc.encoding import distance_bias
+from posenc.encodings.base import distance_bias
 
 HEADS, KV_HEADS, HEAD_DIM, EMBED = 4, 2, 16, 64
 IMPLS = [n for n in WAYS if n not in ("reference", "flex")]

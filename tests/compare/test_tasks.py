@@ -22,7 +22,7 @@ from posenc.compare.trial import train
 from posenc.compare.trial.config import TrialConfig, read_trial, write_trial
 from posenc.compare.trial.evaluate import score_cases
 from posenc.compare.trial.forward import answers, positions_for, target_loss
-from posenc.registry import create
+from posenc.encodings.registry import create
 from posenc.tasks.grid import places
 from posenc.tasks.known import TASKS
 from posenc.tasks.task import Batch, Case

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from posenc import extend as hf
+from posenc.encodings.queries_keys.rope_scaling import LongRoPE, Proportional
 from posenc.extend.options import Options
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
@@ -16,7 +17,6 @@ from posenc.hf.rope.apply import applied, other_frequencies, rotary_frequencies
 from posenc.hf.rope.settings import RopeSetting
 from posenc.inspect.checkpoint.positions import Rotation
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
-from posenc.queries_keys.rope_scaling import LongRoPE, Proportional
 from posenc.report.failure import RunFailed
 from tests.hf_models import COMMON, LENGTH, save
 

@@ -13,10 +13,10 @@ from keras import ops
 
 import posenc
 from posenc import keras as pk
-from posenc.embeddings import grow
+from posenc.encodings.embeddings import grow
+from posenc.encodings.numbers import frequencies
+from posenc.encodings.queries_keys import rope_scaling as s
 from posenc.keras.angles import Phases
-from posenc.numbers import frequencies
-from posenc.queries_keys import rope_scaling as s
 from tests.golden_values import cases
 from tests.keras_layers.common import (
     array,

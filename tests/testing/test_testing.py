@@ -11,7 +11,7 @@ import pytest
 
 import posenc
 from posenc import testing
-from tests.encoding.planted import NamesNoPaper, NeedsAMask, Rotary
+from tests.encodings.base.planted import NamesNoPaper, NeedsAMask, Rotary
 
 SUITE = """\
 import posenc

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash, reference
 from posenc.attend.ways.cost import Cost, dense_bytes
-from posenc.numbers.precision import without_autocast
+from posenc.encodings.numbers.precision import without_autocast
 
 BLOCK_BYTES, MOST_BYTES = 2 * 2**20, 8 * 2**20
 """Bytes of one block's scores where it has at least `ROWS` queries, and where it has fewer. Larger

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from posenc.attend.problem import Problem
 from posenc.attend.ways.cost import Cost
-from posenc.numbers.precision import without_autocast
-from posenc.terms.term import ScoreMod
+from posenc.encodings.numbers.precision import without_autocast
+from posenc.encodings.terms.term import ScoreMod
 
 BLOCK = 128
 """FlexAttention's block of queries and of keys."""

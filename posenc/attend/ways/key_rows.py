@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from posenc.attend.problem import Problem
 from posenc.attend.ways import flash
 from posenc.attend.ways.twice import dense_gradients
-from posenc.numbers.heads import for_every_head
-from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.encodings.numbers.heads import for_every_head
+from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 
 ROWS, STEEP_ROWS = 512, 128
 """Queries that share a row: fewer where the terms fall by more than 64 on the way, as large numbers

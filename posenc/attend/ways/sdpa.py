@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from posenc.attend.problem import Problem
 from posenc.attend.ways import key_rows, strips, strips_backward
 from posenc.attend.ways.cost import Cost, scores_bytes
-from posenc.numbers.precision import without_autocast
+from posenc.encodings.numbers.precision import without_autocast
 
 MASKED_ROWS = 256
 """Queries that share one mask written out."""

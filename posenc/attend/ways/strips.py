@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from posenc.attend.problem import Problem
 from posenc.attend.ways.strips_backward import Strips
 from posenc.attend.ways.strips_forward import Group, Strip, forward
-from posenc.encoding.base import check_heads
-from posenc.numbers.precision import at_least_float32
+from posenc.encodings.base.base import check_heads
+from posenc.encodings.numbers.precision import at_least_float32
 
 ROWS = 256
 """Queries per strip: what a causal mask hides of a strip is computed all the same."""

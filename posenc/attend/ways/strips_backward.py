@@ -10,8 +10,8 @@ from torch import Tensor
 from posenc.attend.ways import flash
 from posenc.attend.ways.strips_forward import Group, Strip, forward, reversed_bias
 from posenc.attend.ways.twice import dense_gradients
-from posenc.numbers.heads import for_every_head
-from posenc.numbers.precision import at_least_float32, without_autocast
+from posenc.encodings.numbers.heads import for_every_head
+from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 
 ROWS, BYTES = 128, 8 * 2**20
 """Queries whose scores are materialized at once, and bytes that those of some heads may take."""

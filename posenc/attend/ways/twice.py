@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posenc.numbers.heads import grouped_matmul
+from posenc.encodings.numbers.heads import grouped_matmul
 
 
 def dense_gradients(

@@ -14,9 +14,9 @@ from posenc.compare.trial.material import shape_length, task_of, train_tokens, v
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.train import shape_of
 from posenc.compare.trial.windows import HELD_OUT_BYTES
-from posenc.encoding.base import PositionEncoding
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.registry import create, parse
 from posenc.models import DecoderConfig
-from posenc.registry import create, parse
 from posenc.report import machine
 from posenc.report.bounds import check_memory, check_time
 from posenc.report.progress import clock

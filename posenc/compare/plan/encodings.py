@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from posenc.compare.trial.effective_spec import code_of
-from posenc.registry import SpecError, parse
-from posenc.registry.known import entry, names, portable
-from posenc.registry.spec import Option, Part, Spec
+from posenc.encodings.registry import SpecError, parse
+from posenc.encodings.registry.known import entry, names, portable
+from posenc.encodings.registry.spec import Option, Part, Spec
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from posenc.compare.plan.splits import Cut, Need, cut_text
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.material import content_hash
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
-from posenc.encoding.shape import ModelShape
-from posenc.registry import create
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.registry import create
 from posenc.report import machine
 from posenc.report.atomic import check_figures
 from posenc.tasks.known import TASKS, TEXT, task_named

@@ -6,11 +6,11 @@ import dataclasses
 import inspect
 from typing import Any
 
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.shape import ModelShape
-from posenc.registry import entry, parse
-from posenc.registry.build import class_of_part
-from posenc.registry.content import hash_of
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.registry import entry, parse
+from posenc.encodings.registry.build import class_of_part
+from posenc.encodings.registry.content import hash_of
 
 AXES = "components of a position"
 """A key of the spec of an encoding that has several."""

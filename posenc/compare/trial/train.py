@@ -21,10 +21,10 @@ from posenc.compare.trial.forward import target_loss
 from posenc.compare.trial.material import shape_length, task_of, vocabulary_of
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.windows import batch_of, valid_windows
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.shape import ModelShape
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.registry import create
 from posenc.models import DecoderConfig
-from posenc.registry import create
 
 ENCODING_LR = 20.0
 """How many times faster than the model an encoding's tables and scalars learn. Its linear layers

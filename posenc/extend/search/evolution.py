@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from posenc.encodings.queries_keys import rope_scaling as rs
 from posenc.extend.measure.losses import Reader
 from posenc.extend.restart import identity, read_sealed, write_sealed
 from posenc.extend.search.genome import Genome, monotone
@@ -19,7 +20,6 @@ from posenc.extend.search.probe import SHORT_WEIGHT, Probe, Tried
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
-from posenc.queries_keys import rope_scaling as rs
 
 PARENTS = 6
 CHILDREN = 8

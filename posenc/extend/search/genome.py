@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from posenc.encodings.queries_keys import rope_scaling as rs
 from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
-from posenc.queries_keys import rope_scaling as rs
 
 
 @dataclass(frozen=True)

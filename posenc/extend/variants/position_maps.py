@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.encodings.queries_keys import rope_scaling as rs
+from posenc.encodings.queries_keys.position_map import PositionMap
+from posenc.encodings.queries_keys.position_maps import DualChunk, ReRoPE, SelfExtend
 from posenc.extend.variants.variant import Variant
 from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import exchangeable
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.settings import head_size
-from posenc.queries_keys import rope_scaling as rs
-from posenc.queries_keys.position_map import PositionMap
-from posenc.queries_keys.position_maps import DualChunk, ReRoPE, SelfExtend
 
 DUAL_CHUNK = "dual-chunk"
 COMPARED = 128

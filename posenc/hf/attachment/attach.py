@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 from torch import nn
 
-from posenc.encoding.base import PositionEncoding, require_encoding
-from posenc.encoding.shape import ModelShape
+from posenc.encodings.base.base import PositionEncoding, require_encoding
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.registry import create
 from posenc.hf.attachment import hooks, own_positions
 from posenc.hf.attachment.attention import NAME, register_attention
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, LAYER
 from posenc.hf.attachment.find import Stack, example_of, run, shape_from, trial, try_out
 from posenc.hf.attachment.save import save_beside
 from posenc.models.stack import one_per_model
-from posenc.registry import create
 
 Own = Literal["replace", "keep"]
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc.encodings.scores.alibi import ALiBi
+from posenc.encodings.scores.t5 import T5Bias
 from posenc.hf.attachment.attention import attend
 from posenc.hf.attachment.find import Stack, run, trial
 from posenc.hf.rope.apply import rotary_modules
 from posenc.hf.tables import table_of
-from posenc.scores.alibi import ALiBi
-from posenc.scores.t5 import T5Bias
 
 TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """Names of modules that map positions to vectors, which are added to the tokens'."""

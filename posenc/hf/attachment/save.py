@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.per_layer import PerLayer
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.per_layer import PerLayer
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
 from posenc.hf.attachment.written import name_of, written
 from posenc.hf.checkpoint import files

@@ -11,9 +11,9 @@ import inspect
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from posenc.encoding.base import PositionEncoding
-from posenc.queries_keys.rope_scaling import Scaling
-from posenc.registry.code import MODULE
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.queries_keys.rope_scaling import Scaling
+from posenc.encodings.registry.code import MODULE
 
 _OWN = "posenc."
 _PLAIN = (bool, int, float, str, type(None))
@@ -25,7 +25,7 @@ def written(encoding: PositionEncoding) -> dict[str, Any] | None:
 
     >>> from posenc import ALiBi
     >>> written(ALiBi(num_heads=4))
-    {'class': 'posenc.scores.alibi:ALiBi', 'arguments': {'num_heads': 4}}
+    {'class': 'posenc.encodings.scores.alibi:ALiBi', 'arguments': {'num_heads': 4}}
     """
     try:
         return _written(encoding)

@@ -10,11 +10,11 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from posenc.encodings.queries_keys.rope import RoPE
 from posenc.hf.checkpoint.config_values import check_values
 from posenc.hf.checkpoint.files import read_config, weight_files
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
-from posenc.queries_keys.rope import RoPE
 from posenc.report.atomic import write_atomically
 
 _LAYER = {

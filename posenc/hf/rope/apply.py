@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from posenc.encodings.queries_keys.rope_scaling import Frequencies
 from posenc.hf.rope.settings import RopeSetting
 from posenc.hf.rope.write import write_settings
-from posenc.queries_keys.rope_scaling import Frequencies
 
 _FIELDS = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings")
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from posenc.encodings.queries_keys import rope_scaling as rs
 from posenc.hf.rope.settings import RopeSetting, head_size
-from posenc.queries_keys import rope_scaling as rs
 
 FEW_WORDS = ("phi3", "phi4_multimodal")
 """Families whose config accepts only the rope_types default and longrope."""

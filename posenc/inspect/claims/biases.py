@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.attend.multihead import Attention
-from posenc.encoding.base import PositionEncoding
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.scores.alibi import ALiBi
+from posenc.encodings.scores.forgetting import FoX
+from posenc.encodings.scores.t5 import T5Bias
 from posenc.inspect.claims.claim import IDENTITY, PARTLY, Group, Measured, amount
-from posenc.scores.alibi import ALiBi
-from posenc.scores.forgetting import FoX
-from posenc.scores.t5 import T5Bias
 
 CLAIMS = Group()
 

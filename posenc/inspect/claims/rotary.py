@@ -7,9 +7,15 @@ import math
 import torch
 from torch import Tensor
 
+from posenc.encodings.queries_keys.rope import RoPE
+from posenc.encodings.queries_keys.rope_scaling import (
+    NTK,
+    Linear,
+    NTKByParts,
+    YaRN,
+    rope_frequencies,
+)
 from posenc.inspect.claims.claim import OPEN, PARTLY, Group, Measured, amount
-from posenc.queries_keys.rope import RoPE
-from posenc.queries_keys.rope_scaling import NTK, Linear, NTKByParts, YaRN, rope_frequencies
 
 CLAIMS = Group()
 

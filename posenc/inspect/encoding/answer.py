@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 
 from posenc import positions
-from posenc.encoding.base import PositionEncoding
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.registry import create
 from posenc.inspect.encoding.precision import angles_of
 from posenc.inspect.encoding.scores import Decay
 from posenc.inspect.encoding.sheet import SpecSheet
-from posenc.registry import create
 from posenc.testing.layer import first_layer
 
 LEVEL = math.log(1.25)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from posenc.encoding.shape import ModelShape
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.registry import create, parse
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.sheet import SpecSheet, measure
 from posenc.inspect.encoding.words import tables
-from posenc.registry import create, parse
 from posenc.report.atomic import check_figures
 from posenc.report.console import print_table, stdout
 from posenc.report.progress import tell

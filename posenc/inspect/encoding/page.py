@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.distance_bias import DistanceBias
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.distance_bias import DistanceBias
+from posenc.encodings.registry import create
+from posenc.encodings.scores.alibi import ALiBi
+from posenc.encodings.scores.t5 import T5Bias
 from posenc.inspect.encoding import captions, figures, precision
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.sheet import SpecSheet
 from posenc.inspect.encoding.words import tables
-from posenc.registry import create
 from posenc.report.page import Code, Headline, Page, Plot
 from posenc.report.table import Heading, Table
-from posenc.scores.alibi import ALiBi
-from posenc.scores.t5 import T5Bias
 from posenc.testing.layer import first_layer, line
 
 SHOWN = 128

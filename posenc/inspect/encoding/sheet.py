@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from posenc.encoding.base import PositionEncoding
-from posenc.encoding.shape import ModelShape
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.registry import create
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
 from posenc.inspect.encoding.precision import Precision
 from posenc.inspect.encoding.scores import Decay, Resolution
-from posenc.registry import create
 from posenc.testing import CHECKS, maker, verdicts
 from posenc.testing.layer import first_layer, moved
 

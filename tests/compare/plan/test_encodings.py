@@ -16,10 +16,10 @@ from posenc.compare.plan.contract_gate import find_void
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.results import Study, labelled
 from posenc.compare.trial.effective_spec import code_of
-from posenc.registry import known
+from posenc.encodings.registry import known
 from posenc.testing import VOIDING
 from tests.compare.engines.test_sweep import Log, run_here_in, trial
-from tests.encoding import planted
+from tests.encodings.base import planted
 
 MINE = """\
 import posenc
@@ -84,7 +84,7 @@ def test_what_cannot_be_told_apart_or_found_is_refused(folder, texts, said):
 def test_what_a_program_registers_is_found_by_its_module_in_a_new_process(folder):
     known.register("mine", planted.ClaimsTooMuch, bias_max=4.0)
     (mine,) = read_encodings(["mine"])
-    assert mine.text == "tests.encoding.planted:ClaimsTooMuch:bias_max=4"
+    assert mine.text == "tests.encodings.base.planted:ClaimsTooMuch:bias_max=4"
     assert mine.label == "mine" and mine.code
 
     class Local(ALiBi):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posenc.encoding.base import PositionEncoding
+from posenc.encodings.base.base import PositionEncoding
 from posenc.extend.variants.position_maps import position_maps
 from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import register_attention

@@ -11,12 +11,12 @@ import torch
 
 import posenc
 from posenc import Claims, DistanceBias
+from posenc.encodings.numbers.precision import per_head
 from posenc.hf import attach, detach, load, shape_of
 from posenc.hf.attachment.written import rebuilt, written
-from posenc.numbers.precision import per_head
 from tests.hf.attachment.models import TOKENS, build, own_rope
 
-ALIBI = "posenc.scores.alibi:ALiBi"
+ALIBI = "posenc.encodings.scores.alibi:ALiBi"
 
 
 class LogALiBi(DistanceBias):

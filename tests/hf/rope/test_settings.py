@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 
+from posenc.encodings.queries_keys import rope_scaling as rs
 from posenc.extend.export.config import exported
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.hf.checkpoint.loading import load_checkpoint
@@ -15,7 +16,6 @@ from posenc.hf.rope.apply import applied, rotary_frequencies
 from posenc.hf.rope.check import check_rotary_keys
 from posenc.hf.rope.settings import RopeSetting, read_settings
 from posenc.hf.rope.write import FEW_WORDS
-from posenc.queries_keys import rope_scaling as rs
 from tests.hf_models import LENGTH, ROPE, save
 
 TARGET = 4 * LENGTH

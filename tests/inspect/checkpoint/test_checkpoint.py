@@ -18,6 +18,8 @@ import torch
 pytest.importorskip("transformers")
 
 from posenc.cli import main
+from posenc.encodings.scores.alibi import ALiBi
+from posenc.encodings.scores.t5 import T5Bias
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.inspect.checkpoint import figures
 from posenc.inspect.checkpoint.page import make_page
@@ -27,8 +29,6 @@ from posenc.inspect.checkpoint.sentence import tokenize_sentence
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.inspect.checkpoint.swap import exchanged_order, without_positions
 from posenc.report.drawing import to_svg
-from posenc.scores.alibi import ALiBi
-from posenc.scores.t5 import T5Bias
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 from tests.hf_models import COMMON, LENGTH, save
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from posenc import masks
+from posenc.encodings.queries_keys.rope import RoPE
+from posenc.encodings.queries_keys.rope_scaling import NTK, NTKByParts, rope_frequencies
+from posenc.encodings.scores.alibi import ALiBi
+from posenc.encodings.scores.forgetting import FoX
+from posenc.encodings.scores.t5 import T5Bias
 from posenc.inspect.claims import biases, context, embeddings, masking, rotary, sizes
 from posenc.inspect.claims.sheet import GROUPS
-from posenc.queries_keys.rope import RoPE
-from posenc.queries_keys.rope_scaling import NTK, NTKByParts, rope_frequencies
-from posenc.scores.alibi import ALiBi
-from posenc.scores.forgetting import FoX
-from posenc.scores.t5 import T5Bias
 
 
 class Still:

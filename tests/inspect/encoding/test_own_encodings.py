@@ -13,7 +13,7 @@ from posenc.inspect.command import _kind
 from posenc.inspect.encoding.command import measure_all
 from posenc.inspect.encoding.words import rows
 from tests.compare.plan.test_encodings import MINE
-from tests.encoding import planted
+from tests.encodings.base import planted
 
 SHAPE = ModelShape(32, 2, train_length=32)
 
@@ -36,7 +36,7 @@ KINDS = {
     "nonsense": "encoding",
     "my.py:LogALiBi": "encoding",
     "./my.py:LogALiBi:slope=2": "encoding",
-    "posenc.scores.alibi:ALiBi": "encoding",
+    "posenc.encodings.scores.alibi:ALiBi": "encoding",
     "my.py:Other": "module",
     "my.py:Absent": "module",
     "torch.nn:Linear": "module",

@@ -12,7 +12,7 @@ import torch
 
 from posenc import ALiBi, ModelShape, PositionEncoding, RoPE, create, names
 from posenc.cli import COMMANDS, main
-from posenc.encoding.claims import Claims
+from posenc.encodings.base.claims import Claims
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
 from posenc.inspect.encoding.sheet import measure

@@ -9,7 +9,7 @@ from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.evaluate import evaluate_lengths
 from posenc.compare.trial.forward import token_losses
 from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
-from posenc.encoding.base import PositionEncoding
+from posenc.encodings.base.base import PositionEncoding
 from posenc.models import Decoder, DecoderConfig
 
 

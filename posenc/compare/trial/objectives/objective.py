@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.compare.results import LengthScore, PositionScore
 from posenc.compare.trial.config import TrialConfig
-from posenc.encoding.base import PositionEncoding
+from posenc.encodings.base.base import PositionEncoding
 from posenc.models import DecoderConfig
 
 Asked = tuple[Tensor, ...]

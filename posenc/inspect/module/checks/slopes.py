@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posenc.encodings.numbers import biases
 from posenc.inspect.module.checks.measured import Measured
 from posenc.inspect.module.subject import Subject
-from posenc.numbers import biases
 
 _CLOSE = 1e-3
 

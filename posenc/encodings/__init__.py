@@ -1,0 +1,1 @@
+"""What a position encoding is, and all of them."""

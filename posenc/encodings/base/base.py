@@ -1,0 +1,234 @@
+"""The base of every position encoding: eight methods, and what the encoding claims."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from jaxtyping import Float, Real, Shaped
+from torch import Tensor, nn
+
+from posenc.encodings.base.arguments import UnknownOption, checked, described
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.numbers.kept import Kept
+from posenc.encodings.terms.term import Term
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import KeyPositions, Positions, QueryPositions
+
+if TYPE_CHECKING:
+    from posenc.masks import Mask
+
+T = TypeVar("T")
+Embedded = Float[Tensor, "*batch len embed_dim"]
+EmbeddedPositions = Real[Tensor, "*#batch len"] | Real[Tensor, "*#batch len axes"]
+Hidden = Float[Tensor, "batch len embed_dim"]
+State = Shaped[Tensor, "batch heads len *state"]
+Past = Shaped[Tensor, "batch heads past_len *state"]
+"""The state of the tokens before."""
+QueriesKeys = tuple[
+    Float[Tensor, "batch num_heads {len(q)} width"],
+    Float[Tensor, "batch num_kv_heads {len(k)} width"],
+]
+"""What becomes of `q` and `k`, which are Tokens."""
+
+_PLACES = {"embed": (1,), "transform": (2,), "term": (3, 4)}
+"""The method of each place."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One ordinary attention among several that are merged by log-sum-exp.
+
+    q_positions and kv_positions are what the encoding sees in this pass. `mask` shows the pairs
+    that the pass is responsible for (None: all); attention binds it to the true positions.
+    `q_factor` (q_len) or (batch, q_len) multiplies the queries.
+
+    >>> (one,) = posenc.RoPE(16, interleaved=False).passes(torch.arange(4), torch.arange(4))
+    >>> one.mask is None
+    True
+    """
+
+    q_positions: QueryPositions
+    kv_positions: KeyPositions
+    mask: Mask | None = None
+    q_factor: Float[Tensor, "*batch factors"] | None = None
+
+
+class PositionEncoding(nn.Module):
+    """A position encoding; used as it is, the one that does nothing (NoPE).
+
+    A subclass overrides the places where it acts and states its claims; the contract tests check
+    them.
+
+    Shapes: x (batch, seq_len, embed_dim); q (batch, num_heads, q_len, head_dim); k, v (batch,
+    num_kv_heads, kv_len, head_dim); positions (len) or (batch, len), integer or float, with a last
+    axis of components where num_axes > 1. Distance is q_position - kv_position: positive for the
+    past.
+    Raises: TypeError when a subclass is made that overrides a place without claiming it, or a
+    member of earlier releases.
+    Source: Haviv et al. 2022, arXiv:2203.16634, and Kazemnejad et al. 2023, arXiv:2305.19466, for
+    NoPE.
+
+    >>> posenc.PositionEncoding().claims.places  # NoPE
+    ()
+    >>> class Tempered(posenc.PositionEncoding):
+    ...     claims = posenc.Claims(source="an example")
+    ...     def scale(self, head_dim):
+    ...         return 2 * head_dim**-0.5
+    >>> Tempered().scale(16)
+    0.5
+    """
+
+    claims: Claims = Claims(
+        source="Kazemnejad et al. 2023, arXiv:2305.19466; Haviv et al. 2022, arXiv:2203.16634",
+        causal_only=True,
+    )
+
+    _kept: Kept | None = None
+    """Of a prepared encoding: its tables."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
+        for method, places in _PLACES.items():
+            own = getattr(cls, method) is not getattr(PositionEncoding, method)
+            if own and not set(places) & set(cls.claims.places):
+                raise TypeError(
+                    f"{cls.__name__} overrides {method} without claiming place "
+                    f"{' or '.join(map(str, places))}: it would never be called. "
+                    f"Set claims = Claims(places=({places[0]},), ...)."
+                )
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
+        """Build the encoding for a model: constructor arguments named like a field of `shape`
+        come from it."""
+        accepted = inspect.signature(cls).parameters
+        fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
+        if set(options) - set(accepted):
+            raise UnknownOption(cls.__name__, options, accepted)
+        return cls(**{name: fields[name] for name in accepted if name in fields} | options)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trainable parameters of one instance; what members share counts once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def extra_repr(self) -> str:
+        """What `print` shows of it: its arguments, such as base, layout and scaling."""
+        return described(self)
+
+    def reset_parameters(self) -> None:
+        """Draw fresh initial values; a no-op where there are none."""
+
+    def shallow_copy(self) -> Self:
+        """A second object over the same parameters, for `prepare`; torch.compile cannot trace
+        copy.copy."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def with_kept_tables(self) -> Self:
+        """Return a copy over the same parameters that keeps what `kept` computes, for `prepare`."""
+        prepared = self.shallow_copy()
+        prepared._kept = Kept()
+        return prepared
+
+    def kept(self, key: Any, compute: Callable[[], T], *given: Tensor | None) -> T:
+        """Return `compute()`; of a prepared encoding once for this key, until one of the tensors
+        `given`, which it is made from, is written into."""
+        return compute() if self._kept is None else self._kept(key, compute, *given)
+
+    def for_layer(self, index: int) -> PositionEncoding:
+        """The encoding that attention in layer `index` uses. What acts at the embeddings is left
+        out: the model has applied it already."""
+        return without_position(self.claims.num_axes) if self.claims.places == (1,) else self
+
+    def prepare(self, positions: Positions, length: int | None = None) -> PositionEncoding:
+        """Return the same encoding, with what depends only on `positions` computed already.
+
+        A model calls it once per forward and hands the result to every layer, as the encoding or as
+        `attention(prepared=...)`; nothing is stored on the encoding itself. Tables made from
+        weights are made anew once an optimizer has changed these. `length` is the
+        current length in tokens for methods whose frequencies depend on it; None means the trained
+        length.
+        """
+        return self
+
+    def scale(self, head_dim: int) -> float:
+        """The factor of q @ k.mT; head_dim is the width before place 2."""
+        return head_dim**-0.5
+
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+        """The ordinary attentions that make up this one; their results are merged by
+        log-sum-exp."""
+        return (Pass(q_positions, kv_positions),)
+
+    def state(self, x: Hidden, positions: Positions, past: Past | None = None) -> State | None:
+        """What places 2 and 3 need to know of each token, (batch, heads, len, ...), cached beside
+        k and v.
+
+        `past` is the cached state of the tokens before x, for states that accumulate.
+        """
+        return None
+
+    def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
+        """Place 1: embeddings."""
+        return x
+
+    def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
+        """Place 2: queries and keys. May widen both. With a cache, k are the new tokens only,
+        unless the encoding claims needs_raw_k."""
+        assert q.x is not None and k.x is not None
+        return q.x, k.x
+
+    def term(self, q: Tokens, k: Tokens) -> Term | None:
+        """Places 3 and 4: what becomes of the scores and the values. Called once per pass.
+
+        q and k come from before place 2; k.x has as many heads as q.x, and is None unless the
+        encoding claims needs_raw_k.
+        """
+        return None
+
+
+def without_position(num_axes: int) -> PositionEncoding:
+    """NoPE for positions of `num_axes` components."""
+    nope = PositionEncoding()
+    nope.claims = dataclasses.replace(nope.claims, num_axes=num_axes)
+    return nope
+
+
+def require_encoding(owner: str, encoding: Any) -> PositionEncoding:
+    """The encoding; None is none. Raises TypeError for anything but a PositionEncoding."""
+    if encoding is None:
+        return PositionEncoding()
+    if not isinstance(encoding, PositionEncoding):
+        what = f"the name {encoding!r}" if isinstance(encoding, str) else type(encoding).__name__
+        raise TypeError(
+            f"{owner}: encoding must be a PositionEncoding or None, got {what}. "
+            "posenc.create(name, shape) builds one by name."
+        )
+    return encoding
+
+
+def check_heads(encoding: PositionEncoding, num_heads: int, q: Tensor) -> None:
+    """Raise ValueError unless q (batch, num_heads, len, head_dim) has the encoding's heads."""
+    if q.shape[1] != num_heads:
+        raise ValueError(
+            f"{type(encoding).__name__}: built for {num_heads} heads, got {q.shape[1]} "
+            f"(q with shape {tuple(q.shape)})."
+        )
+
+
+def check_head_dim(encoding: PositionEncoding, head_dim: int, q: Tensor) -> None:
+    """Raise ValueError unless q (batch, num_heads, len, head_dim) has the encoding's head_dim."""
+    if q.shape[-1] != head_dim:
+        raise ValueError(
+            f"{type(encoding).__name__}: built for head_dim={head_dim}, got {q.shape[-1]} "
+            f"(q with shape {tuple(q.shape)})."
+        )

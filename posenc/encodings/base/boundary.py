@@ -1,0 +1,128 @@
+"""What the user hands in, checked once: tensors and encodings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.encodings.base.base import PositionEncoding, require_encoding
+from posenc.encodings.base.placed import check_positions, positions_of
+from posenc.encodings.numbers.tracking import free_ends
+from posenc.encodings.terms.tokens import Tokens
+
+
+def check_encoding(owner: str, encoding: Any) -> PositionEncoding:
+    """The encoding that attention uses; None means none. Raises TypeError for anything but a
+    PositionEncoding, and ValueError for one that acts at the embeddings, where attention cannot."""
+    encoding = require_encoding(owner, encoding)
+    if 1 in encoding.claims.places:
+        raise ValueError(
+            f"{owner}: {type(encoding).__name__} acts at the embeddings, which attention does not "
+            "see, so it would be ignored. Call x = encoding.embed(x, positions) before the first "
+            "layer, and hand attention encoding.for_layer(i)."
+        )
+    return encoding
+
+
+def check_dtype(owner: str, x: Tensor, weight: Any) -> None:
+    """Raise TypeError where a layer's input has another dtype than its weights, unless autocast
+    casts both or the weights are quantised."""
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        return
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return
+    if x.dtype != weight.dtype:
+        raise TypeError(
+            f"{owner}: x is {x.dtype} and the layer's weights are {weight.dtype}. Convert one of "
+            "them, as in layer.to(x.dtype), or call it under torch.autocast."
+        )
+
+
+def check_vectors(owner: str, **tensors: Any) -> None:
+    """Raise unless all are floating tensors (batch, heads, len, head_dim) of one dtype on one
+    device."""
+    first_name, first = next(iter(tensors.items()))
+    for name, t in tensors.items():
+        if not isinstance(t, Tensor):
+            raise TypeError(
+                f"{owner}: {name} must be a tensor (batch, heads, len, head_dim), "
+                f"got {type(t).__name__}."
+            )
+        if t.ndim != 4:
+            raise ValueError(
+                f"{owner}: {name} must have shape (batch, heads, len, head_dim), "
+                f"got {tuple(t.shape)}."
+            )
+        if t is first or t.dtype != first.dtype:
+            _check_floating(owner, name, t)
+        if t.dtype != first.dtype or t.device != first.device:
+            raise TypeError(
+                f"{owner}: {first_name} and {name} must have one dtype and one device, got "
+                f"{first.dtype} on {first.device} and {t.dtype} on {t.device}."
+            )
+
+
+def _check_floating(owner: str, name: str, t: Tensor) -> None:
+    if not t.is_floating_point() or t.dtype.itemsize < 2:
+        raise TypeError(
+            f"{owner}: {name} must be floating-point numbers of 16, 32 or 64 bits, got {t.dtype}. "
+            f"Convert it, for example {name}.float()."
+        )
+
+
+def check_embedded(
+    owner: str,
+    x: Any,
+    positions: Any,
+    embed_dim: int | None = None,
+    num_axes: int = 1,
+    *,
+    name: str = "x",
+) -> Tensor | range:
+    """Return the positions of the tokens of x (..., len, embed_dim): (len), as many axes as x has
+    before its last, each of the size of x or 1, or a range.
+
+    Raises: as check_positions, and for x that is no floating tensor of that width.
+    """
+    wanted = f"(batch, len, {embed_dim or 'embed_dim'})"
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{owner}: {name} must be a tensor {wanted}, got {type(x).__name__}.")
+    if x.ndim < 2 or (embed_dim is not None and x.shape[-1] != embed_dim):
+        raise ValueError(f"{owner}: {name} must be {wanted}, got {tuple(x.shape)}.")
+    _check_floating(owner, name, x)
+    own = "positions" if name == "x" else f"{name}_positions"
+    return positions_of(x.shape[:-1], x, owner, own, positions, num_axes)
+
+
+def check_pair(
+    owner: str, q: Any, k: Any, positions: Any, num_axes: int = 1
+) -> tuple[Tokens, Tokens]:
+    """q and k of the same tokens, as a rotation called on its own takes them."""
+    check_vectors(owner, q=q, k=k)
+    checked = check_positions(owner, "positions", positions, q, num_axes)
+    if k.shape[2] != q.shape[2] or k.shape[0] != q.shape[0]:
+        raise ValueError(
+            f"{owner}: q and k must be of the same tokens, got {tuple(q.shape)} and "
+            f"{tuple(k.shape)}. For a query against a longer past use posenc.attention, or rotate "
+            "each with its own positions."
+        )
+    return Tokens(q, checked, num_axes=num_axes), Tokens(k, checked, num_axes=num_axes)
+
+
+def check_tokens(owner: str, tokens: Any, vocab_size: int, name: str = "tokens") -> None:
+    """Raise TypeError or ValueError unless tokens are integers (batch, len) of the vocabulary, at
+    which one looks on the CPU only."""
+    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+        got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"{owner}: {name} must be a tensor of int64 or int32, got {got}.")
+    if tokens.ndim != 2:
+        raise ValueError(f"{owner}: {name} must be (batch, len), got {tuple(tokens.shape)}.")
+    low, high = free_ends(tokens) or (0, 0)
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"{owner}: {name} must be from 0 to {vocab_size - 1}, the vocabulary's last, "
+            f"got {low if low < 0 else high}."
+        )

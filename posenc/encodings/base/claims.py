@@ -1,0 +1,80 @@
+"""What an encoding says of itself; the contract tests check it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from posenc.encodings.base.base import PositionEncoding
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What holds for an encoding; tests check each claim where it is made and where it is not.
+
+    Args:
+        places: where it acts: 1 embeddings, 2 queries and keys, 3 scores, 4 values.
+        source: the paper, with year and section or equation.
+        shift_invariant: adding one number to all positions changes nothing.
+        permutation_invariant: moving keys in memory together with their positions changes nothing.
+        causal_only: undefined, or blind to order, where a query may look at the future.
+        cache_safe: keys cached at one length stay right at another, so that step-by-step decoding
+            equals one pass.
+        needs_raw_k: the term reads k, or keys are rotated more than once: the cache keeps k as it
+            was before place 2.
+        additive: the term adds the same numbers to any scores.
+        reads_scale: the term multiplies with scale(), so no other encoding may change the scale.
+        state_kept: which tokens' state the cache keeps: "all", for terms that read the states of
+            the keys, or "last", where only place 2 and the next state read it.
+        scope: "model": one instance serves all layers; "layer": each layer has parameters of its
+            own.
+        shared_parameters: names of the parameters that all layers share although scope is "layer".
+        max_positions: positions must be below this number; None: no limit.
+        num_axes: number of components of a position.
+
+    >>> from posenc import ALiBi
+    >>> ALiBi(num_heads=4).claims.places
+    (3,)
+    """
+
+    places: tuple[int, ...] = ()
+    source: str = ""
+    shift_invariant: bool = True
+    permutation_invariant: bool = True
+    causal_only: bool = False
+    cache_safe: bool = True
+    needs_raw_k: bool = False
+    additive: bool = True
+    reads_scale: bool = False
+    state_kept: Literal["all", "last"] = "all"
+    scope: Literal["model", "layer"] = "model"
+    shared_parameters: tuple[str, ...] = ()
+    max_positions: int | None = None
+    num_axes: int = 1
+
+    @classmethod
+    def all(cls, encodings: Sequence[PositionEncoding]) -> Claims:
+        """What holds for several encodings that act together, or one per layer.
+
+        max_positions is the smallest and num_axes the largest; causal_only holds if an encoding
+        that acts claims it. scope and shared_parameters are left to the caller.
+        """
+        claims = [e.claims for e in encodings]
+        acting = [c for c in claims if c.places] or claims
+        limits = [c.max_positions for c in claims if c.max_positions is not None]
+        return cls(
+            places=tuple(sorted({place for c in claims for place in c.places})),
+            source="; ".join(dict.fromkeys(c.source for c in acting)),
+            shift_invariant=all(c.shift_invariant for c in claims),
+            permutation_invariant=all(c.permutation_invariant for c in claims),
+            causal_only=any(c.causal_only for c in acting),
+            cache_safe=all(c.cache_safe for c in claims),
+            needs_raw_k=any(c.needs_raw_k for c in claims),
+            additive=all(c.additive for c in claims),
+            reads_scale=any(c.reads_scale for c in claims),
+            state_kept="all" if any(c.state_kept == "all" for c in acting) else "last",
+            max_positions=min(limits, default=None),
+            num_axes=max(c.num_axes for c in claims),
+        )

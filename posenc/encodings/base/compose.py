@@ -1,0 +1,207 @@
+"""Several encodings in one attention, each at its own places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+from torch import nn
+
+from posenc.encodings.base.base import (
+    Embedded,
+    EmbeddedPositions,
+    Hidden,
+    Pass,
+    Past,
+    PositionEncoding,
+    QueriesKeys,
+    State,
+    require_encoding,
+    without_position,
+)
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.terms.chain import Chain
+from posenc.encodings.terms.term import Term
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import KeyPositions, Positions, QueryPositions
+
+_SINGLE = {"scale": "scale", "state": "state per token", "passes": "passes"}
+"""Methods that only one encoding of an attention may define, and what they decide."""
+
+
+class Compose(PositionEncoding):
+    """Several encodings in one attention, each at its own places, in the order given.
+
+    Embeddings, rotations and terms are chained. An attention has only one scale, one state per
+    token, one list of passes and one place 4, so two encodings that define the same one cannot be
+    composed. Encodings that differ per layer are composed within each layer:
+    PerLayer([Compose(a, b), ...]). A position map asks for passes at positions of its own; the
+    other encodings still see the true ones.
+
+    Args:
+        encodings: two or more; a Compose among them is taken apart.
+
+    A claim holds if it holds for every encoding; causal_only if one that acts claims it. Parameters
+    of scope "model" stay shared by all layers when another encoding is of scope "layer".
+    Raises: ValueError where two define the same thing, or take positions of different numbers of
+    components.
+    Source: the encodings it holds.
+
+    >>> from posenc import ALiBi, Compose, RoPE
+    >>> Compose(RoPE(64, interleaved=False), ALiBi(num_heads=8)).claims.places
+    (2, 3)
+    """
+
+    claims = Claims(places=(1, 2, 3, 4), source="the encodings it holds")
+
+    def __init__(self, *encodings: PositionEncoding) -> None:
+        super().__init__()
+        each = [require_encoding("Compose", e) for e in encodings]
+        flat = [part for e in each for part in (e.encodings if isinstance(e, Compose) else [e])]
+        if len(flat) < 2:
+            raise ValueError(f"Compose: needs two or more encodings, got {len(flat)}.")
+        self.encodings = nn.ModuleList(flat)
+        self._ready: tuple[PositionEncoding, ...] | None = None
+        members = self.members
+        for e in members:
+            if _overrides(e, "for_layer"):
+                raise ValueError(
+                    f"Compose: {type(e).__name__} differs per layer; compose within each layer: "
+                    "PerLayer([Compose(a, b), ...])."
+                )
+        self._owners = {method: _owner(method, what, members) for method, what in _SINGLE.items()}
+        at_values = [e for e in members if 4 in e.claims.places]
+        if len(at_values) > 1:
+            raise ValueError(_contradiction(at_values, "place 4"))
+        scaling = self._owner("scale")
+        readers = [e for e in members if e.claims.reads_scale and e is not scaling]
+        if scaling is not None and readers:
+            raise ValueError(
+                f"Compose: {_names(readers)} multiplies terms of its own with the usual scale, "
+                f"which {type(scaling).__name__} changes."
+            )
+        self.claims = self._claims()
+
+    def _claims(self) -> Claims:
+        members = self.members
+        acting = [e for e in members if e.claims.places] or list(members)
+        passing = self._owner("passes")
+        seeing = acting if passing is None else [*acting, passing]
+        axes = {e.claims.num_axes for e in seeing}
+        if len(axes) > 1:
+            raise ValueError(
+                f"Compose: positions have one number of components, but {_names(members)} take "
+                f"{', '.join(str(e.claims.num_axes) for e in members)}."
+            )
+        own = any(e.claims.scope == "layer" for e in members)
+        shared = tuple(
+            f"encodings.{i}.{name}"
+            for i, e in enumerate(members)
+            for name in (
+                e.claims.shared_parameters
+                if e.claims.scope == "layer"
+                else dict(e.named_parameters())
+            )
+        )
+        return replace(
+            Claims.all(members),
+            num_axes=axes.pop(),
+            scope="layer" if own else "model",
+            shared_parameters=shared,
+        )
+
+    def reset_parameters(self) -> None:
+        for e in self.members:
+            e.reset_parameters()
+
+    def for_layer(self, index: int) -> PositionEncoding:
+        """Without those that act at the embeddings only."""
+        if 1 not in self.claims.places:
+            return self
+        acting = [e for e in self.members if e.claims.places != (1,)]
+        if len(acting) < 2:
+            return acting[0] if acting else without_position(self.claims.num_axes)
+        return Compose(*acting)
+
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        prepared = self.shallow_copy()
+        prepared._ready = tuple(e.prepare(positions, length) for e in self.members)
+        return prepared
+
+    def scale(self, head_dim: int) -> float:
+        owner = self._owner("scale")
+        return super().scale(head_dim) if owner is None else owner.scale(head_dim)
+
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+        owner = self._owner("passes")
+        if owner is None:
+            return super().passes(q_positions, kv_positions)
+        return owner.passes(q_positions, kv_positions)
+
+    def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
+        for e in self.members:
+            x = e.embed(x, positions)
+        return x
+
+    def state(self, x: Hidden, positions: Positions, past: Past | None = None) -> State | None:
+        owner = self._owner("state")
+        return None if owner is None else owner.state(x, positions, past)
+
+    def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
+        for e in self.members:
+            new_q, new_k = e.transform(self._seen_by(e, q), self._seen_by(e, k))
+            q, k = q.given(new_q), k.given(new_k)
+        assert q.x is not None and k.x is not None
+        return q.x, k.x
+
+    def term(self, q: Tokens, k: Tokens) -> Term | None:
+        terms = []
+        for e in self.members:
+            keys = self._seen_by(e, k if e.claims.needs_raw_k else k.given(None))
+            term = e.term(self._seen_by(e, q), keys)
+            if term is not None:
+                terms.append(term)
+        return Chain(q, k, terms) if len(terms) > 1 else next(iter(terms), None)
+
+    def _seen_by(self, member: PositionEncoding, tokens: Tokens) -> Tokens:
+        """The tokens as this member sees them: the state only if it defines it, and the positions
+        of a pass only if it asked for the pass."""
+        if tokens.state is not None and member is not self._owner("state"):
+            tokens = tokens.with_state(None)
+        true = tokens.true_positions
+        if true is not None and member is not self._owner("passes"):
+            tokens = tokens.at(true, mapped=False)
+        return tokens
+
+    @property
+    def members(self) -> tuple[PositionEncoding, ...]:
+        """The encodings, prepared where this one is."""
+        return tuple(self.encodings) if self._ready is None else self._ready  # type: ignore[return-value]
+
+    def _owner(self, method: str) -> PositionEncoding | None:
+        index = self._owners[method]
+        return None if index is None else self.members[index]
+
+
+def _overrides(encoding: PositionEncoding, method: str) -> bool:
+    return getattr(type(encoding), method) is not getattr(PositionEncoding, method)
+
+
+def _owner(method: str, what: str, members: Sequence[PositionEncoding]) -> int | None:
+    """Which member decides it."""
+    if method == "scale":
+        claimants = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
+    else:
+        claimants = [i for i, e in enumerate(members) if _overrides(e, method)]
+    if len(claimants) > 1:
+        raise ValueError(_contradiction([members[i] for i in claimants], what))
+    return next(iter(claimants), None)
+
+
+def _contradiction(members: Sequence[PositionEncoding], what: str) -> str:
+    return f"Compose: {_names(members)} each decide the {what}, and there is only one."
+
+
+def _names(encodings: Sequence[PositionEncoding]) -> str:
+    return " and ".join(type(e).__name__ for e in encodings)

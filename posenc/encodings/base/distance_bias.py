@@ -1,0 +1,92 @@
+"""A score bias that depends only on the distance."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor
+
+from posenc.encodings.base.base import PositionEncoding, check_heads
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.placed import check_distances
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import FlatKeys, FlatQueries, Positions, distances, in_double
+
+BiasMatrix = Float[Tensor, "*batch num_heads q_len kv_len"]
+KEYS = 128
+"""Keys whose distances to every 128th query are all distances there are."""
+
+
+class DistanceBias(PositionEncoding):
+    """A score bias that depends only on the distance: a subclass needs to define only `bias`.
+
+    score[h, i, j] += bias(q_position[i] - kv_position[j])[h]
+
+    >>> class Window(posenc.DistanceBias):
+    ...     claims = posenc.Claims(places=(3,), source="an example")
+    ...     def bias(self, distance):
+    ...         return torch.where(distance.abs() < 2, 0.0, -1.0)[None]
+    >>> Window()(torch.arange(3), torch.arange(3))
+    tensor([[[ 0.,  0., -1.],
+             [ 0.,  0.,  0.],
+             [-1.,  0.,  0.]]])
+    """
+
+    claims = Claims(places=(3,), source="see the subclass")
+
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        """Return the same bias, whose table is computed by the first layer that asks for it."""
+        return self.with_kept_tables()
+
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
+        """(num_heads, *distance.shape), in logits, for distances in tokens, positive for the past.
+
+        `distance` is integer or real, of any shape; the result is in float32, in float64 where
+        distance or parameters are: posenc.encodings.numbers.precision has `real` and `per_head`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
+
+    def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
+        """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
+        batched positions."""
+        return self.dense(*check_distances(type(self).__name__, q_positions, kv_positions))
+
+    def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
+        """The same as `forward`, for positions that have been checked."""
+        values = self.bias(distances(q_positions, kv_positions))
+        return values if values.ndim == 3 else values.movedim(0, 1)
+
+    def falling(
+        self, farthest: int, count: int, like: Float[Tensor, "..."]
+    ) -> Float[Tensor, "num_heads {count}"]:
+        """The bias of the distances farthest, farthest - 1, ..., on the device of `like` and in at
+        least float32, in float64 where that is."""
+        # A few queries over a few keys have all these distances, which some methods compute faster
+        # than one by one. Positions carry the precision that the bias is asked for.
+        precise = torch.float64 if like.dtype == torch.float64 else torch.int64
+
+        def compute() -> Tensor:
+            steps = torch.arange(-(-count // KEYS), dtype=precise, device=like.device)
+            keys = torch.arange(KEYS, dtype=precise, device=like.device)
+            table = self.dense(farthest - KEYS * steps, keys).flatten(1)[:, :count]
+            return table.to(at_least_float32(like.dtype))
+
+        key = farthest, count, like.dtype, like.device
+        return self.kept(key, compute, *self.parameters(), *self.buffers())
+
+    def term(self, q: Tokens, k: Tokens) -> Dense:
+        assert q.x is not None
+        heads, double = q.x, q.x.dtype == torch.float64
+
+        def values(q: Tokens, k: Tokens) -> Tensor:
+            where = q.positions, k.positions
+            # Positions carry the precision that the bias is asked for.
+            values = self.dense(*(in_double(*where) if double else where))
+            check_heads(self, values.shape[-3], heads)
+            return values
+
+        return Dense(q, k, values, by_distance=self.falling)

@@ -1,0 +1,146 @@
+"""Encodings that differ per layer: parameters of its own for each, or another method, or another
+window."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NoReturn, Self
+
+from torch import nn
+
+from posenc.encodings.base.base import (
+    Embedded,
+    EmbeddedPositions,
+    PositionEncoding,
+    require_encoding,
+)
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.compose import Compose
+from posenc.encodings.base.within import Within
+from posenc.encodings.terms.tokens import Tokens
+from posenc.masks import Mask, sliding_window
+from posenc.positions import KeyPositions, Positions, QueryPositions
+
+
+class PerLayer(PositionEncoding):
+    """One encoding per layer: layer i uses layers[i].
+
+    Args:
+        layers: the encoding of each layer; an encoding that appears twice is shared.
+        windows: for each of them, how many keys a query sees, counting its own; or a mask, such as
+            masks.chunked(n); or None for no limit. The model's own mask still holds.
+        repeat: start again from layers[0] after the last, for any number of layers.
+
+    It acts only through `for_layer(i)`. Place 1 is the exception: it acts once per model, through
+    the first layer's encoding. A claim holds if it holds in every layer; causal_only if it holds in
+    any layer that acts.
+    Raises: ValueError if layers is empty, windows has another length, or only a later layer
+    embeds.
+    Source: the encodings it holds.
+
+    >>> fire = posenc.FIRE(num_heads=4)
+    >>> each = posenc.PerLayer.replicate(fire, 3)
+    >>> each.num_parameters == 3 * fire.num_parameters
+    True
+    """
+
+    claims = Claims(places=(1, 2, 3, 4), source="the encodings of its layers")
+
+    def __init__(
+        self,
+        layers: Sequence[PositionEncoding],
+        *,
+        windows: Sequence[int | Mask | None] | None = None,
+        repeat: bool = False,
+    ) -> None:
+        super().__init__()
+        if not layers:
+            raise ValueError("PerLayer: needs the encoding of at least one layer, got none.")
+        layers = [require_encoding("PerLayer", e) for e in layers]
+        if windows is not None:
+            if len(windows) != len(layers):
+                raise ValueError(
+                    f"PerLayer: windows must be one per layer ({len(layers)}), got {len(windows)}."
+                )
+            layers = [_narrow(e, w) for e, w in zip(layers, windows, strict=True)]
+        if 1 not in layers[0].claims.places and any(1 in e.claims.places for e in layers):
+            raise ValueError(
+                "PerLayer: place 1 acts once, in layer 0; give layer 0 the encoding that embeds."
+            )
+        self.layers = nn.ModuleList(layers)
+        self.repeat = repeat
+        self._ready: tuple[PositionEncoding, ...] | None = None
+        own = repeat and any(e.claims.scope == "layer" for e in layers)
+        self.claims = replace(
+            Claims.all(layers), source=self.claims.source, scope="layer" if own else "model"
+        )
+
+    @classmethod
+    def replicate(cls, encoding: PositionEncoding, num_layers: int) -> PerLayer:
+        """A copy of `encoding` with fresh parameters for each of num_layers layers.
+
+        What the encoding names in `shared_parameters` stays one parameter for all. A PerLayer that
+        repeats gives layer i a copy of its layers[i % n], or that very encoding where its scope is
+        the model.
+        """
+        pattern = encoding.members if isinstance(encoding, PerLayer) else (encoding,)
+        layers = [_own_copy(pattern[i % len(pattern)]) for i in range(num_layers)]
+        return PerLayer(layers)
+
+    def reset_parameters(self) -> None:
+        for encoding in dict.fromkeys(self.members):
+            encoding.reset_parameters()
+
+    def for_layer(self, index: int) -> PositionEncoding:
+        members = self.members
+        if not self.repeat and index >= len(members):
+            raise ValueError(
+                f"PerLayer: has {len(members)} layers, asked for layer {index} counting from 0. "
+                "Give an encoding for each layer, or repeat=True."
+            )
+        return members[index % len(members)].for_layer(index)
+
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        ready = {e: e.prepare(positions, length) for e in dict.fromkeys(self.members)}
+        prepared = self.shallow_copy()
+        prepared._ready = tuple(ready[e] for e in self.members)
+        return prepared
+
+    def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
+        return self.members[0].embed(x, positions)
+
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> NoReturn:
+        raise ValueError(
+            f"{type(self).__name__}: layers differ, so attention needs one layer's encoding: "
+            "pass encoding.for_layer(i)."
+        )
+
+    def transform(self, q: Tokens, k: Tokens) -> NoReturn:
+        self.passes(q.positions, k.positions)
+
+    def term(self, q: Tokens, k: Tokens) -> NoReturn:
+        self.passes(q.positions, k.positions)
+
+    @property
+    def members(self) -> tuple[PositionEncoding, ...]:
+        """The encodings of the layers, prepared where this one is."""
+        return self._ready if self._ready is not None else tuple(self.layers)  # type: ignore[return-value]
+
+
+def _narrow(encoding: PositionEncoding, window: int | Mask | None) -> PositionEncoding:
+    if window is None:
+        return encoding
+    mask = window if isinstance(window, Mask) else sliding_window(window)
+    return Compose(encoding, Within(mask))
+
+
+def _own_copy(encoding: PositionEncoding) -> PositionEncoding:
+    """A deep copy with fresh parameters, except those that all layers share."""
+    if encoding.claims.scope == "model":
+        return encoding
+    shared = [encoding.get_parameter(name) for name in encoding.claims.shared_parameters]
+    copied = copy.deepcopy(encoding, {id(parameter): parameter for parameter in shared})
+    copied.reset_parameters()
+    return copied

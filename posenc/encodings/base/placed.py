@@ -1,0 +1,122 @@
+"""Positions that the user hands in, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.encodings.numbers.tracking import free_ends
+from posenc.positions import check_flat, tensor
+
+_NEIGHBOURS = {torch.float32: 2**24, torch.float64: 2**53}
+"""From here on a dtype cannot hold every whole number."""
+
+
+def check_positions(
+    owner: str, name: str, positions: Any, x: Tensor, num_axes: int = 1
+) -> Tensor | range:
+    """Return the positions of the tokens of x (batch, heads, len, width): int64, float32 or
+    float64, (len) or (batch, len), plus a last axis of components where num_axes > 1; or a range.
+
+    Raises: TypeError for what is no position, ValueError where the shape does not fit, and for
+    numbers that are not finite or that their dtype cannot tell from their neighbours (looked at on
+    the CPU only).
+    """
+    return positions_of((x.shape[0], x.shape[2]), x, owner, name, positions, num_axes)
+
+
+def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Tensor, Tensor]:
+    """Return the positions between which a bias is asked for on its own, each (len) or (batch,
+    len).
+
+    Raises: as check_positions.
+    """
+    q_positions, kv_positions = (
+        tensor(t) if isinstance(t, range) else t for t in (q_positions, kv_positions)
+    )
+    for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
+        _check_kind(owner, name, positions)
+    check_flat(q_positions, kv_positions)
+    rows = {t.shape[0] for t in (q_positions, kv_positions) if t.ndim == 2} - {1}
+    if len(rows) > 1:
+        raise ValueError(
+            f"{owner}: q_positions and kv_positions must be of one batch, "
+            f"got {tuple(q_positions.shape)} and {tuple(kv_positions.shape)}."
+        )
+    return (
+        _numbers(owner, "q_positions", q_positions),
+        _numbers(owner, "kv_positions", kv_positions),
+    )
+
+
+def positions_of(
+    sizes: Sequence[int], x: Tensor, owner: str, name: str, positions: Any, num_axes: int
+) -> Tensor | range:
+    """Return the positions of tokens in an array of these sizes, which are those of x."""
+    if isinstance(positions, range):
+        # Its own step and stop, not len(): torch.compile follows no len() of a range.
+        if num_axes == 1 and positions.step == 1 and positions.stop - positions.start == sizes[-1]:
+            return positions
+        positions = tensor(positions, x.device)
+    _check_kind(owner, name, positions)
+    tokens = positions.shape[: positions.ndim - (num_axes > 1)]
+    components = num_axes == 1 or (positions.ndim > 1 and positions.shape[-1] == num_axes)
+    # Compared one by one: a set would hash the sizes, and torch.compile would start anew for each.
+    fits = 1 <= len(tokens) <= len(sizes) and tokens[-1] == sizes[-1]
+    for token, size in zip(tokens[-2::-1], sizes[-2::-1], strict=False):
+        fits = fits and (token == 1 or token == size)
+    if not fits or not components:
+        axis = f", {num_axes}" if num_axes > 1 else ""
+        comma = "" if axis else ","
+        rows = "".join(f"{size}, " for size in sizes[:-1])
+        batched = f"or ({rows}{sizes[-1]}{axis}), " if rows else ""
+        raise ValueError(
+            f"{owner}: {name} must have shape ({sizes[-1]}{axis or comma}) "
+            f"{batched}one for each token of a tensor of shape "
+            f"{tuple(x.shape)}; got {tuple(positions.shape)}."
+        )
+    positions = _numbers(owner, name, positions)
+    return positions[0] if len(tokens) == 2 and tokens[0] == 1 else positions
+
+
+def _numbers(owner: str, name: str, positions: Tensor) -> Tensor:
+    """The positions as int64, or as the floats that they are."""
+    if positions.is_floating_point():
+        _check_floats(owner, name, positions)
+        return positions
+    return positions if positions.dtype == torch.int64 else positions.long()
+
+
+def _check_kind(owner: str, name: str, positions: Any) -> None:
+    if not isinstance(positions, Tensor):
+        raise TypeError(
+            f"{owner}: {name} must be a tensor of positions or a range, got "
+            f"{type(positions).__name__}. range(length) makes 0, 1, 2, ..."
+        )
+    if positions.dtype == torch.bool:
+        raise TypeError(
+            f"{owner}: {name} must be numbers, got booleans. For a mask of real tokens use "
+            "posenc.positions.positions_from_mask(mask)."
+        )
+    narrow = positions.is_floating_point() and positions.dtype not in _NEIGHBOURS
+    if narrow or positions.is_complex():
+        raise TypeError(
+            f"{owner}: {name} must be integers, float32 or float64, got {positions.dtype}, which "
+            "cannot tell neighbouring positions apart."
+        )
+
+
+def _check_floats(owner: str, name: str, positions: Tensor) -> None:
+    low, high = free_ends(positions) or (0, 0)
+    largest = max(-low, high)
+    if not largest < float("inf"):
+        raise ValueError(f"{owner}: {name} must be finite, got {largest}.")
+    bound = _NEIGHBOURS[positions.dtype]
+    if largest >= bound:
+        raise ValueError(
+            f"{owner}: {name} reach {largest:.0f}, and {str(positions.dtype)[6:]} loses neighbours "
+            f"from {bound} on. Use integers{' or float64' if bound == 2**24 else ''}."
+        )

@@ -1,0 +1,40 @@
+"""A mask as an encoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from posenc.encodings.base.base import Pass, PositionEncoding
+from posenc.masks import Mask
+from posenc.positions import KeyPositions, QueryPositions
+
+
+class Within(PositionEncoding):
+    """Let a query look at what `mask` shows and at nothing else: a window that travels with an
+    encoding.
+
+    Compose(RoPE(...), Within(masks.sliding_window(4096))) rotates and looks 4096 tokens back,
+    whatever mask the model is given besides.
+
+    Args:
+        mask: an unbound mask; it is bound to the positions of each call.
+
+    shift_invariant is claimed for masks that depend only on the distance (exact ones), not for
+    chunks.
+    Raises: ValueError for a mask that is bound already.
+
+    >>> from posenc import Within, masks
+    >>> Within(masks.sliding_window(4)).claims.shift_invariant
+    True
+    """
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        if mask.bound:
+            raise ValueError("Within: mask must not be bound to positions; each call binds it.")
+        self.mask = mask
+        self.claims = replace(self.claims, shift_invariant=mask.exact)
+
+    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+        mask = self.mask.bind(q_positions, kv_positions)
+        return (Pass(q_positions, kv_positions, mask),)

@@ -1,0 +1,44 @@
+"""What all encodings share that add a vector to each embedding."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor
+
+from posenc.encodings.base.base import Embedded, PositionEncoding
+from posenc.encodings.base.boundary import check_embedded
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.positions import tensor
+
+
+class AddedEmbedding(PositionEncoding):
+    """Add a vector to each embedding: a subclass defines `table` and has everything else.
+
+    x += table(positions)
+
+    Precision: added in at least float32, returned in x's dtype.
+    """
+
+    claims = Claims(places=(1,), source="see the subclass", shift_invariant=False)
+
+    def __init__(self, embed_dim: int) -> None:
+        super().__init__()
+        self.embed_dim = embed_dim
+
+    def table(
+        self, positions: Real[Tensor, "..."], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where {self.embed_dim}"]:
+        """The embedding of each position."""
+        raise NotImplementedError(f"{type(self).__name__} must define table(positions, dtype)")
+
+    def embed(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:
+        name, num_axes = type(self).__name__, self.claims.num_axes
+        checked = check_embedded(name, x, positions, self.embed_dim, num_axes)
+        positions = tensor(checked, x.device)
+        dtype = at_least_float32(x.dtype)
+        return (x.to(dtype) + self.table(positions, dtype)).to(x.dtype)
+
+    def forward(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:
+        return self.embed(x, positions)

@@ -1,0 +1,111 @@
+"""Learned absolute position embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int, Integer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.embeddings.added import AddedEmbedding
+from posenc.encodings.embeddings.sinusoidal import Sinusoidal
+from posenc.encodings.numbers.tracking import free_ends
+
+STARTS = ("normal", "truncated_normal", "sinusoidal")
+
+
+class Learned(AddedEmbedding):
+    """Add one learned vector per position to the embeddings.
+
+    x[p] += weight[p]
+
+    To make the table longer, see posenc.encodings.embeddings.grow.
+
+    Args:
+        max_positions: rows of the table; a position at or above it has no embedding.
+        embed_dim: width of the embeddings.
+        init: how the table starts: "normal" as in GPT-2, "truncated_normal" (at two standard
+            deviations) as in BERT's own code, "sinusoidal" as the table of Sinusoidal.
+        init_std: standard deviation of the random starts: GPT-2 and BERT use 0.02.
+
+    Shapes: x (batch, seq_len, embed_dim), integer positions (seq_len) or (batch, seq_len) -> like
+    x.
+    Precision: added in float32, returned in x's dtype.
+    Raises: ValueError for a position outside of the table (checked on the CPU; CUDA asserts).
+    Source: Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019 (GPT-2).
+
+    >>> learned = posenc.Learned(max_positions=512, embed_dim=64)
+    >>> learned(torch.zeros(1, 3, 64), torch.tensor([0, 1, 511])).shape
+    torch.Size([1, 3, 64])
+    """
+
+    claims = replace(
+        AddedEmbedding.claims, source="Devlin et al. 2019, arXiv:1810.04805; Radford et al. 2019"
+    )
+
+    def __init__(
+        self,
+        max_positions: int,
+        embed_dim: int,
+        *,
+        init: Literal["normal", "truncated_normal", "sinusoidal"] = "normal",
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__(embed_dim)
+        if max_positions < 1:
+            raise ValueError(f"Learned: max_positions must be at least 1, got {max_positions}.")
+        if init not in STARTS:
+            raise ValueError(f"Learned: init must be one of {STARTS}, got {init!r}.")
+        self.max_positions = max_positions
+        self.claims = replace(self.claims, max_positions=max_positions)
+        self.init = init
+        self.init_std = init_std
+        self.weight = nn.Parameter(torch.empty(max_positions, embed_dim))
+        self.reset_parameters()
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options) -> Learned:
+        return super().from_shape(shape, **{"max_positions": shape.train_length, **options})
+
+    @classmethod
+    def from_table(cls, table: Float[Tensor, "max_positions embed_dim"]) -> Learned:
+        """The encoding whose weights are this table, (max_positions, embed_dim)."""
+        encoding = cls(*table.shape).to(table)
+        with torch.no_grad():
+            encoding.weight.copy_(table)
+        return encoding
+
+    def reset_parameters(self) -> None:
+        if self.init == "normal":
+            nn.init.normal_(self.weight, std=self.init_std)
+        elif self.init == "truncated_normal":
+            std = self.init_std
+            nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+        else:
+            rows = torch.arange(self.weight.shape[0], device=self.weight.device)
+            with torch.no_grad():
+                self.weight.copy_(Sinusoidal(self.weight.shape[1]).table(rows))
+
+    def table(
+        self, positions: Integer[Tensor, "*where"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where {self.embed_dim}"]:
+        """The embedding of each position."""
+        if positions.is_floating_point():
+            raise TypeError(f"Learned: positions must be integers, got {positions.dtype}.")
+        check_rows("Learned", "position", positions, self.weight.shape[0])
+        return F.embedding(positions, self.weight).to(dtype)
+
+
+def check_rows(name: str, what: str, index: Int[Tensor, "..."], rows: int) -> None:
+    """Raise ValueError for an index outside of a table, where looking costs no synchronisation."""
+    low, high = free_ends(index) or (0, 0)
+    if low < 0 or high >= rows:
+        outside = high if high >= rows else low
+        raise ValueError(
+            f"{name}: {what} {outside} is outside of the table, which has {rows} rows. "
+            "Grow the table or shorten the input."
+        )

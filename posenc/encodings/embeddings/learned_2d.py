@@ -1,0 +1,103 @@
+"""Learned embeddings of image patches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Integer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.embeddings.added import AddedEmbedding
+from posenc.encodings.embeddings.grow import interpolate_2d
+from posenc.encodings.embeddings.learned import check_rows
+from posenc.positions import placeless
+
+
+class Learned2D(AddedEmbedding):
+    """Add one learned vector per cell of a grid to the embeddings.
+
+    x[r, c] += weight[r * width + c]
+
+    A token whose row or column is negative stands for no place (the class token) and gets zeros: in
+    a Vision Transformer, its learned row can be part of the token itself.
+
+    Args:
+        height, width: the grid, in patches.
+        embed_dim: width of the embeddings.
+        init_std: standard deviation of the truncated normal start.
+
+    Shapes: x (batch, seq_len, embed_dim), integer positions (seq_len, 2) or (batch, seq_len, 2) as
+    (row, column), see posenc.positions.grid -> like x.
+    Precision: added in float32, returned in x's dtype.
+    Raises: ValueError for a row or column outside of the grid (checked on the CPU; CUDA asserts).
+    Source: Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1 and appendix D.4.
+
+    >>> learned = posenc.Learned2D(height=14, width=14, embed_dim=64)
+    >>> learned(torch.zeros(1, 196, 64), posenc.positions.grid(14, 14)).shape
+    torch.Size([1, 196, 64])
+    >>> learned.resize(16, 16).weight.shape
+    torch.Size([256, 64])
+    """
+
+    claims = replace(
+        AddedEmbedding.claims,
+        source="Dosovitskiy et al. 2021, arXiv:2010.11929, section 3.1",
+        num_axes=2,
+    )
+
+    def __init__(self, height: int, width: int, embed_dim: int, *, init_std: float = 0.02) -> None:
+        super().__init__(embed_dim)
+        if height < 1 or width < 1:
+            raise ValueError(
+                f"Learned2D: the grid must have at least one cell, got {height} x {width}."
+            )
+        self.height, self.width = height, width
+        self.claims = replace(self.claims, max_positions=min(height, width))
+        self.init_std = init_std
+        self.weight = nn.Parameter(torch.empty(height * width, embed_dim))
+        self.reset_parameters()
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options) -> Learned2D:
+        """A square grid of at least train_length cells, unless height and width are given."""
+        side = math.isqrt(shape.train_length - 1) + 1
+        return super().from_shape(shape, **{"height": side, "width": side, **options})
+
+    def reset_parameters(self) -> None:
+        std = self.init_std
+        if std:
+            nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+        else:
+            nn.init.zeros_(self.weight)
+
+    def resize(
+        self, height: int, width: int, *, align_corners: bool = False, antialias: bool = False
+    ) -> Learned2D:
+        """The table resampled to another grid, see posenc.encodings.embeddings.grow."""
+        table = interpolate_2d(
+            self.weight.detach(),
+            (self.height, self.width),
+            (height, width),
+            align_corners=align_corners,
+            antialias=antialias,
+        )
+        resized = Learned2D(height, width, table.shape[1], init_std=self.init_std).to(table)
+        with torch.no_grad():
+            resized.weight.copy_(table)
+        return resized
+
+    def table(
+        self, positions: Integer[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where {self.embed_dim}"]:
+        """The embedding of each (row, column)."""
+        if positions.is_floating_point():
+            raise TypeError(f"Learned2D: positions must be integers, got {positions.dtype}.")
+        row, column = positions.clamp(min=0).unbind(-1)
+        check_rows("Learned2D", "row", row, self.height)
+        check_rows("Learned2D", "column", column, self.width)
+        rows = F.embedding(row * self.width + column, self.weight).to(dtype)
+        return rows.masked_fill(placeless(positions)[..., None], 0)

@@ -1,0 +1,73 @@
+"""cos and sin of position times frequency, right at any position an int64 can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+
+import torch
+from torch import Tensor
+
+from posenc.encodings.numbers import frequencies
+from posenc.encodings.numbers.device_copies import Constants
+
+_RADIANS_PER_UNIT = 2 * math.pi / frequencies.TURN
+
+
+class Angles:
+    """Compute cos and sin of p * inv_freq for integer or real positions p.
+
+    The angle is reduced to a turn in 64-bit fixed point, where p * turns wraps for free, before
+    anything is rounded: cos and sin are right to 1.5e-7 in float32 at every integer position up to
+    2^31, and to 5e-7 up to 2^40. Real positions are split into a whole and a fractional part and
+    are as exact as they are given.
+
+    Only Python numbers are kept, and a device's own copy of them: no cast of a module can round
+    them.
+    """
+
+    def __init__(
+        self, inv_freq: Sequence[Decimal | float], axes: Sequence[int] | None = None
+    ) -> None:
+        """Keep the frequencies.
+
+        `axes`: for each frequency the component of a position that it turns with, where positions
+        have a last axis of components.
+        """
+        self.inv_freq = tuple(inv_freq)
+        self.axes = None if axes is None else tuple(axes)
+        self.turns = Constants(frequencies.turns(self.inv_freq))
+        self._component = Constants(() if axes is None else axes)
+        self._radians = Constants([float(f) for f in self.inv_freq])
+
+    def __len__(self) -> int:
+        return len(self.inv_freq)
+
+    def cos_sin(
+        self, positions: Tensor, dtype: torch.dtype = torch.float32, factor: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Return cos and sin times `factor`, each (..., len(inv_freq)), in `dtype`."""
+        angle = self.reduced(positions)
+        cos, sin = angle.cos(), angle.sin()
+        if factor != 1:
+            cos, sin = cos * factor, sin * factor
+        return cos.to(dtype), sin.to(dtype)
+
+    def reduced(self, positions: Tensor) -> Tensor:
+        """Return the angle in radians modulo a turn, float64, (..., len(inv_freq)), within
+        (-2 pi, 2 pi).
+
+        `...` is the shape of `positions`, less its axis of components where `axes` is given.
+        """
+        if self.axes is None:
+            positions = positions[..., None]
+        else:
+            index = self._component.like(positions.new_empty(0, dtype=torch.int64))
+            positions = positions.index_select(-1, index)
+        whole = (positions.double().floor() if positions.is_floating_point() else positions).long()
+        angle = (whole * self.turns.like(whole)).double() * _RADIANS_PER_UNIT
+        if not positions.is_floating_point():
+            return angle
+        fraction = positions.double() - whole
+        return angle + torch.remainder(fraction * self._radians.like(fraction), 2 * math.pi)

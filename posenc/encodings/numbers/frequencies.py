@@ -1,0 +1,104 @@
+"""Frequencies as exact numbers: decimals from plain configuration, and turns per position in 64-bit
+fixed point.
+
+float64 is not enough: an inverse frequency rounded to 53 bits is off by 2.4e-7 radians at position
+2^31. Nothing here needs torch or NumPy, so that every framework reads the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Context, Decimal, localcontext
+from functools import lru_cache
+
+PRECISION = Context(prec=50)
+"""Decimal digits carried; 64-bit phases at position 2^40 need 32."""
+
+TWO_PI = Decimal("6.2831853071795864769252867665590057683943387987502116419498891846")
+TURN = 1 << 64
+"""One full turn in fixed point: phases wrap exactly where 64-bit integers do."""
+
+
+@lru_cache(maxsize=256)
+def geometric(count: int, base: float, step: Decimal | float) -> tuple[Decimal, ...]:
+    """(1, r, r^2, ...) of `count` terms with r = base^-step, to 45 digits or better.
+
+    With step = 2 / rotary_dim this is RoPE's inv_freq; it is also the sinusoidal encoding's.
+    """
+    with localcontext(PRECISION):
+        ratio = Decimal(base) ** -Decimal(step)
+        terms = [Decimal(1)]
+        for _ in range(count - 1):
+            terms.append(terms[-1] * ratio)
+        return tuple(terms)
+
+
+def inverse_frequencies(dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
+    """base^(-2t/dim) for t = 0 .. dim/2 - 1, in radians per position; fastest first."""
+    with localcontext(PRECISION):
+        return geometric(dim // 2, base, Decimal(2) / dim)
+
+
+def endpoint_frequencies(count: int, base: float = 10000.0) -> tuple[Decimal, ...]:
+    """base^(-t/(count-1)) for t = 0 .. count - 1: from 1 to 1/base, both included."""
+    with localcontext(PRECISION):
+        return geometric(count, base, Decimal(1) / max(count - 1, 1))
+
+
+SINUSOIDAL_ORDERS = ("interleaved", "concatenated", "fairseq")
+
+
+def sinusoidal_frequencies(
+    embed_dim: int, base: float, order: str, min_timescale: float
+) -> tuple[Decimal, ...]:
+    """The frequencies of the sinusoidal encoding; see posenc.encodings.embeddings.sinusoidal."""
+    if order not in SINUSOIDAL_ORDERS:
+        raise ValueError(f"Sinusoidal: order must be one of {SINUSOIDAL_ORDERS}, got {order!r}.")
+    if embed_dim % 2 and order != "fairseq":
+        raise ValueError(
+            f"Sinusoidal: embed_dim must be even for the order {order!r}, got {embed_dim}."
+        )
+    if embed_dim < 2 or not 0 < min_timescale < base:
+        raise ValueError(
+            "Sinusoidal: embed_dim must be at least 2 and 0 < min_timescale < base, "
+            f"got embed_dim={embed_dim}, min_timescale={min_timescale}, base={base}."
+        )
+    ratio = base / min_timescale
+    if order == "fairseq":
+        inv_freq = endpoint_frequencies(embed_dim // 2, ratio)
+    else:
+        inv_freq = inverse_frequencies(embed_dim, ratio)
+    with localcontext(PRECISION):
+        return tuple(f / Decimal(min_timescale) for f in inv_freq)
+
+
+def turns(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]:
+    """Turns per position in units of 2^-64 turn, as signed 64-bit integers that wrap like the phase
+    does."""
+    with localcontext(PRECISION):
+        units = [int((Decimal(f) / TWO_PI * TURN).to_integral_value()) for f in inv_freq]
+    return tuple((u + TURN // 2) % TURN - TURN // 2 for u in units)
+
+
+DIGIT_BITS = 11
+"""Positions below 2^31 are three digits of 11 bits; a digit times a 20-bit number fits in an
+int32."""
+PART_BITS = 20
+
+
+def digit_turns(
+    inv_freq: Sequence[Decimal | float],
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Turns per unit of each of a position's three digits, for arithmetic that has only int32.
+
+    Gives (high, low), each [digit][frequency]: one unit of digit k turns by high[k] / 2^20 +
+    low[k] / 2^40 of a full turn.
+    """
+    high, low = [], []
+    for digit in range(3):
+        parts = [
+            (t << (digit * DIGIT_BITS)) % TURN >> (64 - 2 * PART_BITS) for t in turns(inv_freq)
+        ]
+        high.append(tuple(part >> PART_BITS for part in parts))
+        low.append(tuple(part % (1 << PART_BITS) for part in parts))
+    return tuple(high), tuple(low)

@@ -1,0 +1,56 @@
+"""Tables that a prepared encoding makes from its weights once for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from posenc.positions import version
+
+T = TypeVar("T")
+MOST = 4
+"""Tables that are kept, the latest ones: a caller may prepare once and then go on for long."""
+
+
+class Kept:
+    """Results by key, each made anew once a tensor that it was made from has been written into.
+
+    Kept only where no gradient is followed: a backward pass frees what it went through.
+
+    >>> from posenc.encodings.numbers.kept import Kept
+    >>> kept, weight = Kept(), torch.ones(2)
+    >>> table = kept("x", lambda: weight * 3, weight)
+    >>> kept("x", lambda: weight * 3, weight) is table
+    True
+    >>> _ = weight.mul_(2)  # as an optimizer writes
+    >>> kept("x", lambda: weight * 3, weight)
+    tensor([6., 6.])
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, tuple[tuple[Tensor, ...], tuple[int | None, ...], Any]] = {}
+
+    def __call__(self, key: Hashable, compute: Callable[[], T], *given: Tensor | None) -> T:
+        """Return `compute()`, or what it gave before for this key and these tensors; not to be
+        written into."""
+        made_from = tuple(t for t in given if t is not None)
+        followed = torch.is_grad_enabled() and any(t.requires_grad for t in made_from)
+        if followed or torch.compiler.is_compiling():
+            return compute()
+        versions = tuple(version(t) for t in made_from)
+        if None in versions:  # written into without being counted
+            return compute()
+        key = key, torch.is_inference_mode_enabled()
+        before = self._last.get(key)
+        if before is not None and before[1] == versions:
+            if all(a is b for a, b in zip(before[0], made_from, strict=True)):
+                return before[2]
+        self._last.pop(key, None)
+        if len(self._last) == MOST:
+            del self._last[next(iter(self._last))]
+        table = compute()
+        self._last[key] = made_from, versions, table
+        return table

@@ -1,0 +1,215 @@
+"""RoPE over rows and columns: axial, with named settings of vision models, and learned mixed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.numbers.frequencies import PRECISION, TWO_PI, inverse_frequencies
+from posenc.encodings.numbers.heads import for_every_head
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.numbers.tracking import free_ends
+from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
+from posenc.encodings.queries_keys.rope_scaling import Frequencies
+from posenc.encodings.queries_keys.rotation.base import Rotation, Turned
+from posenc.encodings.queries_keys.rotation.rotate import rotate
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import grid, placeless
+
+
+class AxialRoPE(Rotation):
+    """Rotate one half of the pairs by the token's row and the other by its column.
+
+    angle = row * rope_theta^(-4t/head_dim) or column * rope_theta^(-4t/head_dim),
+    t < head_dim / 4
+
+    A token whose row or column is a whole number below 0 stands for no place (class and register
+    tokens) and is not rotated; nor is one at (0, 0), where the coordinates are real.
+    `rope_vit`, `dinov3` and `pixtral` build what these models use.
+
+    Args:
+        head_dim: size of one head, a multiple of 4.
+        rope_theta: base of the geometric series of frequencies.
+        interleaved: pairs are (2t, 2t+1); False: (t, t + head_dim/2).
+        column_first: the first half of the pairs turns with the column.
+        alternating: one series rope_theta^(-2t/head_dim) whose even terms serve the row and odd
+            ones the column; False: both have the same frequencies.
+        in_turns: frequencies count turns per unit, not radians: for coordinates within -1 .. 1.
+
+    Shapes: positions (len, 2) or (batch, len, 2) of (row, column), integer or real; q (batch,
+    num_heads, q_len, head_dim) and k (batch, num_kv_heads, kv_len, head_dim) -> the same.
+    Units: patches, or any unit. Precision: exact angles, rotated in float32, rounded once.
+    Raises: ValueError if head_dim is no multiple of 4.
+    Source: Heo et al. 2024, arXiv:2403.13298, section 3.2.
+
+    >>> rope = posenc.AxialRoPE(head_dim=64, interleaved=False)
+    >>> cells = posenc.positions.grid(3, 4)
+    >>> q, k = rope(torch.randn(1, 8, 12, 64), torch.randn(1, 8, 12, 64), cells)
+    >>> q.shape
+    torch.Size([1, 8, 12, 64])
+    """
+
+    claims = replace(
+        Rotation.claims, source="Heo et al. 2024, arXiv:2403.13298, section 3.2", num_axes=2
+    )
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 100.0,
+        *,
+        interleaved: bool,
+        column_first: bool = False,
+        alternating: bool = False,
+        in_turns: bool = False,
+    ) -> None:
+        super().__init__(head_dim, interleaved=interleaved)
+        _check_quarters(type(self).__name__, head_dim)
+        per_axis = head_dim // 4
+        first, second = (1, 0) if column_first else (0, 1)
+        if alternating:
+            series = inverse_frequencies(head_dim, rope_theta)
+            inv_freq = series[first::2] + series[second::2]
+        else:
+            inv_freq = inverse_frequencies(head_dim // 2, rope_theta) * 2
+        if in_turns:
+            inv_freq = tuple(PRECISION.multiply(f, TWO_PI) for f in inv_freq)
+        self._rotate_by(Frequencies(inv_freq), [first] * per_axis + [second] * per_axis)
+
+    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return super()._tables(_on_the_grid(positions), dtype)
+
+    @classmethod
+    def rope_vit(cls, head_dim: int, rope_theta: float = 100.0) -> AxialRoPE:
+        """RoPE-ViT: interleaved pairs, columns first."""
+        return cls(head_dim, rope_theta, interleaved=True, column_first=True)
+
+    @classmethod
+    def dinov3(cls, head_dim: int, rope_theta: float = 100.0) -> AxialRoPE:
+        """DINOv3: half-split, rows first, over `centred_grid` coordinates."""
+        return cls(head_dim, rope_theta, interleaved=False, in_turns=True)
+
+    @classmethod
+    def pixtral(cls, head_dim: int, rope_theta: float = 10000.0) -> AxialRoPE:
+        """Pixtral: half-split, one series of frequencies, rows and columns in turn."""
+        return cls(head_dim, rope_theta, interleaved=False, alternating=True)
+
+
+def centred_grid(
+    height: int, width: int, device: torch.device | None = None
+) -> Float[Tensor, "{height*width} 2"]:
+    """(height * width, 2), float64: centres of the patches, from -1 to 1 along either axis."""
+    size = torch.tensor([height, width], dtype=torch.float64, device=device)
+    return (grid(height, width, device) + 0.5) / size * 2 - 1
+
+
+class MixedRoPE(QueryKeyEncoding):
+    """Rotate by learned directions of the plane: RoPE-Mixed.
+
+    angle[h, t] = row * weight[0, h, t] + column * weight[1, h, t]
+
+    A token whose row or column is a whole number below 0 stands for no place (the class token) and
+    is not rotated.
+
+    Args:
+        head_dim: size of one head, a multiple of 4.
+        num_kv_heads: heads with frequencies of their own; the query heads of a group share them.
+        rope_theta: base of the initial magnitudes rope_theta^(-4t/head_dim), twice in a row; each
+            head starts turned by a random angle.
+        interleaved: pairs are (2t, 2t+1), as in the authors' code; False: (t, t + head_dim/2).
+
+    Shapes: weight (2, num_kv_heads, head_dim/2); positions (len, 2) or (batch, len, 2) of (row,
+    column).
+    Units: radians per patch. Precision: angles in float64 from the weights as they are, rotated in
+    float32, rounded once.
+    Raises: ValueError if head_dim is no multiple of 4, or k has other heads.
+    Source: Heo et al. 2024, arXiv:2403.13298, section 3.3; github.com/naver-ai/rope-vit.
+
+    >>> rope = posenc.MixedRoPE(head_dim=64, num_kv_heads=8)
+    >>> cells = posenc.positions.grid(3, 4)
+    >>> q, k = rope(torch.randn(1, 8, 12, 64), torch.randn(1, 8, 12, 64), cells)
+    >>> rope.weight.shape
+    torch.Size([2, 8, 32])
+    """
+
+    claims = Claims(
+        places=(2,),
+        source="Heo et al. 2024, arXiv:2403.13298, section 3.3",
+        num_axes=2,
+        scope="layer",
+    )
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_kv_heads: int,
+        rope_theta: float = 10.0,
+        *,
+        interleaved: bool = True,
+    ) -> None:
+        super().__init__()
+        _check_quarters(type(self).__name__, head_dim)
+        self.head_dim = head_dim
+        self.num_kv_heads = num_kv_heads
+        self.rope_theta = rope_theta
+        self.interleaved = interleaved
+        self.weight = nn.Parameter(torch.empty(2, num_kv_heads, head_dim // 2))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        magnitude = [float(f) for f in inverse_frequencies(self.head_dim // 2, self.rope_theta)]
+        size = torch.tensor(magnitude, device=self.weight.device)
+        turned = torch.rand(self.num_kv_heads, 1, device=self.weight.device) * 2 * math.pi
+        turned = turned.expand(-1, len(size))
+        # Two orthogonal directions, each with all magnitudes; columns are the authors' x.
+        direction = torch.cat([turned, turned + math.pi / 2], -1)
+        self.weight.copy_(torch.stack([direction.sin(), direction.cos()]) * size.repeat(2))
+
+    def transform(self, q: Tokens, k: Tokens) -> Turned:
+        assert q.x is not None and k.x is not None
+        check_keys(self, k.x)
+        return self._rotate(q.x, q.positions), self._rotate(k.x, k.positions)
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        dtype = torch.promote_types(at_least_float32(x.dtype), self.weight.dtype)
+        _check_reach(positions)
+        weight = self.weight.double()
+        batch, heads = x.shape[:2]
+        place = _on_the_grid(positions).double()[..., None, :, None, :]  # (..., 1, len, 1, 2)
+        angle = place[..., 0] * weight[0][:, None] + place[..., 1] * weight[1][:, None]
+        # (batch, num_kv_heads, len, pairs), then one row of `rotate`'s batch for each head
+        angle = angle.expand(batch, *angle.shape[-3:])
+        angle = for_every_head(angle, heads).flatten(0, 1)
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        out = rotate(x.flatten(0, 1)[:, None], cos, sin, interleaved=self.interleaved)
+        return out.view_as(x)
+
+
+def _on_the_grid(positions: Tensor) -> Tensor:
+    """Tokens that stand for no place moved to (0, 0), where no pair turns."""
+    return positions.masked_fill(placeless(positions)[..., None], 0)
+
+
+_FARTHEST = 2**32
+"""From here on float64 rounds position times weight by more than 1e-6 of a radian."""
+
+
+def _check_reach(positions: Tensor) -> None:
+    """Raise ValueError for positions whose angles would be rounded, if reading them costs no
+    synchronisation."""
+    low, high = free_ends(positions) or (0, 0)
+    if low <= -_FARTHEST or high >= _FARTHEST:
+        raise ValueError(
+            "MixedRoPE: positions must be below 2^32: beyond, float64 rounds a learned angle."
+        )
+
+
+def _check_quarters(name: str, head_dim: int) -> None:
+    if head_dim < 4 or head_dim % 4:
+        raise ValueError(f"{name}: head_dim must be a multiple of 4, got {head_dim}.")

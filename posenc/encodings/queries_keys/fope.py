@@ -1,0 +1,116 @@
+"""FoPE: pairs of channels that turn with several frequencies at once."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.frequencies import inverse_frequencies
+from posenc.encodings.numbers.heads import for_every_head
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
+from posenc.encodings.queries_keys.rotation.base import Turned
+from posenc.encodings.queries_keys.rotation.rotate import rotate
+from posenc.encodings.terms.tokens import Tokens
+
+
+class FoPE(QueryKeyEncoding):
+    """Turn each pair of channels by a Fourier series of the frequencies that training shows whole.
+
+    (x_a, x_b) -> (x_a c_t - x_b s_t, x_b c_t + x_a s_t), pairs t and t + head_dim/2
+    c_t(p) = sum_m cos_weight[h, m, t] cos(p theta_m), s_t with sin_weight and sin
+    theta_m = rope_theta^(-2m/head_dim), of which those stay that turn once in train_length
+
+    The weights start as one frequency for each pair plus small random numbers, and stay as they
+    were drawn. There are at most head_dim/4 such pairs; the others get c = s = 1 at every position,
+    as in the authors' code.
+
+    Args:
+        head_dim: size of one head, even and at least 4.
+        num_kv_heads: heads with weights of their own; the query heads of a group share them.
+        train_length: tokens in training; slower frequencies are left out.
+        rope_theta: base of the geometric series of frequencies.
+        gain: size of the random numbers, as of Xavier's normal distribution over all heads. The
+            authors take 0.3 for 60 M parameters, 0.4 for 180 M and 0.6 for 1.2 G.
+
+    Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
+    same. cos_weight, sin_weight: (num_kv_heads, frequencies, pairs).
+    Units: positions in tokens. Precision: exact angles, the series in float32, rounded once.
+    Raises: ValueError where no frequency turns once in train_length, or k has other heads.
+    Source: Hua et al. 2024, arXiv:2412.17739; the authors' training code, without the division by
+    the weights' sum of the paper's listing.
+
+    >>> fope = posenc.FoPE(head_dim=16, num_kv_heads=4, train_length=128)
+    >>> q, k = fope(torch.randn(1, 4, 6, 16), torch.randn(1, 4, 6, 16), torch.arange(6))
+    >>> fope.cos_weight.shape
+    torch.Size([4, 3, 3])
+    """
+
+    claims = Claims(
+        places=(2,),
+        source="Hua et al. 2024, arXiv:2412.17739",
+        shift_invariant=False,
+        scope="layer",
+    )
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_kv_heads: int,
+        train_length: int,
+        rope_theta: float = 10000.0,
+        *,
+        gain: float = 0.3,
+    ) -> None:
+        super().__init__()
+        if head_dim < 4 or head_dim % 2:
+            raise ValueError(f"FoPE: head_dim must be even and at least 4, got {head_dim}.")
+        self.head_dim, self.num_kv_heads, self.gain = head_dim, num_kv_heads, gain
+        self.train_length, self.rope_theta = train_length, rope_theta
+        slowest = 2 * math.pi / train_length
+        kept = [f for f in inverse_frequencies(head_dim, rope_theta) if float(f) >= slowest]
+        if not kept:
+            raise ValueError(
+                f"FoPE: no frequency turns once in train_length={train_length}; it must be at "
+                "least 7."
+            )
+        self.angles = Angles(kept)
+        size = (num_kv_heads, len(kept), min(len(kept), head_dim // 4))
+        self.cos_weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.sin_weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        _, frequencies, pairs = self.cos_weight.shape
+        every = -(-frequencies // pairs)
+        own = torch.arange(-(-frequencies // every), device=self.cos_weight.device)
+        for weight in (self.sin_weight, self.cos_weight):
+            nn.init.xavier_normal_(weight, self.gain)
+            weight[:, own * every, own] += 1
+
+    def transform(self, q: Tokens, k: Tokens) -> Turned:
+        assert q.x is not None and k.x is not None
+        check_keys(self, k.x)
+        return self._turned(q.x, q.positions), self._turned(k.x, k.positions)
+
+    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        dtype = torch.promote_types(at_least_float32(x.dtype), self.cos_weight.dtype)
+        waves = self.angles.cos_sin(positions, dtype)
+        cos, sin = (
+            self._series(wave, weight, x)
+            for wave, weight in zip(waves, (self.cos_weight, self.sin_weight), strict=True)
+        )
+        rows = x.flatten(0, 1)[:, None]  # a row of the batch for each head
+        return rotate(rows, cos, sin, interleaved=False).view_as(x)
+
+    def _series(self, wave: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+        """(batch * num_heads, len, head_dim/2) of waves (len, frequencies) or (batch, len, ...)."""
+        series = wave.unsqueeze(-3) @ weight.to(wave.dtype)
+        series = nn.functional.pad(series, (0, self.head_dim // 2 - series.shape[-1]), value=1.0)
+        series = series.expand(x.shape[0], *series.shape[-3:])
+        return for_every_head(series, x.shape[1]).flatten(0, 1)

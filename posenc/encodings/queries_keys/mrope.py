@@ -1,0 +1,113 @@
+"""Multimodal RoPE: time, height and width share one series of frequencies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from posenc.encodings.queries_keys.rope import RoPE
+from posenc.encodings.queries_keys.rope_scaling import Scaling
+
+
+class MRoPE(RoPE):
+    """RoPE whose pairs turn with the time, the height or the width of a token.
+
+    angle[t] = position[axis(t)] * rope_theta^(-2t/rotary_dim)
+
+    Text has three equal components and is plain RoPE; `mrope_positions` builds positions for mixed
+    input. Qwen2-VL gives time the fastest pairs, then height, then width (contiguous sections);
+    in Qwen3-VL the axes take turns, so that each has fast and slow pairs.
+
+    Args:
+        head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
+        sections: pairs for time, height and width, which sum to rotary_dim / 2; None means the
+            models' own shares, 1/4, 3/8 and 3/8 if contiguous, 3/8, 5/16 and 5/16 in turns.
+        in_turns: the axes take turns from pair to pair; False: contiguous sections.
+
+    Shapes: positions (len, 3) or (batch, len, 3); q and k as in RoPE.
+    Units: components in tokens, frames and patches. Precision: as RoPE.
+    Raises: ValueError where the sections do not fit.
+    Source: Wang et al. 2024, arXiv:2409.12191, section 2.1; Qwen3-VL, arXiv:2511.21631.
+
+    >>> mrope = posenc.MRoPE(head_dim=64, interleaved=False)
+    >>> positions = posenc.mrope_positions([2, (1, 2, 2), 3])  # text, 2 x 2 patches, text
+    >>> q, k = mrope(torch.randn(1, 8, 9, 64), torch.randn(1, 8, 9, 64), positions)
+    >>> q.shape
+    torch.Size([1, 8, 9, 64])
+    """
+
+    claims = replace(
+        RoPE.claims, source="Wang et al. 2024, arXiv:2409.12191, section 2.1", num_axes=3
+    )
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        rotary_dim: int | None = None,
+        scaling: Scaling | None = None,
+        sections: Sequence[int] | None = None,
+        in_turns: bool = False,
+    ) -> None:
+        super().__init__(
+            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling
+        )
+        if scaling is not None and scaling.exempt_tokens:
+            raise ValueError("MRoPE: exempt_tokens needs positions of one component.")
+        pairs = self.rotary_dim // 2
+        if sections is None:
+            side = pairs * 5 // 16 if in_turns else pairs * 3 // 8
+            sections = (pairs - 2 * side, side, side)
+        self.sections = tuple(sections)
+        axes = _in_turns(self.sections) if in_turns else _contiguous(self.sections)
+        if [axes.count(a) for a in range(3)] != list(self.sections) or len(axes) != pairs:
+            raise ValueError(
+                f"MRoPE: sections must be three numbers of pairs that sum to rotary_dim / 2 = "
+                f"{pairs}{', none of the last two above a third of it' if in_turns else ''}, "
+                f"got {self.sections}."
+            )
+        self._rotate_by(self.frequencies(), axes)
+
+
+def _contiguous(sections: Sequence[int]) -> list[int]:
+    return [axis for axis, count in enumerate(sections) for _ in range(count)]
+
+
+def _in_turns(sections: Sequence[int]) -> list[int]:
+    """Pairs 1, 4, 7, ... height, 2, 5, 8, ... width, as many as asked for; all others time."""
+    axes = [0] * sum(sections)
+    for axis in (1, 2):
+        for t in range(axis, min(3 * sections[axis], len(axes)), 3):
+            axes[t] = axis
+    return axes
+
+
+def mrope_positions(
+    segments: Sequence[int | tuple[int, int, int]],
+    start: int = 0,
+    device: torch.device | None = None,
+) -> Int[Tensor, "len 3"]:
+    """Positions (len, 3) of text runs (their length) and grids (time, height, width) in a row.
+
+    A grid starts at one past the largest component so far, and so does the text after it.
+
+    >>> posenc.mrope_positions([2, (1, 2, 2), 1]).T
+    tensor([[0, 1, 2, 2, 2, 2, 4],
+            [0, 1, 2, 2, 3, 3, 4],
+            [0, 1, 2, 3, 2, 3, 4]])
+    """
+    parts = []
+    for segment in segments:
+        if isinstance(segment, int):
+            part = torch.arange(segment, device=device)[:, None].expand(-1, 3)
+        else:
+            part = torch.cartesian_prod(*(torch.arange(n, device=device) for n in segment))
+        parts.append(part + start)
+        start += segment if isinstance(segment, int) else max(segment)
+    return torch.cat(parts)

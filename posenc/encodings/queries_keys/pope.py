@@ -1,0 +1,95 @@
+"""PoPE: content in the magnitude, position in the phase."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.frequencies import inverse_frequencies
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.queries_keys.query_key import QueryKeyEncoding, check_keys
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import Positions
+
+
+class PoPE(QueryKeyEncoding):
+    """Give every channel a magnitude from its content and a phase from its position.
+
+    score[i, j] = scale * sum_c softplus(q_ic) softplus(k_jc) cos((i - j) theta_c - delta_hc),
+    theta_c = rope_theta^(-c/head_dim)
+
+    A channel's phase no longer depends on its content, so that content and position do not mix. q
+    and k become twice as wide.
+
+    Args:
+        head_dim: size of one head.
+        num_kv_heads: heads with phases of their own; the query heads of a group share them.
+        rope_theta: base of the geometric series of frequencies.
+
+    Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
+    same, twice as wide. weight: (num_kv_heads, head_dim), delta before it is clamped to -2 pi .. 0.
+    Units: positions in tokens, delta in radians. Precision: exact angles, float32, rounded once.
+    Raises: ValueError where k has other heads.
+    Source: Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3.
+
+    >>> pope = posenc.PoPE(head_dim=16, num_kv_heads=4)
+    >>> q, k = pope(torch.randn(1, 4, 6, 16), torch.randn(1, 4, 6, 16), torch.arange(6))
+    >>> q.shape  # the cosines and the sines
+    torch.Size([1, 4, 6, 32])
+    """
+
+    claims = Claims(
+        places=(2,), source="Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3", scope="layer"
+    )
+
+    def __init__(self, head_dim: int, num_kv_heads: int, rope_theta: float = 10000.0) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.num_kv_heads = num_kv_heads
+        self.angles = Angles(inverse_frequencies(2 * head_dim, rope_theta))
+        self.weight = nn.Parameter(torch.empty(num_kv_heads, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def prepare(self, positions: Positions, length: int | None = None) -> PoPE:
+        return self.with_kept_tables()
+
+    def transform(
+        self, q: Tokens, k: Tokens
+    ) -> tuple[
+        Float[Tensor, "batch num_heads {len(q)} {2*self.head_dim}"],
+        Float[Tensor, "batch num_kv_heads {len(k)} {2*self.head_dim}"],
+    ]:
+        assert q.x is not None and k.x is not None
+        check_keys(self, k.x)
+        dtype = at_least_float32(q.x.dtype)
+        q_cos, q_sin = self._cos_sin(q, dtype)
+        cos, sin = self._cos_sin(k, dtype)
+        delta = self.weight.to(dtype).clamp(-2 * math.pi, 0)[:, None]  # (num_kv_heads, 1, head_dim)
+        delta_cos, delta_sin = delta.cos(), delta.sin()
+        k_cos, k_sin = cos * delta_cos - sin * delta_sin, sin * delta_cos + cos * delta_sin
+        return _polar(q.x, q_cos, q_sin), _polar(k.x, k_cos, k_sin)
+
+    def _cos_sin(self, tokens: Tokens, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cos and sin (..., 1, len, head_dim), to broadcast over heads."""
+
+        def compute() -> tuple[Tensor, Tensor]:
+            cos, sin = self.angles.cos_sin(tokens.positions, dtype)
+            return cos.unsqueeze(-3), sin.unsqueeze(-3)
+
+        if not isinstance(tokens.where, range):
+            return compute()
+        return self.kept((tokens.where, dtype, tokens.device), compute)
+
+
+def _polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    magnitude = F.softplus(x.to(cos.dtype))
+    return torch.cat([magnitude * cos, magnitude * sin], dim=-1).to(x.dtype)

@@ -1,0 +1,233 @@
+"""Longer contexts without training: RoPE over positions mapped into the trained range.
+
+Each method is two or three ordinary attentions over disjoint sets of keys, which attention merges.
+The cache keeps keys unrotated. All methods are for causal attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from posenc.encodings.base.base import Pass
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.queries_keys.position_map import PositionMap
+from posenc.encodings.queries_keys.rope_scaling import Scaling
+from posenc.masks import Mask, sliding_window
+from posenc.positions import KeyPositions, QueryPositions, in_double
+
+
+class ReRoPE(PositionMap):
+    """RoPE whose relative position stops growing at a window, or grows slower beyond it.
+
+    relative = D for D < window, else window (leak=None) or window + (D - window) / leak
+
+    Args:
+        head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
+        window: distance in tokens up to which positions are exact.
+        leak: Leaky ReRoPE's divisor of the distance beyond the window, at least 1; None: infinite.
+        log_n_length: also multiply queries by max(1, ln(p + 1) / ln(log_n_length)).
+
+    Shapes: as RoPE; two passes. Units: tokens. Precision: as RoPE.
+    Raises: ValueError if window < 1 or leak < 1.
+    Source: Su 2023, kexue.fm/archives/9706 and 9708; github.com/bojone/rerope.
+
+    >>> rerope = posenc.ReRoPE(head_dim=16, window=4, interleaved=False)
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> where = {"q_positions": torch.arange(6), "kv_positions": torch.arange(6)}
+    >>> posenc.attention(q, k, v, rerope, mask=posenc.masks.causal, **where).shape
+    torch.Size([1, 4, 6, 16])
+    """
+
+    claims = replace(PositionMap.claims, source="Su 2023, kexue.fm/archives/9706 and 9708")
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        window: int,
+        leak: float | None = None,
+        log_n_length: int | None = None,
+        rotary_dim: int | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        super().__init__(
+            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling,
+            log_n_length=log_n_length,
+        )  # fmt: skip
+        if window < 1 or (leak is not None and leak < 1):
+            raise ValueError(
+                f"ReRoPE: window and leak must be at least 1, got window={window}, leak={leak}."
+            )
+        self.window = window
+        self.leak = leak
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
+        return super().from_shape(shape, **{"window": max(1, shape.train_length // 2), **options})
+
+    def parts(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+        if self.leak is None:
+            far = torch.full_like(q_positions, self.window), torch.zeros_like(kv_positions)
+        else:
+            shift = self.window - self.window / self.leak
+            q, k = in_double(q_positions, kv_positions)
+            far = q / self.leak + shift, k / self.leak
+        return _near_and_far(q_positions, kv_positions, self.window, *far)
+
+
+class SelfExtend(PositionMap):
+    """RoPE with exact positions nearby and positions shared by groups of tokens far away.
+
+    relative = D for D < window, else floor(i/group_size) - floor(j/group_size)
+    + window - window/group_size
+
+    Reaches (train_length - window) * group_size + window tokens.
+
+    Args:
+        head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
+        group_size: tokens that share a position.
+        window: distance in tokens up to which positions are exact.
+        log_n_length: also multiply queries by max(1, ln(p + 1) / ln(log_n_length)).
+
+    Shapes: as RoPE; two passes. Units: tokens. Precision: as RoPE.
+    Raises: ValueError if group_size or window < 1.
+    Source: Jin et al. 2024, arXiv:2401.01325, section 3; the released code shifts by
+    window - window/group_size without rounding, and so do we.
+
+    >>> encoding = posenc.create("self_extend", posenc.ModelShape(64, 4, train_length=32))
+    >>> layer = posenc.Attention(64, 4, encoding=encoding)
+    >>> layer(torch.randn(1, 9, 64), torch.arange(9), mask=posenc.masks.causal).shape
+    torch.Size([1, 9, 64])
+    """
+
+    claims = replace(PositionMap.claims, source="Jin et al. 2024, arXiv:2401.01325, section 3")
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        window: int,
+        group_size: int = 8,
+        log_n_length: int | None = None,
+        rotary_dim: int | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        super().__init__(
+            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling,
+            log_n_length=log_n_length,
+        )  # fmt: skip
+        self.claims = replace(self.claims, shift_invariant=False)
+        if window < 1 or group_size < 1:
+            raise ValueError(
+                "SelfExtend: window and group_size must be at least 1, "
+                f"got window={window}, group_size={group_size}."
+            )
+        self.window = window
+        self.group_size = group_size
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
+        return super().from_shape(shape, **{"window": max(1, shape.train_length // 4), **options})
+
+    def parts(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+        def group(positions: Tensor) -> Tensor:
+            return torch.div(positions, self.group_size, rounding_mode="floor")
+
+        q_far, shift = group(q_positions), self.window - self.window / self.group_size
+        q_far = q_far + int(shift) if shift.is_integer() else q_far.double() + shift
+        return _near_and_far(q_positions, kv_positions, self.window, q_far, group(kv_positions))
+
+
+def _near_and_far(
+    q_positions: Tensor, kv_positions: Tensor, window: int, q_far: Tensor, kv_far: Tensor
+) -> tuple[Pass, Pass]:
+    """True positions for distances below the window, mapped ones from it on."""
+    beyond = Mask(lambda sight: sight.q_position - sight.kv_position >= window)
+    return (Pass(q_positions, kv_positions, sliding_window(window)), Pass(q_far, kv_far, beyond))
+
+
+class DualChunk(PositionMap):
+    """Dual chunk attention: positions within a chunk, and bounded ones to the chunks before.
+
+    With s = chunk_size - local_window, a key is at j mod s; a query is at i mod s for its own
+    chunk, at min(i mod s + s, chunk_size) for the one before, and at min(2s - 1, chunk_size) for
+    all earlier ones.
+
+    Args:
+        head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
+        chunk_size: the largest relative position, below the trained length.
+        local_window: how far distances stay exact across the border of two chunks.
+        log_n_length: also multiply queries by max(1, ln(p + 1) / ln(log_n_length)).
+
+    Shapes: as RoPE; three passes. Units: tokens. Precision: as RoPE.
+    Raises: ValueError unless 0 <= local_window < chunk_size.
+    Source: An et al. 2024, arXiv:2402.17463, section 3; github.com/HKUNLP/ChunkLlama.
+
+    >>> encoding = posenc.create("dual_chunk", posenc.ModelShape(64, 4, train_length=32))
+    >>> layer = posenc.Attention(64, 4, encoding=encoding)
+    >>> layer(torch.randn(1, 9, 64), torch.arange(9), mask=posenc.masks.causal).shape
+    torch.Size([1, 9, 64])
+    """
+
+    claims = replace(PositionMap.claims, source="An et al. 2024, arXiv:2402.17463, section 3")
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        chunk_size: int,
+        local_window: int,
+        log_n_length: int | None = None,
+        rotary_dim: int | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        super().__init__(
+            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling,
+            log_n_length=log_n_length,
+        )  # fmt: skip
+        self.claims = replace(self.claims, shift_invariant=False)
+        if not 0 <= local_window < chunk_size:
+            raise ValueError(
+                "DualChunk: local_window must be at least 0 and below chunk_size, "
+                f"got local_window={local_window}, chunk_size={chunk_size}."
+            )
+        self.chunk_size = chunk_size
+        self.local_window = local_window
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
+        """The authors' shares of the trained length: 3/4 and 1/16."""
+        sizes = {
+            "chunk_size": max(1, shape.train_length * 3 // 4),
+            "local_window": shape.train_length // 16,
+        }
+        return super().from_shape(shape, **{**sizes, **options})
+
+    def parts(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+        stride = self.chunk_size - self.local_window
+        keys, own = kv_positions % stride, q_positions % stride
+        before = (own + stride).clamp(max=self.chunk_size)
+        earlier = torch.full_like(own, min(2 * stride - 1, self.chunk_size))
+
+        def chunks_apart(low: int, high: float) -> Mask:
+            def visible(sight):
+                apart = sight.q_position // stride - sight.kv_position // stride
+                return (apart >= low) & (apart <= high)
+
+            return Mask(visible)
+
+        return (
+            Pass(own, keys, chunks_apart(0, 0)),
+            Pass(before, keys, chunks_apart(1, 1)),
+            Pass(earlier, keys, chunks_apart(2, float("inf"))),
+        )

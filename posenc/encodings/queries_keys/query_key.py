@@ -1,0 +1,41 @@
+"""What all encodings share that act at queries and keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.boundary import check_pair
+from posenc.encodings.base.claims import Claims
+from posenc.positions import Positions
+
+
+class QueryKeyEncoding(PositionEncoding):
+    """Change q and k by their positions: a subclass defines `transform`."""
+
+    claims = Claims(places=(2,), source="see the subclass")
+
+    def forward(
+        self,
+        q: Float[Tensor, "batch num_heads len head_dim"],
+        k: Float[Tensor, "batch num_kv_heads len head_dim"],
+        positions: Positions,
+    ) -> tuple[
+        Float[Tensor, "batch num_heads len width"], Float[Tensor, "batch num_kv_heads len width"]
+    ]:
+        """What becomes of q and k of the same tokens."""
+        pair = check_pair(type(self).__name__, q, k, positions, self.claims.num_axes)
+        return self.transform(*pair)
+
+
+def check_keys(encoding: Any, k: Tensor) -> None:
+    """Raise ValueError unless k (batch, num_kv_heads, len, head_dim) is what the encoding was built
+    for."""
+    if k.shape[1] != encoding.num_kv_heads or k.shape[-1] != encoding.head_dim:
+        raise ValueError(
+            f"{type(encoding).__name__}: built for {encoding.num_kv_heads} key/value heads of "
+            f"{encoding.head_dim}, got k with shape {tuple(k.shape)}."
+        )

@@ -1,0 +1,97 @@
+"""RePo: rotary embeddings at positions that a small network reads off each token."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Real, Shaped
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.encodings.base.base import PositionEncoding, check_head_dim
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.frequencies import inverse_frequencies
+from posenc.encodings.numbers.heads import for_every_head
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.queries_keys.rotation.rotate import rotate
+from posenc.encodings.terms.tokens import Tokens
+
+
+class RePo(PositionEncoding):
+    """Rotate q and k as RoPE does, at real positions that each token's hidden state decides.
+
+    position[h] = final_h . (silu(gate x) * (content x)), angle[h, t] = position[h] * inv_freq[t]
+
+    Where a token stands in memory has no part in it: a causal mask alone tells the order. The
+    authors keep RoPE in the lower layers: PerLayer([rope, ..., repo, ...]).
+
+    Args:
+        embed_dim: width of the layer's input.
+        num_kv_heads: heads with positions of their own; the query heads of a group share them.
+        head_dim: size of one head, even.
+        rope_theta: base of the geometric series of frequencies.
+
+    Shapes: gate, content (embed_dim // 8, embed_dim), final (num_kv_heads, embed_dim // 8), without
+    biases; the state (batch, num_kv_heads, len) is the positions. Pairs are (t, t + head_dim/2).
+    Units: positions in tokens. Precision: positions and angles in float64, rotated in float32,
+    rounded once.
+    Raises: ValueError if head_dim is odd, or q or k has another one.
+    Source: Li et al. 2025, arXiv:2512.14391; github.com/SakanaAI/repo, dynamic_pe_mode SEXMH.
+
+    >>> repo = posenc.RePo(embed_dim=64, num_kv_heads=4, head_dim=16)
+    >>> repo.state(torch.randn(1, 6, 64), torch.arange(6)).shape
+    torch.Size([1, 4, 6])
+    """
+
+    claims = Claims(
+        places=(2,),
+        source="Li et al. 2025, arXiv:2512.14391; github.com/SakanaAI/repo",
+        scope="layer",
+        causal_only=True,
+        state_kept="last",
+    )
+
+    def __init__(
+        self, embed_dim: int, num_kv_heads: int, head_dim: int, rope_theta: float = 10000.0
+    ) -> None:
+        super().__init__()
+        if head_dim % 2:
+            raise ValueError(f"RePo: head_dim must be even, got {head_dim}.")
+        self.head_dim, self.rope_theta = head_dim, rope_theta
+        width = max(1, embed_dim // 8)
+        self.gate = nn.Linear(embed_dim, width, bias=False)
+        self.content = nn.Linear(embed_dim, width, bias=False)
+        self.final = nn.Linear(width, num_kv_heads, bias=False)
+        self.angles = Angles(inverse_frequencies(head_dim, rope_theta))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for linear in (self.gate, self.content, self.final):
+            nn.init.normal_(linear.weight, std=0.02)
+
+    def state(
+        self,
+        x: Float[Tensor, "batch seq_len embed_dim"],
+        positions: Real[Tensor, "#batch seq_len *axes"] | Real[Tensor, "seq_len *axes"],
+        past: Shaped[Tensor, "batch heads past_len *state"] | None = None,
+    ) -> Float[Tensor, "batch heads seq_len"]:
+        x = x.double()
+        gate, content = (F.linear(x, each.weight.double()) for each in (self.gate, self.content))
+        return F.linear(F.silu(gate) * content, self.final.weight.double()).transpose(1, 2)
+
+    def transform(
+        self, q: Tokens, k: Tokens
+    ) -> tuple[
+        Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
+        Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
+    ]:
+        return self._turned(q), self._turned(k)
+
+    def _turned(self, tokens: Tokens) -> Tensor:
+        x = tokens.x
+        assert x is not None and tokens.state is not None
+        check_head_dim(self, self.head_dim, x)
+        angle = for_every_head(self.angles.reduced(tokens.state), x.shape[1]).flatten(0, 1)
+        dtype = at_least_float32(x.dtype)
+        rows = x.flatten(0, 1)[:, None]  # a row of the batch for each head
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        return rotate(rows, cos, sin, interleaved=False).view_as(x)

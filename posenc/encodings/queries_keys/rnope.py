@@ -1,0 +1,91 @@
+"""Rotary embeddings in most layers, and no position encoding in every n-th."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.per_layer import PerLayer
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.queries_keys.query_temperature import Llama4Temperature
+from posenc.encodings.queries_keys.rope import RoPE
+from posenc.masks import Mask, chunked
+
+
+class RNoPE(PerLayer):
+    """RoPE in all layers but every n-th, which has no position encoding and sees everything.
+
+    layer i: RoPE, with a window if asked, where (i + 1) mod every != 0; elsewhere NoPE, with a
+    temperature if asked
+
+    Without further options this is SmolLM3; with window_size Command A (RNoPE-SWA); with chunk_size
+    and floor_scale Llama 4 (iRoPE: 8192 and 8192, interleaved).
+
+    Args:
+        head_dim: size of one head.
+        rope_theta: base of RoPE's frequencies.
+        interleaved: RoPE's layout, see RoPE.
+        every: layers from one without RoPE to the next, at least 2.
+        window_size: keys that a query of a RoPE layer sees, counting its own; None for no limit.
+        chunk_size: RoPE layers see their own chunk of positions; not with window_size.
+        floor_scale: multiply the queries of NoPE layers by Llama 4's temperature, 1 + 0.1 ln(1 +
+            floor((p + 1) / floor_scale)); None for no temperature.
+
+    It acts through for_layer(i). The windows narrow the model's own mask, which decides whether
+    queries see the future.
+    Raises: ValueError if every < 2, or both windows are asked for.
+    Source: Yang et al. 2025, arXiv:2501.18795 (RNoPE-SWA); Meta 2025, llama-models, llama4 (iRoPE);
+    Hugging Face 2025, SmolLM3.
+
+    >>> rnope = posenc.RNoPE(head_dim=16, interleaved=False)
+    >>> [rnope.for_layer(i).claims.places for i in range(4)]
+    [(2,), (2,), (2,), ()]
+    """
+
+    claims = replace(
+        PerLayer.claims,
+        source="Yang et al. 2025, arXiv:2501.18795; Meta 2025, github.com/meta-llama/llama-models",
+    )
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        every: int = 4,
+        window_size: int | None = None,
+        chunk_size: int | None = None,
+        floor_scale: int | None = None,
+    ) -> None:
+        if every < 2:
+            raise ValueError(f"RNoPE: every must be at least 2, got {every}.")
+        if window_size is not None and chunk_size is not None:
+            raise ValueError(
+                f"RNoPE: give window_size or chunk_size, not both; got {window_size}, {chunk_size}."
+            )
+        narrow: int | Mask | None = window_size if chunk_size is None else chunked(chunk_size)
+        rope = RoPE(head_dim, rope_theta, interleaved=interleaved)
+        last = PositionEncoding() if floor_scale is None else Llama4Temperature(floor_scale)
+        windows = [*[narrow] * (every - 1), None]
+        super().__init__([*[rope] * (every - 1), last], windows=windows, repeat=True)
+
+    @classmethod
+    def from_shape(
+        cls,
+        shape: ModelShape,
+        *,
+        windows: Literal["sliding", "chunked"] | None = None,
+        **options: Any,
+    ) -> RNoPE:
+        """`windows` sets sizes from the trained length: "sliding" half of it; "chunked" chunks, and
+        the temperature's scale, of all of it."""
+        if windows == "sliding":
+            options.setdefault("window_size", max(1, shape.train_length // 2))
+        elif windows == "chunked":
+            options.setdefault("chunk_size", shape.train_length)
+            options.setdefault("floor_scale", shape.train_length)
+        elif windows is not None:
+            raise ValueError(f"RNoPE: windows must be sliding or chunked, got {windows!r}.")
+        return super().from_shape(shape, **options)

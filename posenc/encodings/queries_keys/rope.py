@@ -1,0 +1,195 @@
+"""Rotary position embeddings."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from posenc.encodings.base.arguments import UnknownOption
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.frequencies import inverse_frequencies
+from posenc.encodings.queries_keys.rope_scaling import (
+    SCALINGS,
+    Frequencies,
+    Scaling,
+    rope_frequencies,
+)
+from posenc.encodings.queries_keys.rotation.base import Rotation
+from posenc.encodings.queries_keys.rotation.traced_length import cos_sin_at_length, recipe
+from posenc.positions import Positions, Remembered
+
+
+class RoPE(Rotation):
+    """Rotate each pair of channels of q and k by an angle proportional to the position.
+
+    (q_a, q_b) -> m (q_a cos - q_b sin, q_b cos + q_a sin), angle = position * inv_freq[t]
+
+    inv_freq[t] = rope_theta^(-2t/rotary_dim) and m = 1, unless `scaling` says otherwise. The score
+    of a rotated query and key depends only on the difference of their positions.
+
+    Args:
+        head_dim: size of one head.
+        rope_theta: base of the geometric series of frequencies.
+        interleaved: pairs are (2t, 2t+1), as in RoFormer, GPT-J and Meta's Llama; False: (t, t +
+            rotary_dim/2), as in GPT-NeoX and Hugging Face's Llama. Checkpoints of one layout are
+            wrong in the other, so there is no default.
+        rotary_dim: rotate only the first channels, with the whole spectrum; None means all.
+        partial_rotary_factor: the same as a share of head_dim, rounded down to an even number.
+        scaling: how frequencies change for longer contexts (encodings.queries_keys.rope_scaling).
+            Where it depends on the length, `prepare` takes it and the encoding is not cache_safe.
+
+    Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
+    same.
+    Units: positions in tokens, integer or real. Precision: exact angles (encodings.numbers.angles),
+    rotated in float32, rounded once.
+    Raises: ValueError if rotary_dim is odd or exceeds head_dim.
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.2.
+
+    >>> rope = posenc.RoPE(head_dim=64, interleaved=False)
+    >>> q, k = rope(torch.randn(1, 8, 10, 64), torch.randn(1, 2, 10, 64), torch.arange(10))
+    >>> q.shape, k.shape
+    (torch.Size([1, 8, 10, 64]), torch.Size([1, 2, 10, 64]))
+    """
+
+    claims = replace(Rotation.claims, source="Su et al. 2021, arXiv:2104.09864, section 3.2")
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        rotary_dim: int | None = None,
+        partial_rotary_factor: float | None = None,
+        scaling: Scaling | None = None,
+    ) -> None:
+        super().__init__(head_dim, interleaved=interleaved)
+        name = type(self).__name__
+        if partial_rotary_factor is not None:
+            if rotary_dim is not None:
+                raise ValueError(f"{name}: give rotary_dim or partial_rotary_factor, not both.")
+            rotary_dim = partial_rotary_dim(head_dim, partial_rotary_factor)
+        rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        if rotary_dim % 2:
+            argument = "head_dim" if rotary_dim == head_dim else "rotary_dim"
+            even = rotary_dim - 1
+            raise ValueError(
+                f"{name}: {argument} must be even, got {rotary_dim}. "
+                f"Use rotary_dim={even} to rotate only the first {even} channels."
+            )
+        if not 0 < rotary_dim <= head_dim:
+            raise ValueError(
+                f"{name}: rotary_dim must be between 2 and head_dim={head_dim}, got {rotary_dim}."
+            )
+        if not rope_theta > 0:
+            raise ValueError(f"{name}: rope_theta must be positive, got {rope_theta}.")
+        self.rope_theta = rope_theta
+        self.rotary_dim = rotary_dim
+        self.scaling = scaling
+        self._traced_length: int | None = None
+        self._unscaled: Angles | None = None
+        if scaling is not None:
+            if not isinstance(scaling, Scaling):
+                raise TypeError(
+                    f"{name}: scaling must be a method such as YaRN(4.0, 4096), or None, "
+                    f"got {scaling!r}."
+                )
+            self._recipe = recipe(rotary_dim, rope_theta, scaling)
+            if scaling.exempt_tokens:
+                self._unscaled = Angles(inverse_frequencies(rotary_dim, rope_theta))
+            self.claims = replace(
+                self.claims,
+                source=scaling.source,
+                cache_safe=not scaling.depends_on_length,
+                shift_invariant=not scaling.exempt_tokens,
+            )
+        self._rotate_by(self.frequencies())
+
+    @classmethod
+    def from_shape(
+        cls,
+        shape: ModelShape,
+        *,
+        scaling: Scaling | str | None = None,
+        partial_rotary_factor: float | None = None,
+        **options: Any,
+    ) -> Self:
+        """`scaling` may be a name: its parameters are then options of their own, and
+        original_max_positions is the shape's train_length unless given.
+
+        `partial_rotary_factor` gives rotary_dim as a share of head_dim.
+        """
+        if isinstance(scaling, str):
+            scaling = _named_scaling(cls, scaling, shape.train_length, options)
+        if scaling is not None:
+            options["scaling"] = scaling
+        if partial_rotary_factor is not None:
+            if "rotary_dim" in options:
+                raise ValueError(
+                    f"{cls.__name__}: give rotary_dim or partial_rotary_factor, not both."
+                )
+            assert shape.head_dim is not None
+            options["rotary_dim"] = partial_rotary_dim(shape.head_dim, partial_rotary_factor)
+        return super().from_shape(shape, **options)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.scaling is not None:  # another process may have made it
+            recipe(self.rotary_dim, self.rope_theta, self.scaling)
+
+    def frequencies(self, length: int | None = None) -> Frequencies:
+        """The frequencies of the pairs, and what multiplies cos and sin, at this length."""
+        return rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
+
+    def scale(self, head_dim: int) -> float:
+        return super().scale(head_dim) * (1 if self.scaling is None else self.scaling.logit_scale)
+
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        if length is None or self.claims.cache_safe:
+            return super().prepare(positions)
+        stretched = self.with_kept_tables()
+        if torch.compiler.is_compiling():
+            stretched._traced_length, stretched._ready = length, ()
+        else:
+            stretched._rotate_by(self.frequencies(length), self.angles.axes)
+        if isinstance(positions, Tensor):
+            stretched._ready = ((Remembered(positions), *stretched.cos_sin(positions)),)
+        return stretched
+
+    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if self._traced_length is None:
+            cos, sin = super()._tables(positions, dtype)
+        else:
+            axes = list(self.angles.axes or ())
+            cos, sin = cos_sin_at_length(positions, self._traced_length, self._recipe, axes)
+            cos, sin = cos.to(dtype), sin.to(dtype)
+        if self._unscaled is None or self.scaling is None:
+            return cos, sin
+        first = (positions < self.scaling.exempt_tokens)[..., None]
+        plain_cos, plain_sin = self._unscaled.cos_sin(positions, dtype)
+        return torch.where(first, plain_cos, cos), torch.where(first, plain_sin, sin)
+
+
+def partial_rotary_dim(head_dim: int, share: float) -> int:
+    """An even number of channels, at least 2: this share of head_dim, rounded down."""
+    return max(2, int(head_dim * share) // 2 * 2)
+
+
+def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, Any]) -> Scaling:
+    """Build the scaling `name` from the options that are its own, and take them out."""
+    if name not in SCALINGS:
+        raise ValueError(f"{cls.__name__}: unknown scaling {name!r}; known: {', '.join(SCALINGS)}.")
+    kind = SCALINGS[name]
+    own = [f.name for f in fields(kind)]  # pyright: ignore[reportArgumentType]
+    accepted = [*own, *inspect.signature(cls).parameters, "partial_rotary_factor"]
+    if set(options) - set(accepted):
+        raise UnknownOption(f"{cls.__name__} with scaling {name!r}", options, accepted)
+    given = {n: options.pop(n) for n in own if n in options}
+    if "original_max_positions" in own:
+        given.setdefault("original_max_positions", train_length)
+    return kind(**given)

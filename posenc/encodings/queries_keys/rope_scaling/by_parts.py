@@ -1,0 +1,147 @@
+"""Fast pairs kept, slow pairs interpolated, a ramp between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
+
+from posenc.encodings.numbers.frequencies import TWO_PI, inverse_frequencies
+from posenc.encodings.queries_keys.rope_scaling.scaling import Frequencies, Scaling, require
+from posenc.encodings.queries_keys.rope_scaling.uniform import ntk_frequencies
+
+
+def blend(
+    inv_freq: Sequence[Decimal], factor: Decimal, kept: Sequence[Decimal]
+) -> tuple[Decimal, ...]:
+    """(1 - kept) f / factor + kept f, per pair."""
+    return tuple((1 - keep) * f / factor + keep * f for f, keep in zip(inv_freq, kept, strict=True))
+
+
+def _pair_index(turns: float, rotary_dim: int, rope_theta: float, length: int) -> Decimal:
+    """The real-valued index of the pair that turns `turns` times within `length` positions."""
+    return rotary_dim * (Decimal(length) / (Decimal(turns) * TWO_PI)).ln() / (2 * _log(rope_theta))
+
+
+def _log(x: float) -> Decimal:
+    return Decimal(x).ln()
+
+
+def ramp(low: Decimal, high: Decimal, count: int) -> list[Decimal]:
+    """0 up to index `low`, 1 from `high` on, linear between."""
+    if low == high:
+        high += Decimal("0.001")  # as the authors do, to stay off a division by zero
+    return [min(max((t - low) / (high - low), Decimal(0)), Decimal(1)) for t in range(count)]
+
+
+def index_range(
+    fast: float, slow: float, rotary_dim: int, rope_theta: float, length: int, truncate: bool
+) -> tuple[Decimal, Decimal]:
+    """The pairs between which YaRN's ramp runs."""
+    low = _pair_index(fast, rotary_dim, rope_theta, length)
+    high = _pair_index(slow, rotary_dim, rope_theta, length)
+    if truncate:
+        low, high = Decimal(math.floor(low)), Decimal(math.ceil(high))
+    return max(low, Decimal(0)), min(high, Decimal(rotary_dim - 1))
+
+
+@dataclass(frozen=True)
+class NTKByParts(Scaling):
+    """The paper's NTK-by-parts: theta' = (1 - g) theta/factor + g theta, with
+    g = clip((r - alpha) / (beta - alpha), 0, 1) linear in r = original_max_positions / wavelength.
+
+    Pairs that turn more than beta times within the trained length stay, those that turn less than
+    alpha times are interpolated. Released YaRN code uses another ramp (see YaRN).
+
+    Source: Peng et al. 2023, arXiv:2309.00071, definition 2.
+    """
+
+    factor: float
+    original_max_positions: int
+    alpha: float = 1.0
+    beta: float = 32.0
+    source: ClassVar[str] = "Peng et al. 2023, arXiv:2309.00071, definition 2"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expected = "alpha and beta are numbers of turns with 0 <= alpha <= beta"
+        require(self, 0 <= self.alpha <= self.beta, expected, f"{self.alpha} and {self.beta}")
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        inv_freq = inverse_frequencies(rotary_dim, rope_theta)
+        kept = tuple(self._kept(self.original_max_positions * f / TWO_PI) for f in inv_freq)
+        return Frequencies(blend(inv_freq, Decimal(self.factor), kept))
+
+    def _kept(self, turns: Decimal) -> Decimal:
+        if turns >= self.beta:
+            return Decimal(1)
+        if turns <= self.alpha:
+            return Decimal(0)
+        return (turns - Decimal(self.alpha)) / (Decimal(self.beta) - Decimal(self.alpha))
+
+
+@dataclass(frozen=True)
+class Llama3(Scaling):
+    """Llama 3.1: wavelengths below L/high_freq_factor stay, those above L/low_freq_factor are
+    multiplied by `factor`, frequencies between are blended.
+
+    This is the paper's NTK-by-parts with alpha = low_freq_factor, beta = high_freq_factor.
+    Source: Meta 2024, github.com/meta-llama/llama-models, apply_scaling.
+    """
+
+    factor: float
+    original_max_positions: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    source: ClassVar[str] = "Meta 2024, github.com/meta-llama/llama-models, apply_scaling"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.low_freq_factor, self.high_freq_factor
+        expected = "low_freq_factor must be positive and below high_freq_factor"
+        require(self, 0 < low < high, expected, f"{low} and {high}")
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        by_parts = NTKByParts(
+            self.factor, self.original_max_positions, self.low_freq_factor, self.high_freq_factor
+        )
+        return by_parts.frequencies(rotary_dim, rope_theta)
+
+
+@dataclass(frozen=True)
+class NTKByPartsV1(Scaling):
+    """bloc97's first by-parts, of YaRN's repository: interpolation, NTK-aware and unscaled
+    frequencies joined by two ramps in the pair's index.
+
+    Its constants were found by hand for Llama: interpolation gives way to NTK between 1.25 and
+    0.75 turns, NTK to the unscaled frequencies between 16 and 2. ntk_factor and
+    extrapolation_factor say how much of either step is taken.
+    Source: github.com/jquesnelle/yarn, LlamaPartNTKScaledRotaryEmbedding.
+    """
+
+    factor: float
+    original_max_positions: int
+    ntk_factor: float = 1.0
+    extrapolation_factor: float = 1.0
+    source: ClassVar[str] = "github.com/jquesnelle/yarn, LlamaPartNTKScaledRotaryEmbedding"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares = (self.ntk_factor, self.extrapolation_factor)
+        expected = "ntk_factor and extrapolation_factor must be between 0 and 1"
+        require(self, all(0 <= share <= 1 for share in shares), expected, shares)
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        plain = inverse_frequencies(rotary_dim, rope_theta)
+        scaled = [f / Decimal(self.factor) for f in plain]
+        ntk = ntk_frequencies(self, rotary_dim, rope_theta, Decimal(self.factor))
+        steps = ((ntk, 1.25, 0.75, self.ntk_factor), (plain, 16, 2, self.extrapolation_factor))
+        for faster, fast, slow, share in steps:
+            ends = index_range(
+                fast, slow, rotary_dim, rope_theta, self.original_max_positions, True
+            )
+            taken = [(1 - ramp) * Decimal(share) for ramp in ramp(*ends, len(plain))]
+            scaled = [s * (1 - x) + f * x for s, f, x in zip(scaled, faster, taken, strict=True)]
+        return Frequencies(tuple(scaled))

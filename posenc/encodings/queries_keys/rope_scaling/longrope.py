@@ -1,0 +1,82 @@
+"""LongRoPE: a factor of its own for every pair."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
+
+from posenc.encodings.numbers.frequencies import inverse_frequencies
+from posenc.encodings.queries_keys.rope_scaling.scaling import (
+    Frequencies,
+    Scaling,
+    at_least,
+    require,
+    require_factor,
+    require_temperature,
+)
+
+
+def longrope_temperature(factor: float, original_max_positions: int) -> float:
+    """LongRoPE's sqrt(1 + ln(factor) / ln(original_max_positions)); 1 where nothing is extended."""
+    if factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(original_max_positions))
+
+
+@dataclass(frozen=True)
+class LongRoPE(Scaling):
+    """LongRoPE: every pair's frequency divided by its own searched factor.
+
+    theta'_t = theta_t / long_factor[t] where the current length exceeds the trained one, else
+    theta_t / short_factor[t]. With equal lists, any frequencies at all can be written this way.
+
+    factor: how many times longer the context becomes; sets the temperature.
+    short_factor: None means 1 for every pair. long_factor: None means `factor` for every pair, the
+    interpolation that a search starts from.
+    attention_factor: what multiplies cos and sin; None means
+    sqrt(1 + ln(factor) / ln(original_max_positions)), at every length.
+    exempt_tokens: the first positions keep the unscaled rotation, without attention_factor.
+
+    Raises: ValueError where a list does not fit rotary_dim or holds a number that is not positive.
+    Source: Ding et al. 2024, arXiv:2402.13753, section 3; github.com/microsoft/LongRoPE.
+    """
+
+    factor: float
+    original_max_positions: int
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+    attention_factor: float | None = None
+    exempt_tokens: int = 0
+    source: ClassVar[str] = "Ding et al. 2024, arXiv:2402.13753, section 3"
+
+    def __post_init__(self) -> None:
+        require_factor(self, self.factor)
+        expected = "original_max_positions is the trained length in tokens, at least 2"
+        require(self, self.original_max_positions >= 2, expected, self.original_max_positions)
+        require_temperature(self, self.attention_factor)
+        require(self, self.exempt_tokens >= 0, "exempt_tokens must be >= 0", self.exempt_tokens)
+        for name in ("short_factor", "long_factor"):
+            factors = getattr(self, name)
+            if factors is not None:
+                object.__setattr__(self, name, tuple(float(f) for f in factors))
+                valid = all(math.isfinite(f) and f > 0 for f in factors)
+                require(self, valid, f"{name} must hold positive numbers", list(factors))
+
+    @property
+    def depends_on_length(self) -> bool:  # type: ignore[override]
+        return self.short_factor is None or self.short_factor != self.long_factor
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        trained = self.original_max_positions
+        name, default = "short_factor", 1.0
+        if at_least(self, length, trained) > trained:
+            name, default = "long_factor", self.factor
+        inv_freq = inverse_frequencies(rotary_dim, rope_theta)
+        factors = getattr(self, name) or (default,) * len(inv_freq)
+        expected = f"{name} must have one number per pair, {len(inv_freq)}"
+        require(self, len(factors) == len(inv_freq), expected, len(factors))
+        temperature = self.attention_factor or longrope_temperature(self.factor, trained)
+        scaled = tuple(f / Decimal(x) for f, x in zip(inv_freq, factors, strict=True))
+        return Frequencies(scaled, temperature)

@@ -1,0 +1,97 @@
+"""The base of RoPE's scalings: what each one defines, and how its arguments are checked."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal, localcontext
+from typing import ClassVar, NamedTuple
+
+from posenc.encodings.numbers.frequencies import PRECISION, inverse_frequencies
+
+
+class Frequencies(NamedTuple):
+    """What a rotation needs: cos and sin of position * inv_freq, both times attention_factor."""
+
+    inv_freq: tuple[Decimal, ...]
+    """Radians per position, one for each pair of channels."""
+    attention_factor: float = 1.0
+    """The rotated part of the logits grows by its square."""
+
+
+def rope_frequencies(
+    rotary_dim: int,
+    rope_theta: float = 10000.0,
+    scaling: Scaling | None = None,
+    length: int | None = None,
+) -> Frequencies:
+    """The frequencies of RoPE under any scaling or none; `length` as in Scaling.frequencies."""
+    if scaling is None:
+        return Frequencies(inverse_frequencies(rotary_dim, rope_theta))
+    with localcontext(PRECISION):
+        return scaling.frequencies(rotary_dim, rope_theta, length)
+
+
+class Scaling:
+    """The base of all scalings.
+
+    A subclass defines `frequencies`; it is called inside a 50-digit decimal context.
+    """
+
+    source: ClassVar[str]
+    exempt_tokens: int = 0
+    """Number of first positions that keep the unscaled rotation."""
+
+    depends_on_length: bool = False
+    """Whether the frequencies change with the current length: keys cached at one length are then
+    wrong at another."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers that most scalings have."""
+        checks = {"factor": require_factor, "original_max_positions": require_length}
+        for name, check in checks.items():
+            if hasattr(self, name):
+                check(self, getattr(self, name))
+
+    @property
+    def logit_scale(self) -> float:
+        """A factor of the logits, in addition to 1/sqrt(head_dim) and to that of cos and sin."""
+        return 1.0
+
+    def frequencies(
+        self, rotary_dim: int, rope_theta: float, length: int | None = None
+    ) -> Frequencies:
+        """Scaled frequencies of `rotary_dim` channels.
+
+        `length` is the current length in tokens, read only where `depends_on_length`; None means
+        the trained length.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define frequencies()")
+
+
+def require(scaling: Scaling, condition: bool, expected: str, got: object) -> None:
+    if not condition:
+        raise ValueError(f"{type(scaling).__name__}: {expected}, got {got}.")
+
+
+def require_factor(scaling: Scaling, factor: float) -> None:
+    require(
+        scaling,
+        math.isfinite(factor) and factor >= 1,
+        "factor is how many times longer the context becomes, a finite number of at least 1",
+        factor,
+    )
+
+
+def require_length(scaling: Scaling, length: int) -> None:
+    expected = "original_max_positions is the trained length in tokens, at least 1"
+    require(scaling, length >= 1, expected, length)
+
+
+def at_least(scaling: Scaling, length: int | None, trained: int) -> int:
+    require(scaling, length is None or length >= 1, "length must be at least 1", length)
+    return trained if length is None else max(length, trained)
+
+
+def require_temperature(scaling: Scaling, temperature: float | None) -> None:
+    valid = temperature is None or (math.isfinite(temperature) and temperature > 0)
+    require(scaling, valid, "attention_factor must be a positive number or None", temperature)

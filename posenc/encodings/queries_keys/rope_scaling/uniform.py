@@ -1,0 +1,91 @@
+"""One factor for all pairs: positions interpolated, or the base made larger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
+
+from posenc.encodings.numbers.frequencies import geometric, inverse_frequencies
+from posenc.encodings.queries_keys.rope_scaling.scaling import (
+    Frequencies,
+    Scaling,
+    at_least,
+    require,
+)
+
+
+def ntk_frequencies(
+    scaling: Scaling, rotary_dim: int, rope_theta: float, factor: Decimal
+) -> tuple[Decimal, ...]:
+    expected = "rotary_dim must be at least 4: the slowest pair is scaled, the fastest is not"
+    require(scaling, rotary_dim >= 4, expected, rotary_dim)
+    base = Decimal(rope_theta) * factor ** (Decimal(rotary_dim) / (rotary_dim - 2))
+    return geometric(rotary_dim // 2, base, Decimal(2) / rotary_dim)
+
+
+@dataclass(frozen=True)
+class Linear(Scaling):
+    """Position interpolation: theta' = theta / factor, which is RoPE at real positions p / factor.
+
+    Source: Chen et al. 2023, arXiv:2306.15595, section 2.3. Hugging Face: "linear".
+    """
+
+    factor: float
+    source: ClassVar[str] = "Chen et al. 2023, arXiv:2306.15595, section 2.3"
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        factor = Decimal(self.factor)
+        return Frequencies(tuple(f / factor for f in inverse_frequencies(rotary_dim, rope_theta)))
+
+
+@dataclass(frozen=True)
+class NTK(Scaling):
+    """NTK-aware: base' = base * factor^(d/(d-2)) with d the rotary dim.
+
+    The fastest pair stays, the slowest is divided by exactly `factor`.
+    Source: bloc97 2023, in Peng et al. 2023, arXiv:2309.00071, section 3.1.
+    """
+
+    factor: float
+    source: ClassVar[str] = "Peng et al. 2023, arXiv:2309.00071, section 3.1"
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        return Frequencies(ntk_frequencies(self, rotary_dim, rope_theta, Decimal(self.factor)))
+
+
+@dataclass(frozen=True)
+class DynamicLinear(Scaling):
+    """Position interpolation by the current length l: theta' = theta * L / l beyond the trained L.
+
+    Source: github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding with ntk=False.
+    """
+
+    original_max_positions: int
+    depends_on_length = True
+    source: ClassVar[str] = "github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding"
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        trained = self.original_max_positions
+        ratio = Decimal(trained) / at_least(self, length, trained)
+        return Frequencies(tuple(f * ratio for f in inverse_frequencies(rotary_dim, rope_theta)))
+
+
+@dataclass(frozen=True)
+class DynamicNTK(Scaling):
+    """NTK-aware by the current length l: base' = base * (factor l/L - (factor - 1))^(d/(d-2)).
+
+    Nothing changes up to the trained length L. Source: emozilla 2023, in Peng et al. 2023,
+    arXiv:2309.00071, section 3.3. Hugging Face: "dynamic".
+    """
+
+    factor: float
+    original_max_positions: int
+    depends_on_length = True
+    source: ClassVar[str] = "emozilla 2023; Peng et al. 2023, arXiv:2309.00071, section 3.3"
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        trained = self.original_max_positions
+        factor = Decimal(self.factor)
+        stretch = factor * at_least(self, length, trained) / trained - (factor - 1)
+        return Frequencies(ntk_frequencies(self, rotary_dim, rope_theta, stretch))

@@ -1,0 +1,114 @@
+"""YaRN: by parts, with the logits scaled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
+
+from posenc.encodings.numbers.frequencies import inverse_frequencies
+from posenc.encodings.queries_keys.rope_scaling.by_parts import blend, index_range, ramp
+from posenc.encodings.queries_keys.rope_scaling.scaling import (
+    Frequencies,
+    Scaling,
+    at_least,
+    require,
+    require_length,
+    require_temperature,
+)
+
+
+def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
+    """YaRN's sqrt(1/t) = 0.1 mscale ln(factor) + 1; 1 where nothing is extended."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+@dataclass(frozen=True)
+class YaRN(Scaling):
+    """YaRN as released: a ramp linear in the pair's index between the pairs that turn beta_fast
+    and beta_slow times within the trained length, and a temperature on cos and sin.
+
+    attention_factor: what multiplies cos and sin; None means
+    (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1), at every length.
+    mscale, mscale_all_dim: DeepSeek's pair; its second half returns squared in the scale of all
+    logits (`logit_scale`), rotated or not. Hugging Face's Llama leaves that square out, and ignores
+    one of the two without the other: give attention_factor for its checkpoints.
+    extrapolation_factor: how much of the fast pairs' own frequency is kept, from 0 to 1.
+    truncate: round the ends of the ramp to whole pairs (False: gpt-oss).
+
+    Raises: ValueError for numbers that make no ramp, or attention_factor together with mscale.
+    Source: Peng et al. 2023, arXiv:2309.00071, section 3; github.com/jquesnelle/yarn;
+    DeepSeek-AI 2024, arXiv:2405.04434.
+    """
+
+    factor: float
+    original_max_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+    extrapolation_factor: float = 1.0
+    source: ClassVar[str] = "Peng et al. 2023, arXiv:2309.00071, section 3"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expected = "beta_fast and beta_slow are numbers of turns with beta_fast >= beta_slow > 0"
+        got = f"{self.beta_fast} and {self.beta_slow}"
+        require(self, self.beta_fast >= self.beta_slow > 0, expected, got)
+        require_temperature(self, self.attention_factor)
+        share = self.extrapolation_factor
+        require(self, 0 <= share <= 1, "extrapolation_factor must be between 0 and 1", share)
+        require(
+            self,
+            self.attention_factor is None or (self.mscale, self.mscale_all_dim) == (1.0, 0.0),
+            "give attention_factor, or mscale and mscale_all_dim, not both",
+            f"{self.attention_factor}, {self.mscale} and {self.mscale_all_dim}",
+        )
+
+    @property
+    def logit_scale(self) -> float:
+        return yarn_temperature(self.factor, self.mscale_all_dim) ** 2
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        require(self, rope_theta != 1, "rope_theta must differ from 1", rope_theta)
+        low, high = index_range(
+            self.beta_fast, self.beta_slow, rotary_dim, rope_theta,
+            self.original_max_positions, self.truncate,
+        )  # fmt: skip
+        inv_freq = inverse_frequencies(rotary_dim, rope_theta)
+        most = Decimal(self.extrapolation_factor)
+        kept = [(1 - share) * most for share in ramp(low, high, len(inv_freq))]
+        temperature = self.attention_factor
+        if temperature is None:
+            temperature = yarn_temperature(self.factor, self.mscale)
+            temperature /= yarn_temperature(self.factor, self.mscale_all_dim)
+        return Frequencies(blend(inv_freq, Decimal(self.factor), kept), temperature)
+
+
+@dataclass(frozen=True)
+class DynamicYaRN(Scaling):
+    """YaRN with factor = l / L at the current length l; plain RoPE up to the trained length L.
+
+    Source: github.com/jquesnelle/yarn, LlamaDynamicYaRNScaledRotaryEmbedding.
+    """
+
+    original_max_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    depends_on_length = True
+    source: ClassVar[str] = "github.com/jquesnelle/yarn, LlamaDynamicYaRNScaledRotaryEmbedding"
+
+    def __post_init__(self) -> None:
+        self._at(None)
+
+    def _at(self, length: int | None) -> YaRN:
+        trained = self.original_max_positions
+        require_length(self, trained)
+        factor = at_least(self, length, trained) / trained
+        return YaRN(factor, trained, self.beta_fast, self.beta_slow)
+
+    def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:
+        return self._at(length).frequencies(rotary_dim, rope_theta)

@@ -1,0 +1,92 @@
+"""The base of all methods that rotate q and k by angles which depend only on the positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.queries_keys.query_key import QueryKeyEncoding
+from posenc.encodings.queries_keys.rope_scaling import Frequencies
+from posenc.encodings.queries_keys.rotation.rotate import rotate_together
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import Positions, Remembered, same, tensor
+
+Turned = tuple[
+    Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
+    Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
+]
+"""q and k after `transform`, where their width stays."""
+Table = Float[Tensor, "*tokens {len(self.angles)}"]
+
+
+class Rotation(QueryKeyEncoding):
+    """Rotate pairs of channels of q and k; a subclass calls `_rotate_by` with its frequencies.
+
+    `interleaved`: pairs are (2t, 2t+1); False: (t, t + rotary_dim/2).
+    """
+
+    def __init__(self, head_dim: int, *, interleaved: bool) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.interleaved = interleaved
+        self._ready: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
+
+    def _rotate_by(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
+        """Use these frequencies; pair t turns with component axes[t] of the positions."""
+        self.angles = Angles(frequencies.inv_freq, axes)
+        self.attention_factor = frequencies.attention_factor
+        self._ready = ()
+
+    def cos_sin(
+        self,
+        positions: Positions,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> tuple[Table, Table]:
+        """Return cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
+        attention_factor. `device` is for a range, which has none."""
+        if isinstance(positions, range):
+            key = positions, dtype, device
+            return self.kept(key, lambda: self._tables(tensor(positions, device), dtype))
+        for ready, cos, sin in self._ready:
+            if dtype == cos.dtype and ready.fits(positions):
+                return cos, sin
+        return self._tables(positions, dtype)
+
+    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return self.angles.cos_sin(positions, dtype, self.attention_factor)
+
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        prepared = self.with_kept_tables()
+        if isinstance(positions, Tensor):
+            prepared._ready = ((Remembered(positions), *self.cos_sin(positions)),)
+        return prepared
+
+    def transform(self, q: Tokens, k: Tokens) -> Turned:
+        assert q.x is not None and k.x is not None
+        self._check(q.x)
+        self._check(k.x)
+        dtype = at_least_float32(q.x.dtype)
+        cos, sin = self.cos_sin(q.where, dtype, q.device)
+        if same(q.where, k.where):
+            new_q, new_k = self._turn((q.x, k.x), cos, sin)
+            return new_q, new_k
+        (new_q,) = self._turn((q.x,), cos, sin)
+        (new_k,) = self._turn((k.x,), *self.cos_sin(k.where, dtype, k.device))
+        return new_q, new_k
+
+    def _turn(self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> Sequence[Tensor]:
+        return rotate_together(xs, cos, sin, interleaved=self.interleaved)
+
+    def _check(self, x: Tensor) -> None:
+        if x.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"{type(self).__name__}: built for head_dim={self.head_dim}, "
+                f"got q or k with shape {tuple(x.shape)}."
+            )

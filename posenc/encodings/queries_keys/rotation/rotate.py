@@ -1,0 +1,163 @@
+"""Rotate pairs of channels: what every rotary method does to q and k."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.encodings.numbers.precision import at_least_float32
+
+FEW = 1 << 12
+"""Numbers in q and k up to which calling an operation costs more than what it does."""
+STRIP = 1 << 17
+"""Numbers rotated at a time on the CPU: all steps between the first read and the last write stay in
+a core's cache."""
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """Rotate the first 2 * cos.shape[-1] channels of x (batch, heads, len, head_dim); the rest
+    passes through.
+
+    Pair t is (2t, 2t+1) if `interleaved`, else (t, t + rotary_dim/2). cos and sin are (len, pairs)
+    or (batch, len, pairs). The rotation is computed in their dtype or x's, whichever is wider, in
+    at least float32, and rounded once. A learned cos or sin gets its gradient.
+    """
+    return rotate_together((x,), cos, sin, interleaved=interleaved)[0]
+
+
+def rotate_together(
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, *, interleaved: bool
+) -> Sequence[Tensor]:
+    """Rotate q and k of the same tokens, which may differ in heads: one launch on CUDA, one node of
+    autograd's graph.
+
+    Raises: RuntimeError where the tables do not fit the tokens or the channels.
+    """
+    cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+    # A compiler fuses plain operations; subclasses of Tensor may keep no memory to write into.
+    if torch.compiler.is_compiling() or any(type(x) is not Tensor for x in xs):
+        return _plain(interleaved, cos, sin, *xs)
+    if xs[0].device.type == "cpu" and sum(x.numel() for x in xs) <= FEW:
+        return _plain(interleaved, cos, sin, *xs)
+    return _Rotate.apply(interleaved, cos, sin, *xs)  # type: ignore[return-value]
+
+
+def _plain(interleaved: bool, cos: Tensor, sin: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
+    """Rotate each x by operations that every transform of torch can follow."""
+    return tuple(_turned(x, cos, sin, interleaved) for x in xs)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    rotary_dim = 2 * cos.shape[-1]
+    wide = x[..., :rotary_dim].to(_work_dtype(x, cos))
+    if interleaved:
+        first, second = wide[..., 0::2], wide[..., 1::2]
+    else:
+        first, second = wide.chunk(2, dim=-1)
+    a = torch.addcmul(first * cos, second, sin, value=-1)
+    b = torch.addcmul(second * cos, first, sin)
+    out = torch.stack([a, b], -1).flatten(-2) if interleaved else torch.cat([a, b], -1)
+    out = out.to(x.dtype)
+    return out if rotary_dim == x.shape[-1] else torch.cat([out, x[..., rotary_dim:]], dim=-1)
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotate in one pass over memory, as one node of autograd's graph.
+
+    The gradient is the rotation by the negative angle, so x is kept only where the tables learn.
+    The rotation is linear in x and in (cos, sin): a tangent is the sum of two rotations.
+    """
+
+    @staticmethod
+    def forward(interleaved: bool, cos: Tensor, sin: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
+        if xs[0].device.type == "cuda" and _has_triton():
+            from posenc.encodings.queries_keys.rotation import triton_kernel
+
+            return triton_kernel.rotate(xs, cos, sin, interleaved)
+        return tuple(_in_strips(x, cos, sin, interleaved) for x in xs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.interleaved, cos, sin, *xs = inputs
+        ctx.tables_learn = any(ctx.needs_input_grad[1:3])
+        ctx.save_for_backward(cos, sin, *(xs if ctx.tables_learn else ()))
+        ctx.save_for_forward(cos, sin, *xs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin, *xs = ctx.saved_tensors
+        if ctx.tables_learn:
+            plain = functools.partial(_plain, ctx.interleaved)
+            return None, *torch.func.vjp(plain, cos, sin, *xs)[1](grads)
+        back = _Rotate.apply(ctx.interleaved, cos, -sin, *grads)
+        return None, None, None, *back  # type: ignore[misc]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
+        _, d_cos, d_sin, *d_xs = tangents
+        cos, sin, *xs = ctx.saved_tensors
+        rotary_dim = 2 * cos.shape[-1]
+        through_x = _plain(ctx.interleaved, cos, sin, *d_xs)
+        through_tables = _plain(ctx.interleaved, d_cos, d_sin, *(x[..., :rotary_dim] for x in xs))
+        return tuple(
+            a + F.pad(b, (0, a.shape[-1] - rotary_dim))
+            for a, b in zip(through_x, through_tables, strict=True)
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
+        plain = functools.partial(_plain, args[0])
+        return torch.vmap(plain, in_dims[1:])(*args[1:]), 0
+
+
+def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate a few tokens at a time: x is read from memory once, the result is written once."""
+    rotary_dim, length, work = 2 * cos.shape[-1], x.shape[-2], _work_dtype(x, cos)
+    cos, sin = (t.to(work).expand(*t.shape[:-2], length, -1) for t in (cos, sin))
+    factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], dim=-1)
+    turn = _turn_neighbours if interleaved else _turn_halves
+    out = torch.empty_like(x)  # all of it is written below
+    out[..., rotary_dim:] = x[..., rotary_dim:]
+    rotated = out[..., :rotary_dim]
+    direct = out.dtype == work
+    step = max(1, STRIP * length // max(1, x.numel()))
+    for start in range(0, length, step):
+        span = (-2, start, min(step, length - start))
+        source = x[..., :rotary_dim].narrow(*span).to(work)
+        target = rotated.narrow(*span)
+        into = target if direct else None
+        turned = turn(source, factor.narrow(*span), sin.narrow(*span), into)
+        if not direct:
+            target.copy_(turned)
+    return out
+
+
+def _turn_neighbours(x: Tensor, factor: Tensor, _: Tensor, into: Tensor | None) -> Tensor:
+    """Multiply x[2t] + i x[2t+1] by cos + i sin."""
+    turned = torch.complex(x[..., 0::2], x[..., 1::2]) * factor
+    turned = torch.view_as_real(turned).reshape(x.shape)
+    return turned if into is None else into.copy_(turned)
+
+
+def _turn_halves(x: Tensor, cos_twice: Tensor, sin: Tensor, into: Tensor | None) -> Tensor:
+    """Turn pairs (t, t + pairs); cos_twice has a cosine for both channels of a pair."""
+    turned = x * cos_twice if into is None else into.copy_(x).mul_(cos_twice)
+    pairs = sin.shape[-1]
+    turned[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
+    turned[..., pairs:].addcmul_(x[..., :pairs], sin)
+    return turned
+
+
+def _work_dtype(x: Tensor, cos: Tensor) -> torch.dtype:
+    return torch.promote_types(at_least_float32(x.dtype), cos.dtype)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

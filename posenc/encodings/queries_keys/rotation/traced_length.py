@@ -1,0 +1,45 @@
+"""Frequencies that follow the length, in compiled code: one operator that runs as it is.
+
+A tracer cannot follow decimal arithmetic, and must not make one graph per length.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.queries_keys.rope_scaling import Scaling, rope_frequencies
+
+_RECIPES: dict[str, tuple[int, float, Scaling]] = {}
+"""The parameters by name: the operator takes tensors, numbers and strings, not dataclasses."""
+
+
+def recipe(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:
+    """Return a name of these parameters, equal for equal ones."""
+    key = f"{rotary_dim}, {rope_theta!r}, {scaling!r}"
+    _RECIPES[key] = rotary_dim, rope_theta, scaling
+    return key
+
+
+@torch.library.custom_op("posenc::cos_sin_at_length", mutates_args=())
+def cos_sin_at_length(
+    positions: Tensor, length: int, key: str, axes: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Return float64 cos and sin, (*positions.shape, pairs), times the factor at `length`.
+
+    `key` is what `recipe` gave.
+    `axes`: the component of a position that each pair turns with; empty where there is but one.
+    """
+    inv_freq, factor = rope_frequencies(*_RECIPES[key], length)
+    return Angles(inv_freq, axes or None).cos_sin(positions, torch.float64, factor)
+
+
+@cos_sin_at_length.register_fake
+def _(positions: Tensor, length: int, key: str, axes: list[int]) -> tuple[Tensor, Tensor]:
+    tokens = positions.shape[:-1] if axes else positions.shape
+    size = (*tokens, _RECIPES[key][0] // 2)
+    return (
+        positions.new_empty(size, dtype=torch.float64),
+        positions.new_empty(size, dtype=torch.float64),
+    )

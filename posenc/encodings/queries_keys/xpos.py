@@ -1,0 +1,120 @@
+"""xPos: RoPE whose pairs also fade with distance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posenc.encodings.numbers.device_copies import Constants
+from posenc.encodings.numbers.frequencies import inverse_frequencies
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.numbers.tracking import free_ends
+from posenc.encodings.queries_keys.rope_scaling import Frequencies
+from posenc.encodings.queries_keys.rotation.base import Rotation, Turned
+from posenc.encodings.queries_keys.rotation.rotate import rotate
+from posenc.encodings.terms.tokens import Tokens
+
+_HEADROOM = 256
+"""How much larger than 1 a channel may be before scaling, at the last position allowed."""
+
+
+class XPos(Rotation):
+    """Rotate as RoPE does and let pair t fade by zeta_t^(distance / scale_base).
+
+    q *= zeta_t^((p - origin) / scale_base), k *= zeta_t^(-(p - origin) / scale_base),
+    zeta_t = (2t/head_dim + 0.4) / 1.4
+
+    Fast pairs fade most. The score grows towards the future, so only the past may be seen. The
+    origin is fixed, so that cached keys stay right; positions far from it overflow the dtype.
+
+    Args:
+        head_dim: size of one head, even.
+        rope_theta: base of the geometric series of frequencies.
+        interleaved: pairs are (2t, 2t+1), as in the authors' code; False: (t, t + head_dim/2).
+        scale_base: distance in tokens over which pair t shrinks by the factor zeta_t.
+        origin: the position that is not scaled; it changes no score.
+
+    Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
+    same.
+    Units: positions in tokens. Precision: exact angles, scaled in float32, rounded once.
+    Raises: ValueError for an odd head_dim, and for a position further from the origin than
+    `reach(dtype)` (checked on the CPU).
+    Source: Sun et al. 2022, arXiv:2212.10554, section 3; github.com/microsoft/torchscale.
+
+    >>> xpos = posenc.XPos(head_dim=64, interleaved=False)
+    >>> q, k = xpos(torch.randn(1, 8, 10, 64), torch.randn(1, 8, 10, 64), torch.arange(10))
+    >>> q.shape
+    torch.Size([1, 8, 10, 64])
+    """
+
+    claims = replace(
+        Rotation.claims, source="Sun et al. 2022, arXiv:2212.10554, section 3", causal_only=True
+    )
+
+    def __init__(
+        self,
+        head_dim: int,
+        rope_theta: float = 10000.0,
+        *,
+        interleaved: bool,
+        scale_base: float = 512.0,
+        origin: int = 0,
+    ) -> None:
+        super().__init__(head_dim, interleaved=interleaved)
+        if head_dim < 2 or head_dim % 2:
+            raise ValueError(f"XPos: head_dim must be even, got {head_dim}.")
+        if not scale_base > 0:
+            raise ValueError(f"XPos: scale_base must be positive, got {scale_base}.")
+        self.scale_base = scale_base
+        self.origin = origin
+        zeta = [(2 * t + 0.4 * head_dim) / (1.4 * head_dim) for t in range(head_dim // 2)]
+        self._decay = Constants([math.log(z) / scale_base for z in zeta])
+        self._rotate_by(Frequencies(inverse_frequencies(head_dim, rope_theta)))
+        limit = origin + self.reach(torch.float32) + 1
+        self.claims = replace(self.claims, max_positions=limit)
+
+    def reach(self, dtype: torch.dtype) -> int:
+        """How far from the origin a position may be for q and k of this dtype, in tokens; for
+        float64 as for float32, so that results in either can be compared."""
+        largest = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+        room = math.log(largest / _HEADROOM)
+        return int(room / -self._decay.values[0])
+
+    def transform(self, q: Tokens, k: Tokens) -> Turned:
+        out = []
+        for tokens, sign in ((q, 1), (k, -1)):
+            x = tokens.x
+            assert x is not None
+            self._check(x)
+            self._check_reach(tokens.positions, x.dtype)
+            tables = self._faded_tables(tokens, at_least_float32(x.dtype), sign)
+            out.append(rotate(x, *tables, interleaved=self.interleaved))
+        return out[0], out[1]
+
+    def _faded_tables(self, tokens: Tokens, dtype: torch.dtype, sign: int) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, each multiplied by what the position fades."""
+
+        def compute() -> tuple[Tensor, Tensor]:
+            cos, sin = self.cos_sin(tokens.where, dtype, tokens.device)
+            steps = (tokens.positions - self.origin).double()[..., None]
+            fade = (sign * steps * self._decay.like(steps)).exp().to(dtype)
+            return cos * fade, sin * fade
+
+        if not isinstance(tokens.where, range):
+            return compute()
+        return self.kept((tokens.where, dtype, tokens.device, sign), compute)
+
+    def _check_reach(self, positions: Tensor, dtype: torch.dtype) -> None:
+        ends = free_ends(positions)
+        if ends is None:
+            return
+        furthest, reach = max(abs(p - self.origin) for p in ends), self.reach(dtype)
+        if furthest > reach:
+            raise ValueError(
+                f"XPos: a position is {furthest:.0f} tokens from the origin {self.origin}, and "
+                f"{dtype} overflows beyond {reach}. Move the origin, raise scale_base or use a "
+                "wider dtype."
+            )

@@ -1,0 +1,115 @@
+"""From a text to an encoding."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any
+
+from posenc.encodings.base.arguments import UnknownOption
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.compose import Compose
+from posenc.encodings.base.per_layer import PerLayer
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.registry.code import load
+from posenc.encodings.registry.entries import _ENTRIES
+from posenc.encodings.registry.grammar import parse
+from posenc.encodings.registry.known import class_of, entry
+from posenc.encodings.registry.spec import Part, Spec, SpecError
+
+
+def encoding_class(text: str) -> type[PositionEncoding]:
+    """The class behind a name, module:Class or file.py:Class."""
+    spec = parse(text)
+    part, *more = spec.parts
+    if more:
+        raise ValueError(f"{text!r} names {len(spec.parts)} encodings, and this wants one class.")
+    return class_of_part(spec, part)
+
+
+def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:
+    """The class of one part. Raises: SpecError with the column of what is wrong."""
+    try:
+        if part.attribute and part.where not in _ENTRIES:
+            return load(part.where, part.attribute)
+        found = class_of(part.where)
+    except SpecError:
+        raise
+    except ValueError as error:
+        if spec.text.strip() == part.where:  # it says itself which name it is about
+            raise
+        raise spec.error(part.column, str(error)) from error
+    if part.attribute:
+        raise spec.error(
+            part.attribute_column,
+            f"an option of {part.where} is key=value; {part.attribute!r} has no value.",
+        )
+    return found
+
+
+def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
+    """Build the encoding that a text names for a model of this shape.
+
+    Args:
+        name: a name of `posenc.names()`, module:Class or file.py:Class, with options after a colon;
+            several with + between them act together, with / between them they take turns by layer.
+            See `posenc.encodings.registry.grammar`.
+        options: options of a single encoding; they override the text's and the registry's.
+
+    Raises: ValueError that says at which character the text is wrong.
+
+    >>> shape = posenc.ModelShape(embed_dim=64, num_heads=4, train_length=128)
+    >>> posenc.create("yarn", shape, factor=8.0).scaling.factor
+    8.0
+    >>> posenc.create("rope:rope_theta=500000+alibi", shape).claims.places
+    (2, 3)
+    >>> mixed = posenc.create("rope/nope every 4", shape)
+    >>> [mixed.for_layer(i).claims.places for i in range(4)]
+    [(2,), (2,), (2,), ()]
+    """
+    spec = parse(name)
+    if len(spec.parts) == 1:
+        return _build(spec, spec.parts[0], shape, options)
+    if options:
+        raise ValueError(
+            f"{name!r} names {len(spec.parts)} encodings: give {', '.join(options)} in the text, "
+            "after the one that takes it, as in rope:rope_theta=500000+alibi."
+        )
+    layers = [_layer(spec, layer, shape) for layer in spec.layers]
+    if len(layers) == 1:
+        return layers[0]
+    each = dict(zip(spec.layers, layers, strict=True))
+    try:
+        return PerLayer([each[layer] for layer in spec.pattern], repeat=True)
+    except ValueError as error:
+        raise spec.error(1, str(error)) from error
+
+
+def _layer(spec: Spec, parts: tuple[Part, ...], shape: ModelShape) -> PositionEncoding:
+    members = [_build(spec, part, shape, {}) for part in parts]
+    if len(members) == 1:
+        return members[0]
+    try:
+        return Compose(*members)
+    except ValueError as error:
+        raise spec.error(parts[0].column, str(error)) from error
+
+
+def _build(spec: Spec, part: Part, shape: ModelShape, options: dict[str, Any]) -> PositionEncoding:
+    cls = class_of_part(spec, part)
+    defaults = {} if part.attribute else entry(part.where).defaults
+    given = {option.key: option.value for option in part.options}
+    try:
+        return cls.from_shape(shape, **{**defaults, **given, **options})
+    except UnknownOption as error:
+        columns = {option.key: option.column for option in part.options}
+        if error.name not in columns:
+            raise
+        near = difflib.get_close_matches(error.name, error.accepted, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise spec.error(columns[error.name], f"{error}{hint}") from error
+    except (ValueError, TypeError) as error:
+        told = [o for o in part.options if re.search(rf"\b{re.escape(o.key)}\b", str(error))]
+        if not told:
+            raise
+        raise spec.error(told[0].column, str(error)) from error

@@ -1,0 +1,145 @@
+"""Classes that a text names by their file or module."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeGuard
+
+from posenc.encodings.base.base import PositionEncoding
+
+MODULE = "posenc_file_"
+"""How the modules of files that are named by their path begin in sys.modules."""
+
+
+def load(where: str, attribute: str) -> type[PositionEncoding]:
+    """The encoding `attribute` of the file or module `where`, see `find`.
+
+    Raises: ValueError, also for what is no subclass of PositionEncoding.
+    """
+    module = _imported(where)
+    own = [
+        name
+        for name, value in vars(module).items()
+        if is_encoding(value) and value.__module__ == module.__name__
+    ]
+    defined = f"it defines {', '.join(own)}" if own else "it defines none"
+    try:
+        found = find(where, attribute)
+    except AttributeError:
+        near = difflib.get_close_matches(attribute, own, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f": {defined}."
+        raise ValueError(f"{where} has no class {attribute!r}{hint}") from None
+    if is_encoding(found):
+        return found
+    kind = "class" if isinstance(found, type) else type(found).__name__
+    raise ValueError(
+        f"{where}: {attribute!r} is a {kind} and no posenc.PositionEncoding; {defined}."
+    )
+
+
+def find(where: str, attribute: str) -> Any:
+    """What `attribute` is in the file or module `where`.
+
+    A file needs no import path: its folder is searched last, so what lies beside it can be
+    imported, and nothing there takes the place of a library. A module may lie in the current
+    folder.
+
+    Raises: ValueError for what does not import, in a file with its line; AttributeError.
+    """
+    found: Any = _imported(where)
+    for name in attribute.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def is_encoding(found: Any) -> TypeGuard[type[PositionEncoding]]:
+    """Whether it is a class of encodings."""
+    return isinstance(found, type) and issubclass(found, PositionEncoding)
+
+
+def _imported(where: str) -> ModuleType:
+    return _file(Path(where).expanduser()) if where.endswith(".py") else _module(where)
+
+
+def _file(path: Path) -> ModuleType:
+    """The module of a file, run once for each content."""
+    if not path.is_file():
+        near = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        hint = difflib.get_close_matches(path.name, near, n=1)
+        end = f"; did you mean {path.with_name(hint[0])}?" if hint else "."
+        raise ValueError(f"there is no file {path}{end}")
+    path = path.resolve()
+    source = path.read_bytes()
+    place = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"{MODULE}{place}_{path.stem}"
+    content = hashlib.sha256(source).hexdigest()
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "_content", None) == content:
+        return known
+    module = ModuleType(name)
+    module.__file__, vars(module)["_content"] = str(path), content
+    _search_last(path.parent)
+    sys.modules[name] = module
+    try:
+        with _no_output():
+            exec(compile(source, str(path), "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ValueError(_own_line(path, error)) from error
+    return module
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            _search_last(Path.cwd())
+        with _no_output():
+            return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if missing and (name == missing or name.startswith(f"{missing}.")):
+            raise ValueError(
+                f"there is no module {missing!r}, neither installed nor in the current folder."
+            ) from error
+        raise ValueError(f"module {name} does not import: {_reason(error)}") from error
+
+
+def _own_line(path: Path, error: BaseException) -> str:
+    """The error of a file as Python would show it: the deepest line that lies beside the file."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}."
+    lines = [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(path.parent)
+    ]
+    file, line = lines[-1] if lines else (str(path), 1)
+    return f"{file}:{line}: {_reason(error)}"
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {text}".rstrip(".: ") + "."
+
+
+@contextlib.contextmanager
+def _no_output() -> Iterator[None]:
+    """What somebody's module prints must not mix with what a command answers."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _search_last(folder: Path) -> None:
+    text = str(folder.resolve())
+    if text not in sys.path:
+        sys.path.append(text)
+        importlib.invalidate_caches()

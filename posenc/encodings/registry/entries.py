@@ -1,0 +1,87 @@
+"""One line per encoding; that line puts it into the tests, the commands, the plots and the
+tables."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Entry(NamedTuple):
+    path: str
+    """module:Class"""
+    checked: str
+    """What a test with that mark holds it to: "golden" (the authors' own numbers) or "reference"
+    (the paper in float64); "unchecked" for an encoding of somebody else."""
+    defaults: dict[str, Any] = {}  # noqa: RUF012 - read only
+    origin: str = ""
+    """The package that brings it; "" for posenc."""
+
+
+_QK = "posenc.encodings.queries_keys"
+_ROPE = f"{_QK}.rope:RoPE"
+_MAPS = f"{_QK}.position_maps"
+
+
+def _scaled(scaling: str, checked: str = "golden", **options: Any) -> Entry:
+    return Entry(_ROPE, checked, {"interleaved": False, "scaling": scaling, **options})
+
+
+_ENTRIES: dict[str, Entry] = {
+    "nope": Entry("posenc.encodings.base:PositionEncoding", "reference"),
+    "sinusoidal": Entry("posenc.encodings.embeddings.sinusoidal:Sinusoidal", "golden"),
+    "sinusoidal_concatenated": Entry(
+        "posenc.encodings.embeddings.sinusoidal:Sinusoidal", "golden", {"order": "concatenated"}
+    ),
+    "sinusoidal_fairseq": Entry(
+        "posenc.encodings.embeddings.sinusoidal:Sinusoidal", "golden", {"order": "fairseq"}
+    ),
+    "learned": Entry("posenc.encodings.embeddings.learned:Learned", "golden"),
+    "sincos_2d": Entry("posenc.encodings.embeddings.sincos_2d:SinCos2D", "golden"),
+    "learned_2d": Entry("posenc.encodings.embeddings.learned_2d:Learned2D", "golden"),
+    "rope": Entry(_ROPE, "golden", {"interleaved": False}),
+    "rope_interleaved": Entry(_ROPE, "golden", {"interleaved": True}),
+    "partial_rope": Entry(_ROPE, "golden", {"interleaved": False, "partial_rotary_factor": 0.5}),
+    "p_rope": _scaled("proportional", p=0.75),
+    "linear": _scaled("linear", factor=4.0),
+    "ntk": _scaled("ntk", factor=4.0),
+    "dynamic_ntk": _scaled("dynamic_ntk", factor=4.0),
+    "ntk_by_parts": _scaled("ntk_by_parts", checked="reference", factor=4.0),
+    "yarn": _scaled("yarn", factor=4.0),
+    "llama3": _scaled("llama3", factor=4.0),
+    "longrope": _scaled("longrope", factor=4.0),
+    "rerope": Entry(f"{_MAPS}:ReRoPE", "golden", {"interleaved": False}),
+    "leaky_rerope": Entry(f"{_MAPS}:ReRoPE", "golden", {"interleaved": False, "leak": 8.0}),
+    "self_extend": Entry(f"{_MAPS}:SelfExtend", "golden", {"interleaved": False}),
+    "dual_chunk": Entry(f"{_MAPS}:DualChunk", "golden", {"interleaved": False}),
+    "xpos": Entry(f"{_QK}.xpos:XPos", "golden", {"interleaved": False}),
+    "mrope": Entry(f"{_QK}.mrope:MRoPE", "golden", {"interleaved": False}),
+    "mrope_interleaved": Entry(
+        f"{_QK}.mrope:MRoPE", "golden", {"interleaved": False, "in_turns": True}
+    ),
+    "axial_rope": Entry(f"{_QK}.axial:AxialRoPE", "golden", {"interleaved": False}),
+    "mixed_rope": Entry(f"{_QK}.axial:MixedRoPE", "golden", {"interleaved": False}),
+    "fope": Entry(f"{_QK}.fope:FoPE", "reference"),
+    "pope": Entry(f"{_QK}.pope:PoPE", "golden"),
+    "repo": Entry(f"{_QK}.repo:RePo", "reference"),
+    "logn": Entry(f"{_QK}.query_temperature:LogN", "reference"),
+    "llama4_temperature": Entry(f"{_QK}.query_temperature:Llama4Temperature", "reference"),
+    "alibi": Entry("posenc.encodings.scores.alibi:ALiBi", "golden"),
+    "t5": Entry("posenc.encodings.scores.t5:T5Bias", "golden"),
+    "kerple": Entry("posenc.encodings.scores.kerple:Kerple", "golden"),
+    "kerple_power": Entry("posenc.encodings.scores.kerple:Kerple", "golden", {"form": "power"}),
+    "sandwich": Entry("posenc.encodings.scores.sandwich:Sandwich", "reference"),
+    "fire": Entry("posenc.encodings.scores.fire:FIRE", "golden"),
+    "fox": Entry("posenc.encodings.scores.forgetting:FoX", "golden"),
+    "dape": Entry("posenc.encodings.scores.dape:DAPE", "golden", {"inner": "kerple"}),
+    "inkling": Entry("posenc.encodings.scores.relative_logits:RelativeLogits", "reference"),
+    "shaw": Entry("posenc.encodings.values.shaw:Shaw", "golden"),
+    "transformer_xl": Entry("posenc.encodings.scores.transformer_xl:TransformerXL", "golden"),
+    "deberta": Entry("posenc.encodings.scores.deberta:DeBERTa", "golden"),
+    "cope": Entry("posenc.encodings.scores.cope:CoPE", "golden"),
+    "decoupled_rope": Entry(f"{_QK}.decoupled:DecoupledRoPE", "reference", {"interleaved": True}),
+    "rnope": Entry(f"{_QK}.rnope:RNoPE", "reference", {"interleaved": False}),
+    "rnope_swa": Entry(
+        f"{_QK}.rnope:RNoPE", "reference", {"interleaved": False, "windows": "sliding"}
+    ),
+    "irope": Entry(f"{_QK}.rnope:RNoPE", "reference", {"interleaved": True, "windows": "chunked"}),
+}

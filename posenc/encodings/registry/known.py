@@ -1,0 +1,162 @@
+"""Every encoding that has a name: posenc's own, those registered here, those of other packages."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.metadata
+import inspect
+import os
+import re
+import sys
+from typing import Any
+
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.registry.code import load
+from posenc.encodings.registry.entries import _ENTRIES, Entry
+
+GROUP = "posenc.encodings"
+"""The entry points in which another package names its encodings, as module:Class."""
+
+_registered: dict[str, Entry] = {}
+_classes: dict[str, type[PositionEncoding]] = {}
+
+
+def names() -> tuple[str, ...]:
+    """The registered encodings: posenc's own first, then those of `register` and of other packages.
+
+    >>> posenc.names()[:3]
+    ('nope', 'sinusoidal', 'sinusoidal_concatenated')
+    """
+    return tuple(dict.fromkeys((*_ENTRIES, *_registered, *_installed()[0])))
+
+
+def entry(name: str) -> Entry:
+    """The registry line of `name`. Raises: ValueError, with the nearest name, if there is none."""
+    if name in _ENTRIES:  # without a look at what is installed
+        return _ENTRIES[name]
+    if name in _registered:
+        return _registered[name]
+    installed, problems = _installed()
+    if name in installed:
+        return installed[name]
+    if name in problems:
+        raise ValueError(problems[name])
+    known = names()
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"Unknown encoding {name!r}.{hint} Known: {', '.join(known)}.")
+
+
+def class_of(name: str) -> type[PositionEncoding]:
+    """The class behind a registered name. Raises: ValueError, also where another package's does not
+    import."""
+    found = entry(name)
+    if name in _classes:
+        return _classes[name]
+    module, _, attribute = found.path.partition(":")
+    try:
+        return load(module, attribute)
+    except ValueError as error:
+        raise ValueError(f"{name!r}, which {found.origin} brings: {error}") from error
+
+
+def register(name: str, encoding: type[PositionEncoding], **defaults: Any) -> None:
+    """Give an encoding a name for this process: `posenc.create`, `posenc.names`, and the functions
+    `compare.run` and `inspect.run` take it.
+
+    A package names its encodings for every process, and so for the command line, with an entry
+    point in the group "posenc.encodings" instead: `my_name = "my_package.encodings:MyEncoding"`.
+
+    Args:
+        name: letters, digits and underscores.
+        encoding: the class.
+        defaults: options that its constructor gets unless others are given.
+
+    Raises: ValueError where the name is taken by another class, or is none; TypeError where
+    `encoding` is no subclass of PositionEncoding.
+
+    >>> class Slow(posenc.ALiBi):
+    ...     pass
+    >>> posenc.register("slow", Slow, bias_max=4.0)
+    >>> posenc.create("slow", posenc.ModelShape(64, 2)).slopes
+    (0.25, 0.0625)
+    """
+    if not (isinstance(encoding, type) and issubclass(encoding, PositionEncoding)):
+        raise TypeError(f"register: {encoding!r} is no subclass of posenc.PositionEncoding.")
+    if not _is_name(name):
+        raise ValueError(f"register: a name has letters, digits and underscores, got {name!r}.")
+    path = f"{encoding.__module__}:{encoding.__qualname__}"
+    taken = _ENTRIES.get(name) or _registered.get(name) or _installed()[0].get(name)
+    if taken is not None and taken.path != path:
+        if name in _classes and _source(_classes[name]) == _source(encoding):
+            return  # the same file, run under another name
+        raise ValueError(f"register: {name!r} is {taken.path} already; choose another name.")
+    _registered[name] = Entry(path, "unchecked", defaults, "this program")
+    _classes[name] = encoding
+
+
+def portable(name: str) -> tuple[str, str] | None:
+    """Where a new process finds what `register` was given: module or file, and class. None for
+    names that every process knows.
+
+    Raises: ValueError for a class that no file holds.
+    """
+    if name not in _classes:
+        return None
+    cls = _classes[name]
+    module = sys.modules.get(cls.__module__)
+    file = inspect.getsourcefile(cls) if cls.__module__ == "__main__" else None
+    own = module is not None and getattr(module, "__file__", None)
+    if "<locals>" in cls.__qualname__ or not own:
+        raise ValueError(
+            f"{name!r} is a class that another process cannot import: define {cls.__qualname__} at "
+            "the top of a file."
+        )
+    return (file or cls.__module__, cls.__qualname__)
+
+
+def problems() -> tuple[str, ...]:
+    """A line about each encoding of another package that cannot be used by its name."""
+    return tuple(_installed()[1].values())
+
+
+@functools.cache
+def _installed() -> tuple[dict[str, Entry], dict[str, str]]:
+    """Names of other packages, whose modules are not imported, and what is wrong with the rest."""
+    found: dict[str, Entry] = {}
+    wrong: dict[str, str] = {}
+    try:
+        points = list(importlib.metadata.entry_points(group=GROUP))
+    except Exception as error:  # one broken package must not take the others' names away
+        return {}, {"": f"Entry points of installed packages cannot be read: {error}."}
+    for point in points:
+        name, origin = point.name, _package(point)
+        if not _is_name(name):
+            wrong[name] = f"{origin} brings an encoding {name!r}, which is no name."
+        elif not re.fullmatch(r"[\w.]+:[\w.]+", point.value):
+            wrong[name] = f"{origin} brings {name!r} as {point.value!r}, which is no module:Class."
+        elif name in _ENTRIES:
+            wrong[name] = f"{origin} brings {name!r}, which is an encoding of posenc."
+        elif name in found and found[name].path != point.value:
+            wrong[name] = f"{found[name].origin} and {origin} both bring an encoding {name!r}."
+        else:
+            found[name] = Entry(point.value, "unchecked", {}, origin)
+    return {name: each for name, each in found.items() if name not in wrong}, wrong
+
+
+def _package(point: importlib.metadata.EntryPoint) -> str:
+    try:
+        return f"{point.dist.name} {point.dist.version}" if point.dist else "a package"
+    except Exception:  # its metadata are damaged
+        return "a package"
+
+
+def _source(cls: type) -> tuple[str, str | None]:
+    """What a class is called, and the file that it is in."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return cls.__qualname__, file and os.path.realpath(file)
+
+
+def _is_name(name: str) -> bool:
+    return re.fullmatch(r"[^\W\d]\w*", name) is not None

@@ -1,0 +1,119 @@
+"""Attention with linear biases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor, nn
+
+from posenc.encodings.base.distance_bias import DistanceBias
+from posenc.encodings.numbers.biases import alibi_heads
+from posenc.encodings.numbers.device_copies import Constants
+from posenc.encodings.numbers.precision import per_head, real
+from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.tokens import Tokens
+
+
+class ALiBi(DistanceBias):
+    """Add a penalty that grows linearly with distance to the attention scores.
+
+    score[h, i, j] += -slope[h] * |position_i - position_j|
+
+    Under a causal mask this is the paper's method. Without one, form="symmetric" cannot tell left
+    from right; form="left_right" can: the first half of the heads sees the past and the token
+    itself, the second half the future and the token itself (-inf elsewhere), each half with the
+    slopes of num_heads / 2 heads.
+
+    Args:
+        num_heads: number of query heads here, > 0.
+        form: "symmetric" or "left_right"; the latter is for self-attention in encoders, where a
+            token sees at least itself.
+        learned: slopes are parameters (kept as logarithms) that start at the paper's values.
+        bias_max: the exponent of the last slope of a power of two heads; MPT calls it
+            alibi_bias_max.
+        total_heads: heads of the whole model, where num_heads are one rank's share of them.
+        head_offset: the first of those heads.
+
+    Shapes: q_positions (batch, q_len), kv_positions (batch, kv_len) -> (batch, num_heads, q_len,
+    kv_len).
+    Units: positions in tokens; the bias is in logits (added before softmax, after
+    1/sqrt(head_dim)).
+    Precision: computed in float32 from the distance, so that it does not lose bits at far
+    positions.
+    Raises: ValueError where the heads do not fit.
+    Source: Press et al. 2022, arXiv:2108.12409, section 3;
+    github.com/ofirpress/attention_with_linear_biases, its issue 5 for encoders.
+
+    >>> posenc.ALiBi(num_heads=2)(torch.arange(3), torch.arange(3))[0]
+    tensor([[-0.0000, -0.0625, -0.1250],
+            [-0.0625, -0.0000, -0.0625],
+            [-0.1250, -0.0625, -0.0000]])
+    """
+
+    claims = replace(DistanceBias.claims, source="Press et al. 2022, arXiv:2108.12409, section 3")
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        form: Literal["symmetric", "left_right"] = "symmetric",
+        learned: bool = False,
+        bias_max: float = 8.0,
+        total_heads: int | None = None,
+        head_offset: int = 0,
+    ) -> None:
+        super().__init__()
+        total = num_heads if total_heads is None else total_heads
+        if num_heads < 1:
+            raise ValueError(f"ALiBi: num_heads must be at least 1, got {num_heads}.")
+        if not 0 <= head_offset <= total - num_heads:
+            raise ValueError(
+                f"ALiBi: heads {head_offset} to {head_offset + num_heads - 1} are not among "
+                f"total_heads={total}. total_heads counts the heads of all ranks."
+            )
+        if form not in ("symmetric", "left_right"):
+            raise ValueError(f"ALiBi: form must be 'symmetric' or 'left_right', got {form!r}.")
+        if form == "left_right" and total % 2:
+            raise ValueError(
+                f"ALiBi: form='left_right' needs an even number of heads, got {total}."
+            )
+        here = slice(head_offset, head_offset + num_heads)
+        all_slopes, sides = alibi_heads(total, form == "left_right", bias_max)
+        self.form = form
+        self.slopes = all_slopes[here]
+        self._slopes = Constants(self.slopes)
+        self._sides = Constants(sides[here]) if form == "left_right" else None
+        self.log_slopes = nn.Parameter(torch.empty(num_heads)) if learned else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.log_slopes is not None:
+            with torch.no_grad():
+                self.log_slopes.copy_(torch.tensor(self.slopes, dtype=torch.float64).log())
+
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
+        signed = real(distance)
+        bias = -per_head(self._slope(signed), signed) * signed.abs()
+        if self._sides is None:
+            return bias
+        hidden = per_head(self._sides.like(signed), signed) * signed < 0
+        return bias.masked_fill(hidden, -torch.inf)
+
+    def term(self, q: Tokens, k: Tokens) -> Dense:
+        term = super().term(q, k)
+        if self._sides is None:
+            term.per_key = lambda: self._per_key(q.positions.double(), k.positions.double())
+        return term
+
+    def _per_key(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
+        """In float64 and not centred: kernels subtract the middle of each block."""
+        slope = self._slope(q_positions)[:, None]
+        return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)
+
+    def _slope(self, like: Tensor) -> Tensor:
+        if self.log_slopes is None:
+            return self._slopes.like(like)
+        return self.log_slopes.to(torch.promote_types(self.log_slopes.dtype, like.dtype)).exp()

@@ -1,0 +1,176 @@
+"""Contextual position encoding: a key's position is a sum of gates, which are computed from the
+content of the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor, nn
+
+from posenc.encodings.base.base import PositionEncoding, check_head_dim
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.numbers.heads import grouped_matmul
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.terms.skew import Part, add_parts
+from posenc.encodings.terms.term import Scores, Shown, Term
+from posenc.encodings.terms.tokens import Tokens
+
+KEYS = 128
+"""How many keys are counted at a time."""
+
+
+class CoPE(PositionEncoding):
+    """Count gates between key and query, and score the query against a vector for that count.
+
+    score[i, j] += scale * q_i . e[p_ij],  p_ij = min(sum over visible l >= j of g_il,
+    num_positions - 1),  g_il = sigmoid(scale * q_i . k_l)
+
+    e at a fractional count is interpolated between its neighbours. The sum runs along the keys in
+    the order they have in memory, and includes the query's own; positions are not read. It needs
+    whole rows of scores, so FlexAttention cannot run it. In a Compose the gates are computed from
+    the scores that the terms before it have changed.
+
+    Args:
+        head_dim: size of one head; e is shared by all heads.
+        num_positions: rows of e; larger counts are clipped to the last (npos_max).
+        divide: multiply the term by scale, as the authors' code does by default; False: as in the
+            paper's listing and x-transformers.
+        gates: what the query is multiplied with to compute its gates: "key"; "separate_key", a
+            projection of its own; "value", the values, handed to posenc.attention as kv_state.
+        embed_dim, num_kv_heads: of the attention; needed only for "separate_key".
+
+    Shapes: scores (batch, num_heads, rows, kv_len) -> the same. e (num_positions, head_dim).
+    Units: counts of open gates; the term is in logits. Precision: gates, their running sum and the
+    term in float32 or better.
+    Raises: ValueError for fewer than 2 positions, unknown gates or missing sizes.
+    Source: Golovneva et al. 2024, arXiv:2405.18719, section 4; github.com/facebookresearch/RAM,
+    projects/cope.
+
+    >>> cope = posenc.CoPE(head_dim=16)
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> where = {"q_positions": torch.arange(6), "kv_positions": torch.arange(6)}
+    >>> posenc.attention(q, k, v, cope, mask=posenc.masks.causal, **where).shape
+    torch.Size([1, 4, 6, 16])
+    """
+
+    claims = Claims(
+        places=(3,),
+        source="Golovneva et al. 2024, arXiv:2405.18719, section 4; code of facebookresearch/RAM",
+        permutation_invariant=False,
+        causal_only=True,
+        additive=False,
+        reads_scale=True,
+        scope="layer",
+    )
+
+    def __init__(
+        self,
+        head_dim: int,
+        embed_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        *,
+        num_positions: int = 64,
+        divide: bool = True,
+        gates: Literal["key", "value", "separate_key"] = "key",
+    ) -> None:
+        super().__init__()
+        if num_positions < 2:
+            raise ValueError(f"CoPE: num_positions must be at least 2, got {num_positions}.")
+        if gates not in ("key", "value", "separate_key"):
+            raise ValueError(f"CoPE: gates must be key, value or separate_key, got {gates!r}.")
+        if gates == "separate_key" and (embed_dim is None or num_kv_heads is None):
+            raise ValueError("CoPE: gates='separate_key' needs embed_dim and num_kv_heads.")
+        self.head_dim, self.num_positions = head_dim, num_positions
+        self.divide, self.gates = divide, gates
+        self.e = nn.Parameter(torch.empty(num_positions, head_dim))
+        self.gate_key = None
+        if gates == "separate_key":
+            self.gate_key = nn.Linear(embed_dim, num_kv_heads * head_dim, bias=False)  # type: ignore[arg-type]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """e starts at zero, as in the authors' code."""
+        nn.init.zeros_(self.e)
+        if self.gate_key is not None:
+            self.gate_key.reset_parameters()
+
+    def state(
+        self,
+        x: Float[Tensor, "batch seq_len embed_dim"],
+        positions: Real[Tensor, "#batch seq_len"] | Real[Tensor, " seq_len"],
+        past: Float[Tensor, "batch num_kv_heads past_len head_dim"] | None = None,
+    ) -> Float[Tensor, "batch num_kv_heads seq_len head_dim"] | None:
+        if self.gate_key is None:
+            return None
+        return self.gate_key(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def term(self, q: Tokens, k: Tokens) -> CountedGates:
+        assert q.x is not None
+        check_head_dim(self, self.head_dim, q.x)
+        if self.gates != "key" and k.state is None:
+            what = "v" if self.gates == "value" else "state(x, positions)"
+            raise ValueError(f"CoPE: gates={self.gates!r} needs kv_state={what}.")
+        return CountedGates(q, k, self)
+
+
+class CountedGates(Term):
+    """What CoPE adds to whole rows of scores."""
+
+    reads_mask = True
+
+    def __init__(self, q: Tokens, k: Tokens, cope: CoPE) -> None:
+        super().__init__(q, k)
+        self.cope, self.scale = cope, cope.scale(cope.head_dim)
+
+    def held(self, needs_grad: bool) -> float:
+        return 9.0 if needs_grad else 1.0
+
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+        """From the last key to the first, where reading is free: once all counts are at their
+        limit, no further gate is looked at."""
+        cope, q = self.cope, self.q[rows].x
+        assert q is not None
+        q = q.to(at_least_float32(q.dtype))
+        table = q @ cope.e.to(q.dtype).mT  # (batch, num_heads, rows, num_positions)
+        table = table * self.scale if cope.divide else table
+        gates = scores
+        if cope.gates != "key":
+            state = self.k[keys].state
+            assert state is not None
+            gates = grouped_matmul(q * self.scale, state.to(q.dtype).mT)
+        if scores.device.type != "cpu" or torch.compiler.is_compiling():
+            count = _count(gates, mask)
+            return scores.add_(_at(table, count.clamp(max=table.shape[-1] - 1)))
+        return add_parts(scores, _parts(table, gates, mask))
+
+
+def _parts(table: Tensor, gates: Tensor, mask: Tensor | None) -> Iterator[Part]:
+    most, after, last = table.shape[-1] - 1, None, gates.shape[-1]
+    for part in reversed(gates.split(KEYS, -1)):  # one split: each slice has a gradient as large
+        if after is not None and bool((after >= most).all()):
+            yield 0, last, table[..., -1:]
+            return
+        first = last - part.shape[-1]
+        count = _count(part, None if mask is None else mask[..., first:last])
+        count = count if after is None else count + after
+        yield first, last, _at(table, count.clamp(max=most))
+        after, last = count[..., :1], first
+
+
+def _count(gates: Tensor, mask: Tensor | None) -> Tensor:
+    """Return how many gates are open from each key to the last."""
+    open_gates = gates.sigmoid()
+    if mask is not None:
+        open_gates = open_gates.masked_fill(~mask, 0)
+    return open_gates.flip(-1).cumsum(-1).flip(-1)
+
+
+def _at(table: Tensor, count: Tensor) -> Tensor:
+    """Return the table at fractional counts; NaN where the count is."""
+    whole = count.detach().nan_to_num(0)
+    below, above = whole.floor().long(), whole.ceil().long()
+    low, high = table.gather(-1, below), table.gather(-1, above)
+    return low + (count - below) * (high - low)

@@ -1,0 +1,148 @@
+"""DAPE: a score bias that adapts to the scores of all heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.encodings.base.base import (
+    Hidden,
+    Past,
+    PositionEncoding,
+    State,
+    check_heads,
+    require_encoding,
+)
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.scores.alibi import ALiBi
+from posenc.encodings.scores.fire import FIRE
+from posenc.encodings.scores.kerple import Kerple
+from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.term import Scores, Shown, Term
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import Positions
+
+BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
+    "alibi": (ALiBi, {}),
+    "kerple": (Kerple, {}),
+    "fire": (FIRE, {"leaky": True}),
+}
+"""The biases that the paper adapts, and options as in the authors' code."""
+
+
+class DAPE(PositionEncoding):
+    """Adapt another encoding's bias to the scores, with one small network for every query-key pair.
+
+    score[:, i, j] += B[:, i, j] + mlp([score[:, i, j]; B[:, i, j]]), mlp: 2 heads -> width -> heads
+
+    The network sees a pair's scores in all heads at once, so this runs where whole scores are
+    formed (reference and blocks). Each layer has its own network and its own inner bias, as in
+    the authors' code.
+
+    Args:
+        inner: the encoding that gives B at place 3, such as ALiBi, Kerple or FIRE; from_shape also
+            takes one of these by name.
+        num_heads: number of query heads.
+        mlp_width: width of the hidden layer.
+
+    Shapes: scores (batch, num_heads, q_len, kv_len) -> the same.
+    Units: logits. Precision: the network in float32 or better; autocast does not reach it.
+    Raises: ValueError where `inner` acts elsewhere than at place 3, or is not additive.
+    Source: Zheng et al. 2024, arXiv:2405.14722, section 3; github.com/chuanyang-Zheng/DAPE.
+
+    >>> dape = posenc.DAPE(posenc.ALiBi(num_heads=4), num_heads=4)
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> p = torch.arange(6)
+    >>> posenc.attention(q, k, v, dape, q_positions=p, kv_positions=p).shape
+    torch.Size([1, 4, 6, 16])
+    """
+
+    claims = Claims(
+        places=(3,),
+        source="Zheng et al. 2024, arXiv:2405.14722, section 3",
+        additive=False,
+        scope="layer",
+    )
+
+    def __init__(self, inner: PositionEncoding, num_heads: int, *, mlp_width: int = 32) -> None:
+        super().__init__()
+        inner = require_encoding("DAPE", inner)
+        if inner.claims.places != (3,) or not inner.claims.additive:
+            raise ValueError(
+                f"DAPE: inner must add the same bias to any scores and act nowhere else, "
+                f"got {type(inner).__name__} (places {inner.claims.places})."
+            )
+        self.inner = inner
+        self.hidden = nn.Linear(2 * num_heads, mlp_width)
+        self.out = nn.Linear(mlp_width, num_heads)
+        self.claims = replace(
+            inner.claims,
+            source=self.claims.source,
+            scope="layer",
+            additive=False,
+            shared_parameters=tuple(f"inner.{name}" for name in inner.claims.shared_parameters),
+        )
+
+    @classmethod
+    def from_shape(
+        cls, shape: ModelShape, *, inner: PositionEncoding | str = "kerple", **options: Any
+    ) -> DAPE:
+        if isinstance(inner, str):
+            if inner not in BIASES:
+                raise ValueError(f"DAPE: inner must be one of {', '.join(BIASES)}, got {inner!r}.")
+            kind, own = BIASES[inner]
+            inner = kind.from_shape(shape, **own)
+        return super().from_shape(shape, inner=inner, **options)
+
+    def reset_parameters(self) -> None:
+        self.hidden.reset_parameters()
+        self.out.reset_parameters()
+
+    def scale(self, head_dim: int) -> float:
+        return self.inner.scale(head_dim)
+
+    def state(self, x: Hidden, positions: Positions, past: Past | None = None) -> State | None:
+        return self.inner.state(x, positions, past)
+
+    def term(self, q: Tokens, k: Tokens) -> Adapted:
+        assert q.x is not None
+        check_heads(self, self.out.out_features, q.x)
+        inner = self.inner.term(q, k)
+        assert inner is not None  # it claims place 3
+        return Adapted(q, k, inner, self)
+
+
+class Adapted(Term):
+    """A bias, and what DAPE's network makes of it and of the scores."""
+
+    def __init__(self, q: Tokens, k: Tokens, inner: Term, dape: DAPE) -> None:
+        super().__init__(q, k)
+        self.inner, self.dape = inner, dape
+
+    def ready(self, rows: int, causal: bool) -> Adapted:
+        return Adapted(self.q, self.k, self.inner.ready(rows, causal), self.dape)
+
+    def held(self, needs_grad: bool) -> float:
+        units, heads = self.dape.out.weight.shape[::-1]
+        return 3 * units / heads + 3
+
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+        bias = self._bias(scores, rows, keys)
+        hidden_layer, out = self.dape.hidden, self.dape.out
+        for_scores, for_bias = hidden_layer.weight.to(scores.dtype).chunk(2, dim=1)
+        hidden = torch.einsum("wh,...hqk->...wqk", for_scores, scores)
+        hidden = hidden + torch.einsum("wh,...hqk->...wqk", for_bias, bias)
+        hidden = F.leaky_relu(hidden + hidden_layer.bias.to(scores.dtype)[:, None, None])
+        change = torch.einsum("hw,...wqk->...hqk", out.weight.to(hidden.dtype), hidden)
+        return scores + bias + change + out.bias.to(hidden.dtype)[:, None, None]
+
+    def _bias(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
+        """(batch or 1, num_heads, rows, keys): one row of the batch where all are alike."""
+        if isinstance(self.inner, Dense):
+            return self.inner.values(rows, keys).to(scores.dtype)
+        return self.inner.add(torch.zeros_like(scores), rows, keys, None)

@@ -1,0 +1,225 @@
+"""DeBERTa's disentangled attention: scores of queries against distances and of distances against
+keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.encodings.base.base import PositionEncoding, check_head_dim, check_heads
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.numbers.biases import deberta_ends
+from posenc.encodings.numbers.heads import for_every_head
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.numbers.tracking import free_ends
+from posenc.encodings.terms.by_distance import ByDistance, require_whole
+from posenc.encodings.terms.term import Term
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import Positions
+
+
+class DeBERTa(PositionEncoding):
+    """Add content-to-position and position-to-content scores read from a table of distances.
+
+    score[i, j] = (q_i . k_j + q_i . K[r] + k_j . Q[r]) / sqrt(terms * head_dim),
+    K = pos_key(P), Q = pos_query(P),  r = clip(bucket(position_i - position_j) + span, 0,
+    2 span - 1)
+
+    terms counts those in use, 3 by default. All layers share the table P; each has projections of
+    its own. The paper's equation reads row clip(bucket(position_j - position_i) + span)
+    in the last term, the released code the same row in both; the code is the default.
+
+    Args:
+        embed_dim: width of the table.
+        num_heads, num_kv_heads, head_dim: of the attention; None means num_heads, embed_dim /
+            num_heads.
+        max_distance: distances from here on share a row, or a bucket (max_relative_positions).
+        num_buckets: None for a row per distance (v1), or that many logarithmic buckets per side,
+            even (v2 and v3: 256 with max_distance 512); the nearer half is exact.
+        layer_norm: normalise the table (v2 and v3).
+        share_att_key: project with the attention's own q_proj and k_proj (v3), handed over by
+            `share_projections`.
+        c2p, p2c: which of the two terms to use.
+        paper_p2c: the paper's index in the position-to-content term.
+
+    Shapes: q_positions (q_len), kv_positions (kv_len), integer. table (2 span, embed_dim), span =
+    num_buckets or max_distance.
+    Units: distances in tokens; the terms are in logits. Precision: bucket edges are exact whole
+    numbers; products in float32 or better.
+    Raises: ValueError where the buckets cannot be laid out, or shared projections are missing;
+    TypeError for positions that are not integers.
+    Source: He et al. 2020, arXiv:2006.03654, equation 4, and 2021, arXiv:2111.09543;
+    github.com/microsoft/DeBERTa.
+
+    >>> encoding = posenc.DeBERTa(64, 4, max_distance=128)
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> p = torch.arange(6)
+    >>> posenc.attention(q, k, v, encoding, q_positions=p, kv_positions=p).shape
+    torch.Size([1, 4, 6, 16])
+    """
+
+    claims = Claims(
+        places=(3,),
+        source="He et al. 2020, arXiv:2006.03654, equation 4; code of microsoft/DeBERTa",
+        reads_scale=True,
+        scope="layer",
+    )
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        max_distance: int = 512,
+        num_buckets: int | None = None,
+        layer_norm: bool = False,
+        share_att_key: bool = False,
+        c2p: bool = True,
+        p2c: bool = True,
+        paper_p2c: bool = False,
+    ) -> None:
+        super().__init__()
+        if not (c2p or p2c):
+            raise ValueError("DeBERTa: at least one of c2p and p2c must be True.")
+        if max_distance < 1 or (
+            num_buckets is not None
+            and (num_buckets < 4 or num_buckets % 2 or max_distance - 1 <= num_buckets // 2)
+        ):
+            raise ValueError(
+                "DeBERTa: num_buckets must be even, at least 4, and below 2 * (max_distance - 1); "
+                f"got num_buckets={num_buckets}, max_distance={max_distance}."
+            )
+        self.num_heads = num_heads
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        self.max_distance, self.num_buckets = max_distance, num_buckets
+        self.c2p, self.p2c, self.paper_p2c = c2p, p2c, paper_p2c
+        self.span = max_distance if num_buckets is None else num_buckets
+        self.table = nn.Parameter(torch.empty(2 * self.span, embed_dim))
+        self.norm = nn.LayerNorm(embed_dim, eps=1e-7) if layer_norm else None
+        shared = ("table", "norm.weight", "norm.bias") if layer_norm else ("table",)
+        self.claims = replace(self.claims, needs_raw_k=p2c, shared_parameters=shared)
+        self.share_att_key = share_att_key
+        self._attention_projections: tuple[nn.Linear, nn.Linear] | None = None
+        self.pos_key = self.pos_query = None
+        if c2p and not share_att_key:
+            self.pos_key = nn.Linear(embed_dim, num_heads * self.head_dim)
+        if p2c and not share_att_key:
+            self.pos_query = nn.Linear(embed_dim, num_heads * self.head_dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal with standard deviation 0.02, biases zero, as in the authors' code."""
+        nn.init.normal_(self.table, std=0.02)
+        for projection in (self.pos_key, self.pos_query):
+            if projection is not None:
+                nn.init.normal_(projection.weight, std=0.02)
+                nn.init.zeros_(projection.bias)
+        if self.norm is not None:
+            self.norm.reset_parameters()
+
+    def scale(self, head_dim: int) -> float:
+        return ((1 + self.c2p + self.p2c) * head_dim) ** -0.5
+
+    def share_projections(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
+        """Project the table with these two of an attention, whose parameters they remain."""
+        if not self.share_att_key:
+            raise ValueError(
+                "DeBERTa: this one has projections of its own; build it with share_att_key=True."
+            )
+        self._attention_projections = (q_proj, k_proj)
+
+    def bucket(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
+        """Signed buckets of integer distances (positive: the past); the distance itself without
+        buckets."""
+        if self.num_buckets is None:
+            return distance
+        middle = self.num_buckets // 2
+        edges = torch.tensor(
+            deberta_ends(self.num_buckets, self.max_distance), device=distance.device
+        )
+        size = distance.abs()
+        far = middle + torch.bucketize(size.contiguous(), edges)
+        return torch.where(size <= middle, distance, far * distance.sign())
+
+    def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
+        """The row of the table for each distance."""
+        return (self.bucket(distance) + self.span).clamp(0, 2 * self.span - 1)
+
+    def _k_row(self, distance: Tensor) -> Tensor:
+        return self.row(-distance) if self.paper_p2c else self.row(distance)
+
+    def term(self, q: Tokens, k: Tokens) -> Term:
+        require_whole("DeBERTa", q.positions, k.positions)
+        assert q.x is not None
+        check_heads(self, self.num_heads, q.x)
+        check_head_dim(self, self.head_dim, q.x)
+        dtype, scale = at_least_float32(q.x.dtype), self.scale(self.head_dim)
+
+        def for_q(distance: Tensor) -> Tensor:
+            return scale * self._projected(self._projections()[1], self.row(distance), dtype)
+
+        def for_k(distance: Tensor) -> Tensor:
+            return scale * self._projected(self._projections()[0], self._k_row(distance), dtype)
+
+        def kept(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
+            layers = (*self._projections(), self.norm)
+            weights = (t for layer in layers if layer is not None for t in layer.parameters())
+            return self.kept((key, dtype), compute, self.table, *weights)
+
+        return ByDistance(
+            q, k, (-self.max_distance, self.max_distance),
+            q.x.to(dtype) if self.c2p else None, for_q if self.c2p else None,
+            k.x.to(dtype) if self.p2c and k.x is not None else None, for_k if self.p2c else None,
+            kept=kept,
+        )  # fmt: skip
+
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        return self.with_kept_tables()
+
+    def _projections(self) -> tuple[nn.Linear | None, nn.Linear | None]:
+        if not self.share_att_key:
+            return self.pos_query, self.pos_key
+        if self._attention_projections is None:
+            raise ValueError(
+                "DeBERTa: share_att_key=True needs the attention's projections: call "
+                "share_projections(attention.q_proj, attention.k_proj) for each layer."
+            )
+        return self._attention_projections
+
+    def _projected(
+        self, projection: nn.Linear | None, rows: Int[Tensor, " rows"], dtype: torch.dtype
+    ) -> Float[Tensor, "num_heads rows head_dim"]:
+        """These rows of the table by head; a projection of fewer heads serves its groups. A row
+        that several distances share is projected once."""
+        assert projection is not None
+        ends = free_ends(rows)
+        first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)
+        shared = 2 * (last + 1 - first) < len(rows)
+        table = self._rows(
+            torch.arange(first, last + 1, device=rows.device) if shared else rows, dtype
+        )
+        heads = projection.weight.to(dtype) @ table.mT
+        if projection.bias is not None:
+            heads = heads + projection.bias.to(dtype)[:, None]
+        heads = heads.unflatten(0, (-1, self.head_dim))  # the rows side by side
+        if shared:
+            heads = heads[..., rows - first]
+        return for_every_head(heads, self.num_heads, dim=0).mT
+
+    def _rows(
+        self, rows: Int[Tensor, " rows"] | slice, dtype: torch.dtype
+    ) -> Float[Tensor, "rows embed_dim"]:
+        table = self.table[rows].to(dtype)
+        if self.norm is None:
+            return table
+        weight, bias = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
+        return F.layer_norm(table, weight.shape, weight, bias, self.norm.eps)

@@ -1,0 +1,129 @@
+"""FoX, the forgetting transformer: gates of the tokens after a key weaken attention to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.encodings.base.base import PositionEncoding, check_heads
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.numbers.precision import at_least_float32, without_autocast
+from posenc.encodings.terms.dense import Dense
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import distances
+
+
+class FoX(PositionEncoding):
+    """Add the summed logarithms of the forget gates between key and query to the scores.
+
+    score[h, i, j] += sum_{l = j+1 .. i} ln f[h, l],  f[h, l] = sigmoid(weight[h] . x_l + bias[h])
+
+    With a gate that is the same everywhere this is ALiBi of slope -ln f. CABLE (arXiv:2503.08067)
+    is this with weight and bias negated, since -softplus(a) = ln sigmoid(-a).
+
+    The order is the order of the tokens in memory. Padding on the right of a prompt lies between
+    the prompt and what is decoded from the cache, and its gates would count: pad on the left.
+
+    Args:
+        embed_dim: width of x.
+        num_heads: number of query heads.
+        bias_init: initial bias of every gate: 0 as the authors', so that f starts near 1/2; 5 in
+            x-transformers, so that it starts at 0.993.
+        bidirectional: for encoders: a key in the future gets the sum over l = i+1 .. j of a second
+            set of gates.
+
+    Shapes: x (batch, len, embed_dim) -> state (batch, num_heads, len), with a last axis of 2 if
+    bidirectional: the running sum, from which scores take differences.
+    Units: logits. Precision: gates in float32 or better, the running sum in float64, so that a
+    difference is as exact at token 100000 as at the first.
+    Raises: ValueError where the states are missing.
+    Source: Lin et al. 2025, arXiv:2503.02130, section 3; github.com/zhixuan-lin.
+
+    >>> fox = posenc.FoX(embed_dim=64, num_heads=4)
+    >>> layer = posenc.Attention(64, 4, encoding=fox)
+    >>> layer(torch.randn(1, 9, 64), torch.arange(9), mask=posenc.masks.causal).shape
+    torch.Size([1, 9, 64])
+    """
+
+    claims = Claims(
+        places=(3,),
+        source="Lin et al. 2025, arXiv:2503.02130, section 3",
+        permutation_invariant=False,
+        causal_only=True,
+        scope="layer",
+    )
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, *, bias_init: float = 0.0, bidirectional: bool = False
+    ) -> None:
+        super().__init__()
+        self.claims = replace(self.claims, causal_only=not bidirectional)
+        self.bidirectional = bidirectional
+        self.bias_init = bias_init
+        self.gate = nn.Linear(embed_dim, num_heads * (2 if bidirectional else 1))
+        self.reset_parameters()
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options: Any) -> FoX:
+        return super().from_shape(shape, **{"bidirectional": not shape.causal, **options})
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.gate.weight, std=0.02)
+        nn.init.constant_(self.gate.bias, self.bias_init)
+
+    def state(
+        self,
+        x: Float[Tensor, "batch seq_len embed_dim"],
+        positions: Real[Tensor, "#batch seq_len"] | Real[Tensor, " seq_len"],
+        past: Float[Tensor, "batch num_heads past_len *ways"] | None = None,
+    ) -> Float[Tensor, "batch num_heads seq_len *ways"]:
+        dtype = at_least_float32(x.dtype)
+        with without_autocast(x.device):
+            gate = F.linear(x.to(dtype), self.gate.weight.to(dtype), self.gate.bias.to(dtype))
+        state = F.logsigmoid(gate).double().cumsum(1).transpose(1, 2)  # (batch, gates, len)
+        if self.bidirectional:
+            state = torch.stack(state.chunk(2, dim=1), dim=-1)
+        return state if past is None else past[:, :, -1:] + state
+
+    def term(self, q: Tokens, k: Tokens) -> ForgottenBetween:
+        if q.state is None or k.state is None:
+            raise ValueError(
+                "FoX: attention needs q_state and kv_state, the gates' running sums; "
+                "take them from encoding.state(x, positions), or use posenc.Attention."
+            )
+        assert q.x is not None
+        check_heads(self, q.state.shape[1], q.x)
+        return ForgottenBetween(q, k, _both_ways if self.bidirectional else _backwards)
+
+
+class ForgottenBetween(Dense):
+    """The differences of the gates' running sums."""
+
+    def __init__(self, q: Tokens, k: Tokens, values: Callable[[Tokens, Tokens], Tensor]) -> None:
+        super().__init__(q, k, values)
+        if values is _backwards:
+            self.per_key = self._per_key
+
+    def _per_key(self) -> tuple[Tensor, Tensor]:
+        assert self.q.state is not None and self.k.state is not None
+        return self.q.state, self.k.state
+
+
+def _backwards(q: Tokens, k: Tokens) -> Tensor:
+    """(batch, num_heads, rows, keys): what the tokens after the key forget of it."""
+    assert q.state is not None and k.state is not None
+    return q.state[..., :, None] - k.state[..., None, :]
+
+
+def _both_ways(q: Tokens, k: Tokens) -> Tensor:
+    assert q.state is not None and k.state is not None
+    past, future = (q.state[..., :, None, :] - k.state[..., None, :, :]).unbind(-1)
+    behind = distances(q.positions, k.positions) >= 0
+    return torch.where(behind if behind.ndim == 2 else behind[:, None], past, -future)

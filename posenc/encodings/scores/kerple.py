@@ -1,0 +1,68 @@
+"""KERPLE: kernelized relative position biases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor, nn
+
+from posenc.encodings.base.distance_bias import DistanceBias
+from posenc.encodings.numbers.biases import KERPLE_LOW, KERPLE_POWER_HIGH, KERPLE_STARTS
+from posenc.encodings.numbers.precision import per_head, real
+
+
+class Kerple(DistanceBias):
+    """Add a learned kernel of the distance to the attention scores.
+
+    form="log":   score[h, i, j] += -r1[h] * ln(1 + r2[h] * |position_i - position_j|)
+    form="power": score[h, i, j] += -r1[h] * |position_i - position_j|^r2[h]
+
+    power with r2 = 1 is ALiBi with learned slopes.
+
+    Args:
+        num_heads: number of query heads.
+        form: "log", the paper's best, or "power".
+
+    Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len); r1, r2
+    (num_heads), shared by all layers as in the authors' code.
+    Units: distances in tokens; the bias is in logits.
+    Precision: float32. As in the authors' code r1 and r2 are raised to at least 0.01, and the
+    power's r2 is lowered to at most 2; their gradients ignore these bounds.
+    Raises: ValueError for an unknown form.
+    Source: Chi et al. 2022, arXiv:2205.09921, section 4; github.com/chijames/KERPLE.
+
+    >>> kerple = posenc.Kerple(num_heads=8)
+    >>> kerple(torch.arange(5), torch.arange(7)).shape
+    torch.Size([8, 5, 7])
+    """
+
+    claims = replace(DistanceBias.claims, source="Chi et al. 2022, arXiv:2205.09921, section 4")
+
+    def __init__(self, num_heads: int, *, form: Literal["log", "power"] = "log") -> None:
+        super().__init__()
+        if form not in ("log", "power"):
+            raise ValueError(f"Kerple: form must be 'log' or 'power', got {form!r}.")
+        self.form = form
+        self.r1, self.r2 = (nn.Parameter(torch.empty(num_heads)) for _ in range(2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for r, high in zip((self.r1, self.r2), KERPLE_STARTS[self.form], strict=True):
+            nn.init.uniform_(r, 0, high)
+
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
+        distance = real(distance).abs()
+        r1, r2 = (per_head(r, distance) for r in (self.r1, self.r2))
+        if self.form == "log":
+            return -_bounded(r1) * (_bounded(r2) * distance).log1p()
+        return -_bounded(r1) * distance ** _bounded(r2, KERPLE_POWER_HIGH)
+
+
+def _bounded(x: Tensor, high: float = torch.inf) -> Tensor:
+    """x clamped to [0.01, high], with the gradient of x: that of a plain clamp is zero outside, and
+    a parameter that starts there (r2 does one time in a hundred) would never learn. x is as wide as
+    the bias: half types have no 0.01."""
+    return x + (x.clamp(KERPLE_LOW, high) - x).detach()

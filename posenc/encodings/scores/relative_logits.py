@@ -1,0 +1,149 @@
+"""Inkling's relative logits: each token mixes learned profiles of the distance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.encodings.base.base import PositionEncoding, check_heads
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.numbers.precision import at_least_float32, without_autocast
+from posenc.encodings.terms.by_distance import ByDistance
+from posenc.encodings.terms.term import ScoreMod, Scores, Shown
+from posenc.encodings.terms.tokens import Tokens
+
+
+class RelativeLogits(PositionEncoding):
+    """Add a bias over the distance that each query composes from learned profiles.
+
+    score[h, i, j] += (state_proj x_i)[h] . profiles[:, position_i - position_j] below `extent`
+    tokens of distance, 0 from there on
+
+    With log_scaling=(n, alpha) the whole score is then multiplied by 1 + alpha ln(max(1,
+    (position_i + 1) / n)), as in Inkling's global layers. Inkling normalises q and k per head and
+    scales by 1/head_dim; here scale() stays 1/sqrt(head_dim).
+
+    Args:
+        embed_dim: width of x.
+        num_heads: number of query heads.
+        extent: number of distances that have a profile, counting 0.
+        num_profiles: how many profiles there are to mix.
+        log_scaling: (n, alpha) or None for no scaling.
+
+    Shapes: x (batch, len, embed_dim) -> state (batch, num_heads, len, num_profiles); profiles
+    (num_profiles, extent), shared by the heads.
+    Units: distances in whole tokens (real ones are rounded down); the bias is in logits.
+    Precision: states and bias in float32 or better; autocast does not reach them.
+    Raises: ValueError where sizes are not positive or the states are missing.
+    Source: Inkling, Thinking Machines 2026, without a paper: transformers 5.23, models/inkling.
+
+    >>> encoding = posenc.create("inkling", posenc.ModelShape(64, 4, train_length=32))
+    >>> layer = posenc.Attention(64, 4, encoding=encoding)
+    >>> layer(torch.randn(1, 9, 64), torch.arange(9), mask=posenc.masks.causal).shape
+    torch.Size([1, 9, 64])
+    """
+
+    claims = Claims(
+        places=(3,),
+        source="Inkling, Thinking Machines 2026; transformers 5.23, models/inkling",
+        causal_only=True,
+        scope="layer",
+    )
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        extent: int = 1024,
+        num_profiles: int = 16,
+        log_scaling: tuple[float, float] | None = None,
+    ) -> None:
+        super().__init__()
+        if extent < 1 or num_profiles < 1:
+            raise ValueError(
+                f"RelativeLogits: extent and num_profiles must be at least 1, "
+                f"got {extent} and {num_profiles}."
+            )
+        self.num_heads = num_heads
+        self.log_scaling = log_scaling
+        plain = log_scaling is None
+        self.claims = replace(self.claims, shift_invariant=plain, additive=plain)
+        self.state_proj = nn.Linear(embed_dim, num_heads * num_profiles, bias=False)
+        self.profiles = nn.Parameter(torch.empty(num_profiles, extent))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.state_proj.weight, std=0.02)
+        nn.init.normal_(self.profiles, std=0.02)
+
+    def state(
+        self,
+        x: Float[Tensor, "batch seq_len embed_dim"],
+        positions: Real[Tensor, "#batch seq_len"] | Real[Tensor, " seq_len"],
+        past: Float[Tensor, "batch num_heads past_len num_profiles"] | None = None,
+    ) -> Float[Tensor, "batch num_heads seq_len num_profiles"]:
+        dtype = at_least_float32(x.dtype)
+        with without_autocast(x.device):
+            state = F.linear(x.to(dtype), self.state_proj.weight.to(dtype))
+        return state.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def term(self, q: Tokens, k: Tokens) -> Profiles:
+        if q.state is None:
+            raise ValueError(
+                "RelativeLogits: attention needs q_state; take it from "
+                "encoding.state(x, positions), or use posenc.Attention."
+            )
+        assert q.x is not None
+        check_heads(self, self.num_heads, q.x)
+        # One more at either end, for the future and for what is too far: both add nothing.
+        profiles = F.pad(self.profiles.to(q.state.dtype), (1, 1)).T
+        extent = self.profiles.shape[1]
+        return Profiles(
+            q, k, ends=(-1, extent), q_vectors=q.state,
+            for_q=lambda distance: profiles[None, distance.clamp(-1, extent) + 1],
+            log_scaling=self.log_scaling,
+        )  # fmt: skip
+
+
+class Profiles(ByDistance):
+    """The profiles that each query mixes; with log_scaling the whole score grows with the query's
+    position."""
+
+    def __init__(
+        self, q: Tokens, k: Tokens, *, log_scaling: tuple[float, float] | None, **vectors: Any
+    ) -> None:
+        super().__init__(q, k, **vectors)
+        self.log_scaling = log_scaling
+        self.additive = log_scaling is None
+
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+        scores = super().add(scores, rows, keys, mask)
+        if self.log_scaling is None:
+            return scores
+        factor = self._factor(self.q[rows].positions, scores.dtype)
+        return scores * (factor[:, None] if factor.ndim == 3 else factor)
+
+    def _factor(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """(len, 1) or (batch, len, 1)"""
+        assert self.log_scaling is not None
+        start, alpha = self.log_scaling
+        share = (positions + 1).to(dtype) / start
+        return (1 + alpha * share.clamp(min=1).log()).unsqueeze(-1)
+
+    def pair(self) -> ScoreMod:
+        added = super().pair()
+        if self.log_scaling is None:
+            return added
+        factors = self._factor(self.q.positions, torch.float32)[..., 0]
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            factor = factors[q_idx] if factors.ndim == 1 else factors[batch, q_idx]
+            return added(score, batch, head, q_idx, kv_idx) * factor
+
+        return mod

@@ -1,0 +1,76 @@
+"""Sandwich: the inner products of sinusoidal embeddings as a score bias."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor
+
+from posenc.encodings.base.distance_bias import BiasMatrix, DistanceBias
+from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.device_copies import Constants
+from posenc.encodings.numbers.frequencies import geometric
+from posenc.encodings.numbers.precision import per_head, real
+from posenc.positions import FlatKeys, FlatQueries
+
+CHUNK = 256
+"""Distances whose dim/2 cosines are held at a time."""
+
+
+class Sandwich(DistanceBias):
+    """Add the inner product of two positions' sinusoidal embeddings, smaller in later heads.
+
+    score[h, i, j] += sum_t cos((position_i - position_j) / 10000^(2t/dim)) / (8 (h+1) / num_heads)
+
+    Args:
+        num_heads: number of query heads.
+        dim: width of the sinusoidal embeddings, even; the paper's 128 whatever the model's.
+        form: "paper", with t = 0 .. dim/2 - 1; or "nemo", NVIDIA NeMo's version, with t = 1 ..
+            dim/2 and dim/2 subtracted, which differs by more than a constant.
+
+    Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len). No parameters.
+    Units: distances in tokens; the bias is in logits, up to num_heads * dim / 16.
+    Precision: exact angles (encodings.numbers.angles), each cosine rounded once, summed in float64.
+    Raises: ValueError if dim is odd or the form unknown.
+    Source: Chi et al. 2022, arXiv:2212.10356, section 5 and its listing.
+
+    >>> sandwich = posenc.Sandwich(num_heads=8)
+    >>> sandwich(torch.arange(5), torch.arange(7)).shape
+    torch.Size([8, 5, 7])
+    """
+
+    claims = replace(DistanceBias.claims, source="Chi et al. 2022, arXiv:2212.10356, section 5")
+
+    def __init__(
+        self, num_heads: int, *, dim: int = 128, form: Literal["paper", "nemo"] = "paper"
+    ) -> None:
+        super().__init__()
+        if dim < 2 or dim % 2:
+            raise ValueError(f"Sandwich: dim must be even and at least 2, got {dim}.")
+        if form not in ("paper", "nemo"):
+            raise ValueError(f"Sandwich: form must be 'paper' or 'nemo', got {form!r}.")
+        first = 0 if form == "paper" else 1
+        self.angles = Angles(geometric(dim // 2 + first, 10000, 2 / dim)[first:])
+        self.offset = first * dim / 2
+        self._shares = Constants([num_heads / (8 * h) for h in range(1, num_heads + 1)])
+
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
+        parts = distance.flatten().split(CHUNK)
+        dtype = real(distance).dtype
+        cosines = (self.angles.reduced(part).to(dtype).cos() for part in parts)
+        total = torch.cat([part.sum(-1, dtype=torch.float64) for part in cosines])
+        return self._shared(total.view(distance.shape), dtype)
+
+    def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
+        """cos(a - b) = cos a cos b + sin a sin b: one product in place of a cosine per pair."""
+        q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
+        k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
+        values = self._shared(q @ k.mT, real(q_positions).dtype)
+        return values if values.ndim == 3 else values.movedim(0, 1)
+
+    def _shared(self, total: Tensor, dtype: torch.dtype) -> Tensor:
+        total = total - self.offset
+        return (per_head(self._shares.like(total), total) * total).to(dtype)

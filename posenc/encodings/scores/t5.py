@@ -1,0 +1,91 @@
+"""T5's bucketed relative position bias."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int, Real
+from torch import Tensor, nn
+
+from posenc.encodings.base.distance_bias import DistanceBias
+from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.numbers.biases import t5_edges
+from posenc.encodings.numbers.device_copies import Constants
+from posenc.encodings.numbers.precision import real
+
+
+class T5Bias(DistanceBias):
+    """Add a learned bias per head and distance bucket to the attention scores.
+
+    score[h, i, j] += weight[bucket(position_i - position_j), h]
+
+    Buckets are exact for the nearest half and logarithmic up to max_distance; all larger distances
+    share the last one (from 113 with the defaults, from 91 on either side if bidirectional). T5
+    has no 1/sqrt(head_dim): scale() is 1, and the model's initial weights must make up for it, so
+    that the table is added to logits of size 1. AdamW moves an entry by about the learning rate per
+    step, and an entry has to move by several logits: in a short training give the table a higher
+    rate than the weights (posenc compare gives 20 times, to everything that any encoding learns).
+
+    Args:
+        num_heads: number of query heads.
+        bidirectional: half of the buckets for either direction; False: the past only, the future
+            shares bucket 0.
+        num_buckets: rows of the table, at least 2 per direction, and even if bidirectional.
+        max_distance: where the logarithmic buckets end, in tokens.
+        init_std: standard deviation of the initial values.
+
+    Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len). weight:
+    (num_buckets, num_heads).
+    Units: distances in tokens; the bias is in logits. Precision: bucket edges are exact whole
+    numbers.
+    Raises: ValueError where the buckets cannot be laid out.
+    Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1; github.com/google-research/t5x.
+
+    >>> t5 = posenc.T5Bias(num_heads=8)
+    >>> t5.bucket(torch.tensor([0, 1, 15, 16, 100, 1000]))
+    tensor([ 0,  1, 15, 16, 30, 31])
+    """
+
+    claims = replace(
+        DistanceBias.claims, source="Raffel et al. 2020, arXiv:1910.10683, section 2.1"
+    )
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        bidirectional: bool = False,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        init_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        self.bidirectional = bidirectional
+        # Otherwise one bucket serves all of the future.
+        self.claims = replace(self.claims, causal_only=not bidirectional)
+        self.init_std = init_std
+        self.edges = t5_edges(num_buckets, max_distance, bidirectional, "T5Bias")
+        self._edges = Constants(self.edges)
+        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
+        self.reset_parameters()
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **options) -> T5Bias:
+        return super().from_shape(shape, **{"bidirectional": not shape.causal, **options})
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.init_std)
+
+    def scale(self, head_dim: int) -> float:
+        return 1.0
+
+    def bucket(self, distance: Real[Tensor, "*where"]) -> Int[Tensor, "*where"]:
+        """The row of the table for each distance (positive: the past)."""
+        near = distance.abs() if self.bidirectional else distance.clamp(min=0)
+        bucket = torch.bucketize(near.contiguous(), self._edges.like(near), right=True)
+        return bucket + (len(self.edges) + 1) * (distance < 0) if self.bidirectional else bucket
+
+    def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
+        dtype = torch.promote_types(self.weight.dtype, real(distance).dtype)
+        return self.weight.to(dtype).T[:, self.bucket(distance)]

@@ -1,0 +1,190 @@
+"""Transformer-XL's relative attention: learned biases in place of a query position, and a sinusoid
+of the distance in place of a key position."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Self
+
+import torch
+from jaxtyping import Float, Real
+from torch import Tensor, nn
+
+from posenc.encodings.base.base import PositionEncoding, QueriesKeys, check_head_dim, check_heads
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.numbers.angles import Angles
+from posenc.encodings.numbers.frequencies import inverse_frequencies
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.terms.by_distance import ByDistance
+from posenc.encodings.terms.term import ScoreMod
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import Positions, distances
+
+
+class TransformerXL(PositionEncoding):
+    """Score content against content and content against distance, each with a learned bias.
+
+    score[h, i, j] = scale * ((q_i + u_h) . k_j + (q_i + v_h) . W_h R(position_i - position_j)),
+    R(D) = [sin(D w_t) | cos(D w_t)],  w_t = 10000^(-2t/embed_dim)
+
+    u joins the query at place 2, which adds u . k for every key. Where positions are runs, W R is
+    one table over distances and the scores are its skewed view. For any other positions, integer or
+    real, sin and cos of a difference are split into products of the query's and the key's, so that
+    the term is one matrix product of inner size embed_dim: exact, at num_heads/2 times the cost.
+    Earlier segments come in as Attention's `memory`, with their own positions.
+
+    Args:
+        embed_dim: width of the sinusoid, even.
+        num_heads: number of query heads.
+        head_dim: size of one head.
+        clamp_len: the largest distance; longer ones count as this one. None: no limit.
+        untied: every layer has its own u and v (the authors' untie_r); the paper shares them.
+
+    Shapes: q_positions (batch, q_len), kv_positions (batch, kv_len) -> (batch, num_heads, q_len,
+    kv_len). u, v (num_heads, head_dim); projection.weight (num_heads * head_dim, embed_dim).
+    Units: distances in tokens; the term is in logits, scaled like q . k. Precision: exact angles,
+    products in float32 or better; q + u is rounded once to the dtype of q.
+    Raises: ValueError if embed_dim is odd or clamp_len below 1.
+    Source: Dai et al. 2019, arXiv:1901.02860, section 3.3; github.com/kimiyoung/transformer-xl.
+
+    >>> encoding = posenc.TransformerXL(embed_dim=64, num_heads=4, head_dim=16)
+    >>> q = k = v = torch.randn(1, 4, 6, 16)
+    >>> p = torch.arange(6)
+    >>> posenc.attention(q, k, v, encoding, q_positions=p, kv_positions=p).shape
+    torch.Size([1, 4, 6, 16])
+    """
+
+    claims = Claims(
+        places=(2, 3),
+        source="Dai et al. 2019, arXiv:1901.02860, section 3.3",
+        reads_scale=True,
+        scope="layer",
+    )
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        clamp_len: int | None = None,
+        untied: bool = False,
+    ) -> None:
+        super().__init__()
+        if embed_dim % 2:
+            raise ValueError(f"TransformerXL: embed_dim must be even, got {embed_dim}.")
+        if clamp_len is not None and clamp_len < 1:
+            raise ValueError(f"TransformerXL: clamp_len must be at least 1, got {clamp_len}.")
+        self.clamp_len = clamp_len
+        self.claims = replace(self.claims, shared_parameters=() if untied else ("u", "v"))
+        self.angles = Angles(inverse_frequencies(embed_dim))
+        self.u = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.v = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.projection = nn.Linear(embed_dim, num_heads * head_dim, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal with standard deviation 0.02, as in the authors' code."""
+        for parameter in (self.u, self.v, self.projection.weight):
+            nn.init.normal_(parameter, std=0.02)
+
+    def sinusoid(
+        self, distance: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "*where embed_dim"]:
+        """R of each distance, clamped: (*distance.shape, embed_dim), all sines before all
+        cosines."""
+        if self.clamp_len is not None:
+            distance = distance.clamp(-self.clamp_len, self.clamp_len)
+        cos, sin = self.angles.cos_sin(distance, dtype)
+        return torch.cat([sin, cos], dim=-1)
+
+    def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
+        assert q.x is not None and k.x is not None
+        check_heads(self, self.u.shape[0], q.x)
+        check_head_dim(self, self.u.shape[1], q.x)
+        dtype = at_least_float32(q.x.dtype)
+        return (q.x.to(dtype) + self.u.to(dtype)[:, None]).to(q.x.dtype), k.x
+
+    def term(self, q: Tokens, k: Tokens) -> DistanceVectors:
+        assert q.x is not None
+        dtype = at_least_float32(q.x.dtype)
+        queries = (q.x.to(dtype) + self.v.to(dtype)[:, None]) * self.scale(q.x.shape[-1])
+        return DistanceVectors(q, k, queries, self)
+
+    def prepare(self, positions: Positions, length: int | None = None) -> Self:
+        return self.with_kept_tables()
+
+    def projected(
+        self, distance: Real[Tensor, " distances"], dtype: torch.dtype
+    ) -> Float[Tensor, "num_heads distances head_dim"]:
+        """Return W R of each distance."""
+        projected = self.projection.weight.to(dtype) @ self.sinusoid(distance, dtype).mT
+        return projected.unflatten(0, self.u.shape).mT
+
+    def weight(self, dtype: torch.dtype) -> Float[Tensor, "num_heads head_dim embed_dim"]:
+        """The projection by head."""
+        return self.projection.weight.to(dtype).unflatten(0, self.u.shape)
+
+
+class DistanceVectors(ByDistance):
+    """Queries against the projected sinusoid of the distance."""
+
+    def __init__(
+        self,
+        q: Tokens,
+        k: Tokens,
+        queries: Float[Tensor, "batch num_heads {len(q)} head_dim"],
+        xl: TransformerXL,
+    ) -> None:
+        dtype, clamp = queries.dtype, xl.clamp_len
+        super().__init__(
+            q, k, None if clamp is None else (-clamp, clamp), queries,
+            lambda distance: xl.projected(distance, dtype),
+            kept=lambda key, compute: xl.kept((key, dtype), compute, xl.projection.weight),
+        )  # fmt: skip
+        self.xl = xl
+
+    def _gathered(
+        self,
+        scores: Tensor,
+        q: Tokens,
+        k: Tokens,
+        q_vectors: Tensor | None,
+        k_vectors: Tensor | None,
+    ) -> Tensor:
+        """Add the products with sinusoids of distances, which are not made for each distance."""
+        assert q_vectors is not None
+        coefficients, clamp = q_vectors @ self.xl.weight(q_vectors.dtype), self.xl.clamp_len
+        values = self._by_difference(coefficients, q.positions, k.positions)
+        if clamp is None:
+            return scores + values
+        distance = distances(q.positions, k.positions)
+        distance = distance if distance.ndim == 2 else distance[:, None]
+        for limit, beyond in ((clamp, distance > clamp), (-clamp, distance < -clamp)):
+            end = self.xl.sinusoid(torch.tensor([limit], device=values.device), values.dtype)
+            values = torch.where(beyond, coefficients @ end.mT, values)
+        return scores + values
+
+    def _by_difference(
+        self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor
+    ) -> Tensor:
+        """Return sin and cos of a difference as products of the query's and the key's own."""
+        both = self.xl.angles.cos_sin(kv_positions, coefficients.dtype)
+        return self._turned(coefficients, q_positions) @ torch.cat(both, dim=-1).unsqueeze(-3).mT
+
+    def _turned(self, coefficients: Tensor, q_positions: Tensor) -> Tensor:
+        """Return what cos and sin of a key's position are multiplied with."""
+        on_sin, on_cos = coefficients.chunk(2, dim=-1)
+        cos, sin = (
+            t.unsqueeze(-3) for t in self.xl.angles.cos_sin(q_positions, coefficients.dtype)
+        )
+        return torch.cat([on_sin * sin + on_cos * cos, on_cos * sin - on_sin * cos], dim=-1)
+
+    def pair(self) -> ScoreMod:
+        assert self.q_vectors is not None
+        shape = (*self.q_vectors.shape[:3], len(self.k))
+        everything = slice(0, len(self.q)), slice(0, len(self.k))
+        values = self.ready(len(self.q), False).add(
+            self.q_vectors.new_zeros(shape), *everything, None
+        )
+        return lambda score, batch, head, q_idx, kv_idx: score + values[batch, head, q_idx, kv_idx]

@@ -1,0 +1,162 @@
+"""Scores from products of queries, of keys or of both with vectors that belong to the distance."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.terms.bands import Bands, Keep, Table
+from posenc.encodings.terms.term import ScoreMod, Scores, Shown, Term
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import distances
+
+
+class ByDistance(Term):
+    """Add products with vectors that belong to the distance.
+
+    scores[i, j] += q_vectors[i] . for_q(D) + k_vectors[j] . for_k(D),  D = position_i - position_j
+
+    Where positions are runs, only the vectors of distances that occur are multiplied, and the
+    products are read through skewed views. Elsewhere, and where a single block has more queries
+    than there are vectors, all vectors are multiplied and the products gathered.
+
+    Args:
+        ends: (low, high): distances outside have the vector of the nearer end; real distances are
+            rounded down.
+        q_vectors, for_q: (batch, num_heads, q_len, width), and from distances to (num_heads or 1,
+            distances, width); or both None.
+        k_vectors, for_k: the same for the keys.
+        kept: from a key and what computes a table to the table, which it may have kept.
+    """
+
+    additive = True
+
+    def __init__(
+        self,
+        q: Tokens,
+        k: Tokens,
+        ends: tuple[int, int] | None,
+        q_vectors: Float[Tensor, "batch num_heads {len(q)} q_width"] | None = None,
+        for_q: Table | None = None,
+        k_vectors: Float[Tensor, "batch num_heads {len(k)} k_width"] | None = None,
+        for_k: Table | None = None,
+        kept: Keep | None = None,
+    ) -> None:
+        super().__init__(q, k)
+        self.ends = ends
+        self.q_vectors, self.for_q = q_vectors, for_q
+        self.k_vectors, self.for_k = k_vectors, for_k
+        self.kept = kept
+        self.bands: Bands | None = None
+        self._all_q: Tensor | None = None
+        self._all_k: Tensor | None = None
+
+    def ready(self, rows: int, causal: bool) -> Self:
+        compiling = torch.compiler.is_compiling()  # for any length, so none is looked at
+        if (
+            not compiling
+            and self.ends is not None
+            and self.ends[1] - self.ends[0] < len(self.q) <= rows
+        ):
+            return self._with_all_vectors()
+        bands = Bands.of(
+            self.q,
+            self.k,
+            rows,
+            causal,
+            self.ends,
+            self.for_q,
+            self.for_k,
+            self.k_vectors,
+            self.kept,
+        )
+        if bands is None:
+            return self._with_all_vectors()
+        ready = self.copy()
+        ready.bands = bands
+        return ready
+
+    def _with_all_vectors(self) -> Self:
+        ready = self.copy()
+        if self.ends is not None:
+            low, high = self.ends
+            distance = torch.arange(low, high + 1, device=self.q.device)
+            ready._all_q = None if self.for_q is None else self.for_q(distance)
+            ready._all_k = None if self.for_k is None else self.for_k(distance)
+        return ready
+
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+        q = None if self.q_vectors is None else self.q_vectors[:, :, rows]
+        k = None if self.k_vectors is None else self.k_vectors[:, :, keys]
+        tokens = self.q[rows], self.k[keys]
+        if self.bands is not None:
+            return self.bands.add(scores, *tokens, q, k)
+        return self._gathered(scores, *tokens, q, k)
+
+    def _gathered(
+        self,
+        scores: Tensor,
+        q: Tokens,
+        k: Tokens,
+        q_vectors: Tensor | None,
+        k_vectors: Tensor | None,
+    ) -> Tensor:
+        index = self._row(distances(q.positions, k.positions))
+        index = index if index.ndim == 2 else index[:, None]
+        for_q, for_k = self._products(q_vectors, k_vectors)
+        if for_q is not None:
+            scores = scores + for_q.gather(-1, index.expand(scores.shape))
+        if for_k is not None:
+            shape = (*scores.shape[:2], scores.shape[-1], scores.shape[-2])
+            scores = scores + for_k.gather(-1, index.mT.expand(shape)).mT
+        return scores
+
+    def _row(self, distance: Tensor) -> Tensor:
+        """The row of `_products` for each distance."""
+        assert self.ends is not None
+        whole = distance.floor().long() if distance.is_floating_point() else distance
+        return whole.clamp(*self.ends) - self.ends[0]
+
+    def _products(self, q: Tensor | None, k: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Of queries and of keys with the vectors of all distances: (batch, num_heads, len,
+        distances)."""
+        return (
+            None if q is None or self._all_q is None else q @ self._all_q.mT,
+            None if k is None or self._all_k is None else k @ self._all_k.mT,
+        )
+
+    def pair(self) -> ScoreMod:  # type: ignore[override]
+        ready = self._with_all_vectors()
+        q_table, k_table = ready._products(self.q_vectors, self.k_vectors)
+        q_positions, kv_positions = (_per_row(t.positions) for t in (self.q, self.k))
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            row = self._row(_take(q_positions, batch, q_idx) - _take(kv_positions, batch, kv_idx))
+            if q_table is not None:
+                score = score + q_table[batch, head, q_idx, row]
+            if k_table is not None:
+                score = score + k_table[batch, head, kv_idx, row]
+            return score
+
+        return mod
+
+
+def require_whole(name: str, *positions: Tensor) -> None:
+    """Raise TypeError where a method that counts whole tokens is given real positions."""
+    for p in positions:
+        if p.is_floating_point():
+            raise TypeError(
+                f"{name}: positions must be integers, because its table has a row per whole "
+                f"distance; got {p.dtype}. Round them, or use a method that takes real positions."
+            )
+
+
+def _per_row(positions: Tensor) -> Tensor:
+    return positions[0] if positions.ndim == 2 and positions.shape[0] == 1 else positions
+
+
+def _take(positions: Tensor, batch: Tensor, index: Tensor) -> Tensor:
+    return positions[index] if positions.ndim == 1 else positions[batch, index]

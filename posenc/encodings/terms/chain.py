@@ -1,0 +1,65 @@
+"""The terms of several encodings, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from posenc.encodings.terms.term import ScoreMod, Scores, Shown, Term
+from posenc.encodings.terms.tokens import Tokens
+
+
+class Chain(Term):
+    """Apply terms in order; a form that all of them offer, the chain offers too.
+
+    Raises: ValueError where two act on the values.
+    """
+
+    def __init__(self, q: Tokens, k: Tokens, terms: Sequence[Term]) -> None:
+        super().__init__(q, k)
+        self.terms = tuple(terms)
+        self.additive = all(t.additive for t in terms)
+        self.reads_mask = any(t.reads_mask for t in terms)
+        combining = [t.combine for t in terms if t.combine is not None]
+        if len(combining) > 1:
+            raise ValueError("Two encodings act on the values, and there is only one place 4.")
+        self.combine = combining[0] if combining else None
+        if all(t.by_distance is not None for t in terms):
+            self.by_distance = self._by_distance
+        if all(t.per_key is not None for t in terms):
+            self.per_key = self._per_key
+        if all(t.pair is not None for t in terms):
+            self.pair = self._pair
+
+    def ready(self, rows: int, causal: bool) -> Chain:
+        return Chain(self.q, self.k, [t.ready(rows, causal) for t in self.terms])
+
+    def held(self, needs_grad: bool) -> float:
+        return sum(term.held(needs_grad) for term in self.terms)
+
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+        for term in self.terms:
+            scores = term.add(scores, rows, keys, mask)
+        return scores
+
+    def _by_distance(self, farthest: int, count: int, like: Tensor) -> Tensor:
+        parts = [t.by_distance(farthest, count, like) for t in self.terms]  # type: ignore[misc]
+        return sum(parts[1:], parts[0])
+
+    def _per_key(self) -> tuple[Tensor, Tensor]:
+        row, key = self.terms[0].per_key()  # type: ignore[misc]
+        for term in self.terms[1:]:
+            more_row, more_key = term.per_key()  # type: ignore[misc]
+            row, key = row + more_row, key + more_key
+        return row, key
+
+    def _pair(self) -> ScoreMod:
+        mods = [t.pair() for t in self.terms]  # type: ignore[misc]
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            for each in mods:
+                score = each(score, batch, head, q_idx, kv_idx)
+            return score
+
+        return mod

@@ -1,0 +1,57 @@
+"""A term that adds one value to each pair of a query and a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.terms.term import ByDistance, ScoreMod, Scores, Shown, Term
+from posenc.encodings.terms.tokens import Tokens
+
+
+class Dense(Term):
+    """Add values that are computed block by block.
+
+    scores[b, h, i, j] += values(q[rows], k[keys])[b, h, i, j]
+
+    Args:
+        values: from the tokens of a block to (num_heads, rows, keys) or (batch, num_heads, rows,
+            keys).
+        by_distance, per_key: as in Term.
+    """
+
+    additive = True
+
+    def __init__(
+        self,
+        q: Tokens,
+        k: Tokens,
+        values: Callable[[Tokens, Tokens], Tensor],
+        *,
+        by_distance: ByDistance | None = None,
+        per_key: Callable[[], tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        super().__init__(q, k)
+        self._values = values
+        self.by_distance, self.per_key = by_distance, per_key
+
+    def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
+        """What is added, (batch or 1, num_heads, rows, keys)."""
+        values = self._values(self.q[rows], self.k[keys])
+        return values if values.ndim == 4 else values[None]
+
+    def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
+        return scores.add_(self.values(rows, keys).to(scores.dtype))
+
+    def pair(self) -> ScoreMod:  # type: ignore[override]
+        values = self.values(slice(None), slice(None))
+        one_row = len(values) == 1
+
+        def mod(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor):
+            batch = torch.zeros_like(batch) if one_row else batch
+            return score + values[batch, head, q_idx, kv_idx]
+
+        return mod

@@ -1,0 +1,130 @@
+"""Relative position representations: learned vectors added to keys and values by clipped
+distance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Self
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from posenc.encodings.base.base import PositionEncoding, check_head_dim
+from posenc.encodings.base.claims import Claims
+from posenc.encodings.numbers.heads import grouped_matmul
+from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.terms.bands import Bands
+from posenc.encodings.terms.by_distance import ByDistance, require_whole
+from posenc.encodings.terms.tokens import Tokens
+from posenc.positions import distances
+
+
+class Shaw(PositionEncoding):
+    """Add a learned vector to each key and each value, by the distance clipped to max_distance.
+
+    score[i, j] = scale * q_i . (k_j + key_table[r]),  out_i = sum_j weight[i, j] (v_j +
+    value_table[r]),  r = clip(position_j - position_i, -max_distance, max_distance) + max_distance
+
+    No tensor of q_len x kv_len x head_dim is made: q . key_table has a column per distance, and
+    weights are summed per distance before they are multiplied with value_table.
+
+    Args:
+        head_dim: size of one head; the tables are shared by all heads.
+        max_distance: distances from here on share one row on either side (k in the paper).
+        values: whether place 4 acts; the paper finds little loss without.
+
+    Shapes: q_positions (q_len), kv_positions (kv_len), integer -> like scores and values. Tables:
+    (2 * max_distance + 1, head_dim), row 0 for keys max_distance or more behind the query's
+    position.
+    Units: distances in tokens. Precision: in float32 or better.
+    Raises: ValueError if max_distance < 1; TypeError for positions that are not integers.
+    Source: Shaw et al. 2018, arXiv:1803.02155, equations 3-5; github.com/tensorflow/tensor2tensor.
+
+    >>> shaw = posenc.Shaw(head_dim=16, max_distance=4)
+    >>> shaw.row(torch.tensor([-9, -1, 0, 1, 9]))
+    tensor([8, 5, 4, 3, 0])
+    """
+
+    claims = Claims(
+        places=(3, 4),
+        source="Shaw et al. 2018, arXiv:1803.02155, equations 3-5",
+        reads_scale=True,
+        scope="layer",
+    )
+
+    def __init__(self, head_dim: int, *, max_distance: int = 16, values: bool = True) -> None:
+        super().__init__()
+        if max_distance < 1:
+            raise ValueError(f"Shaw: max_distance must be at least 1, got {max_distance}.")
+        self.head_dim, self.max_distance = head_dim, max_distance
+        self.claims = replace(self.claims, places=(3, 4) if values else (3,))
+        rows = 2 * max_distance + 1
+        self.key_table = nn.Parameter(torch.empty(rows, head_dim))
+        self.value_table = nn.Parameter(torch.empty(rows, head_dim)) if values else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot uniform, as the authors' code draws them."""
+        nn.init.xavier_uniform_(self.key_table)
+        if self.value_table is not None:
+            nn.init.xavier_uniform_(self.value_table)
+
+    def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
+        """The row of the tables for each distance (positive: the past)."""
+        return self.max_distance - distance.clamp(-self.max_distance, self.max_distance)
+
+    def term(self, q: Tokens, k: Tokens) -> ShawTerm:
+        require_whole("Shaw", q.positions, k.positions)
+        assert q.x is not None
+        check_head_dim(self, self.head_dim, q.x)
+        return ShawTerm(q, k, self)
+
+
+class ShawTerm(ByDistance):
+    """Scores of queries against vectors by distance, and such vectors weighted like values."""
+
+    def __init__(self, q: Tokens, k: Tokens, shaw: Shaw) -> None:
+        assert q.x is not None
+        dtype, scale = at_least_float32(q.x.dtype), shaw.scale(shaw.head_dim)
+        ends = (-shaw.max_distance, shaw.max_distance)
+        super().__init__(
+            q, k, ends, q.x.to(dtype), lambda d: scale * shaw.key_table.to(dtype)[None, shaw.row(d)]
+        )
+        self.shaw, self.dtype = shaw, dtype
+        self.value_bands: Bands | None = None
+
+    @property
+    def combine(self):  # type: ignore[override]
+        return None if self.shaw.value_table is None else self._combine
+
+    def ready(self, rows: int, causal: bool) -> Self:
+        ready, values = super().ready(rows, causal), self.shaw.value_table
+        if values is not None and ready.bands is not None:
+            ready.value_bands = Bands.of(
+                self.q,
+                self.k,
+                rows,
+                causal,
+                self.ends,
+                for_q=lambda d: values.to(self.dtype)[None, self.shaw.row(d)],
+            )
+        return ready
+
+    def _combine(self, weights: Tensor, v: Tensor, rows: slice, keys: slice) -> Tensor:
+        shaw = self.shaw
+        if v.shape[-1] != shaw.head_dim:
+            raise ValueError(
+                f"Shaw: built for head_dim={shaw.head_dim}, got v with shape {tuple(v.shape)}. "
+                "Use values=False where values have another width."
+            )
+        out = grouped_matmul(weights, v.to(weights.dtype))
+        mine, theirs = self.q[rows], self.k[keys]
+        if self.value_bands is not None:
+            return out + self.value_bands.weigh(weights, mine, theirs)
+        assert shaw.value_table is not None
+        distance = distances(mine.positions, theirs.positions)
+        index = shaw.row(distance if distance.ndim == 2 else distance[:, None])
+        sums = weights.new_zeros(*weights.shape[:-1], shaw.value_table.shape[0])
+        sums = sums.scatter_add(-1, index.expand(weights.shape), weights)
+        return out + sums @ shaw.value_table.to(sums.dtype)

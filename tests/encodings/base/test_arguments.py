@@ -1,0 +1,96 @@
+"""No encoding is built from numbers that no model can have."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+
+import posenc
+from posenc.encodings.registry import encoding_class
+
+SHAPE = posenc.ModelShape(64, 4, train_length=16)
+CLASSES = tuple(dict.fromkeys(encoding_class(name) for name in posenc.names()))
+MEANT = {
+    "embed_dim": 64, "num_heads": 4, "num_kv_heads": 4, "head_dim": 16, "interleaved": False,
+    "window": 8, "chunk_size": 8, "local_window": 2, "max_positions": 16, "height": 4, "width": 4,
+    "train_length": 16, "inner": posenc.ALiBi(4), "floor_scale": 8, "max_distance": 8,
+    "num_layers": 2,
+}  # fmt: skip
+WRONG = {
+    "bool": ("no", 1, None),
+    "int": (math.nan, math.inf, 2.5, "8", True, None),
+    "float": (math.nan, math.inf, -math.inf, "8", True, None),
+}
+
+
+def arguments() -> list[tuple[type, str, object]]:
+    """Every argument of every constructor that is a number or a choice of two, with what it may
+    not be."""
+    found = []
+    for kind in CLASSES:
+        for name, parameter in inspect.signature(kind).parameters.items():
+            first, _, more = str(parameter.annotation).partition(" | ")
+            for wrong in WRONG.get(first, ()):
+                if not (more == "None" and wrong is None) and more in ("", "None"):
+                    found.append((kind, name, wrong))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "name", "wrong"), arguments())
+def test_an_argument_that_is_no_number_is_named(kind, name, wrong):
+    needed = {
+        n: MEANT[n] for n, p in inspect.signature(kind).parameters.items() if p.default is p.empty
+    }
+    kind(**needed)
+    with pytest.raises((TypeError, ValueError), match=rf"{kind.__name__}: {name} must be "):
+        kind(**{**needed, name: wrong})
+
+
+@pytest.mark.parametrize("name", ["embed_dim", "num_heads", "head_dim", "num_kv_heads"])
+@pytest.mark.parametrize("size", [0, -1])
+def test_sizes_begin_at_one(name, size):
+    asked = 0
+    for kind in CLASSES:
+        parameters = inspect.signature(kind).parameters
+        if name not in parameters or kind is posenc.RNoPE:
+            continue
+        needed = {n: MEANT[n] for n, p in parameters.items() if p.default is p.empty}
+        with pytest.raises(ValueError, match=rf"{name} must be at least 1, got {size}"):
+            kind(**{**needed, name: size})
+        asked += 1
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: posenc.RoPE(8, -1.0, interleaved=False), "rope_theta must be positive"),
+        (lambda: posenc.AxialRoPE(8, 0, interleaved=False), "rope_theta must be positive"),
+        (lambda: posenc.SinCos2D(8, base=-1), "base must be positive"),
+        (lambda: posenc.Learned(4, 8, init_std=-1), "init_std must not be negative"),
+        (lambda: posenc.RoPE(8, interleaved=False, scaling=2.0), "scaling must be a method"),
+        (lambda: posenc.DAPE("alibi", 4), "encoding must be a PositionEncoding"),
+    ],
+)
+def test_what_else_no_encoding_is_built_from(build, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        build()
+
+
+def test_a_class_of_the_users_own_is_checked_too():
+    class Mine(posenc.PositionEncoding):
+        claims = posenc.Claims(source="an example")
+
+        def __init__(self, strength: float, heads: int | None = None, note: str = "") -> None:
+            super().__init__()
+
+    Mine(1, None, "any")
+    Mine(strength=0.5, heads=2)
+    with pytest.raises(ValueError, match="Mine: strength must be a finite number, got nan"):
+        Mine(math.nan)
+    with pytest.raises(TypeError, match=r"Mine: heads must be a whole number, got 2\.0"):
+        Mine(1, heads=2.0)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        Mine()

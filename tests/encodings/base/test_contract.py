@@ -1,0 +1,66 @@
+"""Every registered encoding, held to the contract."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posenc import ModelShape, names
+from posenc.encodings.registry import encoding_class
+from posenc.testing import CHECKS, every_check, maker
+from posenc.testing.numbers import precision
+from posenc.testing.tracing import (
+    assert_compiles_without_recompiling_per_length,
+    assert_exports_with_any_length,
+)
+
+NAMES = names()
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", NAMES)
+def test_contract(name: str, check: str):
+    CHECKS[check](maker(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_option_is_ignored(name: str):
+    every_check()["no_option_is_ignored"](maker(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_shape_and_dtype(name: str):
+    @settings(max_examples=6, deadline=None, derandomize=True, database=None)
+    @given(
+        length=st.integers(1, 41),
+        offset=st.integers(0, 3000),
+        kv_heads=st.sampled_from([1, 2, 3, 5]),
+        group=st.sampled_from([1, 2, 3]),
+        head_dim=st.sampled_from([8, 12, 24]),
+        dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+        causal=st.booleans(),
+    )
+    def check(length, offset, kv_heads, group, head_dim, dtype, causal):
+        shape = ModelShape(
+            embed_dim=kv_heads * group * head_dim,
+            num_heads=kv_heads * group,
+            num_kv_heads=kv_heads,
+            train_length=24,
+            causal=causal,
+        )
+        precision(maker(name), dtype, length, offset, shape)
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles_without_recompiling_per_length(name: str):
+    assert_compiles_without_recompiling_per_length(maker(name))
+
+
+@pytest.mark.parametrize("name", {encoding_class(name): name for name in reversed(NAMES)}.values())
+def test_exports_with_any_length(name: str):
+    """One entry of each class: the others differ in numbers."""
+    assert_exports_with_any_length(maker(name))
