@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 from posenc.encodings.base.shape import ModelShape
+from posenc.encodings.registry import create
 from posenc.inspect.encoding import figures
 from posenc.inspect.encoding.scores import decay
-from posenc.encodings.registry import create
-from posenc.report.drawing import write_svg
-from posenc.report.page import Plot
+from posenc.report.page.drawing import write_svg
+from posenc.report.page.page import Plot
 
 FIGURES = Path(__file__).parent / "figures"
 SHAPE = ModelShape(512, 8, head_dim=64, train_length=2048)

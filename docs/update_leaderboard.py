@@ -14,8 +14,8 @@ from posenc.compare.judge.tiers import standings
 from posenc.compare.page.task_page import tasks
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import Study
-from posenc.report.drawing import write_svg
-from posenc.report.page import Plot
+from posenc.report.page.drawing import write_svg
+from posenc.report.page.page import Plot
 from posenc.statistics.ranks import Ranking, rank
 from posenc.tasks.known import TASKS, TEXT
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from posenc.compare.page.figures import by_length
 from posenc.compare.page.page import describe_by_length
 from posenc.compare.results import Study
-from posenc.report.drawing import line_styles, write_svg
+from posenc.report.page.drawing import line_styles, write_svg
 
 if __name__ == "__main__":
     source, target = map(Path, sys.argv[1:])

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from posenc.report.atomic import write_atomically
-from posenc.report.drawing import figure, legend_above, length_axis, line_styles, write_svg
+from posenc.report.files.atomic import write_atomically
+from posenc.report.page.drawing import figure, legend_above, length_axis, line_styles, write_svg
 
 TRAINED = 256
 LABELS = {

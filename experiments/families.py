@@ -29,7 +29,7 @@ from posenc.extend.options import Options
 from posenc.extend.variants.variant import WINDOW
 from posenc.hf.checkpoint.text import token_ids
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
-from posenc.report.failure import RunFailed
+from posenc.report.page.failure import RunFailed
 
 TARGET, SECONDS = 3 * LENGTH, 240
 QUICK = Options(windows=2, search_evaluations=1, task_trials=1, allow_cache_unsafe=True)

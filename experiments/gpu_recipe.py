@@ -31,7 +31,7 @@ from posenc.compare.study import run_study
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import vocabulary_of
 from posenc.compare.trial.train import build_model, learned_by_encodings
-from posenc.report.bounds import readable_size
+from posenc.report.files.bounds import readable_size
 
 ROOT = Path(__file__).parents[1]
 ENCODINGS = ("nope", "sinusoidal", "rope", "alibi", "t5", "kerple")

@@ -38,8 +38,8 @@ from posenc.compare.study import STUDY, run_study
 from posenc.compare.trial.config import RECIPE
 from posenc.compare.trial.files import is_done, save_result
 from posenc.encodings.base.shape import ModelShape
-from posenc.report.atomic import write_atomically
-from posenc.report.failure import RunFailed, Stopped
+from posenc.report.files.atomic import write_atomically
+from posenc.report.page.failure import RunFailed, Stopped
 from posenc.tasks.known import TEXT
 
 ROOT = Path(__file__).parents[1]

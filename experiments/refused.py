@@ -16,9 +16,9 @@ from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.plan.plan import plan_trials
 from posenc.compare.plan.splits import Need, cut_text
 from posenc.compare.study import check_ours
-from posenc.report.failure import RunFailed, Stopped, disk_is_full
+from posenc.report.page.failure import RunFailed, Stopped, disk_is_full
 from posenc.tasks.known import TEXT
-from posenc.text.sources import embedded, find_text
+from posenc.text import embedded, find_text
 
 
 @contextlib.contextmanager

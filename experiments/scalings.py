@@ -44,7 +44,7 @@ from posenc.extend.variants.candidates import candidates
 from posenc.extend.variants.methods import METHODS
 from posenc.hf.checkpoint.loading import Checkpoint, load_checkpoint
 from posenc.hf.checkpoint.text import Windows
-from posenc.report.atomic import write_atomically
+from posenc.report.files.atomic import write_atomically
 
 ROOT = Path(__file__).parents[1]
 HEADER = (

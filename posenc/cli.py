@@ -15,7 +15,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from posenc import __version__
-from posenc.report.failure import RunFailed, Stopped, disk_is_full
+from posenc.report.page.failure import RunFailed, Stopped, disk_is_full
 
 COMMANDS = {
     "list": "posenc.list:list_encodings",

@@ -52,7 +52,7 @@ def list_encodings(
     elif markdown:
         print(_markdown(rows))
     else:
-        from posenc.report.console import print_table, stdout
+        from posenc.report.page.console import print_table, stdout
 
         print_table(stdout(160), _HEADINGS, map(_cells, rows), overflow="fold")
 

@@ -16,9 +16,9 @@ from posenc import cli, registry
 from posenc.compare import study as compare
 from posenc.compare.engines import sweep
 from posenc.compare.results import Study, TrialResult
-from posenc.report.atomic import write_atomically
-from posenc.report.lock import locked
-from posenc.report.record import seal
+from posenc.report.files.atomic import write_atomically
+from posenc.report.files.lock import locked
+from posenc.report.files.record import seal
 
 TINY = (
     "--train-length 16 --test-lengths 32 --seeds 1 --steps 6 --batch 2 --width 32 --layers 2 "

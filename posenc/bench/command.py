@@ -74,7 +74,7 @@ def bench(
     With one thread the time is the thread's own, with several it is wall time.
     """
     from posenc.bench.cases import GROUPS, chosen
-    from posenc.report.atomic import check_writable, write_atomically
+    from posenc.report.files.atomic import check_writable, write_atomically
 
     asked = tuple(GROUPS) if only is None else _listed("--only", only)
     if unknown := [name for name in asked if name not in GROUPS]:
@@ -114,7 +114,7 @@ def _runnable(cases: list[Case], named: bool) -> tuple[list[Case], list[str]]:
     from importlib.util import find_spec
 
     from posenc.bench.cases import NEEDS_TRANSFORMERS
-    from posenc.report.machine import cpu_multiplies_bfloat16
+    from posenc.report.machine.machine import cpu_multiplies_bfloat16
 
     lacks = find_spec("transformers") is None
     found, notes = [], []
@@ -138,8 +138,8 @@ def _planned(
 ) -> tuple[list[Case], list[str]]:
     """The cases to run, and lines that say how long they take. One that takes more than `limit`
     seconds or 2 GB is left out unless it was `named`. Raises: ValueError for what cannot be."""
-    from posenc.report.bounds import check_memory, check_time, readable_size
-    from posenc.report.machine import memory_bytes
+    from posenc.report.files.bounds import check_memory, check_time, readable_size
+    from posenc.report.machine.machine import memory_bytes
 
     advice = "Take smaller --lengths, --heads or --head-dim, or fewer --repeats."
     found, notes, total = [], [], 0.0
@@ -208,7 +208,7 @@ def _numbers(option: str, text: str, example: str) -> tuple[int, ...]:
 
 
 def _check_threads(counts: Sequence[int]) -> None:
-    from posenc.report.machine import num_cores
+    from posenc.report.machine.machine import num_cores
 
     if max(counts) > (cores := num_cores()):
         raise ValueError(

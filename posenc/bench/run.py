@@ -12,7 +12,7 @@ import torch
 
 from posenc.bench import calls, measure, models
 from posenc.bench.cases import Case
-from posenc.report import machine as this_machine
+from posenc.report.machine import machine as this_machine
 
 MAKERS = {
     "attention": calls.attention_calls,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from posenc.compare.options import Options
-from posenc.report.options import Figures
+from posenc.report.machine.options import Figures
 
 
 def compare(**given: Any) -> None:

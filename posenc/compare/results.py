@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from posenc.compare.trial.config import TrialConfig
-from posenc.report.record import Record, parse_object
+from posenc.report.files.record import Record, parse_object
 
 FORMAT = "posenc study 2"
 

@@ -28,11 +28,11 @@ from posenc.compare.plan.time_estimate import expected_seconds
 from posenc.compare.results import FORMAT, OtherFormat, Study
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, load_results
-from posenc.report import machine
-from posenc.report.atomic import is_partial, write_atomically
-from posenc.report.failure import RunFailed, Stopped
-from posenc.report.lock import LOCK, locked
-from posenc.report.progress import say
+from posenc.report.files.atomic import is_partial, write_atomically
+from posenc.report.files.lock import LOCK, locked
+from posenc.report.machine import machine
+from posenc.report.page.failure import RunFailed, Stopped
+from posenc.report.page.progress import say
 
 STUDY = "study.json"
 RUNS = Path("runs")

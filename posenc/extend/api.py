@@ -9,7 +9,7 @@ from pathlib import Path
 from posenc.extend.answer.terminal import OUT_OF_DOMAIN, read_documents
 from posenc.extend.extension import Outcome, extend
 from posenc.extend.options import DEFAULTS, Options, Progress
-from posenc.report.atomic import check_figures
+from posenc.report.files.atomic import check_figures
 
 
 def run(
@@ -75,7 +75,7 @@ def run(
     if path is None and figures is None:
         return outcome
     from posenc.extend.answer.page import make_page
-    from posenc.report.figure_files import write_page
+    from posenc.report.page.figure_files import write_page
 
     call = f"posenc.extend.run({str(folder)!r}, {to})"
     page = make_page(outcome, call, OUT_OF_DOMAIN if documents is None else None)

@@ -12,7 +12,7 @@ import typer
 
 from posenc.extend.options import Options, changed_options, record_of, with_options_of
 from posenc.extend.tune.config import TuneConfig
-from posenc.report.options import Figures
+from posenc.report.machine.options import Figures
 
 
 @with_options_of(TuneConfig, Options)

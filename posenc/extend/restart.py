@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.hf.checkpoint.text import Windows
-from posenc.report.atomic import write_atomically
-from posenc.report.lock import held
-from posenc.report.record import seal, unseal
+from posenc.report.files.atomic import write_atomically
+from posenc.report.files.lock import held
+from posenc.report.files.record import seal, unseal
 
 LOG = logging.getLogger("posenc.extend")
 """Reports on stderr what starts again and why; applications may redirect it."""

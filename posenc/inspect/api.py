@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, overload
 
 from posenc.encodings.base.shape import ModelShape
 from posenc.inspect.encoding.sheet import SpecSheet
-from posenc.report.atomic import check_figures
-from posenc.report.page import Page
+from posenc.report.files.atomic import check_figures
+from posenc.report.page.page import Page
 
 if TYPE_CHECKING:
     from posenc.inspect.checkpoint.sheet import Sheet
@@ -97,7 +97,7 @@ def run(
 
 
 def _write(page: Page, out: str | Path | None, figures: str | Path | None) -> None:
-    from posenc.report.figure_files import write_page
+    from posenc.report.page.figure_files import write_page
 
     for line in write_page(page, out, figures):
         warnings.warn(line, stacklevel=3)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from posenc.report.options import Figures
+from posenc.report.machine.options import Figures
 
 DEFAULTS = (64, 8, 2048)
 """Head size, heads and training length."""

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 
 from posenc.encodings.registry import create
-from posenc.report.console import print_table, stdout
-from posenc.report.failure import RunFailed
-from posenc.report.progress import tell
+from posenc.report.page.console import print_table, stdout
+from posenc.report.page.failure import RunFailed
+from posenc.report.page.progress import tell
 from posenc.testing import VOIDING, Verdict, every_check, maker, verdicts
 from posenc.testing.harness import SHAPE
 

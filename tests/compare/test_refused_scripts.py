@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from posenc.report.failure import RunFailed, Stopped
+from posenc.report.page.failure import RunFailed, Stopped
 from tests.experiment import experiment
 
 refused = experiment("refused")

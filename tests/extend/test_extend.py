@@ -33,7 +33,7 @@ from posenc.hf import tables
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import applied
-from posenc.report.failure import RunFailed
+from posenc.report.page.failure import RunFailed
 from tests.hf_models import LENGTH, save, transformers
 
 TARGET = 3 * LENGTH

@@ -20,7 +20,7 @@ from posenc.extend.variants.methods import METHODS, Method
 from posenc.extend.variants.position_maps import position_maps
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import applied, rotary_frequencies
-from posenc.report.failure import RunFailed
+from posenc.report.page.failure import RunFailed
 from tests.hf_models import COMMON, LENGTH, save
 
 TARGET = 3 * LENGTH

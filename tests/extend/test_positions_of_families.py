@@ -17,7 +17,7 @@ from posenc.hf.rope.apply import applied, other_frequencies, rotary_frequencies
 from posenc.hf.rope.settings import RopeSetting
 from posenc.inspect.checkpoint.positions import Rotation
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
-from posenc.report.failure import RunFailed
+from posenc.report.page.failure import RunFailed
 from tests.hf_models import COMMON, LENGTH, save
 
 TARGET = 3 * LENGTH

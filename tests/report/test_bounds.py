@@ -2,8 +2,8 @@
 
 import pytest
 
-from posenc.report.bounds import check_disk, check_memory, check_time, readable_size
-from posenc.report.machine import memory_bytes
+from posenc.report.files.bounds import check_disk, check_memory, check_time, readable_size
+from posenc.report.machine.machine import memory_bytes
 
 
 def test_memory_is_refused_from_the_first_byte_too_many():

@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from posenc.report import figure_files
-from posenc.report.atomic import check_figures
-from posenc.report.drawing import DECORATION, figure, to_svg
-from posenc.report.figure_data import csv_text
-from posenc.report.figure_files import write_figures
-from posenc.report.page import Plot
+from posenc.report.files.atomic import check_figures
+from posenc.report.page import figure_files
+from posenc.report.page.drawing import DECORATION, figure, to_svg
+from posenc.report.page.figure_data import csv_text
+from posenc.report.page.figure_files import write_figures
+from posenc.report.page.page import Plot
 
 
 def rows(drawn) -> list[dict[str, str]]:

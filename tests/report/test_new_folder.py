@@ -2,7 +2,7 @@
 
 import pytest
 
-from posenc.report.new_folder import new_folder
+from posenc.report.files.new_folder import new_folder
 
 
 def test_it_appears_when_the_block_ends(tmp_path):

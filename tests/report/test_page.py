@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from posenc.report.drawing import (
+from posenc.report.page.drawing import (
     DARK,
     LIGHT,
     figure,
@@ -23,8 +23,8 @@ from posenc.report.drawing import (
     to_svg,
     write_svg,
 )
-from posenc.report.page import Caution, Code, Facts, Headline, Items, Page, Plot
-from posenc.report.table import Cell, Table
+from posenc.report.page.page import Caution, Code, Facts, Headline, Items, Page, Plot
+from posenc.report.page.table import Cell, Table
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 
 NASTY = '<script>alert(1)</script> & "x" --> </svg> $a_b$ 公司收购了竞争对手 \x07\udc80'

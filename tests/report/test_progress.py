@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from posenc.report.progress import Bars, Narrator, Pace, clock
+from posenc.report.page.progress import Bars, Narrator, Pace, clock
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from posenc import __version__
-from posenc.report.processor import processor
+from posenc.report.machine.processor import processor
 
 SAME = ("python", "posenc", "code", "torch", "numpy")
 """Facts that must be equal everywhere."""

@@ -15,7 +15,7 @@ from posenc.compare.engines.storage import one_line
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import WORKER
-from posenc.report.failure import RunFailed
+from posenc.report.page.failure import RunFailed
 
 POLL = 0.5
 """Seconds between two looks for what trials have told."""

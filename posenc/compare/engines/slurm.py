@@ -18,7 +18,7 @@ from posenc.compare.engines.storage import one_line
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.process import WORKER
-from posenc.report.atomic import write_atomically
+from posenc.report.files.atomic import write_atomically
 
 POLL = 2.0
 """Seconds between two looks at the jobs."""

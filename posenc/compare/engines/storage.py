@@ -21,8 +21,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from posenc.compare.trial.files import STATE, Cursor
-from posenc.report.atomic import is_partial, write_atomically
-from posenc.report.record import seal, unseal
+from posenc.report.files.atomic import is_partial, write_atomically
+from posenc.report.files.record import seal, unseal
 
 CONTENTS = "contents.json"
 """In the folder of a text: the hash of each file, written last."""

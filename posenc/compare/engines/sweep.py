@@ -14,8 +14,8 @@ from posenc.compare.results import TrialResult
 from posenc.compare.trial.checkpoint import clear_checkpoint
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import PARTIAL, CorruptResult, load_result
-from posenc.report.atomic import remove_partials
-from posenc.report.machine import num_cores
+from posenc.report.files.atomic import remove_partials
+from posenc.report.machine.machine import num_cores
 
 
 class Watcher(Protocol):

@@ -16,7 +16,7 @@ from posenc.compare.judge import pooled
 from posenc.compare.judge.standing import Standing, standing_at, who_is_first
 from posenc.compare.judge.summary import mean_at, say_learned, summarise, summarise_tasks
 from posenc.compare.results import EncodingSummary, Study, TaskSummary, TrialResult, labelled
-from posenc.report.sentence import listed
+from posenc.report.page.sentence import listed
 from posenc.statistics.ranks import rank
 from posenc.tasks.known import TASKS, TEXT
 

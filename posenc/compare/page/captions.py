@@ -8,7 +8,7 @@ from statistics import fmean
 from posenc.compare.judge.summary import WITHIN, mean_at
 from posenc.compare.judge.verdict import context_gains, still_falling
 from posenc.compare.results import Study
-from posenc.report.sentence import listed, sentence
+from posenc.report.page.sentence import listed, sentence
 
 
 def in_by_length(study: Study) -> str:

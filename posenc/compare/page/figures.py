@@ -9,7 +9,7 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from posenc.compare.results import PositionScore, Study, TrialResult
-from posenc.report.drawing import LineStyle, figure, legend_above, length_axis
+from posenc.report.page.drawing import LineStyle, figure, legend_above, length_axis
 
 Styles = Mapping[str, LineStyle]
 

@@ -13,9 +13,9 @@ from posenc.compare.plan import learning_rate_search
 from posenc.compare.results import EncodingSummary, Study
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.objectives import objective_of
-from posenc.report.drawing import line_styles
-from posenc.report.page import Caution, Code, Facts, Headline, Items, Page, Plot
-from posenc.report.table import Cell, Heading, Table
+from posenc.report.page.drawing import line_styles
+from posenc.report.page.page import Caution, Code, Facts, Headline, Items, Page, Plot
+from posenc.report.page.table import Cell, Heading, Table
 from posenc.tasks.known import TASKS, TEXT
 
 SPREAD = "± is half the distance between the best and the worst seed."

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig, name_of
-from posenc.report.progress import Bars, Pace, clock, say
+from posenc.report.page.progress import Bars, Pace, clock, say
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
 

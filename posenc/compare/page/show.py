@@ -8,9 +8,9 @@ from rich.console import Console
 
 from posenc.compare.page import tables, task_tables
 from posenc.compare.results import Study, labelled
-from posenc.report.atomic import write_atomically
-from posenc.report.console import stdout
-from posenc.report.progress import say
+from posenc.report.files.atomic import write_atomically
+from posenc.report.page.console import stdout
+from posenc.report.page.progress import say
 from posenc.tasks.known import TEXT
 
 
@@ -29,7 +29,7 @@ def write_figures_of(study: Study, figures: Path | None) -> list[str]:
     if figures is None:
         return []
     from posenc.compare.page.page import make_page
-    from posenc.report.figure_files import write_figures
+    from posenc.report.page.figure_files import write_figures
 
     return [*write_figures(make_page(labelled(study)).plots(), figures), f"Figures: {figures}"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posenc.compare.results import Study, TrialResult
-from posenc.report.table import Heading, Table
+from posenc.report.page.table import Heading, Table
 
 _SAID_ELSEWHERE = {"name", "class", "source", "parameters shared by", "num_heads", "head_dim"}
 """Keys of a spec that need no words here: how it is called in the code, and the model's sizes."""

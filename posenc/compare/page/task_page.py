@@ -11,9 +11,15 @@ from posenc.compare.judge import like_tasks, pooled
 from posenc.compare.judge.summary import LEARNED
 from posenc.compare.page.task_tables import by_task, page_table
 from posenc.compare.results import Study, TaskSummary
-from posenc.report.drawing import LineStyle, figure, legend_above, length_axis, line_styles
-from posenc.report.page import Plot
-from posenc.report.table import Table
+from posenc.report.page.drawing import (
+    LineStyle,
+    figure,
+    legend_above,
+    length_axis,
+    line_styles,
+)
+from posenc.report.page.page import Plot
+from posenc.report.page.table import Table
 from posenc.statistics.scores import Scores
 from posenc.tasks.known import TASKS
 

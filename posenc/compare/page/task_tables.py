@@ -10,7 +10,7 @@ from rich.table import Table as Printed
 
 from posenc.compare.judge.summary import LEARNED
 from posenc.compare.results import CaseSummary, TaskSummary
-from posenc.report.table import Cell, Heading, Table
+from posenc.report.page.table import Cell, Heading, Table
 from posenc.tasks.known import TASKS
 from posenc.tasks.task import Case
 

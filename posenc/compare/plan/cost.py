@@ -17,9 +17,9 @@ from posenc.compare.trial.windows import HELD_OUT_BYTES
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.registry import create, parse
 from posenc.models import DecoderConfig
-from posenc.report import machine
-from posenc.report.bounds import check_memory, check_time
-from posenc.report.progress import clock
+from posenc.report.files.bounds import check_memory, check_time
+from posenc.report.machine import machine
+from posenc.report.page.progress import clock
 from posenc.tasks.known import TEXT
 from posenc.tasks.task import Case
 

@@ -13,8 +13,8 @@ from posenc.compare.plan.time_estimate import kind_of, seconds_by_kind
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import train_tokens
-from posenc.report.console import stdout
-from posenc.report.progress import clock
+from posenc.report.page.console import stdout
+from posenc.report.page.progress import clock
 
 
 def tokens_of(trial: TrialConfig) -> int:

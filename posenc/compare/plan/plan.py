@@ -26,11 +26,11 @@ from posenc.compare.trial.material import content_hash
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.registry import create
-from posenc.report import machine
-from posenc.report.atomic import check_figures
+from posenc.report.files.atomic import check_figures
+from posenc.report.machine import machine
 from posenc.tasks.known import TASKS, TEXT, task_named
 from posenc.tasks.task import Task
-from posenc.text.sources import embedded, find_text
+from posenc.text import embedded, find_text
 
 TEXT_DEFAULTS = {"train_length": 128, "batch": 32}
 OWN = {

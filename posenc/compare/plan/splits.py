@@ -13,8 +13,8 @@ import numpy as np
 
 from posenc.compare.results import CorpusInfo
 from posenc.compare.trial.files import PARTIAL, SPLITS, path_of
-from posenc.report.bounds import check_disk
-from posenc.text.sources import Source
+from posenc.report.files.bounds import check_disk
+from posenc.text import Source
 
 SEPARATOR = 256
 """The symbol after each file."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from posenc.compare.reports.merge import check_recipe, joined, merge_checked, recipe_of, shown
 from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.report.atomic import write_atomically
-from posenc.report.record import Record
+from posenc.report.files.atomic import write_atomically
+from posenc.report.files.record import Record
 from posenc.tasks.known import TEXT
 
 ROWS = "trials.jsonl"

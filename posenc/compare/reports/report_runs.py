@@ -19,10 +19,10 @@ from posenc.compare.reports import leaderboard
 from posenc.compare.reports.merge import merge
 from posenc.compare.results import OtherFormat, Study
 from posenc.compare.study import RUNS, STUDY, collect, write_report
-from posenc.report.atomic import check_figures
-from posenc.report.console import stdout
-from posenc.report.lock import locked
-from posenc.report.progress import say
+from posenc.report.files.atomic import check_figures
+from posenc.report.files.lock import locked
+from posenc.report.page.console import stdout
+from posenc.report.page.progress import say
 
 
 def report_runs(

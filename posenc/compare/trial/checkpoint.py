@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from posenc.compare.trial.files import STATE, Cursor
-from posenc.report.atomic import write_atomically
+from posenc.report.files.atomic import write_atomically
 
 
 class CorruptCheckpoint(Exception):

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.report.atomic import write_atomically
+from posenc.report.files.atomic import write_atomically
 from posenc.tasks.known import TEXT
 
 RECIPE = 5

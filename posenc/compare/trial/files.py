@@ -9,8 +9,8 @@ from pathlib import Path
 
 from posenc.compare.results import Timing, TrainingPoint, TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.report.atomic import write_atomically
-from posenc.report.record import Record
+from posenc.report.files.atomic import write_atomically
+from posenc.report.files.record import Record
 
 SPLITS = ("train", "valid", "test")
 """The files of a text, without their suffix."""

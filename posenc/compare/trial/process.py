@@ -16,7 +16,7 @@ from typing import Any
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig, write_trial
 from posenc.compare.trial.files import CorruptResult, load_result
-from posenc.report.atomic import write_atomically
+from posenc.report.files.atomic import write_atomically
 
 if sys.platform == "linux":
     import fcntl

@@ -25,8 +25,8 @@ from posenc.compare.trial.windows import read_split
 from posenc.encodings.registry import create
 from posenc.hf.checkpoint.llama import export_llama, expressible
 from posenc.models import Decoder
-from posenc.report.atomic import write_atomically
-from posenc.report.failure import disk_is_full
+from posenc.report.files.atomic import write_atomically
+from posenc.report.page.failure import disk_is_full
 
 
 def run_trial(

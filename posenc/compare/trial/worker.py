@@ -28,7 +28,7 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
     from posenc.compare.trial.effective_spec import code_of
     from posenc.compare.trial.run_trial import reason_of, run_trial
     from posenc.compare.trial.train import TrialFailed
-    from posenc.report.atomic import write_atomically
+    from posenc.report.files.atomic import write_atomically
 
     folder = Path(trial_folder)
     config = read_trial(folder)

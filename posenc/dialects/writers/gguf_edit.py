@@ -15,7 +15,7 @@ from posenc.dialects.files.gguf_reader import FACTORS, open_gguf, read_metadata
 from posenc.dialects.runtimes.llama_cpp import from_metadata
 from posenc.dialects.writers.dual import STANDSTILL
 from posenc.dialects.writers.proof import disagreement
-from posenc.report.atomic import atomically
+from posenc.report.files.atomic import atomically
 
 SCALING_KEYS = tuple(
     "scaling_type scaling_factor original_length beta_fast beta_slow yarn_attn_factor "

@@ -12,7 +12,7 @@ from posenc.dialects.weights.fold import plan_adapter, scale
 from posenc.dialects.weights.layout import convert
 from posenc.dialects.writers.copies import copy_files
 from posenc.dialects.writers.recipes import best, require_static
-from posenc.report.new_folder import new_folder
+from posenc.report.files.new_folder import new_folder
 
 
 def fix(

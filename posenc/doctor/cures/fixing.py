@@ -16,7 +16,7 @@ from posenc.dialects.writers.copies import copy_files, write_config
 from posenc.dialects.writers.dual import OURS
 from posenc.dialects.writers.proof import failures
 from posenc.dialects.writers.recipes import Recipe, best, require_static
-from posenc.report.new_folder import new_folder
+from posenc.report.files.new_folder import new_folder
 
 CONFIG = "config.json"
 INSTEAD = {

@@ -18,7 +18,7 @@ from posenc.dialects.files.source import load
 from posenc.dialects.model import Model, model_of
 from posenc.dialects.weights.layout import convert
 from posenc.dialects.writers.copies import copy_files
-from posenc.report.new_folder import new_folder
+from posenc.report.files.new_folder import new_folder
 
 FEWEST, MOST = 50, 512
 """Fewest tokens for a decision, and the most that are read."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from posenc.report.sentence import listed, sentence
+from posenc.report.page.sentence import listed, sentence
 
 LEVEL = 0.02
 """A smaller change of a loss, in nats, counts as none."""

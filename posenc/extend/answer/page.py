@@ -10,8 +10,8 @@ from posenc.extend.answer.task_table import task_rows
 from posenc.extend.extension import Outcome
 from posenc.extend.measure.intervals import Estimate
 from posenc.extend.variants.variant import Variant
-from posenc.report.page import Caution, Code, Facts, Headline, Page
-from posenc.report.table import Cell, Heading, Table
+from posenc.report.page.page import Caution, Code, Facts, Headline, Page
+from posenc.report.page.table import Cell, Heading, Table
 
 NO_EXTENSION = "no extension"
 OUR_RUNTIME = "needs our runtime"

@@ -17,9 +17,9 @@ from posenc.extend.answer.task_table import task_rows
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import Outcome, extend
 from posenc.hf.checkpoint.text import split_documents
-from posenc.report.atomic import check_figures, check_writable, write_atomically
-from posenc.report.failure import RunFailed
-from posenc.report.progress import Narrator
+from posenc.report.files.atomic import check_figures, check_writable, write_atomically
+from posenc.report.page.failure import RunFailed
+from posenc.report.page.progress import Narrator
 
 OUT_OF_DOMAIN = (
     "Measured on the source of Python's standard library. This says little about models trained on "
@@ -75,7 +75,7 @@ def extend_and_show(
         console.print(f"Page: {page}", markup=False)
         write_csv(outcome, page.with_suffix(".csv"))
     if figures is not None:
-        from posenc.report.figure_files import write_figures
+        from posenc.report.page.figure_files import write_figures
 
         said = write_figures(make_page(outcome, command, caution).plots(), figures)
         for line in (*said, f"Figures: {figures}"):
@@ -120,7 +120,7 @@ def read_documents(texts: list[Path]) -> list[str]:
     Raises: ValueError for a file that is not there, is not UTF-8 or holds no text.
     """
     if not texts:
-        from posenc.text.sources import embedded
+        from posenc.text import embedded
 
         return [path.read_text(encoding="utf-8", errors="replace") for _, path in embedded().files]
     documents = []

@@ -21,9 +21,9 @@ from posenc.extend.export.serving.described import Export
 from posenc.extend.export.serving.page import mapped_page, page, plain_page
 from posenc.hf.checkpoint.files import INDEX, tokenizer_files, weight_files
 from posenc.hf.checkpoint.loading import Checkpoint
-from posenc.report.atomic import write_atomically
-from posenc.report.failure import RunFailed
-from posenc.report.new_folder import new_folder
+from posenc.report.files.atomic import write_atomically
+from posenc.report.files.new_folder import new_folder
+from posenc.report.page.failure import RunFailed
 
 SERVE, ADAPTER = "SERVE.md", "adapter"
 DTYPE_KEYS = ("dtype", "torch_dtype")

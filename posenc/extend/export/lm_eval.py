@@ -8,7 +8,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-from posenc.report.failure import RunFailed
+from posenc.report.page.failure import RunFailed
 
 RESULTS = "lm-eval"
 

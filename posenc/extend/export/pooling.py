@@ -9,7 +9,7 @@ from typing import Any
 
 from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json, require_ordinary
-from posenc.report.atomic import write_atomically
+from posenc.report.files.atomic import write_atomically
 
 MODULES = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"

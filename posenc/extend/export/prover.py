@@ -19,7 +19,7 @@ from torch import Tensor
 
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.apply import rotary_frequencies
-from posenc.report.failure import RunFailed
+from posenc.report.page.failure import RunFailed
 
 STEPS_APART = 16
 """Last bits of half precision by which decoding may differ from one pass, because every layer

@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from posenc.extend.restart import Identity, read_sealed, sha256, start_again, write_sealed
-from posenc.report.atomic import write_atomically
+from posenc.report.files.atomic import write_atomically
 
 STATE, TENSORS = "tune.json", "tune-{step}.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")

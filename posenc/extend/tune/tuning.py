@@ -16,7 +16,7 @@ from posenc.extend.tune.lora import add_lora, merge_lora
 from posenc.extend.tune.objective import masked_token_loss, next_token_loss, step_tokens
 from posenc.extend.tune.state import restore_tuning, save_tuning
 from posenc.hf.checkpoint.text import Windows
-from posenc.report.failure import RunFailed
+from posenc.report.page.failure import RunFailed
 
 SAVE_EVERY = 50
 

@@ -17,7 +17,7 @@ from posenc.encodings.base.per_layer import PerLayer
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
 from posenc.hf.attachment.written import name_of, written
 from posenc.hf.checkpoint import files
-from posenc.report.atomic import write_atomically
+from posenc.report.files.atomic import write_atomically
 
 RECORD, NUMBERS = "posenc.json", "posenc.safetensors"
 FORMAT = 1

@@ -15,7 +15,7 @@ from posenc.hf.checkpoint.config_values import check_values
 from posenc.hf.checkpoint.files import read_config, weight_files
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder
-from posenc.report.atomic import write_atomically
+from posenc.report.files.atomic import write_atomically
 
 _LAYER = {
     "attention": "self_attn",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from posenc.report.sentence import sentence
+from posenc.report.page.sentence import sentence
 
 Array = np.ndarray
 MOSTLY = 0.5

@@ -11,9 +11,9 @@ from rich.markup import escape
 from posenc.inspect.checkpoint import words as rows
 from posenc.inspect.checkpoint.answer import answer, next_line, who_saw_whom
 from posenc.inspect.checkpoint.sheet import Request, Sheet, measure_checkpoint
-from posenc.report.atomic import check_figures
-from posenc.report.console import print_table, stdout
-from posenc.report.progress import tell
+from posenc.report.files.atomic import check_figures
+from posenc.report.page.console import print_table, stdout
+from posenc.report.page.progress import tell
 
 
 def inspect_checkpoint(
@@ -32,7 +32,7 @@ def inspect_checkpoint(
     if path is None and figures is None:
         return
     from posenc.inspect.checkpoint.page import make_page
-    from posenc.report.figure_files import write_page
+    from posenc.report.page.figure_files import write_page
 
     tell("drawing")
     page = make_page(sheet, request.layers, command)

@@ -11,7 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from posenc.inspect.encoding.figures import frame, heat_map
-from posenc.report.drawing import INK, LIGHT, figure, legend_above, line_styles, readable, style
+from posenc.report.page.drawing import (
+    INK,
+    LIGHT,
+    figure,
+    legend_above,
+    line_styles,
+    readable,
+    style,
+)
 
 Array = np.ndarray
 MOST_LABELS = 40

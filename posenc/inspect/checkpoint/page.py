@@ -15,8 +15,8 @@ from posenc.inspect.checkpoint.sheet import Sheet
 from posenc.inspect.checkpoint.swap import ROUNDING, Swap
 from posenc.inspect.encoding import captions as encoding_captions
 from posenc.inspect.encoding import figures as encodings
-from posenc.report.page import Code, Facts, Headline, Items, Page, Plot
-from posenc.report.table import Table as Rows
+from posenc.report.page.page import Code, Facts, Headline, Items, Page, Plot
+from posenc.report.page.table import Table as Rows
 
 MOST_CELLS = 2_000_000
 """Squares in all attention maps of a page; with more, only some layers are drawn."""

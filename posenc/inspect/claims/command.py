@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from posenc.inspect.claims.sheet import check
-from posenc.report.console import print_table, stdout
-from posenc.report.progress import tell
+from posenc.report.page.console import print_table, stdout
+from posenc.report.page.progress import tell
 
 
 def run(as_json: bool) -> None:

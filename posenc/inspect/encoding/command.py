@@ -15,9 +15,9 @@ from posenc.encodings.registry import create, parse
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.sheet import SpecSheet, measure
 from posenc.inspect.encoding.words import tables
-from posenc.report.atomic import check_figures
-from posenc.report.console import print_table, stdout
-from posenc.report.progress import tell
+from posenc.report.files.atomic import check_figures
+from posenc.report.page.console import print_table, stdout
+from posenc.report.page.progress import tell
 
 
 def run(
@@ -41,7 +41,7 @@ def run(
     if path is None and figures is None:
         return
     from posenc.inspect.encoding.page import make_page
-    from posenc.report.figure_files import write_page
+    from posenc.report.page.figure_files import write_page
 
     page = make_page(sheets, compare, shlex.join(["posenc", *sys.argv[1:]]))
     said = write_page(page, path, figures)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from posenc.inspect.encoding.scores import Decay
-from posenc.report.drawing import (
+from posenc.report.page.drawing import (
     DECORATION,
     GRID,
     INK,

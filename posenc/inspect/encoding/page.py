@@ -16,8 +16,8 @@ from posenc.inspect.encoding import captions, figures, precision
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.sheet import SpecSheet
 from posenc.inspect.encoding.words import tables
-from posenc.report.page import Code, Headline, Page, Plot
-from posenc.report.table import Heading, Table
+from posenc.report.page.page import Code, Headline, Page, Plot
+from posenc.report.page.table import Heading, Table
 from posenc.testing.layer import first_layer, line
 
 SHOWN = 128

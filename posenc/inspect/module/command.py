@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 
 from posenc.inspect.module.sheet import measure_module
-from posenc.report.console import print_table, stdout
-from posenc.report.progress import tell
+from posenc.report.page.console import print_table, stdout
+from posenc.report.page.progress import tell
 
 
 def run(path: str, arguments: Sequence[str], call: str | None, as_json: bool) -> None:

@@ -21,7 +21,7 @@ from posenc.compare.trial import files, process
 from posenc.compare.trial.config import TrialConfig, read_trial
 from posenc.compare.trial.process import ORPHANED
 from posenc.compare.trial.run_trial import run_trial
-from posenc.text.sources import find_text
+from posenc.text import find_text
 
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 200
 SIZES = (

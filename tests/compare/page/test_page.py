@@ -28,7 +28,7 @@ from posenc.compare.results import (
 )
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
-from posenc.report.figure_files import write_figures
+from posenc.report.page.figure_files import write_figures
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 
 LENGTHS = (128, 256, 512, 1024)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import posenc.text as sources
 from posenc.compare.plan import splits
 from posenc.compare.trial.files import SPLITS, path_of
 from posenc.compare.trial.windows import read_split
-from posenc.text import sources
-from posenc.text.sources import embedded, find_text
+from posenc.text import embedded, find_text
 
 NEED = splits.Need(train_length=8, longest=16, batch=2)
 

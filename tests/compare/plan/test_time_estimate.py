@@ -9,7 +9,7 @@ import pytest
 from posenc.compare.plan import splits, time_estimate
 from posenc.compare.plan.cost import START_SECONDS, seconds_of
 from posenc.compare.trial import train, windows
-from posenc.text.sources import find_text
+from posenc.text import find_text
 from tests.compare.judge.test_summary import TRIAL
 
 SLEEP = 0.02

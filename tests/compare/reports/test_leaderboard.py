@@ -22,7 +22,7 @@ from posenc.compare.results import (
 )
 from posenc.compare.study import check_ours
 from posenc.compare.trial.files import is_done, load_result
-from posenc.report.failure import Stopped
+from posenc.report.page.failure import Stopped
 from tests.compare.test_tasks import TEXT, result
 from tests.compare.test_tasks import study_of as study
 from tests.experiment import experiment

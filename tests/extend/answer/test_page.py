@@ -23,7 +23,7 @@ from posenc.extend.measure.intervals import Estimate
 from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
 from posenc.hf.rope.settings import RopeSetting
-from posenc.report.figure_files import write_figures
+from posenc.report.page.figure_files import write_figures
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 
 TRAINED, TARGET = 256, 1024

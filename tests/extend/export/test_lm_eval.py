@@ -10,7 +10,7 @@ import pytest
 
 from posenc.cli import main
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
-from posenc.report.failure import RunFailed
+from posenc.report.page.failure import RunFailed
 
 STANDS_IN = """
 import json, os, sys

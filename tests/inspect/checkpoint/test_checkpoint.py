@@ -28,7 +28,7 @@ from posenc.inspect.checkpoint.reading import by_group, mean_distance, read_sent
 from posenc.inspect.checkpoint.sentence import tokenize_sentence
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.inspect.checkpoint.swap import exchanged_order, without_positions
-from posenc.report.drawing import to_svg
+from posenc.report.page.drawing import to_svg
 from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
 from tests.hf_models import COMMON, LENGTH, save
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from posenc.report.processor import instructions, processor
+from posenc.report.machine.processor import instructions, processor
 
 
 def default_device() -> str:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from posenc.report.atomic import write_atomically
-from posenc.report.drawing import SVG_RULES, css_variables, to_svg
-from posenc.report.table import Table, table_html
+from posenc.report.files.atomic import write_atomically
+from posenc.report.page.drawing import SVG_RULES, css_variables, to_svg
+from posenc.report.page.table import Table, table_html
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Plot:
     """A figure, the words under it, and a description for readers who cannot see it.
 
     caption: what is drawn. seen: what to see in this one, computed from its data, above the
-    caption. name: of its files, see posenc.report.figure_files. wide: it takes the whole width, and
-    scrolls sideways on a narrow screen instead of shrinking.
+    caption. name: of its files, see posenc.report.page.figure_files. wide: it takes the whole
+    width, and scrolls sideways on a narrow screen instead of shrinking.
     """
 
     figure: Figure
@@ -120,7 +120,7 @@ class Page:
 
 def _style_sheet() -> str:
     dark = f"@media(prefers-color-scheme:dark){{:root{{{css_variables('dark')}}}}}"
-    rules = resources.files("posenc.report").joinpath("page.css").read_text(encoding="utf-8")
+    rules = resources.files("posenc.report.page").joinpath("page.css").read_text(encoding="utf-8")
     return f":root{{{css_variables('light')}{SVG_RULES}}}{dark}\n{rules}"
 
 

@@ -18,7 +18,7 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
-from posenc.report.drawing import DECORATION
+from posenc.report.page.drawing import DECORATION
 
 Row = dict[str, Any]
 

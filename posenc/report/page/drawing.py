@@ -19,10 +19,10 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from posenc.report.atomic import write_atomically
+from posenc.report.files.atomic import write_atomically
 
 DECORATION = "_"
-"""The label of a line that shows no number, see posenc.report.figure_data."""
+"""The label of a line that shows no number, see posenc.report.page.figure_data."""
 INK, GRID = "#1d2126", "#d9dce0"
 _INK_DARK, _GRID_DARK = "#e4e6e8", "#3a3f46"
 

@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
-from posenc.report.atomic import write_atomically
-from posenc.report.drawing import readable, style
-from posenc.report.figure_data import csv_text
-from posenc.report.page import Page, Plot
+from posenc.report.files.atomic import write_atomically
+from posenc.report.page.drawing import readable, style
+from posenc.report.page.figure_data import csv_text
+from posenc.report.page.page import Page, Plot
 
 DOTS_PER_INCH = 300
 PREFERRED = (

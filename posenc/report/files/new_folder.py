@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from posenc.report.lock import held
+from posenc.report.files.lock import held
 
 
 @contextlib.contextmanager

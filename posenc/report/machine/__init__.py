@@ -1,0 +1,1 @@
+"""The machine that a run is on, and what an option says of it."""

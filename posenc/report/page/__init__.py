@@ -1,0 +1,1 @@
+"""What a reader sees of any job: pages, tables, figures, lines of the terminal."""
