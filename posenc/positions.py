@@ -21,6 +21,14 @@ Positions = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"] | range
 range."""
 QueryPositions = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"] | range
 KeyPositions = Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"] | range
+ContextPositions = (
+    Real[Tensor, "#batch context_len *context_axes"]
+    | Real[Tensor, "context_len *context_axes"]
+    | range
+)
+MemoryPositions = (
+    Real[Tensor, "#batch memory_len *memory_axes"] | Real[Tensor, "memory_len *memory_axes"] | range
+)
 FlatQueries = Real[Tensor, "*#batch q_len"]
 """Positions of queries, (len) or (batch, len) and nothing else."""
 FlatKeys = Real[Tensor, "*#batch kv_len"]

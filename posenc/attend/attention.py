@@ -13,9 +13,9 @@ from torch import Tensor
 from posenc.attend.cache import KVCache
 from posenc.attend.choose import choose, others
 from posenc.attend.problem import Problem
-from posenc.attend.request import Request
-from posenc.encodings.base.arguments import alike
-from posenc.encodings.base.base import PositionEncoding, require_encoding
+from posenc.attend.request import problems_of
+from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings.base.boundary import either
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.masks import Mask
 from posenc.positions import KeyPositions, QueryPositions
@@ -94,34 +94,17 @@ def attention(
     >>> posenc.attention(q, k, v, alibi, mask=posenc.masks.causal, **where).shape
     torch.Size([1, 4, 6, 16])
     """
-    request = Request.of(
-        q, k, v, _in_place_of(encoding, prepared), q_positions=q_positions,
-        kv_positions=kv_positions, q_state=q_state, kv_state=kv_state, mask=mask, cache=cache,
-        dropout_p=dropout_p, return_lse=return_lse,
-    )  # fmt: skip
     with nullcontext() if cache is None else cache.unchanged_on_error():
-        problems = request.problems()
+        problems = problems_of(
+            q, k, v, either(encoding, prepared), q_positions=q_positions,
+            kv_positions=kv_positions, q_state=q_state, kv_state=kv_state, mask=mask, cache=cache,
+            dropout_p=dropout_p, return_lse=return_lse,
+        )  # fmt: skip
         results = [_run(p, impl) for p in problems]
         out, lse = results[0] if len(results) == 1 else _merge(results)
         if out.dtype != q.dtype:  # torch's kernels return the dtype of autocast
             out = out.to(q.dtype)
     return (out, lse) if return_lse else out
-
-
-def _in_place_of(encoding: Any, prepared: Any) -> Any:
-    """Return the prepared encoding if there is one.
-
-    Raises: TypeError for what is no encoding, ValueError for one of another encoding.
-    """
-    if prepared is None:
-        return encoding
-    prepared = require_encoding("attention: prepared", prepared)
-    if encoding is not None and not alike(prepared, require_encoding("attention", encoding)):
-        raise ValueError(
-            f"attention: prepared is a {prepared}, and encoding is a {encoding}. "
-            "Hand over encoding.prepare(positions) of the same encoding."
-        )
-    return prepared
 
 
 def explain(
@@ -148,11 +131,10 @@ def explain(
     >>> plan.impl
     'reference'
     """
-    request = Request.of(
+    problems = problems_of(
         q, k, v, encoding, q_positions=q_positions, kv_positions=kv_positions, q_state=q_state,
-        kv_state=kv_state, mask=mask, cache=None, dropout_p=dropout_p, return_lse=return_lse,
+        kv_state=kv_state, mask=mask, dropout_p=dropout_p, return_lse=return_lse,
     )  # fmt: skip
-    problems = request.problems()
     choices = [choose(problem, impl) for problem in problems]
     costs = [choice.cost(problem) for choice, problem in zip(choices, problems, strict=True)]
     each = [cost.extra_bytes for cost in costs]
@@ -160,8 +142,8 @@ def explain(
     extra = (sum(each) if problems[0].known.needs_grad else max(each)) + sum(
         t.numel() * t.element_size() * (1 if t.shape == own.shape else 2)
         for problem in problems
-        for t, own in ((problem.q, request.queries.x), (problem.k, request.new.x))
-        if own is not None and t is not own  # what place 2 makes, by way of more where it widens
+        for t, own in ((problem.q, q), (problem.k, k))
+        if t is not own  # what place 2 makes, by way of more where it widens
     )
     if len(problems) > 1:  # each has a result, until they are merged
         extra += 2 * len(problems) * problems[0].q.numel() * problems[0].q.element_size()

@@ -96,16 +96,11 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
 
 def others(problem: Problem, chosen: str) -> dict[str, str]:
     """Return, for each other way, why it cannot run or is not taken."""
-    slower = "expected to be slower here"
-    if problem.q.device.type == "cpu":
-        slower_flex = "compiling takes seconds; ask for it by name"
-    else:
-        slower_flex = slower
-    return {
-        name: refusal(problem, name) or (slower_flex if name == "flex" else slower)
-        for name in WAYS
-        if name != chosen
-    }
+    names = [name for name in WAYS if name != chosen]
+    why = dict.fromkeys(names, "expected to be slower here")
+    if "flex" in why and problem.q.device.type == "cpu":
+        why["flex"] = "compiling takes seconds; ask for it by name"
+    return {name: refusal(problem, name) or why[name] for name in names}
 
 
 def refusal(problem: Problem, way: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.attend.attention import attention
@@ -13,17 +13,8 @@ from posenc.attend.cache import KVCache, check_cache
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.boundary import check_dtype, check_embedded, check_encoding
 from posenc.masks import Mask
-from posenc.positions import join, tensor
+from posenc.positions import ContextPositions, MemoryPositions, QueryPositions, join, tensor
 
-ContextPositions = (
-    Real[Tensor, "#batch context_len *context_axes"]
-    | Real[Tensor, "context_len *context_axes"]
-    | range
-)
-MemoryPositions = (
-    Real[Tensor, "#batch memory_len *memory_axes"] | Real[Tensor, "memory_len *memory_axes"] | range
-)
-OwnPositions = Real[Tensor, "#batch q_len *axes"] | Real[Tensor, "q_len *axes"] | range
 Projections = Literal["separate", "k=v", "q=k", "none"]
 
 
@@ -101,7 +92,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch q_len embed_dim"],
-        positions: OwnPositions,
+        positions: QueryPositions,
         *,
         context: Float[Tensor, "batch context_len embed_dim"] | None = None,
         context_positions: ContextPositions | None = None,

@@ -8,7 +8,7 @@ tensor([[1, 0, 0, 0],
         [0, 0, 1, 1]], dtype=torch.int32)
 """
 
-from posenc.masks.mask import Mask, Read, Sight, check_mask
+from posenc.masks.mask import Mask, Read, Sight, check_documents, check_mask
 from posenc.masks.rules import (
     attention_sinks,
     causal,
@@ -27,6 +27,7 @@ __all__ = [
     "Sight",
     "attention_sinks",
     "causal",
+    "check_documents",
     "check_mask",
     "chunked",
     "document",

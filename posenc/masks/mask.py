@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int, Real, Shaped
 from torch import Tensor
 
-from posenc.positions import FlatKeys, FlatQueries, same
+from posenc.positions import FlatKeys, FlatQueries, goes_back, same
 
 Predicate = Callable[["Sight"], Tensor]
 
@@ -138,6 +138,23 @@ class Mask:
             torch.arange(first_key, first_key + kv_len, device=device),
         )
         return seen.view((1,) * (4 - seen.ndim) + seen.shape)
+
+
+_PACKED = (
+    "attention: keys go back to positions that their row has had, as packed documents do, and a "
+    "causal mask alone shows one document to another. Use mask & posenc.masks.document(ids), with "
+    "ids = posenc.positions.documents_from_positions(positions) where none are at hand; or number "
+    "the tokens on."
+)
+
+
+def check_documents(mask: Mask) -> None:
+    """Raise ValueError for packed documents that a bound mask does not keep apart."""
+    if mask.causal and not mask.separates:
+        assert mask.kv_positions is not None
+        valid = [read.tensor for read in mask.reads if read.name == "padding"]
+        if goes_back(mask.kv_positions, *valid):
+            raise ValueError(_PACKED)
 
 
 def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> None:

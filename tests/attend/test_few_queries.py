@@ -8,7 +8,7 @@ from posenc import masks
 from posenc.attend.attention import explain
 from posenc.attend.choose import choose
 from posenc.attend.problem import Problem
-from posenc.attend.request import Request
+from posenc.attend.request import problems_of
 from posenc.encodings.terms.tokens import Tokens
 
 HEADS, WIDTH, LENGTH = 4, 8, 300
@@ -77,11 +77,11 @@ def test_autocast_rounds_no_row_of_bias(name):
     last["q_state"] = None if state is None else state[:, :, -1:]
 
     def rows() -> torch.Tensor:
-        request = Request.of(
+        found = problems_of(
             q[:, :, -1:], k, v, encoding, **last, mask=masks.causal, cache=None, dropout_p=0.0,
             return_lse=False,
         )  # fmt: skip
-        (found,) = request.problems()
+        (found,) = found
         assert choose(found).form == "row"
         return found.ready(1).bias(0, 1)
 
@@ -92,11 +92,11 @@ def test_autocast_rounds_no_row_of_bias(name):
 
 def problem(q_positions, mask, first_key: int = 0) -> Problem:
     q, k = torch.randn(1, 1, len(q_positions), 4), torch.randn(1, 1, 20, 4)
-    request = Request.of(
+    found = problems_of(
         q, k, k, None, q_positions=q_positions, kv_positions=torch.arange(20), q_state=None,
         kv_state=None, mask=mask, cache=None, dropout_p=0.0, return_lse=False,
     )  # fmt: skip
-    (found,) = request.problems()
+    (found,) = found
     return found.among(first_key, 20)
 
 

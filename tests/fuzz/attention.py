@@ -219,6 +219,7 @@ def outcome(case: Case) -> str | None:
         bound = ROUNDINGS[case.dtype] * torch.finfo(case.dtype).eps * size
         if what not in ("output", "q", "k", "v"):  # sums over all pairs, of terms that may cancel
             bound *= max(1, case.batch * case.q_len)
+            bound *= max(1.0, _largest(known.double()))  # angles grow with the position
         if rounded is not want:
             bound += AUTOCAST * max(
                 (c.double() - b).abs().max().item() if b.numel() else 0.0, HALF_EPS * size

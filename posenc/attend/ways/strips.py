@@ -71,9 +71,7 @@ def falling_row(problem: Problem) -> Tensor:
     size = problem.q_len + problem.kv_len - 1
     visible = _visible(problem)
     # What the mask hides at the far end, which is all of the future, is not computed.
-    computed = (
-        size if visible is None else int(visible.nonzero().amax()) + 1 if visible.any() else 1
-    )
+    computed = size if visible is None else size - int(visible.flip(0).byte().argmax())
     if problem.term is None:
         dtype = at_least_float32(problem.q.dtype)
         row = torch.zeros(problem.q.shape[1], computed, dtype=dtype, device=problem.q.device)
@@ -95,17 +93,14 @@ def _visible(problem: Problem) -> Tensor | None:
         return None
     farthest = runs[0] + problem.q_len - 1 - runs[1]
     distance = farthest - torch.arange(problem.q_len + problem.kv_len - 1, device=problem.q.device)
-    visible = torch.ones_like(distance, dtype=torch.bool)
-    if mask.causal:
-        visible &= distance >= 0
-    if mask.window is not None:
-        visible &= distance.abs() < mask.window
-    return visible
+    reach = len(distance) + abs(farthest) if mask.window is None else mask.window
+    visible = distance.abs() < reach
+    return visible & (distance >= 0) if mask.causal else visible
 
 
 def _sees_a_key(problem: Problem) -> Tensor:
     """True for the queries, (q_len), that see a key."""
     visible = _visible(problem)
     if visible is None:
-        return torch.ones(problem.q_len, dtype=torch.bool, device=problem.q.device)
+        return problem.q.new_ones(problem.q_len, dtype=torch.bool)
     return visible.unfold(0, problem.kv_len, 1).any(-1).flip(0)

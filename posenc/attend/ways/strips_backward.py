@@ -154,9 +154,8 @@ def _without_blind_rows(weights: Tensor, bias: Tensor) -> Tensor:
 
 def _finer(strips: list[Strip]) -> list[Strip]:
     """Return the same pairs in strips of at most ROWS queries."""
-    finer = []
-    for strip in strips:
-        for start in range(strip.start, strip.stop, ROWS):
-            stop = min(start + ROWS, strip.stop)
-            finer.append(strip._replace(start=start, stop=stop))
-    return finer
+    return [
+        strip._replace(start=start, stop=min(start + ROWS, strip.stop))
+        for strip in strips
+        for start in range(strip.start, strip.stop, ROWS)
+    ]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.encodings.base.arguments import alike
 from posenc.encodings.base.base import PositionEncoding, require_encoding
 from posenc.encodings.base.placed import check_positions, positions_of
 from posenc.encodings.numbers.tracking import free_ends
@@ -126,3 +127,49 @@ def check_tokens(owner: str, tokens: Any, vocab_size: int, name: str = "tokens")
             f"{owner}: {name} must be from 0 to {vocab_size - 1}, the vocabulary's last, "
             f"got {low if low < 0 else high}."
         )
+
+
+def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError unless q, k and v are of one attention."""
+    if q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+        raise ValueError(
+            f"attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit: "
+            "k and v share heads and length, q and k share head_dim, all share the batch."
+        )
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"attention: {k.shape[1]} key/value heads do not divide {q.shape[1]} query heads."
+        )
+
+
+def check_state(name: str, state: Any, x: Tensor) -> None:
+    """Raise ValueError unless the state is None or of the tokens of x."""
+    if state is None:
+        return
+    if not isinstance(state, Tensor) or state.ndim < 3:
+        got = tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__
+        raise ValueError(
+            f"attention: {name} must be what encoding.state(x, positions) gives, "
+            f"(batch, heads, len, ...), got {got}."
+        )
+    if state.shape[0] != x.shape[0] or state.shape[2] != x.shape[2]:
+        raise ValueError(
+            f"attention: {name} must be of {x.shape[0]} rows and {x.shape[2]} tokens, "
+            f"got {tuple(state.shape)}."
+        )
+
+
+def either(encoding: Any, prepared: Any) -> Any:
+    """Return the prepared encoding if there is one.
+
+    Raises: TypeError for what is no encoding, ValueError for one of another encoding.
+    """
+    if prepared is None:
+        return encoding
+    prepared = require_encoding("attention: prepared", prepared)
+    if encoding is not None and not alike(prepared, require_encoding("attention", encoding)):
+        raise ValueError(
+            f"attention: prepared is a {prepared}, and encoding is a {encoding}. "
+            "Hand over encoding.prepare(positions) of the same encoding."
+        )
+    return prepared

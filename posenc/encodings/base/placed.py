@@ -52,6 +52,16 @@ def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Te
     )
 
 
+def require_whole(name: str, *positions: Tensor) -> None:
+    """Raise TypeError where a method that counts whole tokens is given real positions."""
+    for p in positions:
+        if p.is_floating_point():
+            raise TypeError(
+                f"{name}: positions must be integers, because its table has a row per whole "
+                f"distance; got {p.dtype}. Round them, or use a method that takes real positions."
+            )
+
+
 def positions_of(
     sizes: Sequence[int], x: Tensor, owner: str, name: str, positions: Any, num_axes: int
 ) -> Tensor | range:

@@ -19,8 +19,8 @@ from posenc.encodings.queries_keys.rope_scaling import (
     Scaling,
     rope_frequencies,
 )
+from posenc.encodings.queries_keys.rope_scaling.traced_length import cos_sin_at_length, recipe
 from posenc.encodings.queries_keys.rotation.base import Rotation
-from posenc.encodings.queries_keys.rotation.traced_length import cos_sin_at_length, recipe
 from posenc.positions import Positions, Remembered
 
 

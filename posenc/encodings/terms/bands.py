@@ -192,10 +192,6 @@ def _of_keys(
     if first:
         assert k_ends[1] is not None
         yield 0, first, k_ends[1][..., :first]
-    if rows == 1 and first < last:  # each key meets one vector
-        rising = table[shift - last + 1, last - first].flip(-2)
-        yield first, last, (k[:, :, first:last] * rising).sum(-1).unsqueeze(-2)
-        first = last
     for start in range(first, last, KEYS):
         stop = min(start + KEYS, last)
         rising = table[shift - stop + 1, stop - start + rows]

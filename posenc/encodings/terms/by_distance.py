@@ -144,16 +144,6 @@ class ByDistance(Term):
         return mod
 
 
-def require_whole(name: str, *positions: Tensor) -> None:
-    """Raise TypeError where a method that counts whole tokens is given real positions."""
-    for p in positions:
-        if p.is_floating_point():
-            raise TypeError(
-                f"{name}: positions must be integers, because its table has a row per whole "
-                f"distance; got {p.dtype}. Round them, or use a method that takes real positions."
-            )
-
-
 def _per_row(positions: Tensor) -> Tensor:
     return positions[0] if positions.ndim == 2 and positions.shape[0] == 1 else positions
 

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from posenc.encodings.base.base import PositionEncoding, check_head_dim
 from posenc.encodings.base.claims import Claims
+from posenc.encodings.base.placed import require_whole
 from posenc.encodings.numbers.heads import grouped_matmul
 from posenc.encodings.numbers.precision import at_least_float32
 from posenc.encodings.terms.bands import Bands
-from posenc.encodings.terms.by_distance import ByDistance, require_whole
+from posenc.encodings.terms.by_distance import ByDistance
 from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import distances
 
