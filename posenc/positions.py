@@ -16,11 +16,15 @@ import torch
 from jaxtyping import Bool, Float, Int, Real, Shaped
 from torch import Tensor
 
-Positions = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"] | range
-"""(len) or (batch, len), with a last axis of components where an encoding has several axes; or a
-range."""
-QueryPositions = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"] | range
-KeyPositions = Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"] | range
+Places = Real[Tensor, "#batch len *axes"] | Real[Tensor, "len *axes"]
+"""Positions as a tensor: (len) or (batch, len), with a last axis of components where an encoding
+has several axes."""
+QueryPlaces = Real[Tensor, "#batch q_len *q_axes"] | Real[Tensor, "q_len *q_axes"]
+KeyPlaces = Real[Tensor, "#batch kv_len *kv_axes"] | Real[Tensor, "kv_len *kv_axes"]
+Positions = Places | range
+"""Positions as a tensor or a range."""
+QueryPositions = QueryPlaces | range
+KeyPositions = KeyPlaces | range
 ContextPositions = (
     Real[Tensor, "#batch context_len *context_axes"]
     | Real[Tensor, "context_len *context_axes"]
@@ -29,13 +33,17 @@ ContextPositions = (
 MemoryPositions = (
     Real[Tensor, "#batch memory_len *memory_axes"] | Real[Tensor, "memory_len *memory_axes"] | range
 )
+Known = Shaped[Tensor, "..."] | range
+"""Positions of any tokens, as far as it is known what they are."""
 FlatQueries = Real[Tensor, "*#batch q_len"]
 """Positions of queries, (len) or (batch, len) and nothing else."""
 FlatKeys = Real[Tensor, "*#batch kv_len"]
 Documents = Int[Tensor, "*batch len"]
 
 
-def counted(start: int, length: int, device: torch.device | None = None) -> Tensor | range:
+def counted(
+    start: int, length: int, device: torch.device | None = None
+) -> Int[Tensor, " length"] | range:
     """Return the positions start, start + 1, ...: a range, or under torch.compile, which would
     compile a range anew for each length, a tensor.
 
@@ -47,21 +55,23 @@ def counted(start: int, length: int, device: torch.device | None = None) -> Tens
     return range(start, start + length)
 
 
-def tensor(positions: Tensor | range, device: torch.device | None = None) -> Tensor:
+def tensor(
+    positions: Known, device: torch.device | None = None
+) -> Shaped[Tensor, "*batch_len_axes"]:
     """Return the positions as a tensor."""
     if isinstance(positions, range):
         return torch.arange(positions.start, positions.stop, positions.step, device=device)
     return positions
 
 
-def length_of(positions: Tensor | range, num_axes: int = 1) -> int:
+def length_of(positions: Known, num_axes: int = 1) -> int:
     """Return how many tokens the positions are for."""
     if isinstance(positions, range):
         return len(positions)
     return positions.shape[-1 if num_axes == 1 else -2]
 
 
-def as_range(positions: Tensor | range) -> range | None:
+def as_range(positions: Known) -> range | None:
     """Return the positions as a range p, p+1, p+2, ... if all rows are that; None if they are not,
     or if it is unknown.
 
@@ -94,14 +104,12 @@ def placeless(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"
     return (positions < 0).any(-1)
 
 
-def join(
-    first: Tensor | range, second: Tensor | range, axis: int, batch: int, device: torch.device
-) -> Tensor | range:
+def join(first: Known, second: Known, axis: int, batch: int, device: torch.device) -> Known:
     """Return two stretches of positions, one after the other along `axis`; where only one of them
     is batched, the other serves all `batch` rows."""
-    ranges = isinstance(first, range) and isinstance(second, range)
-    if ranges and first.step == second.step == 1 and first.stop == second.start:
-        return range(first.start, second.stop)
+    if isinstance(first, range) and isinstance(second, range):
+        if first.step == second.step == 1 and first.stop == second.start:
+            return range(first.start, second.stop)
     both = [tensor(t, device) for t in (first, second)]
     ndim = max(t.ndim for t in both)
     both = [t if t.ndim == ndim else t.expand(batch, *t.shape) for t in both]
@@ -136,11 +144,11 @@ def goes_back(
 
 def _readable(positions: Tensor) -> bool:
     """True if reading positions waits for no device and breaks no trace."""
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     return type(positions) is Tensor and positions.device.type == "cpu" and not traced
 
 
-def same(a: Tensor | range, b: Tensor | range) -> bool:
+def same(a: Known, b: Known) -> bool:
     """True if both are the same positions, as far as that is known without synchronising: on the
     CPU always, elsewhere if they are one tensor or two ranges."""
     if a is b:
@@ -165,7 +173,7 @@ class Remembered:
     elsewhere the tensor and its version are.
     """
 
-    def __init__(self, positions: Tensor | range) -> None:
+    def __init__(self, positions: Known) -> None:
         self._positions, self._version = positions, None
         if isinstance(positions, Tensor) and not torch.compiler.is_compiling():
             if positions.device.type == "cpu" and type(positions) is Tensor:
@@ -173,14 +181,15 @@ class Remembered:
             else:
                 self._version = version(positions)
 
-    def fits(self, positions: Tensor | range) -> bool:
+    def fits(self, positions: Known) -> bool:
         """True if these are the positions, as far as that is known without synchronising."""
-        if self._version is not None and self._version != version(self._positions):
+        kept = self._positions
+        if isinstance(kept, Tensor) and self._version not in (None, version(kept)):
             return False
         return same(positions, self._positions)
 
 
-def version(t: Tensor) -> int | None:
+def version(t: Shaped[Tensor, "..."]) -> int | None:
     """Return how often a tensor was written into; None where torch does not count it.
 
     torch documents the counter but has no public name for it.

@@ -62,7 +62,7 @@ class KVCache:
             raise
 
     @property
-    def positions(self) -> Tensor | None:
+    def positions(self) -> Shaped[Tensor, "..."] | None:
         """The positions of the tokens in it, as a tensor."""
         if self.where is None:
             return None

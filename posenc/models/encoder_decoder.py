@@ -178,8 +178,8 @@ class Conditioned:
             return t if batch == rows else t.repeat_interleave(batch // rows, dim=0)
 
         axes = self.model.encoder.encoding.claims.num_axes
-        ranges = isinstance(self.positions, range)
-        one_for_all = ranges or self.positions.ndim == (1 if axes == 1 else 2)
-        positions = self.positions if one_for_all else for_rows(self.positions)
+        positions = self.positions
+        if isinstance(positions, Tensor) and positions.ndim != (1 if axes == 1 else 2):
+            positions = for_rows(positions)
         mask = None if self.valid is None else masks.padding(for_rows(self.valid))
         return Context(for_rows(self.source), positions, mask, self.model.cross_encoding)

@@ -7,6 +7,8 @@ part be differentiated. Where a version of torch lacks them, plain operations ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -32,15 +34,13 @@ def attend(
 
 
 def gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k and v, all of as many heads, where `grad` is that of `out`.
-
-    k, v and bias may be a part of the keys that `out` and `lse` were computed from.
-    """
+    mine: Sequence[Tensor], theirs: tuple[Tensor, Tensor], bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v. `mine` are the gradient of the output, q, the output and
+    the log-sum-exp; `theirs` are k and v, with as many heads, or a part of them, with its bias."""
     if _BACKWARD is None:
-        return _plain_gradients(grad, q, k, v, out, lse, bias, scale)
+        return _plain_gradients(mine, theirs, bias, scale)
+    (grad, q, out, lse), (k, v) = mine, theirs
     return _BACKWARD(grad, q, k, v, out, lse, 0.0, False, attn_mask=bias, scale=scale)
 
 
@@ -87,9 +87,9 @@ def _plain(
 
 
 def _plain_gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    mine: Sequence[Tensor], theirs: tuple[Tensor, Tensor], bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    (grad, q, out, lse), (k, v) = mine, theirs
     weights = (_scores(q, k, bias, scale) - lse[..., None]).exp().nan_to_num(0)
     wide = weights.dtype
     grad, v, out = grad.to(wide), v.to(wide), out.to(wide)

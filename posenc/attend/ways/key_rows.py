@@ -141,10 +141,9 @@ def _gradients(
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=wide, device=t.device) for t in (q, k, v))
     for parts in _blocks(problem, row, key):
         for rows, keys, bias, blind in parts:
-            given = [t[:, :, rows] for t in (grad, q, out, lse)]
+            mine = [t[:, :, rows] for t in (grad, q, out, lse)]
             part = _Part(rows, keys, bias, blind)
-            theirs = _seen(k, part), _seen(v, part)
-            found = flash.gradients(*given[:2], *theirs, *given[2:], bias, problem.scale)
+            found = flash.gradients(mine, (_seen(k, part), _seen(v, part)), bias, problem.scale)
             for whole, span, more in zip((d_q, d_k, d_v), (rows, keys, keys), found, strict=True):
                 whole[:, :, span] += more
     d_key = (-d_k[..., width] / problem.scale).sum_to_size(key.shape).to(key.dtype)

@@ -77,12 +77,12 @@ def _gradients(
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=wide, device=t.device) for t in (q, k, v))
     for strip in strips:
         rows = slice(strip.start, strip.stop)
-        reverse = [t[:, :, rows].flip(2) for t in (grad, q, out, lse)]
+        mine = [t[:, :, rows].flip(2) for t in (grad, q, out, lse)]
         for first in range(strip.first, strip.last, KEYS):
             part = strip._replace(first=first, last=min(first + KEYS, strip.last))
             keys, bias = slice(part.first, part.last), reversed_bias(row, q.shape[2], part)
             theirs = k[:, :, keys], v[:, :, keys]
-            found = flash.gradients(*reverse[:2], *theirs, *reverse[2:], bias, scale)
+            found = flash.gradients(mine, theirs, bias, scale)
             d_q[:, :, rows] += found[0].flip(2)
             d_k[:, :, keys] += found[1]
             d_v[:, :, keys] += found[2]

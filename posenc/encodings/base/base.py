@@ -17,7 +17,7 @@ from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.numbers.kept import Kept
 from posenc.encodings.terms.term import Term
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import KeyPositions, Positions, QueryPositions
+from posenc.positions import KeyPlaces, Places, Positions, QueryPlaces
 
 if TYPE_CHECKING:
     from posenc.masks import Mask
@@ -52,8 +52,8 @@ class Pass:
     True
     """
 
-    q_positions: QueryPositions
-    kv_positions: KeyPositions
+    q_positions: QueryPlaces
+    kv_positions: KeyPlaces
     mask: Mask | None = None
     q_factor: Float[Tensor, "*batch factors"] | None = None
 
@@ -139,7 +139,7 @@ class PositionEncoding(nn.Module):
         prepared._kept = Kept()
         return prepared
 
-    def kept(self, key: Any, compute: Callable[[], T], *given: Tensor | None) -> T:
+    def kept(self, key: Any, compute: Callable[[], T], *given: Shaped[Tensor, "..."] | None) -> T:
         """Return `compute()`; of a prepared encoding once for this key, until one of the tensors
         `given`, which it is made from, is written into."""
         return compute() if self._kept is None else self._kept(key, compute, *given)
@@ -164,12 +164,12 @@ class PositionEncoding(nn.Module):
         """The factor of q @ k.mT; head_dim is the width before place 2."""
         return head_dim**-0.5
 
-    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+    def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         """The ordinary attentions that make up this one; their results are merged by
         log-sum-exp."""
         return (Pass(q_positions, kv_positions),)
 
-    def state(self, x: Hidden, positions: Positions, past: Past | None = None) -> State | None:
+    def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
         """What places 2 and 3 need to know of each token, (batch, heads, len, ...), cached beside
         k and v.
 

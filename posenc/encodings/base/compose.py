@@ -24,7 +24,7 @@ from posenc.encodings.base.claims import Claims
 from posenc.encodings.terms.chain import Chain
 from posenc.encodings.terms.term import Term
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import KeyPositions, Positions, QueryPositions
+from posenc.positions import KeyPlaces, Places, Positions, QueryPlaces
 
 _SINGLE = {"scale": "scale", "state": "state per token", "passes": "passes"}
 """Methods that only one encoding of an attention may define, and what they decide."""
@@ -133,7 +133,7 @@ class Compose(PositionEncoding):
         owner = self._owner("scale")
         return super().scale(head_dim) if owner is None else owner.scale(head_dim)
 
-    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+    def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         owner = self._owner("passes")
         if owner is None:
             return super().passes(q_positions, kv_positions)
@@ -144,7 +144,7 @@ class Compose(PositionEncoding):
             x = e.embed(x, positions)
         return x
 
-    def state(self, x: Hidden, positions: Positions, past: Past | None = None) -> State | None:
+    def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
         owner = self._owner("state")
         return None if owner is None else owner.state(x, positions, past)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from posenc.encodings.base.base import Pass, PositionEncoding
 from posenc.masks import Mask
-from posenc.positions import KeyPositions, QueryPositions
+from posenc.positions import KeyPlaces, QueryPlaces
 
 
 class Within(PositionEncoding):
@@ -35,6 +35,6 @@ class Within(PositionEncoding):
         self.mask = mask
         self.claims = replace(self.claims, shift_invariant=mask.exact)
 
-    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+    def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         mask = self.mask.bind(q_positions, kv_positions)
         return (Pass(q_positions, kv_positions, mask),)

@@ -9,7 +9,7 @@ from posenc.encodings.base.base import Pass
 from posenc.encodings.queries_keys.query_temperature import log_n
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import Scaling
-from posenc.positions import KeyPositions, Positions, QueryPositions, Remembered, same
+from posenc.positions import KeyPlaces, Positions, QueryPlaces, Remembered, same
 
 
 class PositionMap(RoPE):
@@ -43,11 +43,11 @@ class PositionMap(RoPE):
             self.claims = replace(self.claims, shift_invariant=False)
         self._prepared: tuple[Remembered, tuple[Pass, ...]] | None = None
 
-    def parts(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+    def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         """The passes: mapped positions, and which true positions they are for."""
         raise NotImplementedError(f"{type(self).__name__} must define parts()")
 
-    def passes(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+    def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         if self._prepared is not None:
             positions, parts = self._prepared
             if positions.fits(q_positions) and positions.fits(kv_positions):

@@ -17,7 +17,7 @@ from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.queries_keys.position_map import PositionMap
 from posenc.encodings.queries_keys.rope_scaling import Scaling
 from posenc.masks import Mask, sliding_window
-from posenc.positions import KeyPositions, QueryPositions, in_double
+from posenc.positions import KeyPlaces, QueryPlaces, in_double
 
 
 class ReRoPE(PositionMap):
@@ -71,7 +71,7 @@ class ReRoPE(PositionMap):
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 2), **options})
 
-    def parts(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+    def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         if self.leak is None:
             far = torch.full_like(q_positions, self.window), torch.zeros_like(kv_positions)
         else:
@@ -137,7 +137,7 @@ class SelfExtend(PositionMap):
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
         return super().from_shape(shape, **{"window": max(1, shape.train_length // 4), **options})
 
-    def parts(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+    def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         def group(positions: Tensor) -> Tensor:
             return torch.div(positions, self.group_size, rounding_mode="floor")
 
@@ -213,7 +213,7 @@ class DualChunk(PositionMap):
         }
         return super().from_shape(shape, **{**sizes, **options})
 
-    def parts(self, q_positions: QueryPositions, kv_positions: KeyPositions) -> tuple[Pass, ...]:
+    def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
         stride = self.chunk_size - self.local_window
         keys, own = kv_positions % stride, q_positions % stride
         before = (own + stride).clamp(max=self.chunk_size)

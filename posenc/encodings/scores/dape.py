@@ -25,7 +25,7 @@ from posenc.encodings.scores.kerple import Kerple
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.term import Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
-from posenc.positions import Positions
+from posenc.positions import Places
 
 BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
     "alibi": (ALiBi, {}),
@@ -106,7 +106,7 @@ class DAPE(PositionEncoding):
     def scale(self, head_dim: int) -> float:
         return self.inner.scale(head_dim)
 
-    def state(self, x: Hidden, positions: Positions, past: Past | None = None) -> State | None:
+    def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
         return self.inner.state(x, positions, past)
 
     def term(self, q: Tokens, k: Tokens) -> Adapted:

@@ -55,7 +55,7 @@ class Tokens:
         self.where: Tensor | range = positions if known is None else known
 
     @property
-    def positions(self) -> Tensor:
+    def positions(self) -> Shaped[Tensor, "..."]:
         """The positions as a tensor."""
         if self._tensor is None:
             self._tensor = tensor(self.where, self.device)

@@ -29,7 +29,7 @@ class Forward:
 
     stack: nn.Module
     encoding: PositionEncoding
-    positions: Tensor | None
+    positions: Tensor | range | None
     documents: Tensor | None = None
     token: Any = None
 
@@ -44,9 +44,9 @@ class Attending:
     module: nn.Module
     forward: Forward
     encoding: PositionEncoding
-    positions: Tensor
+    positions: Tensor | range
     state: Tensor | None
-    kv_positions: Tensor
+    kv_positions: Tensor | range
     kv_state: Tensor | None
     layer: Any
     token: Any = None

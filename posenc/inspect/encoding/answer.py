@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from posenc import positions
+import torch
+
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.registry import create
 from posenc.inspect.encoding.precision import angles_of
@@ -166,7 +167,7 @@ def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> tuple[int, int] 
     trained range, has several axes, or frequencies that follow the length, meets none here.
     """
     angles = angles_of(encoding)
-    steps = positions.run(0, 2)
+    steps = torch.arange(2)
     mapped = len(encoding.passes(steps, steps)) > 1 if encoding.claims.num_axes == 1 else True
     if angles is None or mapped or not sheet.holds["cache"] or 2 not in sheet.places:
         return None

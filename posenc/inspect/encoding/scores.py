@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from posenc.attend.problem import Problem
+from posenc.attend.problem import Known, Problem
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.terms.tokens import Tokens
@@ -87,7 +87,7 @@ def _last_row(
     encoding = encoding.for_layer(0)
     last = len(positions) - 1
     keys = Tokens(q, positions, state, encoding.claims.num_axes)
-    asks = keys[last:] if asked is None else replace(keys[last:], x=asked)
+    asks = keys[last:] if asked is None else keys[last:].given(asked)
     new_q, new_k = encoding.transform(asks, keys)
     term = encoding.term(asks, keys)
     problem = Problem(
@@ -102,6 +102,7 @@ def _last_row(
         encoding.scale(q.shape[-1]),
         0.0,
         False,
+        Known.of(asks, keys, (new_q, new_k, q), None, encoding),
     )
     return problem.ready(1).scores(0, 1)[:, :, 0]
 

@@ -23,7 +23,7 @@ WRONG = Claims(places=(3,), source="nobody, 2026", causal_only=True)
 
 
 def moved(tokens: Tokens, positions: Tensor) -> Tokens:
-    return replace(tokens, positions=positions)
+    return tokens.at(positions, mapped=False)
 
 
 class Rotary(RoPE):

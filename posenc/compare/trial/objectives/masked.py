@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Real
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +19,7 @@ from posenc.compare.trial.windows import VOCABULARY
 from posenc.encodings.base.base import PositionEncoding
 from posenc.models import Decoder, DecoderConfig
 from posenc.models.stack import require_bidirectional
+from posenc.positions import Positions
 
 MASK = VOCABULARY
 """The symbol in place of a hidden byte."""
@@ -44,7 +45,7 @@ class MaskedModel(Decoder):
     def forward(
         self,
         tokens: Int[Tensor, "batch len"],
-        positions: Real[Tensor, "..."] | None = None,
+        positions: Positions | None = None,
         **options: Any,
     ) -> Float[Tensor, "batch len vocab_size"]:
         """Logits of each token itself."""
