@@ -68,7 +68,7 @@ def attention_memory(case: Case) -> dict[str, int]:
 
 def layer_calls(case: Case) -> dict[str, Call]:
     """posenc.Attention with each encoding, and the least that a layer without positions does."""
-    x, positions = torch.randn(case.batch, case.q_len, case.width), torch.arange(case.q_len)
+    x = torch.randn(case.batch, case.q_len, case.width)
     sides = (case.heads, case.kv_heads, case.kv_heads)
     q_k_v = [nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in sides]
     out, attend = nn.Linear(case.width, case.width, bias=False), _sdpa(case)
@@ -81,7 +81,7 @@ def layer_calls(case: Case) -> dict[str, Call]:
 
     def encoded(name: str) -> Call:
         layer = Attention(case.width, case.heads, case.kv_heads, encoding=_encoding(name, case))
-        return lambda: layer(x, positions, mask=masks.causal)
+        return lambda: layer(x, range(case.q_len), mask=masks.causal)
 
     calls = {"plain layer": plain} | {name: encoded(name) for name in case.runs}
     return {name: torch.no_grad()(call) for name, call in calls.items()}
@@ -112,10 +112,11 @@ def rotation_calls(case: Case) -> dict[str, Call]:
 
 def _rotate(case: Case, interleaved: bool, same: bool) -> Pair:
     rope = RoPE(case.head_dim, interleaved=interleaved)
-    fixed, first = torch.arange(case.q_len), itertools.count()
+    starts = itertools.count(step=0 if same else 1)
 
     def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return rope(q, k, fixed if same else fixed + next(first))
+        start = next(starts)
+        return rope(q, k, range(start, start + case.q_len))
 
     return rotate
 
@@ -134,17 +135,16 @@ def _attend(
     case: Case, encoding: PositionEncoding, how: str, queries: slice | None = None
 ) -> Callable[..., Any]:
     """Causal attention of the last q_len tokens to all, or of those in `queries`."""
-    positions = torch.arange(case.keys)
+    positions = range(case.keys)
     torch.manual_seed(0)  # the reference gets the same state
-    state = encoding.state(torch.randn(case.batch, case.keys, case.width), positions)
+    state = encoding.state(torch.randn(case.batch, case.keys, case.width), torch.arange(case.keys))
     state = None if state is None else state.detach()
     last = slice(case.keys - case.q_len, None) if queries is None else queries
-    if how == "prepared":
-        encoding, how = encoding.prepare(positions[last]), ""
+    prepared = encoding.prepare(positions) if how == "prepared" else None
     options: dict[str, Any] = {
         "q_positions": positions[last], "kv_positions": positions, "mask": masks.causal,
         "q_state": None if state is None else state[:, :, last], "kv_state": state,
-        "impl": how or "auto",
+        "prepared": prepared, "impl": "auto" if how in ("", "prepared") else how,
     }  # fmt: skip
     few = slice(None) if queries is None else queries
     return lambda q, k, v: attention(q[:, :, few], k, v, encoding, **options)
