@@ -90,9 +90,9 @@ class Case:
         try:
             own = from_metadata(self.metadata, self.length)
         except RefusedError as refused:
-            own = Computed(name, VERSIONS[name], str(refused))
+            own = Computed(str(refused), version=VERSIONS[name])
         others = {
-            r: Computed(r, VERSIONS[r], f"{r} is not asked about GGUF files", knows=False)
+            r: Computed(f"{r} is not asked about GGUF files", knows=False, version=VERSIONS[r])
             for r in RUNTIMES
         }
         return {**others, name: own}
