@@ -15,8 +15,9 @@ from posenc.dialects.runtimes.llama_cpp import from_metadata
 from posenc.dialects.writers import gguf_edit
 from posenc.doctor.case import Case
 from posenc.doctor.cures.fixing import fix
+from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
-from posenc.doctor.running import Options, run
+from posenc.doctor.running import run
 from tests.dialects.golden_cases import config
 from tests.doctor.threads import BASE, EIGHT
 
