@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +15,6 @@ from torch.nn import functional as F
 from posenc import masks
 from posenc.attend.attention import attention
 from posenc.attend.multihead import Attention
-from posenc.bench import peers
 from posenc.bench.cases import Case
 from posenc.bench.measure import Call, live_bytes
 from posenc.encodings.base.base import PositionEncoding
@@ -21,11 +22,14 @@ from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.registry import create
 
+Pair = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
-def attention_calls(case: Case, with_peers: bool) -> dict[str, Call]:
+
+def attention_calls(case: Case) -> dict[str, Call]:
     """SDPA without positions, and attention with each encoding, causal. Every encoding's last rows
     are compared with the reference before it is timed."""
-    inputs, grad = _inputs(case), torch.randn(_shape(case, case.heads, case.q_len)).to(_dtype(case))
+    inputs = _inputs(case)
+    grad = torch.randn_like(inputs[0])
     runs: dict[str, Callable[..., Any]] = {"SDPA": _sdpa(case)}
     weights: dict[str, list[Tensor]] = {}
     for run in case.runs:
@@ -41,14 +45,6 @@ def attention_calls(case: Case, with_peers: bool) -> dict[str, Call]:
             torch.testing.assert_close(
                 got[:, :, few], want, rtol=1e-3 if exact else 0.1, atol=1e-4 if exact else 0.05
             )
-        if with_peers and case.takes_peers:
-            for peer, attend in peers.attention_peers(name, encoding, case).items():
-                with torch.no_grad():
-                    agrees = torch.allclose(attend(*inputs), got, rtol=1e-4, atol=1e-5)
-                if agrees:
-                    runs[peer] = attend
-                else:
-                    peers.leave_out(peer, "its result is another")
     return {
         run: _call(attend, inputs, weights.get(run, []), (grad,), case.backward)
         for run, attend in runs.items()
@@ -57,24 +53,22 @@ def attention_calls(case: Case, with_peers: bool) -> dict[str, Call]:
 
 def attention_memory(case: Case) -> dict[str, int]:
     """Bytes beyond inputs, output and gradients for each run of `attention_calls`."""
-    item = _dtype(case).itemsize
-    sides = ((case.heads, case.q_len), *2 * ((case.kv_heads, case.keys),))
-    inputs = sum(_elements(case, *side) for side in sides)
-    known = item * (_elements(case, case.heads, case.q_len) + (inputs if case.backward else 0))
+    inputs = _inputs(case)
+    known = inputs[0].nbytes + (sum(t.nbytes for t in inputs) if case.backward else 0)
     found = {}
-    for run, call in attention_calls(case, False).items():
+    for run, call in attention_calls(case).items():
         call()
         own = 0
         if case.backward and run in case.runs:
             weights = _encoding(run.partition(", ")[0], case).parameters()
-            own = sum(w.numel() * w.itemsize for w in weights if w.requires_grad)
+            own = sum(w.nbytes for w in weights if w.requires_grad)
         found[run] = max(0, live_bytes(call) - known - own)
     return found
 
 
-def layer_calls(case: Case, with_peers: bool) -> dict[str, Call]:
+def layer_calls(case: Case) -> dict[str, Call]:
     """posenc.Attention with each encoding, and the least that a layer without positions does."""
-    x, positions = torch.randn(case.batch, case.q_len, case.width), torch.arange(case.q_len)
+    x = torch.randn(case.batch, case.q_len, case.width)
     sides = (case.heads, case.kv_heads, case.kv_heads)
     q_k_v = [nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in sides]
     out, attend = nn.Linear(case.width, case.width, bias=False), _sdpa(case)
@@ -87,13 +81,13 @@ def layer_calls(case: Case, with_peers: bool) -> dict[str, Call]:
 
     def encoded(name: str) -> Call:
         layer = Attention(case.width, case.heads, case.kv_heads, encoding=_encoding(name, case))
-        return lambda: layer(x, positions, mask=masks.causal)
+        return lambda: layer(x, range(case.q_len), mask=masks.causal)
 
     calls = {"plain layer": plain} | {name: encoded(name) for name in case.runs}
     return {name: torch.no_grad()(call) for name, call in calls.items()}
 
 
-def rotation_calls(case: Case, with_peers: bool) -> dict[str, Call]:
+def rotation_calls(case: Case) -> dict[str, Call]:
     """A clone of q and k, RoPE in both layouts, and transformers' rotation if it is installed. All
     make the tables of each call, which has other positions than the call before, unless the run
     says otherwise."""
@@ -101,46 +95,56 @@ def rotation_calls(case: Case, with_peers: bool) -> dict[str, Call]:
         torch.randn(case.batch, case.q_len, heads, case.head_dim).to(_dtype(case)).transpose(1, 2)
         for heads in (case.heads, case.kv_heads)
     )  # in memory as projections leave them
-    runs: dict[str, peers.Pair] = {"clone": lambda q, k: (q.clone(), k.clone())}
+    runs: dict[str, Pair] = {"clone": lambda q, k: (q.clone(), k.clone())}
     for run in case.runs:
         layout, _, same = run.partition(", ")
         runs[run] = _rotate(case, layout == "interleaved", bool(same))
-    for name, peer in peers.rotation_peers(case, with_peers).items():
-        ours = _rotate(case, peer.interleaved, True)(q, k)
-        off = (peer.rotate(q, k)[0].float() - ours[0].float()).abs().max().item()
-        # Angles in float32 are off by 1e-3 at 16k; a peer may round every product to bfloat16.
+    if importlib.util.find_spec("transformers") is not None:
+        theirs, ours = _transformers_rotation(case), _rotate(case, False, True)
+        off = (theirs(q, k)[0].float() - ours(q, k)[0].float()).abs().max().item()
+        # Its angles in float32 are off by 1e-3 at 16k, and it rounds every product to bfloat16.
         if off < (2e-2 if case.dtype == "float32" else 0.15):
-            runs[name] = peer.rotate
+            runs["transformers"] = theirs
         else:
-            peers.leave_out(name, f"its result is off by {off:.2g}")
+            print(f"bench: transformers is left out: off by {off:.2g}", file=sys.stderr)
     return {run: _call(pair, (q, k), [], (q, k), case.backward) for run, pair in runs.items()}
 
 
-def _rotate(case: Case, interleaved: bool, same: bool) -> peers.Pair:
+def _rotate(case: Case, interleaved: bool, same: bool) -> Pair:
     rope = RoPE(case.head_dim, interleaved=interleaved)
-    fixed, first = torch.arange(case.q_len), itertools.count()
+    starts = itertools.count(step=0 if same else 1)
 
     def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return rope(q, k, fixed if same else fixed + next(first))
+        start = next(starts)
+        return rope(q, k, range(start, start + case.q_len))
 
     return rotate
+
+
+def _transformers_rotation(case: Case) -> Pair:
+    """transformers' Llama rotation, whose tables are made in each call."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    config = LlamaConfig(hidden_size=case.head_dim, num_attention_heads=1)
+    tables, positions = LlamaRotaryEmbedding(config), torch.arange(case.q_len)[None]
+    return lambda q, k: apply_rotary_pos_emb(q, k, *tables(q, positions))
 
 
 def _attend(
     case: Case, encoding: PositionEncoding, how: str, queries: slice | None = None
 ) -> Callable[..., Any]:
     """Causal attention of the last q_len tokens to all, or of those in `queries`."""
-    positions = torch.arange(case.keys)
+    positions = range(case.keys)
     torch.manual_seed(0)  # the reference gets the same state
-    state = encoding.state(torch.randn(case.batch, case.keys, case.width), positions)
+    state = encoding.state(torch.randn(case.batch, case.keys, case.width), torch.arange(case.keys))
     state = None if state is None else state.detach()
     last = slice(case.keys - case.q_len, None) if queries is None else queries
-    if how == "prepared":
-        encoding, how = encoding.prepare(positions[last]), ""
+    prepared = encoding.prepare(positions) if how == "prepared" else None
     options: dict[str, Any] = {
         "q_positions": positions[last], "kv_positions": positions, "mask": masks.causal,
         "q_state": None if state is None else state[:, :, last], "kv_state": state,
-        "impl": how or "auto",
+        "prepared": prepared, "impl": "auto" if how in ("", "prepared") else how,
     }  # fmt: skip
     few = slice(None) if queries is None else queries
     return lambda q, k, v: attention(q[:, :, few], k, v, encoding, **options)
@@ -183,15 +187,7 @@ def _encoding(name: str, case: Case) -> PositionEncoding:
 def _inputs(case: Case) -> tuple[Tensor, ...]:
     sides = ((case.heads, case.q_len), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
     torch.manual_seed(0)
-    return tuple(torch.randn(_shape(case, *side)).to(_dtype(case)) for side in sides)
-
-
-def _shape(case: Case, heads: int, length: int) -> tuple[int, ...]:
-    return case.batch, heads, length, case.head_dim
-
-
-def _elements(case: Case, heads: int, length: int) -> int:
-    return case.batch * heads * length * case.head_dim
+    return tuple(torch.randn(case.batch, *side, case.head_dim).to(_dtype(case)) for side in sides)
 
 
 def _dtype(case: Case) -> torch.dtype:

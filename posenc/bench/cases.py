@@ -83,12 +83,6 @@ class Case:
         return ", ".join(words)
 
     @property
-    def takes_peers(self) -> bool:
-        """True where other libraries' attention can run next to ours."""
-        one = self.group == "attention" and self.batch == 1 and self.heads == self.kv_heads
-        return one and self.dtype == "float32" and self.q_len == self.keys
-
-    @property
     def layer_weights(self) -> int:
         """Weights of all layers of one model."""
         ffn_dim = 0 if self.group == "layer" else self.ffn_dim
@@ -109,17 +103,14 @@ class Case:
         weights = sum(4 if run.partition(",")[0] in CONTENT else 1.3 for run in self.runs)
         return self.flops() * (weights + len(self.baselines)) / (speed * threads)
 
-    def bytes(self, peers: bool) -> int:
-        """Memory that the runs need at least: inputs, outputs, weights and the scores of peers."""
+    def bytes(self) -> int:
+        """Memory that the runs need at least: inputs, outputs and weights."""
         item = 4 if self.dtype == "float32" or self.layers else 2
         tokens = self.batch * max(self.q_len, self.keys) * max(self.layers, 1)
         count = 5 * item * tokens * max(self.heads, self.kv_heads) * self.head_dim
         count += item * self.layer_weights * (len(self.runs) + len(self.baselines))
         projecting = sum(run.startswith(("transformer_xl", "deberta")) for run in self.runs)
-        count += item * projecting * self.width**2
-        if peers and self.takes_peers:
-            count += 6 * item * self.heads * self.batch * self.q_len * self.keys
-        return count
+        return count + item * projecting * self.width**2
 
 
 def chosen(

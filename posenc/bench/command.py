@@ -54,10 +54,6 @@ def bench(
         bool,
         typer.Option("--all", help="Also cases that take more than a minute or 2 GB."),
     ] = False,
-    peers: Annotated[
-        bool,
-        typer.Option("--peers", help="Also other installed libraries: rotation and attention."),
-    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write everything to this JSON file, after each case.")
     ] = None,
@@ -76,7 +72,7 @@ def bench(
     from posenc.bench.cases import GROUPS, chosen
     from posenc.report.files.atomic import check_writable, write_atomically
 
-    asked = tuple(GROUPS) if only is None else _listed("--only", only)
+    asked = tuple(GROUPS) if only is None else _listed(only)
     if unknown := [name for name in asked if name not in GROUPS]:
         raise ValueError(f"bench: --only needs some of {', '.join(GROUPS)}, got {unknown[0]!r}.")
     if head_dim is not None and head_dim % 2:
@@ -88,7 +84,7 @@ def bench(
     rounds = (repeats, float("inf"), repeats) if repeats else _QUICK_ROUNDS if quick else _ROUNDS
     named = every or only is not None or lengths is not None
     limit = _LARGE_QUICK if quick else _LARGE_SECONDS
-    cases, more_notes = _planned(cases, counts, rounds, limit, named, peers)
+    cases, more_notes = _planned(cases, counts, rounds, limit, named)
     if out is not None:
         check_writable(out)
     print(*notes, *more_notes, sep="\n", file=sys.stderr)
@@ -98,7 +94,7 @@ def bench(
 
     found = {"machine": run.machine(), "rows": []}
     for case in cases:
-        rows = run.measured(case, counts, rounds, peers)
+        rows = run.measured(case, counts, rounds)
         found["rows"] += [_columns(case) | row for row in rows]
         for row in rows:
             print(_line(case, row), file=sys.stderr)
@@ -134,7 +130,7 @@ def _runnable(cases: list[Case], named: bool) -> tuple[list[Case], list[str]]:
 
 
 def _planned(
-    cases: list[Case], threads: Sequence[int], rounds: Any, limit: float, named: bool, peers: bool
+    cases: list[Case], threads: Sequence[int], rounds: Any, limit: float, named: bool
 ) -> tuple[list[Case], list[str]]:
     """The cases to run, and lines that say how long they take. One that takes more than `limit`
     seconds or 2 GB is left out unless it was `named`. Raises: ValueError for what cannot be."""
@@ -144,7 +140,7 @@ def _planned(
     advice = "Take smaller --lengths, --heads or --head-dim, or fewer --repeats."
     found, notes, total = [], [], 0.0
     for case in cases:
-        name, size = f"{case.group} {case.title}", case.bytes(peers)
+        name, size = f"{case.group} {case.title}", case.bytes()
         most, seconds, least = (1, 0.0, 1) if case.group == "memory" else rounds
         check_memory(f"bench: tensors of {name}", size, memory_bytes(), advice)
         takes = sum(
@@ -193,13 +189,13 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
 
 
-def _listed(option: str, text: str) -> tuple[str, ...]:
+def _listed(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
 def _numbers(option: str, text: str, example: str) -> tuple[int, ...]:
     try:
-        found = tuple(int(part) for part in _listed(option, text))
+        found = tuple(int(part) for part in _listed(text))
     except ValueError:
         found = ()
     if not found or min(found) < 1:

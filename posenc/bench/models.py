@@ -21,7 +21,7 @@ from posenc.models.decoder import Decoder
 VOCABULARY = 512
 
 
-def decode_calls(case: Case, with_peers: bool) -> dict[str, Call]:
+def decode_calls(case: Case) -> dict[str, Call]:
     """One more token by each model, after `kv_len` tokens that are in its cache."""
     prompt = torch.randint(VOCABULARY, (case.batch, case.keys))
     token = prompt[:, :1]
@@ -44,7 +44,7 @@ def decode_calls(case: Case, with_peers: bool) -> dict[str, Call]:
     return {name: torch.no_grad()(call) for name, call in calls.items()}
 
 
-def training_calls(case: Case, with_peers: bool) -> dict[str, Call]:
+def training_calls(case: Case) -> dict[str, Call]:
     """A training step of each model: forward, backward, clipping and AdamW. In "bfloat16" ours run
     under autocast; Llama only where its name says so."""
     autocast = case.dtype == "bfloat16"
@@ -61,7 +61,7 @@ def training_calls(case: Case, with_peers: bool) -> dict[str, Call]:
     return _each(case, llama, ours)
 
 
-def attach_calls(case: Case, with_peers: bool) -> dict[str, Call]:
+def attach_calls(case: Case) -> dict[str, Call]:
     """transformers' Llama with its own rotation, and with each encoding attached."""
     tokens, stock = torch.randint(VOCABULARY, (case.batch, case.q_len)), _llama(case, "sdpa")
 

@@ -26,7 +26,7 @@ MAKERS = {
 
 
 def measured(
-    case: Case, threads: Sequence[int], rounds: tuple[int, float, int], peers: bool
+    case: Case, threads: Sequence[int], rounds: tuple[int, float, int]
 ) -> list[dict[str, Any]]:
     """A row for each run and number of threads: `milliseconds`, `ratios` and `rounds`, or `mib`.
 
@@ -42,7 +42,7 @@ def measured(
                 {"run": run, "threads": 1, "mib": round(size / 2**20, 2)}
                 for run, size in calls.attention_memory(case).items()
             ]
-        made, found = MAKERS[case.group](case, peers), []
+        made, found = MAKERS[case.group](case), []
         for count in threads:
             torch.set_num_threads(count)
             rows = measure.timed_rows(made, case.baselines, *rounds)

@@ -50,11 +50,10 @@ class Computed:
 
     layers: kind of layer -> its rotation. softmax_scale: factor of q.k. max_length: the longest
     sequence admitted, None for no limit. without_rotation: layers that do not rotate. knows: False
-    if the runtime has no model of this architecture, or reads no such file.
+    if the runtime has no model of this architecture, or reads no such file. version: of the
+    runtime, empty for a meaning.
     """
 
-    runtime: str
-    version: str
     error: str | None = None
     layers: Mapping[str, Layer] = field(default_factory=dict)
     softmax_scale: float | None = None
@@ -62,6 +61,7 @@ class Computed:
     max_length: int | None = None
     without_rotation: tuple[int, ...] = ()
     knows: bool = True
+    version: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `posenc doctor --json` prints for a runtime."""

@@ -62,8 +62,6 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
     except (RefusedError, *ARITHMETIC) as refused:
         raise ValueError(f"cannot tell what the rotary keys mean: {refused}") from refused
     computed = Computed(
-        "meant",
-        "",
         None,
         layers,
         scale,

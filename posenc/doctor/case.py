@@ -17,6 +17,8 @@ from posenc.dialects.runtimes import RUNTIMES, VERSIONS, emulate
 from posenc.dialects.runtimes.llama_cpp import from_metadata
 
 Aspect = Literal["error", "arguments", "pairs", "frequencies", "multiplier", "scale", "layers"]
+ALL = tuple(RUNTIMES)
+ORIGINAL = "original_max_position_embeddings"
 FREQUENCY_TOLERANCE = 1e-5
 """Relative; smaller differences are float32 rounding."""
 MULTIPLIER_TOLERANCE = 5e-4
@@ -32,7 +34,7 @@ class Case:
     """
 
     source: Source
-    named: tuple[str, ...] = tuple(RUNTIMES)
+    named: tuple[str, ...] = ALL
     length: int | None = None
     served: Mapping[str, Any] | None = None
 
@@ -90,9 +92,9 @@ class Case:
         try:
             own = from_metadata(self.metadata, self.length)
         except RefusedError as refused:
-            own = Computed(name, VERSIONS[name], str(refused))
+            own = Computed(str(refused), version=VERSIONS[name])
         others = {
-            r: Computed(r, VERSIONS[r], f"{r} is not asked about GGUF files", knows=False)
+            r: Computed(f"{r} is not asked about GGUF files", knows=False, version=VERSIONS[r])
             for r in RUNTIMES
         }
         return {**others, name: own}
@@ -164,6 +166,16 @@ class Case:
                 yield name, given
             for kind, value in inner.items():
                 yield f"{name}.{kind}", value
+
+    def original_length(self, p: Mapping[str, Any]) -> Any:
+        """Return a rope dict's original length, else the top level's; None if there is none."""
+        return p.get(ORIGINAL, self.config.get(ORIGINAL))
+
+    def pairs(self, p: Mapping[str, Any]) -> int:
+        """Return how many pairs of channels a rope dict rotates."""
+        share = p.get("partial_rotary_factor", self.config.get("partial_rotary_factor", 1.0))
+        share = share if isinstance(share, int | float) else 1.0
+        return int(self.model.head_dim * share) // 2
 
     def of_type(self, *kinds: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the flat dicts of these types that most runtimes read."""

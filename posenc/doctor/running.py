@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from posenc.dialects.writers.overrides import overridden, override
 from posenc.doctor import comparing
 from posenc.doctor.answer import sarif, terminal
 from posenc.doctor.case import Case
+from posenc.doctor.options import Options
 from posenc.doctor.rules import RULES, findings
 from posenc.doctor.rules.rest import OVERRIDES
 
@@ -24,27 +25,6 @@ MODEL = ("model_type", "architectures", "n_heads")
 """A JSON object with one of these keys describes a model; other programs have a config.json too."""
 SIDECAR = ".posenc"
 IGNORE = re.compile(r"^#\s*posenc:\s*ignore=([A-Z0-9,\s]+)$")
-
-
-@dataclass(frozen=True)
-class Options:
-    """The command's options."""
-
-    paths: tuple[Path, ...]
-    length: int | None = None
-    for_: str | None = None
-    overrides: str | None = None
-    with_: str | None = None
-    fix: bool = False
-    out: Path | None = None
-    like: Path | None = None
-    explain: str | None = None
-    as_json: bool = False
-    as_sarif: bool = False
-    layout: bool = False
-    text: Path | None = None
-    convert_layout: str | None = None
-    each: bool = False
 
 
 def run(options: Options) -> tuple[str, int]:

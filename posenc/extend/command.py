@@ -10,9 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from posenc.extend.options import Options, changed_options, record_of, with_options_of
+from posenc.extend.options import Options
 from posenc.extend.tune.config import TuneConfig
-from posenc.report.machine.options import Figures
+from posenc.report.machine.options import (
+    Figures,
+    changed_options,
+    record_of,
+    with_options_of,
+)
 
 
 @with_options_of(TuneConfig, Options)

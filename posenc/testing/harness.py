@@ -77,10 +77,10 @@ def heads(
     return draw(shape.num_heads), draw(shape.num_kv_heads), draw(shape.num_kv_heads)
 
 
-def assert_same(got: Tensor, want: Tensor, message: str, *, atol: float = 1e-9) -> None:
+def assert_same(got: Tensor, want: Tensor, message: str) -> None:
     """Equal but for rounding in float64."""
     torch.testing.assert_close(
-        got, want, rtol=0, atol=atol, msg=lambda detail: f"{message}: {detail}"
+        got, want, rtol=0, atol=1e-9, msg=lambda detail: f"{message}: {detail}"
     )
 
 

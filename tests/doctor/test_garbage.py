@@ -11,8 +11,9 @@ from posenc.dialects.meaning import meaning_of
 from posenc.dialects.writers.overrides import override
 from posenc.dialects.writers.recipes import best, require_static
 from posenc.doctor.answer import terminal
+from posenc.doctor.options import Options
 from posenc.doctor.rules import findings
-from posenc.doctor.running import Options, run
+from posenc.doctor.running import run
 from tests.dialects.golden_cases import FOLDER
 from tests.doctor.judging import case
 from tests.doctor.threads import BASE

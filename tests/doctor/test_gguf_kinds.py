@@ -8,7 +8,8 @@ from posenc.dialects import formulas
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.gguf_reader import read_metadata
 from posenc.dialects.runtimes.llama_cpp import from_metadata
-from posenc.doctor.running import Options, run
+from posenc.doctor.options import Options
+from posenc.doctor.running import run
 from tests.doctor.test_gguf import gguf, write
 from tests.doctor.threads import BASE, EIGHT, GEMMA3
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 DEFAULT_FREQ_BASE = 10000.0
 KEYS = {
@@ -57,11 +56,3 @@ class Metadata:
     def __post_init__(self) -> None:
         if not self.original_length:
             object.__setattr__(self, "original_length", float(self.context_length))
-
-    def as_keys(self) -> dict[str, Any]:
-        """Return the file's keys as GGUF spells them."""
-        return {
-            f"{self.architecture}.{key}": getattr(self, name)
-            for name, key in KEYS.items()
-            if name in self.given
-        }

@@ -15,7 +15,7 @@ FACTORS = {
 WHOLE = ("context_length", "dimension_count", "dimension_count_swa", "sliding_window")
 
 
-def open_gguf(path: Path, mode: str = "r") -> Any:
+def open_gguf(path: Path) -> Any:
     """Open a gguf.GGUFReader.
 
     Raises: ValueError where the package is missing or the file is damaged.
@@ -27,7 +27,7 @@ def open_gguf(path: Path, mode: str = "r") -> Any:
             f"{path}: reading GGUF needs the gguf package; pip install posenc[doctor]."
         ) from error
     try:
-        return GGUFReader(str(path), mode)  # type: ignore[arg-type]
+        return GGUFReader(str(path), "r")
     except Exception as error:  # the reader may raise anything for a damaged header
         raise ValueError(f"{path}: damaged GGUF file: {type(error).__name__}: {error}") from error
 

@@ -9,7 +9,7 @@ from posenc.dialects.computed import Computed, Layer, RefusedError, Switch
 from posenc.dialects.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes.gguf_converter import convert
-from posenc.dialects.runtimes.running import emulator, version_of
+from posenc.dialects.runtimes.running import VERSIONS, emulator
 
 LOADS_FREQS = tuple(
     "llama llada llama4 deci minicpm granite granitemoe granitehybrid granite_swa exaone "
@@ -70,14 +70,13 @@ def from_metadata(meta: Metadata, length: int | None, model: Model | None = None
     if every is None and model is not None:
         still = model.without_rotation
     return Computed(
-        "llama.cpp",
-        version_of("llama.cpp"),
         None,
         layers,
         _softmax_scale(meta, model),
         _switch(meta),
         None,
         still,
+        version=VERSIONS["llama.cpp"],
     )
 
 

@@ -18,7 +18,7 @@ from posenc.dialects.computed import (
     required,
 )
 from posenc.dialects.model import Model
-from posenc.dialects.runtimes.running import emulator, version_of
+from posenc.dialects.runtimes.running import emulator
 
 YARN_TYPES = ("yarn", "deepseek_yarn", "telechat3-yarn")
 Scaling = Mapping[str, Any] | None
@@ -38,8 +38,6 @@ def emulate(model: Model, length: int | None) -> Computed:
     length = length or model.max_positions
     full = rotation(model, facts, theta, scaling, length)
     return Computed(
-        "mlx-lm",
-        version_of("mlx-lm"),
         None,
         _layers(model, facts, full),
         _softmax_scale(model, scaling),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -22,10 +23,6 @@ VERSIONS = {
 Emulator = Callable[[Mapping[str, Any], int | None], Computed]
 
 
-def version_of(runtime: str) -> str:
-    return VERSIONS[runtime]
-
-
 def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]], Emulator]:
     """Decorate f(model, length): takes a config.json's dict, and returns a refusal as a result."""
 
@@ -34,17 +31,16 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
         def emulate(config: Mapping[str, Any], length: int | None = None) -> Computed:
             model = model_of(config)
             try:
-                return compute(model, length)
+                computed = compute(model, length)
             except UnknownModelError as refused:
-                return Computed(runtime, VERSIONS[runtime], str(refused), knows=False)
+                computed = Computed(str(refused), knows=False)
             except RefusedError as refused:
-                return Computed(
-                    runtime, VERSIONS[runtime], str(refused), max_length=refused.max_length
-                )
+                computed = Computed(str(refused), max_length=refused.max_length)
             except BadConfigError:
                 raise
             except ARITHMETIC as error:  # values that the runtime's own code stops at as well
-                return Computed(runtime, VERSIONS[runtime], f"{type(error).__name__}: {error}")
+                computed = Computed(f"{type(error).__name__}: {error}")
+            return replace(computed, version=VERSIONS[runtime])
 
         return emulate
 

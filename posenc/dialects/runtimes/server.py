@@ -16,7 +16,6 @@ from posenc.dialects.computed import (
     number,
 )
 from posenc.dialects.model import Model
-from posenc.dialects.runtimes.running import version_of
 
 Parameters = Mapping[str, Any]
 LENGTH_OPTIONS = {
@@ -56,8 +55,6 @@ def serve(
     except RefusedError as refused:
         raise RefusedError(str(refused), largest) from refused
     return Computed(
-        runtime,
-        version_of(runtime),
         None,
         layers,
         scale,

@@ -20,7 +20,7 @@ from posenc.dialects.computed import (
 )
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
-from posenc.dialects.runtimes.running import emulator, version_of
+from posenc.dialects.runtimes.running import emulator
 
 NEEDED = {
     "default": (),
@@ -53,8 +53,6 @@ def emulate(model: Model, length: int | None) -> Computed:
         sliding = Layer(formulas.plain(int(model.head_dim * _share(model)), theta))
         layers = {kind: sliding if "sliding" in kind else full for kind in model.kinds}
     return Computed(
-        "transformers-4",
-        version_of("transformers-4"),
         None,
         layers,
         softmax_scale(model, scaling),

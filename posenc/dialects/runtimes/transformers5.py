@@ -19,7 +19,7 @@ from posenc.dialects.computed import (
     required,
 )
 from posenc.dialects.model import Model
-from posenc.dialects.runtimes.running import emulator, version_of
+from posenc.dialects.runtimes.running import emulator
 
 NEEDED = {
     "linear": ("factor",),
@@ -288,8 +288,6 @@ def emulate(model: Model, length: int | None) -> Computed:
     layers = {kind: own_rotation(p, model.of_kind(kind), length) for kind, p in resolved.items()}
     first = next(iter(resolved.values()))
     return Computed(
-        "transformers-5",
-        version_of("transformers-5"),
         None,
         layers,
         softmax_scale(model, first),

@@ -126,8 +126,8 @@ def _differs(meta: Metadata, wanted: Mapping[str, Layer]) -> str:
     for kind, layer, meant in pairs:
         if layer is None:
             return f"libllama has no layers of the kind {kind}"
-        computed = Computed("llama.cpp", "", None, {"all": layer}, 1.0)
-        why = disagreement(computed, Computed("meant", "", None, {"all": meant}, 1.0))
+        computed = Computed(None, {"all": layer}, 1.0)
+        why = disagreement(computed, Computed(None, {"all": meant}, 1.0))
         if why:
             return why if kind == "all" else f"{kind}: {why}"
     return ""

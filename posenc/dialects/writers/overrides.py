@@ -34,7 +34,7 @@ def override(config: Mapping[str, Any], meaning: Meaning, runtime: str) -> str:
         given = _overrides(parameters, largest, model_of(config).max_positions)
         computed = RUNTIMES[runtime](overridden(config, given, runtime), None)
         if computed.error is None and (computed.max_length or 0) < meaning.max_length:
-            computed = Computed(runtime, "", f"admits {computed.max_length} tokens only")
+            computed = Computed(f"admits {computed.max_length} tokens only")
         reason = disagreement(computed, meaning.computed)
         if not reason:
             return _line(runtime, given, meaning.max_length)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from posenc.dialects.meaning import NUMBERS, differing_keys
-from posenc.dialects.runtimes import RUNTIMES
-from posenc.doctor.case import Case
+from posenc.doctor.case import ALL, Case, type_of
 from posenc.doctor.rule import Hit, names, rule
 
-ALL = tuple(RUNTIMES)
 OLD_READERS = ("transformers-4", "mlx-lm")
 BOTH = "Write both dialects: the same dict as rope_scaling and rope_parameters, and rope_theta."
 
@@ -34,7 +31,7 @@ def only_new(case: Case) -> Iterator[Hit]:
     outer = {"rope_theta", "rotary_emb_base"} & case.config.keys()
     if not outer and (inner is not None or nested):
         lost.append(f"rope_theta {inner:g}" if isinstance(inner, int | float) else "rope_theta")
-    kinds = {kind for _, p in case.dicts() if (kind := _kind(p)) != "default"}
+    kinds = {kind for _, p in case.dicts() if (kind := type_of(p)) != "default"}
     lost += sorted(kinds)
     if not lost:
         return
@@ -45,10 +42,6 @@ def only_new(case: Case) -> Iterator[Hit]:
         case.only_named(affected),
         affected or readers,
     )
-
-
-def _kind(p: Mapping[str, Any]) -> str:
-    return str(p.get("rope_type", p.get("type", "default")))
 
 
 @rule(
@@ -108,7 +101,7 @@ def no_base(case: Case) -> Iterator[Hit]:
         return
     if any(b in case.config for b in bases) or any("rope_theta" in p for _, p in case.dicts()):
         return
-    if case.model.known and not _rotates(case):
+    if case.model.known and case.meaning is None:
         return
     affected = tuple(r for r in ALL if case.differences[r])
     yield Hit(
@@ -116,10 +109,6 @@ def no_base(case: Case) -> Iterator[Hit]:
         case.concerned(ALL, "frequencies", "error"),
         affected or ALL,
     )
-
-
-def _rotates(case: Case) -> bool:
-    return case.meaning is not None
 
 
 @rule(

@@ -29,7 +29,7 @@ def keys(case: Case) -> Iterator[Hit]:
     meta = case.metadata
     if meta is None:
         return
-    concerned = LLAMA_CPP if "llama.cpp" in case.named else ()
+    concerned = case.only_named(LLAMA_CPP)
     prefix = f"{meta.architecture}.rope"
     for message in _messages(meta, prefix):
         yield Hit(message, concerned, LLAMA_CPP)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from posenc.dialects.model import LAYER_KINDS
-from posenc.dialects.runtimes import RUNTIMES
-from posenc.doctor.case import Case, type_of
+from posenc.doctor.case import ALL, Case, type_of
 from posenc.doctor.rule import Hit, names, rule
-
-ALL = tuple(RUNTIMES)
 
 
 @rule(
@@ -187,9 +184,7 @@ def sections(case: Case) -> Iterator[Hit]:
         kind = type_of(p)
         if kind not in ("default", "yarn"):
             yield Hit(f"{name} has mrope_section and the type {kind!r}", (), ALL)
-        share = p.get("partial_rotary_factor", case.config.get("partial_rotary_factor", 1.0))
-        share = share if isinstance(share, int | float) else 1.0
-        pairs = int(case.model.head_dim * share) // 2
+        pairs = case.pairs(p)
         if isinstance(given, list) and sum(given) != pairs:
             yield Hit(
                 f"{name}.mrope_section {given} adds up to {sum(given)}, expected {pairs}", (), ALL

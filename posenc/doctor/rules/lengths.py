@@ -6,12 +6,9 @@ import math
 from collections.abc import Iterator
 
 from posenc.dialects import formulas
-from posenc.dialects.runtimes import RUNTIMES
-from posenc.doctor.case import Case
+from posenc.doctor.case import ALL, ORIGINAL, Case
 from posenc.doctor.rule import Hit, names, rule
 
-ALL = tuple(RUNTIMES)
-ORIGINAL = "original_max_position_embeddings"
 SERVERS = ("vllm", "sglang")
 
 
@@ -105,7 +102,7 @@ def factor_and_ratio(case: Case) -> Iterator[Hit]:
     """The factor is used as it is; lengths are admitted by the other numbers."""
     largest = case.model.max_positions
     for name, p in case.of_type("yarn", "longrope"):
-        factor, original = p.get("factor"), p.get(ORIGINAL, case.config.get(ORIGINAL))
+        factor, original = p.get("factor"), case.original_length(p)
         if not (isinstance(factor, int | float) and isinstance(original, int | float)):
             continue
         ratio = largest / original
@@ -126,15 +123,14 @@ def table_too_short(case: Case) -> Iterator[Hit]:
     """vLLM admits max_position_embeddings tokens over a table of original length * factor rows."""
     largest = case.model.max_positions
     for name, p in case.of_type("yarn"):
-        factor, original = p.get("factor"), p.get(ORIGINAL, case.config.get(ORIGINAL))
+        factor, original = p.get("factor"), case.original_length(p)
         if isinstance(factor, int | float) and isinstance(original, int | float):
             rows = formulas.stretched(original, factor)
             if largest > rows:
-                concerned = ("vllm",) if "vllm" in case.named else ()
                 yield Hit(
                     f"max_position_embeddings is {largest}, and {name} stretches {original:g} to "
                     f"{rows}",
-                    concerned,
+                    case.only_named(("vllm",)),
                     ("vllm",),
                 )
 
@@ -151,7 +147,7 @@ def not_raised(case: Case) -> Iterator[Hit]:
     max_position_embeddings."""
     largest = case.model.max_positions
     for name, p in case.of_type("yarn"):
-        factor, original = p.get("factor"), p.get(ORIGINAL, case.config.get(ORIGINAL))
+        factor, original = p.get("factor"), case.original_length(p)
         if not (isinstance(factor, int | float) and factor > 1):
             continue
         if original is not None and original == largest:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from posenc.dialects.runtimes import RUNTIMES
-from posenc.doctor.case import Case
+from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, names, rule
 
-ALL = tuple(RUNTIMES)
-ORIGINAL = "original_max_position_embeddings"
 UNIVERSAL = (
     "Write longrope in both dialects with short = long, factor 1, original length = "
     "max_position_embeddings, attention_factor = short_mscale = long_mscale."
@@ -52,11 +49,11 @@ def two_lists(case: Case) -> Iterator[Hit]:
     for name, p in case.of_type("longrope", "su"):
         short, long = p.get("short_factor"), p.get("long_factor")
         if short != long and isinstance(short, list) and isinstance(long, list):
-            original = p.get(ORIGINAL, case.config.get(ORIGINAL))
             yield Hit(
-                f"{name} has short and long factors; transformers switches beyond {original} "
-                "tokens, vLLM and llama.cpp by the length they are started for, SGLang one token "
-                "later and per batch, mlx-lm takes the long ones always",
+                f"{name} has short and long factors; transformers switches beyond "
+                f"{case.original_length(p)} tokens, vLLM and llama.cpp by the length they are "
+                "started for, SGLang one token later and per batch, mlx-lm takes the long ones "
+                "always",
                 (),
                 ALL,
             )
@@ -72,17 +69,14 @@ def two_lists(case: Case) -> Iterator[Hit]:
 def wrong_length(case: Case) -> Iterator[Hit]:
     """All runtimes stop but llama.cpp, which for most architectures does not look at the lists."""
     for name, p in case.of_type("longrope", "su"):
-        share = p.get("partial_rotary_factor", case.config.get("partial_rotary_factor", 1.0))
-        share = share if isinstance(share, int | float) else 1.0
-        pairs = int(case.model.head_dim * share) // 2
+        pairs = case.pairs(p)
         for key in ("short_factor", "long_factor"):
             values = p.get(key)
             if isinstance(values, list) and len(values) != pairs:
-                concerned = case.concerned(ALL)
                 yield Hit(
                     f"{name}.{key} has {len(values)} factors, expected {pairs} for "
                     f"{2 * pairs} rotated dims",
-                    concerned,
+                    case.concerned(ALL),
                     ALL,
                 )
 
@@ -183,15 +177,14 @@ def row_zero(case: Case) -> Iterator[Hit]:
     """When the longest position of a batch is exactly the original length, SGLang reads the first
     row of the long table: that token, and its cached key, is rotated as position 0."""
     for name, p in case.of_type("longrope", "su"):
-        original = p.get(ORIGINAL, case.config.get(ORIGINAL, case.model.max_positions))
-        if isinstance(original, int | float) and original < case.model.max_positions:
-            if not case.computed["sglang"].knows:
-                continue
-            concerned = ("sglang",) if "sglang" in case.named else ()
+        original, largest = case.original_length(p), case.model.max_positions
+        if not isinstance(original, int | float) or not case.computed["sglang"].knows:
+            continue
+        if original < largest:
             yield Hit(
                 f"{name} has the original length {original:g} below max_position_embeddings "
-                f"{case.model.max_positions}: SGLang rotates the token at position {original:g} as "
+                f"{largest}: SGLang rotates the token at position {original:g} as "
                 "position 0",
-                concerned,
+                case.only_named(("sglang",)),
                 ("sglang",),
             )

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from posenc.dialects.computed import Computed
-from posenc.dialects.runtimes import RUNTIMES
 from posenc.doctor.case import Case
 from posenc.doctor.rule import TABLE, Finding, Hit, rule
 
-ALL = tuple(RUNTIMES)
 OVERRIDES = "hf_overrides"
 """The key for command-line overrides next to a config's own keys."""
 
@@ -27,7 +25,7 @@ def override(case: Case) -> Iterator[Hit]:
     given = case.source.raw.get(OVERRIDES)
     if not isinstance(given, dict):
         return
-    concerned = ("vllm",) if "vllm" in case.named else ()
+    concerned = case.only_named(("vllm",))
     for name in ("rope_parameters", "rope_scaling"):
         p = given.get(name)
         if isinstance(p, dict) and p.get("rope_theta") is None:

@@ -6,11 +6,9 @@ import math
 from collections.abc import Iterator
 
 from posenc.dialects import formulas
-from posenc.dialects.runtimes import RUNTIMES
-from posenc.doctor.case import Case
+from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, names, rule
 
-ALL = tuple(RUNTIMES)
 IGNORE = ("sglang", "mlx-lm", "llama.cpp")
 PAIR = (
     "Write attention_factor = t and beside it mscale_all_dim = 1 and mscale = "

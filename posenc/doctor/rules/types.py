@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from posenc.dialects.runtimes import RUNTIMES
-from posenc.doctor.case import Case, type_of
+from posenc.doctor.case import ALL, Case, type_of
 from posenc.doctor.rule import Hit, names, rule
 
-ALL = tuple(RUNTIMES)
 TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 OLD = ("su", "mrope", "deepseek_yarn", "telechat3-yarn", "deepseek_llama_scaling")
 COMMON = set(

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from posenc.dialects.files.safetensors_header import read_header
-from posenc.dialects.runtimes import RUNTIMES
-from posenc.doctor.case import Case
+from posenc.doctor.case import ALL, Case
 from posenc.doctor.rule import Hit, rule
 
-ALL = tuple(RUNTIMES)
 TABLES = ("inv_freq", "cos_cached", "sin_cached", "freqs_cis")
 
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
-def grouped_matmul(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a @ b over heads, where each head of b serves a group of consecutive heads of a; written to
-    `out`, if given, which must be contiguous."""
+def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b over heads, where each head of b serves a group of consecutive heads of a."""
     batch, heads, rows, inner = a.shape
-    if out is not None:
-        groups = out.view(batch * b.shape[1], -1, b.shape[-1])
-        torch.bmm(a.reshape(len(groups), -1, inner), b.flatten(0, 1), out=groups)
-        return out
-    if a.shape[1] == b.shape[1]:
+    if heads == b.shape[1]:
         return a @ b
     groups = a.reshape(batch, b.shape[1], heads // b.shape[1] * rows, inner)
     return (groups @ b).reshape(batch, heads, rows, b.shape[-1])

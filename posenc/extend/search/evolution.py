@@ -36,12 +36,11 @@ STEPS = (0.02, 0.07, 0.25)
 
 @dataclass(frozen=True)
 class Found:
-    """The best genome, its score, the number tried, and its score on held-out windows."""
+    """The best genome, its score and the number tried."""
 
     genome: Genome
     score: float
     tried: int
-    held_out: float
 
 
 class Search:
@@ -115,8 +114,8 @@ class Search:
     def _choose(self) -> Found:
         """Return the finalist with the best mean of both scores."""
         checked = [(best, self.check.score(best.genome).score) for best in self._best(FINALISTS)]
-        best, held_out = min(checked, key=lambda pair: pair[0].score + pair[1])
-        return Found(best.genome, best.score, len(self.tried), held_out)
+        best, _ = min(checked, key=lambda pair: pair[0].score + pair[1])
+        return Found(best.genome, best.score, len(self.tried))
 
     def _best(self, count: int) -> list[Tried]:
         return sorted(self.tried.values(), key=lambda tried: tried.score)[:count]

@@ -20,17 +20,17 @@ from posenc.positions import as_range, counted, length_of
 NAME = "posenc"
 
 
-def register_attention(name: str = NAME) -> None:
-    """Make `attn_implementation=name` known to transformers: attention and its masks.
+def register_attention() -> None:
+    """Make `attn_implementation="posenc"` known to transformers: attention and its masks.
 
     A module without an attached encoding attends without positions. That is right for a model whose
     q and k are already rotated.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(name, attend)
+    AttentionInterface.register(NAME, attend)
     # Without a mask function of its own, transformers would drop padding without a word.
-    AttentionMaskInterface.register(name, lazy_mask)
+    AttentionMaskInterface.register(NAME, lazy_mask)
 
 
 @dataclass(eq=False)

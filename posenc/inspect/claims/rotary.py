@@ -26,9 +26,9 @@ _DIM = 128
 _BASE = 10000.0
 
 
-def _vectors(count: int, dim: int = _DIM) -> Tensor:
+def _vectors(count: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(1, 1, count, dim, generator=generator, dtype=torch.float64)
+    return torch.randn(1, 1, count, _DIM, generator=generator, dtype=torch.float64)
 
 
 def _score(rope: RoPE, q: Tensor, k: Tensor, q_position: int, kv_position: int) -> float:

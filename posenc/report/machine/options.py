@@ -1,11 +1,15 @@
-"""Options that several commands have."""
+"""Options that several commands have, and options that are the fields of a dataclass."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 Figures = Annotated[
     Path | None,
@@ -14,3 +18,53 @@ Figures = Annotated[
         show_default="none",
     ),
 ]
+
+
+def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a typer command the annotated fields of dataclasses as options, which it receives as
+    keywords: each option is named, bounded and explained once, where its value lives."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        for name, hint, default in (each for record in records for each in _options(record)):
+            parameters.append(
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+                )
+            )
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+def record_of(record: type, given: dict[str, Any]) -> Any:
+    """Build the dataclass from what the command received."""
+    return record(**{name: given[name] for name, _, _ in _options(record)})
+
+
+def changed_options(given: Any) -> list[str]:
+    """Return the options, as the command spells them, in which a record differs from its
+    defaults."""
+    names = []
+    for name, hint, default in _options(type(given)):
+        if getattr(given, name) != default:
+            (option,) = (m for m in hint.__metadata__ if isinstance(m, OptionInfo))
+            # In Annotated, a given option name comes first, where typer's default would be.
+            said = option.default
+            if not isinstance(said, str):
+                said = "--" + name.replace("_", "-")
+            names.append(said.replace("--", "--no-") if default is True else said)
+    return names
+
+
+def _options(record: type) -> list[tuple[str, Any, Any]]:
+    """Name, annotation and default of each annotated field."""
+    hints = get_type_hints(record, include_extras=True)
+    return [
+        (field.name, hints[field.name], field.default)
+        for field in fields(record)
+        if hasattr(hints[field.name], "__metadata__") and field.default is not MISSING
+    ]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from posenc.doctor.running import Options, run
+from posenc.doctor.options import Options
+from posenc.doctor.running import run
 from tests.doctor.cures.test_fold import checkpoint
 
 torch = pytest.importorskip("torch")

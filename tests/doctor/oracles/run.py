@@ -26,7 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from posenc.dialects.formulas import plain
-from posenc.doctor.running import Options, run
+from posenc.doctor.options import Options
+from posenc.doctor.running import run
 from tests.doctor.oracles import exports
 
 HERE = Path(__file__).parent
