@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from posenc.compare.engines import sweep
-from posenc.compare.engines.node import facts
-from posenc.compare.engines.ray_cluster import RayCluster
-from posenc.compare.engines.ray_nodes import ask, check_folder, check_nodes
+from posenc.compare.engines.ray_cluster import RayCluster, ask, check_folder, check_nodes
+from posenc.compare.engines.remote import facts
 from tests.compare.engines.processes import above, supervisor_of
 from tests.compare.engines.test_sweep import Log, results, run_here, trial
 
@@ -139,7 +138,7 @@ def other_package(folder: str) -> None:
 def other_code(folder: str) -> dict[str, str]:
     """The facts of a machine whose posenc lies in `folder`."""
     code = "import sys, json; sys.path.insert(0, sys.argv[1])\n"
-    code += "from posenc.compare.engines.node import facts; print(json.dumps(facts()))"
+    code += "from posenc.compare.engines.remote import facts; print(json.dumps(facts()))"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     said = subprocess.run(
         [sys.executable, "-c", code, folder], capture_output=True, check=True, env=environment

@@ -14,7 +14,7 @@ import torch
 
 import posenc
 from posenc.compare.engines import sweep
-from posenc.compare.engines.local import Local
+from posenc.compare.engines.engine import Local
 from posenc.compare.plan import splits
 from posenc.compare.results import Study, Timing, TrialResult
 from posenc.compare.trial import files, process
