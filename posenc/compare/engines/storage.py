@@ -99,9 +99,8 @@ class Storage:
 
     def with_results(self) -> set[str]:
         """List the folders of trials that have a result."""
-        return {
-            PurePosixPath(path).parent.name for path in self.fs.glob(self.path("*/result.json"))
-        }
+        found = self.fs.glob(self.path("*/result.json"))
+        return {PurePosixPath(path).parent.name for path in found}
 
     @contextlib.contextmanager
     def token(self) -> Iterator[tuple[str, str]]:

@@ -48,12 +48,6 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
-    return tmp_path
-
-
 def machines(cluster) -> list:
     return [each for each in cluster.worker_nodes if each.all_processes]
 
@@ -85,10 +79,7 @@ def raylet_of(machine) -> int:
     return machine.all_processes[PROCESS_TYPE_RAYLET][0].process.pid
 
 
-def test_lost_workers_and_machines_change_no_number(cluster, folder):
-    study = folder / "study"
-    study.mkdir()
-    shutil.copy(folder / "text.txt", study)
+def test_lost_workers_and_machines_change_no_number(cluster, study):
     names = ["rope", "alibi", "t5"]
     trials = [dataclasses.replace(trial(study, name), steps=150) for name in names]
     engine = RayCluster(cluster.address, None, None, "cpu", 2)

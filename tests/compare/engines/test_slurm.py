@@ -18,12 +18,6 @@ from tests.compare.engines.test_sweep import Log, results, run_here, trial
 pytest.importorskip("submitit", reason="submitit is not installed (extra slurm)")
 
 
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
-    return tmp_path
-
-
 class Disturber(Log):
     """Preempts the job of one trial and kills that of another."""
 
@@ -45,10 +39,7 @@ class Disturber(Log):
 
 
 @pytest.mark.slow
-def test_preempted_and_killed_jobs_change_no_number(folder):
-    study = folder / "study"
-    study.mkdir()
-    shutil.copy(folder / "text.txt", study)
+def test_preempted_and_killed_jobs_change_no_number(study):
     trials = [dataclasses.replace(trial(study, name), steps=400) for name in ("rope", "t5")]
     engine = Slurm(None, 2, "cpu", cluster="local")
     log = Disturber(engine, study)

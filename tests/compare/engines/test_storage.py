@@ -74,14 +74,6 @@ def url(request, tmp_path, monkeypatch):
     return f"s3://{bucket}/run"
 
 
-@pytest.fixture
-def study(tmp_path):
-    folder = tmp_path / "study"
-    folder.mkdir()
-    (folder / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
-    return folder
-
-
 class Direct(Remote):
     """An engine that runs each job at once in this process, in place of another machine's."""
 
