@@ -1,13 +1,17 @@
-"""What an engine is: it runs trials somewhere, and tells what happens to them."""
+"""What an engine is: it runs trials somewhere and reports their events. Local runs them as
+processes of this machine."""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
+from posenc.compare.trial.process import TrialProcess
 
 Heard = dict[str, Any] | TrialResult
 """An event of a trial, of the kinds step, testing and note; or the result with which it ended."""
@@ -21,27 +25,60 @@ class Engine(Protocol):
 
     def slots(self) -> int:
         """Return how many trials it runs at a time, now."""
-        ...
 
     def describe(self) -> dict[str, str]:
         """Return what the report says about where the trials ran."""
-        ...
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         """Make the study's folder, with its text, known where trials run.
 
         Raises: ValueError where trials cannot read or write there.
         """
-        ...
 
     def submit(self, trial: TrialConfig) -> None:
         """Begin a trial, from its last checkpoint where it has one."""
-        ...
 
     def wait(self) -> tuple[TrialConfig, Heard]:
         """Wait for the next that happens to a trial that was submitted."""
-        ...
 
     def cancel(self) -> None:
         """End what still runs. Results and checkpoints stay."""
-        ...
+
+
+class Local:
+    """`workers` trials at a time, each with a thread that listens to it."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.running: dict[TrialConfig, tuple[TrialProcess, threading.Thread]] = {}
+        self.heard: queue.Queue[tuple[TrialConfig, dict[str, Any] | None]] = queue.Queue()
+
+    def slots(self) -> int:
+        return self.workers
+
+    def describe(self) -> dict[str, str]:
+        return {}
+
+    def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
+        self.folder, self.checkpoint_steps = folder, checkpoint_steps
+
+    def submit(self, trial: TrialConfig) -> None:
+        started = TrialProcess(self.folder, trial, self.checkpoint_steps)
+        listener = threading.Thread(target=self._listen, args=(started,), daemon=True)
+        self.running[trial] = started, listener
+        listener.start()
+
+    def wait(self) -> tuple[TrialConfig, Heard]:
+        trial, event = self.heard.get()
+        return trial, self.running.pop(trial)[0].result() if event is None else event
+
+    def cancel(self) -> None:
+        for started, _ in self.running.values():
+            started.kill()
+        for _, listener in self.running.values():
+            listener.join()
+
+    def _listen(self, started: TrialProcess) -> None:
+        for event in started.events():
+            self.heard.put((started.trial, event))
+        self.heard.put((started.trial, None))

@@ -1,28 +1,38 @@
-"""Trials as tasks of a Ray cluster."""
+"""Trials as tasks of a Ray cluster, which is reached, or refused within seconds, and whose machines
+are looked at before anything is computed there."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines import ray_nodes
-from posenc.compare.engines.job import Job, every
-from posenc.compare.engines.node import other_processors
-from posenc.compare.engines.remote import Remote
-from posenc.compare.engines.storage import one_line
+from posenc.compare.engines.remote import Job, Remote, difference, facts, other_processors
+from posenc.compare.engines.storage import Storage, answer
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.process import WORKER
-from posenc.report.page.failure import RunFailed
+from posenc.compare.trial.process import every
+from posenc.report.page.failure import RunFailed, one_line
 
+PATIENCE = 10.0
+"""Seconds for a machine to answer at all, and for an answer from a cluster that is joined."""
+JOIN = 60.0
+"""Seconds for Ray to answer at an address, and for all machines of its cluster."""
 POLL = 0.5
 """Seconds between two looks for what trials have told."""
-PATIENCE = 10.0
-"""Seconds for an answer from the cluster."""
-PAUSE = 1.0
-"""Seconds between two steps of a trial that are told."""
+_TRY = """\
+import logging, sys
+import ray
+ray.init(sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
+"""
 
 
 class RayCluster(Remote):
@@ -43,16 +53,15 @@ class RayCluster(Remote):
         max_parallel: int | None,
         device: str,
         cores: int,
-        module: str = WORKER,
     ) -> None:
-        super().__init__(storage, module)
+        super().__init__(storage)
         self.max_parallel = max_parallel
-        self.ray = ray_nodes.connect(address, max_parallel or cores)
+        self.ray = connect(address, max_parallel or cores)
         self.resource = "GPU" if device == "cuda" else "CPU"
         self.running: dict[Any, TrialConfig] = {}
         try:
-            self.nodes = ray_nodes.look_at(self.ray, self.resource)
-            ray_nodes.check_nodes(self.here, self.nodes)
+            self.nodes = look_at(self.ray, self.resource)
+            check_nodes(self.here, self.nodes)
             self.mailbox = self.ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
             gpus = 1 if self.resource == "GPU" else 0
             self.run = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(run_job).options(
@@ -73,16 +82,19 @@ class RayCluster(Remote):
         return told if warning is None else told | {"warning": warning}
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
-        ray_nodes.check_folder(self.ray, self.nodes, folder.absolute(), self.storage)
+        check_folder(self.ray, self.nodes, folder.absolute(), self.storage)
         super().settle(folder, trials, checkpoint_steps)
 
     def send(self, trial: TrialConfig, job: Job) -> None:
-        self.running[self.run.remote(job, self.mailbox, trial.folder)] = trial
+        self.running[self.run.remote(job, self.mailbox)] = trial
 
     def poll(self) -> None:
         try:
             done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL)
-            self._take_mail()
+            with contextlib.suppress(self.ray.exceptions.RayError):  # Ray makes a new mailbox
+                for trial, event in self.ray.get(self.mailbox.take.remote(), timeout=PATIENCE):
+                    if trial in self.progress:
+                        self.told(trial, event)
             for reference in done:
                 self._take(reference)
         except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
@@ -100,20 +112,10 @@ class RayCluster(Remote):
         with contextlib.suppress(Exception):
             self.ray.shutdown()
 
-    def _take_mail(self) -> None:
-        try:
-            mail = self.ray.get(self.mailbox.take.remote(), timeout=PATIENCE)
-        except self.ray.exceptions.RayError:  # with its machine; Ray makes it anew elsewhere
-            return
-        trials = {trial.folder: trial for trial in self.running.values()}
-        for key, event in mail:
-            if key in trials:
-                self.told(trials[key], event)
-
     def _take(self, reference: Any) -> None:
         trial = self.running.pop(reference)
         try:
-            result = TrialResult.from_json(self.ray.get(reference, timeout=PATIENCE))
+            result: TrialResult = self.ray.get(reference, timeout=PATIENCE)
         except self.ray.exceptions.RayTaskError as error:
             self.lost(trial, one_line(error.cause))
         except self.ray.exceptions.RayError as error:
@@ -123,22 +125,157 @@ class RayCluster(Remote):
 
 
 class Mailbox:
-    """What trials tell, until the command asks for it."""
-
-    MOST = 10_000
+    """Keeps the newest of what trials tell until the command asks for it."""
 
     def __init__(self) -> None:
-        self.mail: list[tuple[str, dict[str, Any]]] = []
+        self.mail: deque[tuple[TrialConfig, dict[str, Any]]] = deque(maxlen=10_000)
 
-    def put(self, key: str, event: dict[str, Any]) -> None:
-        if len(self.mail) < self.MOST:
-            self.mail.append((key, event))
+    def put(self, trial: TrialConfig, event: dict[str, Any]) -> None:
+        self.mail.append((trial, event))
 
-    def take(self) -> list[tuple[str, dict[str, Any]]]:
-        mail, self.mail = self.mail, []
+    def take(self) -> list[tuple[TrialConfig, dict[str, Any]]]:
+        mail = list(self.mail)
+        self.mail.clear()
         return mail
 
 
-def run_job(job: Job, mailbox: Any, key: str) -> str:
-    """Run the task. Returns: what `TrialResult.to_json` makes of the result."""
-    return job.run(every(PAUSE, lambda event: mailbox.put.remote(key, event))).to_json()
+def run_job(job: Job, mailbox: Any) -> TrialResult:
+    """Run the task, which tells a step once a second."""
+    return job.run(every(1.0, lambda event: mailbox.put.remote(job.trial, event)))
+
+
+def connect(address: str | None, cores: int) -> Any:
+    """Return the module ray, connected.
+
+    Raises: ValueError where Ray is not installed, or does not answer there.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ValueError(
+            "--engine ray: Ray is not installed. Install posenc[ray] here and on the cluster."
+        ) from None
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
+        return ray
+    if address != "auto":
+        _check_reachable(address)
+        _check_answers(address)
+    try:
+        ray.init(address, **quiet)
+    except ConnectionError:
+        if address != "auto":
+            raise
+        raise ValueError(
+            "--address auto: no Ray cluster runs on this machine. Start one with ray start "
+            "--head, name one as ray://HOST:10001, or leave --address out for one of this "
+            "machine only."
+        ) from None
+    return ray
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(
+            f"--address must be ray://HOST:PORT, HOST:PORT or auto, got {address!r}. The port is "
+            "10001 with ray:// and 6379 without, unless the cluster says otherwise."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"--address {address}: nothing answers there ({one_line(error)}). Is the cluster "
+            "running, and its port open to this machine?"
+        ) from None
+
+
+def _check_answers(address: str) -> None:
+    """Connect in a process of its own: Ray may wait for minutes, and may end its process."""
+    command = [sys.executable, "-c", _TRY, address]
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=JOIN)
+    except subprocess.TimeoutExpired:
+        raise ValueError(
+            f"--address {address}: something answers there, but within {JOIN:.0f} seconds it did "
+            "not as a Ray cluster. With ray:// the port is 10001, without it 6379, unless the "
+            "cluster says otherwise."
+        ) from None
+    if tried.returncode:
+        lines = [line for line in tried.stderr.splitlines() if line.strip() and line[0] != " "]
+        said = next((line for line in reversed(lines) if "Error" in line), (lines or ["?"])[-1])
+        raise ValueError(f"--address {address}: Ray cannot join the cluster: {said.strip()[:400]}")
+
+
+def look_at(ray: Any, resource: str) -> dict[str, dict[str, str]]:
+    """Return the facts of every machine that can take trials, by Ray's id of it.
+
+    Raises: ValueError where there is none, or one does not answer or has no posenc.
+    """
+    nodes = {
+        node["NodeID"]: {"name": f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"}
+        for node in ray.nodes()
+        if node["Alive"] and node["Resources"].get(resource, 0) >= 1
+    }
+    found = ask(ray, nodes, facts)
+    if not found:
+        raise ValueError(f"--engine ray: no machine of the cluster has a {resource} for trials.")
+    return {node: nodes[node] | found[node] for node in found}
+
+
+def check_nodes(here: dict[str, str], nodes: dict[str, dict[str, str]]) -> None:
+    """Refuse machines on which trials would give other numbers. Raises: ValueError."""
+    for node in nodes.values():
+        differs = difference(here, node)
+        if differs is not None:
+            raise ValueError(
+                f"--engine ray: machine {node['name']} differs: {differs}. Numbers would not be "
+                "comparable; install the same there."
+            )
+
+
+def check_folder(
+    ray: Any, nodes: dict[str, dict[str, str]], folder: Path, storage: Storage | None
+) -> None:
+    """Refuse a folder or a storage that a machine cannot read or write. Raises: ValueError."""
+    if storage is None:
+        folder.stat()  # raises where there is none, which writing would make
+        storage, where = Storage(f"file://{folder}"), f"--out {folder}"
+        advice = "Give an --out that all machines share, or a --storage such as s3://bucket/run."
+    else:
+        where = f"--storage {storage.url}"
+        advice = "Give a URL that all machines reach, with the same credentials."
+    with storage.token() as (name, word):
+        found = ask(ray, nodes, answer, storage.url, name, word)
+    for node, wrong in found.items():
+        if wrong is not None:
+            raise ValueError(f"{where}: machine {nodes[node]['name']}: {wrong}. {advice}")
+
+
+def ask(ray: Any, nodes: dict[str, dict[str, str]], question: Any, *args: Any) -> dict[str, Any]:
+    """Return what each machine answers, but for those that have left the cluster meanwhile.
+
+    Raises: ValueError where a machine does not answer.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+    remote = ray.remote(num_cpus=0, max_retries=0)(question)
+    asked = {n: remote.options(scheduling_strategy=On(n, soft=False)).remote(*args) for n in nodes}
+    end, answers = time.monotonic() + JOIN, {}
+    for node, reference in asked.items():
+        machine = f"--engine ray: machine {nodes[node]['name']}"
+        try:
+            answers[node] = ray.get(reference, timeout=max(0.1, end - time.monotonic()))
+        except ray.exceptions.RayTaskError as error:
+            raise ValueError(
+                f"{machine} cannot run posenc ({one_line(error.cause)}). Install the same posenc "
+                "there."
+            ) from None
+        except ray.exceptions.RayError as error:
+            if node in {each["NodeID"] for each in ray.nodes() if each["Alive"]}:
+                raise ValueError(
+                    f"{machine} does not answer within {JOIN:.0f} seconds ({one_line(error)})."
+                ) from None
+    return answers

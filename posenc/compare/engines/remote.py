@@ -1,26 +1,156 @@
-"""What engines of other machines have in common: jobs, losses, results that come from a storage."""
+"""Trials on other machines: what a machine must have, what it runs, and what is done after that."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
+import platform
+import tempfile
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from posenc import __version__
 from posenc.compare.engines.engine import Heard
-from posenc.compare.engines.job import Job
-from posenc.compare.engines.node import facts
-from posenc.compare.engines.storage import Storage, take_result
+from posenc.compare.engines.storage import Mirror, Storage, take_checkpoint, take_result
 from posenc.compare.results import TrialResult
-from posenc.compare.trial.config import TrialConfig, write_trial
+from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.files import is_done, path_of
-from posenc.compare.trial.process import WORKER, write_failure
+from posenc.compare.trial.process import Tell, TrialProcess, make_home, write_failure
+from posenc.report.machine.processor import processor
+from posenc.report.page.failure import one_line
 from posenc.tasks.known import TEXT
 
 MOST = 3
 """Losses in a row, without a step beyond those before, after which a trial counts as failed: more
 often than that it is the trial that ends its machines."""
+SAME = ("python", "posenc", "code", "torch", "numpy")
+"""Facts that must be equal everywhere."""
+
+
+def facts() -> dict[str, str]:
+    """Return the versions that decide numbers, and the CPU, of the machine that this runs on.
+    Loads no torch, which would take as long as the shortest trials."""
+    return {
+        "python": platform.python_version(),
+        "posenc": __version__,
+        "code": code_hash(),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "processor": processor(),
+    }
+
+
+def difference(here: dict[str, str], there: dict[str, str]) -> str | None:
+    """Say how another machine differs from this one; None where it has all the same.
+
+    >>> difference({"python": "3.11.9", "torch": "2.13.0"}, {"python": "3.12.1", "torch": "2.13.0"})
+    'it has python 3.12.1, and here is 3.11.9'
+    """
+    for name in SAME:
+        if here.get(name) != there.get(name):
+            what = "posenc with other files, hash" if name == "code" else name
+            return f"it has {what} {there.get(name)}, and here is {here.get(name)}"
+    return None
+
+
+@functools.cache
+def code_hash() -> str:
+    """Hash posenc's own source, which differs between two checkouts of one version."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".py", ".json"):
+            digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def other_processors(found: Sequence[dict[str, str]]) -> str | None:
+    """Warn where machines have different CPUs."""
+    names = sorted({each["processor"] for each in found})
+    if len(names) < 2:
+        return None
+    return (
+        f"the machines have different processors ({', '.join(names)}), which may differ in the "
+        "last bits of a sum: a trial gives the same numbers again only on the same kind"
+    )
+
+
+class Lost(Exception):
+    """The trial has ended through no fault of its own and may go on elsewhere."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial, and where its files are.
+
+    folder: the study's folder, which all machines see; with a storage, unused.
+    storage: URL of the storage, "" where the folder is shared.
+    here, cwd: facts of the machine that the command runs on, and the command's current folder, from
+        which files with encodings are named.
+    """
+
+    trial: TrialConfig
+    folder: str
+    storage: str
+    checkpoint_steps: int
+    here: dict[str, str]
+    cwd: str
+
+    def run(self, tell: Tell) -> TrialResult:
+        """Run the trial on this machine. Raises: Lost."""
+        differs = difference(self.here, facts())
+        if differs is not None:
+            raise Lost(f"{platform.node()}: {differs}")
+        if self.trial.code and Path(self.cwd).is_dir():
+            os.chdir(self.cwd)
+        if not self.storage:
+            return self._run_below(Path(self.folder), tell)
+        with tempfile.TemporaryDirectory(prefix="posenc-") as scratch:
+            try:
+                return self._run_with(Storage(self.storage), Path(scratch), tell)
+            except OSError as error:
+                raise Lost(f"{self.storage}: {one_line(error)}") from error
+
+    def _run_with(self, storage: Storage, folder: Path, tell: Tell) -> TrialResult:
+        if self.trial.task == TEXT:
+            kept = path_of(texts_of_this_machine(), self.trial.corpus)
+            storage.take_text(kept)
+            path_of(folder, self.trial.corpus).symlink_to(kept)
+        home = folder / self.trial.folder
+        take_checkpoint(storage, home)
+        with Mirror(storage, home) as mirror:
+            result = self._run_below(folder, tell)
+        if mirror.wrong:
+            tell({"kind": "note", "text": f"a checkpoint could not be kept: {mirror.wrong}"})
+        if result.reason is None:
+            mirror.copy_result()
+        return result
+
+    def _run_below(self, folder: Path, tell: Tell) -> TrialResult:
+        process = TrialProcess(folder, self.trial, self.checkpoint_steps)
+        try:
+            for event in process.events():
+                tell(event)
+        finally:
+            process.kill()
+        signal = process.killed_by()
+        if signal is not None:
+            raise Lost(f"its process was ended by {signal}")
+        return process.result()
+
+
+def texts_of_this_machine() -> Path:
+    """Return where texts are kept between trials; no other user can write there."""
+    folder = Path(tempfile.gettempdir()) / f"posenc-texts-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise OSError(f"{folder} belongs to somebody else")
+    return folder
 
 
 @dataclass
@@ -45,9 +175,9 @@ class Remote:
     `told`, `ended` and `lost`.
     """
 
-    def __init__(self, storage: str | None, module: str = WORKER) -> None:
+    def __init__(self, storage: str | None) -> None:
         self.storage = None if storage is None else Storage(storage)
-        self.module, self.here = module, facts()
+        self.here = facts()
         self.progress: dict[TrialConfig, Progress] = {}
         self.heard: deque[tuple[TrialConfig, Heard]] = deque()
 
@@ -63,10 +193,7 @@ class Remote:
                 take_result(self.storage, folder / trial.folder)
 
     def submit(self, trial: TrialConfig) -> None:
-        home = self.folder / trial.folder
-        home.mkdir(parents=True, exist_ok=True)
-        (home / "result.json").unlink(missing_ok=True)
-        write_trial(home, trial)
+        make_home(self.folder, trial)
         self.progress[trial] = Progress()
         self.send(trial, self._job(trial))
 
@@ -82,11 +209,10 @@ class Remote:
         raise NotImplementedError
 
     def told(self, trial: TrialConfig, event: dict[str, Any]) -> None:
-        """Pass on what a trial has said."""
-        progress = self.progress.get(trial)
-        if progress is not None:  # else the end of the trial was faster than its last words
-            progress.step = max(progress.step, event.get("step", 0))
-            self.heard.append((trial, event))
+        """Pass on what a running trial has said."""
+        progress = self.progress[trial]
+        progress.step = max(progress.step, event.get("step", 0))
+        self.heard.append((trial, event))
 
     def ended(self, trial: TrialConfig, result: TrialResult) -> None:
         """Keep the result of a trial, which may be a failure of its own."""
@@ -115,5 +241,4 @@ class Remote:
             self.checkpoint_steps,
             self.here,
             str(Path.cwd()),
-            self.module,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import shutil
 import time
@@ -12,24 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines.job import Job, Lost, every
-from posenc.compare.engines.remote import Remote
-from posenc.compare.engines.storage import one_line
+from posenc.compare.engines.remote import Job, Lost, Remote
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.process import WORKER
+from posenc.compare.trial.process import every
 from posenc.report.files.atomic import write_atomically
+from posenc.report.page.failure import one_line
 
 POLL = 2.0
-"""Seconds between two looks at the jobs."""
-PAUSE = 2.0
-"""Seconds between two steps that are told."""
+"""Seconds between two looks at the jobs, and between two steps of a trial that are told."""
 MINUTES = 24 * 60
 """The time limit that is asked for. A trial that needs longer is queued again and goes on."""
 LONGEST_ARRAY = 1000
 """Tasks of an array; Slurm's own limit is 1001 unless it is set higher."""
-HOME, RUN = "slurm", "run"
-"""Folder below the study's for submitit's files, and the file in it that names this run."""
 
 
 class Slurm(Remote):
@@ -43,12 +39,7 @@ class Slurm(Remote):
     """
 
     def __init__(
-        self,
-        partition: str | None,
-        max_parallel: int,
-        device: str,
-        module: str = WORKER,
-        cluster: str = "slurm",
+        self, partition: str | None, max_parallel: int, device: str, cluster: str = "slurm"
     ) -> None:
         try:
             import submitit
@@ -61,13 +52,11 @@ class Slurm(Remote):
                 "--engine slurm: there is no sbatch and srun on this machine. Run the command "
                 "where jobs are submitted."
             )
-        super().__init__(None, module)
+        super().__init__(None)
         self.submitit, self.cluster = submitit, cluster
-        self.partition, self.max_parallel = partition, max_parallel
-        self.gpus = 1 if device == "cuda" else 0
+        self.partition, self.max_parallel, self.device = partition, max_parallel, device
         self.running: dict[TrialConfig, Any] = {}
         self.waiting: list[tuple[TrialConfig, Job]] = []
-        self.told_last: dict[TrialConfig, str] = {}
 
     def slots(self) -> int:
         return min(self.max_parallel, LONGEST_ARRAY)
@@ -77,15 +66,15 @@ class Slurm(Remote):
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         super().settle(folder, trials, checkpoint_steps)
-        self.run, self.home = secrets.token_hex(8), self.folder / HOME
-        self.home.mkdir(exist_ok=True)
-        for left in self.home.glob("*.said.json"):
-            left.unlink()
-        write_atomically(self.home / RUN, self.run)
+        home = self.folder / "slurm"
+        for earlier in home.glob("run-*"):
+            shutil.rmtree(earlier)
+        self.run = home / f"run-{secrets.token_hex(8)}"
+        self.run.mkdir(parents=True)
         own: dict[str, Any] = {} if self.partition is None else {"slurm_partition": self.partition}
-        if self.gpus:
-            own["gpus_per_node"] = self.gpus
-        self.executor = self.submitit.AutoExecutor(self.home, cluster=self.cluster)
+        if self.device == "cuda":
+            own["gpus_per_node"] = 1
+        self.executor = self.submitit.AutoExecutor(home, cluster=self.cluster)
         self.executor.update_parameters(name="posenc", cpus_per_task=1, timeout_min=MINUTES, **own)
 
     def send(self, trial: TrialConfig, job: Job) -> None:
@@ -109,8 +98,7 @@ class Slurm(Remote):
     def _send_all(self) -> None:
         """Submit all that wait as one array."""
         batch, self.waiting = self.waiting, []
-        run_file = str(self.home / RUN)
-        tasks = [SlurmTask(job, str(self._words(t)), run_file, self.run) for t, job in batch]
+        tasks = [SlurmTask(job, str(self._words(trial))) for trial, job in batch]
         try:
             jobs = self.executor.submit_array(tasks)
         except Exception as error:  # submitit's, of sbatch
@@ -120,49 +108,42 @@ class Slurm(Remote):
         self.running |= {trial: job for (trial, _), job in zip(batch, jobs, strict=True)}
 
     def _listen(self, trial: TrialConfig) -> None:
+        words = self._words(trial)
         try:
-            said = self._words(trial).read_text(encoding="utf-8")
-            event = json.loads(said)
-        except (OSError, ValueError):
+            event = json.loads(words.read_text(encoding="utf-8"))
+            words.unlink()
+        except OSError:  # it has said nothing more
             return
-        if said != self.told_last.get(trial):
-            self.told_last[trial] = said
-            self.told(trial, event)
+        self.told(trial, event)
 
     def _words(self, trial: TrialConfig) -> Path:
         """Name the file with the last that a trial said."""
-        return self.home / f"{trial.folder}.said.json"
+        return self.run / f"{trial.folder}.json"
 
     def _take(self, trial: TrialConfig, job: Any) -> None:
         del self.running[trial]
-        self._words(trial).unlink(missing_ok=True)
         error = job.exception()
         if error is None:
-            self.ended(trial, TrialResult.from_json(job.result()))
+            self.ended(trial, job.result())
         else:
-            lines = [line for line in str(error).splitlines() if "Lost:" in line]
-            said = lines[-1].partition("Lost:")[2].strip() if lines else one_line(error)[:200]
-            self.lost(trial, f"its job {job.job_id} has ended ({said})")
+            said = re.findall(r"Lost:(.*)", str(error)) or [one_line(error)[:200]]
+            self.lost(trial, f"its job {job.job_id} has ended ({said[-1].strip()})")
 
 
 @dataclass
 class SlurmTask:
     """A trial that writes what it tells into a file, for the command to read.
 
-    words: that file.
-    run_file, run: where the newest run of the command writes its name, and the name of the run
-        that this job belongs to.
+    words: that file. The next run of the command deletes its folder.
     """
 
     job: Job
     words: str
-    run_file: str
-    run: str
 
-    def __call__(self) -> str:
-        """Run the trial. Returns: what `TrialResult.to_json` makes of the result. Raises: Lost."""
+    def __call__(self) -> TrialResult:
+        """Run the trial. Raises: Lost."""
         self._check_run()
-        return self.job.run(every(PAUSE, self._tell)).to_json()
+        return self.job.run(every(POLL, self._tell))
 
     def checkpoint(self) -> Any:
         """Return what submitit queues again after a preemption or a timeout."""
@@ -176,5 +157,5 @@ class SlurmTask:
 
     def _check_run(self) -> None:
         """End where the command has been started again: its own job will do this trial."""
-        if Path(self.run_file).read_text(encoding="utf-8") != self.run:
+        if not Path(self.words).parent.is_dir():
             raise Lost("a newer run of the same command does this trial")

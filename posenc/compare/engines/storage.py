@@ -23,6 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from posenc.compare.trial.files import STATE, Cursor
 from posenc.report.files.atomic import is_partial, write_atomically
 from posenc.report.files.record import seal, unseal
+from posenc.report.page.failure import one_line
 
 CONTENTS = "contents.json"
 """In the folder of a text: the hash of each file, written last."""
@@ -77,6 +78,19 @@ class Storage:
             with contextlib.suppress(FileNotFoundError):
                 self.fs.rm_file(self.path(name))
 
+    def give(self, home: Path, names: Iterable[str]) -> None:
+        """Copy files of a folder there, in this order."""
+        for name in names:
+            self.write(f"{home.name}/{name}", (home / name).read_bytes())
+
+    def take(self, home: Path, names: Iterable[str]) -> None:
+        """Copy files into a folder, in this order, but for those that have gone meanwhile."""
+        for name in names:
+            content = self.read(f"{home.name}/{name}")
+            if content is not None:
+                (home / name).parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(home / name, content)
+
     def names(self, folder: str) -> list[str]:
         """List all files in a folder and below, by their names in it."""
         above = PurePosixPath(self.path(folder))
@@ -85,9 +99,8 @@ class Storage:
 
     def with_results(self) -> set[str]:
         """List the folders of trials that have a result."""
-        return {
-            PurePosixPath(path).parent.name for path in self.fs.glob(self.path("*/result.json"))
-        }
+        found = self.fs.glob(self.path("*/result.json"))
+        return {PurePosixPath(path).parent.name for path in found}
 
     @contextlib.contextmanager
     def token(self) -> Iterator[tuple[str, str]]:
@@ -111,41 +124,26 @@ class Storage:
             with contextlib.suppress(Exception):
                 self.remove([name])
 
-    def answer(self, name: str, word: str) -> str | None:
-        """Say what is wrong with this storage on the machine that this runs on; None if nothing."""
-        try:
-            if self.read(name) != word.encode():
-                return "it does not see what was written from here: it is not shared"
-            with self.token():
-                return None
-        except Exception as error:
-            return f"it cannot read and write there ({one_line(error)})"
-
     def give_text(self, folder: Path) -> None:
         """Put the folder of a text there, unless it is there whole."""
-        files = {path.name: path.read_bytes() for path in sorted(folder.glob("*.u16"))}
-        contents = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        if self._contents(folder.name) == contents:
-            return
-        for name, content in files.items():
-            self.write(f"{folder.name}/{name}", content)
-        self.write(f"{folder.name}/{CONTENTS}", seal(contents).encode())
+        contents = _hashes(folder)
+        if self._contents(folder.name) != contents:
+            self.give(folder, contents)
+            self.write(f"{folder.name}/{CONTENTS}", seal(contents).encode())
 
     def take_text(self, folder: Path) -> None:
         """Copy the text of this name into `folder`, unless it is there whole. Raises: OSError."""
         contents = self._contents(folder.name)
         if contents is None:
             raise OSError(f"{self.url} does not hold {folder.name} whole")
-        if _holds(folder, contents):
+        if _hashes(folder) == contents:
             return
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".text-", dir=folder.parent) as scratch:
             partial = Path(scratch) / folder.name
-            partial.mkdir()
-            for name in contents:
-                (partial / name).write_bytes(self.read(f"{folder.name}/{name}") or b"")
-            if not _holds(partial, contents):
+            self.take(partial, contents)
+            if _hashes(partial) != contents:
                 raise OSError(f"{self.url}/{folder.name} is damaged; delete it there")
             with contextlib.suppress(OSError):  # another trial was faster
                 partial.rename(folder)
@@ -203,8 +201,8 @@ class Mirror:
     def copy_result(self) -> None:
         """Copy all that a finished trial wrote, its result last, and forget its checkpoint."""
         files = [path for path in self.home.rglob("*") if path.is_file() and not is_partial(path)]
-        for name in _result_last(path.relative_to(self.home).as_posix() for path in files):
-            self.storage.write(f"{self.home.name}/{name}", (self.home / name).read_bytes())
+        names = (path.relative_to(self.home).as_posix() for path in files)
+        self.storage.give(self.home, _result_last(names))
         self._remove_checkpoints()
 
     def _remove_checkpoints(self, keep: tuple[str, ...] = ()) -> None:
@@ -217,20 +215,12 @@ def take_checkpoint(storage: Storage, home: Path) -> None:
     """Make `home` anew with the checkpoint that the storage has of it, if there is one."""
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
-    _take(storage, home, [n for n in storage.names(home.name) if n.startswith("checkpoint")])
+    storage.take(home, [n for n in storage.names(home.name) if n.startswith("checkpoint")])
 
 
 def take_result(storage: Storage, home: Path) -> None:
     """Copy a finished trial from the storage into `home`, its result last."""
-    _take(storage, home, _result_last(storage.names(home.name)))
-
-
-def _take(storage: Storage, home: Path, names: Iterable[str]) -> None:
-    for name in names:
-        content = storage.read(f"{home.name}/{name}")
-        if content is not None:
-            (home / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(home / name, content)
+    storage.take(home, _result_last(storage.names(home.name)))
 
 
 def _result_last(names: Iterable[str]) -> list[str]:
@@ -239,16 +229,19 @@ def _result_last(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: name == "result.json")
 
 
-def _holds(folder: Path, contents: dict[str, Any]) -> bool:
-    """True if the files of a text are there and are what was written."""
+def _hashes(text: Path) -> dict[str, str]:
+    """Hash the files of a text that are in its folder."""
+    found = sorted(text.glob("*.u16"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def answer(url: str, name: str, word: str) -> str | None:
+    """Say what is wrong with a storage on the machine that this runs on; None if nothing."""
     try:
-        found = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in contents}
-    except OSError:
-        return False
-    return found == contents
-
-
-def one_line(error: BaseException) -> str:
-    """Say what an error of any library says, on one line and not at length."""
-    text = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+        storage = Storage(url)
+        if storage.read(name) != word.encode():
+            return "it does not see what was written from here: it is not shared"
+        with storage.token():
+            return None
+    except Exception as error:  # of any of fsspec's file systems
+        return f"it cannot read and write there ({one_line(error)})"

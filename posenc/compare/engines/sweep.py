@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from posenc.compare.engines.engine import Engine
+from posenc.compare.engines.engine import Engine, Local
 from posenc.compare.plan.plan import Plan
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.checkpoint import clear_checkpoint
@@ -34,8 +34,6 @@ def open_engine(plan: Plan) -> Engine:
     """
     options, device = plan.options, plan.tasks[0].device
     if options.engine == "local":
-        from posenc.compare.engines.local import Local
-
         workers = options.workers or (1 if device == "cuda" else num_cores())
         return Local(min(workers, plan.count))
     if options.engine == "ray":

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ sys.exit(importlib.import_module(sys.argv[2]).main(*sys.argv[3:]))
 """
 WORKER = "posenc.compare.trial.worker"
 """What a trial's process runs."""
+Tell = Callable[[dict[str, Any]], None]
+"""Hears an event of a trial."""
 ORPHANED = 3
 """Exit code of a process whose starting process is gone."""
 
@@ -86,10 +89,8 @@ class TrialProcess:
     def __init__(
         self, folder: Path, trial: TrialConfig, checkpoint_steps: int, module: str = WORKER
     ) -> None:
-        self.folder, self.trial, self.home = folder, trial, folder / trial.folder
-        self.home.mkdir(parents=True, exist_ok=True)
-        (self.home / "result.json").unlink(missing_ok=True)
-        write_trial(self.home, trial)
+        self.folder, self.trial = folder, trial
+        self.home = make_home(folder, trial)
         with (self.home / "log.txt").open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 command(module, folder, self.home, checkpoint_steps),
@@ -139,6 +140,29 @@ class TrialProcess:
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         said = f": {text.strip().splitlines()[-1][:300]}" if text.strip() else ""
         return f"its process ended with code {self.process.returncode}{said}"
+
+
+def make_home(folder: Path, trial: TrialConfig) -> Path:
+    """Make a trial's folder below `folder`, with its config and without a result."""
+    home = folder / trial.folder
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "result.json").unlink(missing_ok=True)
+    write_trial(home, trial)
+    return home
+
+
+def every(seconds: float, tell: Tell) -> Tell:
+    """Tell all but steps that follow the last event sooner than this."""
+    last = 0.0
+
+    def told(event: dict[str, Any]) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if event["kind"] != "step" or now - last >= seconds:
+            last = now
+            tell(event)
+
+    return told
 
 
 def write_failure(home: Path, result: TrialResult) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-from posenc.compare.trial.process import ORPHANED, end_with_parent
+from posenc.compare.trial.process import ORPHANED, end_with_parent, every
 
 
 def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
@@ -32,13 +31,18 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
 
     folder = Path(trial_folder)
     config = read_trial(folder)
+    written = every(0.2, lambda event: _write(events, event))
+
+    def tell(kind: str, **values: Any) -> None:
+        written({"kind": kind, **values})
+
     try:
         if config.code and code_of(config.encoding) != config.code:
             raise TrialFailed(
                 f"the code of {config.encoding} has changed since the comparison began; the same "
                 "command begins one of the new code"
             )
-        run_trial(config, Path(study_folder), folder, _Events(events), int(checkpoint_steps))
+        run_trial(config, Path(study_folder), folder, tell, int(checkpoint_steps))
     except Exception as error:  # of torch, of the system, of an encoding: all end in a result
         traceback.print_exc()
         failed = TrialResult(config, reason=reason_of(error))
@@ -47,19 +51,9 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
     return 0
 
 
-class _Events:
-    """Lines of JSON; of steps no more than five a second."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self.stream, self.last = stream, 0.0
-
-    def __call__(self, kind: str, **values: Any) -> None:
-        now = time.monotonic()
-        if kind == "step":
-            if now - self.last < 0.2:
-                return
-            self.last = now
-        try:
-            self.stream.write(json.dumps({"kind": kind, **values}) + "\n")
-        except BrokenPipeError:  # the sweep is gone: stop as if killed, which fails nothing
-            os._exit(ORPHANED)
+def _write(stream: TextIO, event: dict[str, Any]) -> None:
+    """Write a line of JSON."""
+    try:
+        stream.write(json.dumps(event) + "\n")
+    except BrokenPipeError:  # the sweep is gone: stop as if killed, which fails nothing
+        os._exit(ORPHANED)

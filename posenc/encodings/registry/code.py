@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, TypeGuard
 
 from posenc.encodings.base.base import PositionEncoding
+from posenc.report.page.failure import one_line
 
 MODULE = "posenc_file_"
 """How the modules of files that are named by their path begin in sys.modules."""
@@ -127,8 +128,7 @@ def _own_line(path: Path, error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {text}".rstrip(".: ") + "."
+    return one_line(error).rstrip(".: ") + "."
 
 
 @contextlib.contextmanager

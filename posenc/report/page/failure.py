@@ -15,6 +15,12 @@ class Stopped(Exception):
     """Ctrl-C: exit code 130. The message says what the same command will do next."""
 
 
+def one_line(error: BaseException) -> str:
+    """Say what an error of any library says, on one line and not at length."""
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def disk_is_full(error: BaseException) -> bool:
     """Whether the system refused to write because there is no room."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL

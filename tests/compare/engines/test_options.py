@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.engines.node import other_processors
-from posenc.compare.engines.remote import MOST, Progress, Remote
+from posenc.compare.engines.remote import MOST, Progress, Remote, other_processors
 from posenc.compare.options import Options
 from posenc.compare.plan.plan import check_engine
 from tests.compare.judge.test_summary import TRIAL
@@ -62,7 +61,7 @@ def test_a_machine_that_only_starts_trials_loads_no_torch(tmp_path):
     code = (
         "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))\n"
         "import posenc.compare.engines.ray_cluster, posenc.compare.engines.slurm\n"
-        "from posenc.compare.engines.node import facts; facts()\n"
+        "from posenc.compare.engines.remote import facts; facts()\n"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "job"], check=True, cwd=ROOT)
@@ -73,27 +72,27 @@ ROOT = Path(__file__).parents[3]
 
 def test_an_address_that_does_not_answer_is_refused():
     pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
-    from posenc.compare.engines import ray_nodes
+    from posenc.compare.engines import ray_cluster
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
             with pytest.raises(ValueError, match=f"--address {address}: nothing answers there"):
-                ray_nodes.connect(address, 1)
+                ray_cluster.connect(address, 1)
     for address in ("ray://", "head", "head:x"):
         with pytest.raises(ValueError, match=r"--address must be ray://HOST:PORT"):
-            ray_nodes.connect(address, 1)
+            ray_cluster.connect(address, 1)
 
 
 def test_something_else_at_the_address_is_refused_in_bounded_time(monkeypatch):
     pytest.importorskip("ray", reason="Ray is not installed (extra ray)")
-    from posenc.compare.engines import ray_nodes
+    from posenc.compare.engines import ray_cluster
 
-    monkeypatch.setattr(ray_nodes, "JOIN", 3.0)
+    monkeypatch.setattr(ray_cluster, "JOIN", 3.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ValueError, match="within 3 seconds it did not as a Ray cluster"):
-            ray_nodes.connect(address, 1)
+            ray_cluster.connect(address, 1)

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from posenc.compare.engines import sweep
-from posenc.compare.engines.node import facts
-from posenc.compare.engines.ray_cluster import RayCluster
-from posenc.compare.engines.ray_nodes import ask, check_folder, check_nodes
+from posenc.compare.engines.ray_cluster import RayCluster, ask, check_folder, check_nodes
+from posenc.compare.engines.remote import facts
 from tests.compare.engines.processes import above, supervisor_of
 from tests.compare.engines.test_sweep import Log, results, run_here, trial
 
@@ -47,12 +46,6 @@ def cluster():
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
-    return tmp_path
 
 
 def machines(cluster) -> list:
@@ -86,10 +79,7 @@ def raylet_of(machine) -> int:
     return machine.all_processes[PROCESS_TYPE_RAYLET][0].process.pid
 
 
-def test_lost_workers_and_machines_change_no_number(cluster, folder):
-    study = folder / "study"
-    study.mkdir()
-    shutil.copy(folder / "text.txt", study)
+def test_lost_workers_and_machines_change_no_number(cluster, study):
     names = ["rope", "alibi", "t5"]
     trials = [dataclasses.replace(trial(study, name), steps=150) for name in names]
     engine = RayCluster(cluster.address, None, None, "cpu", 2)
@@ -139,7 +129,7 @@ def other_package(folder: str) -> None:
 def other_code(folder: str) -> dict[str, str]:
     """The facts of a machine whose posenc lies in `folder`."""
     code = "import sys, json; sys.path.insert(0, sys.argv[1])\n"
-    code += "from posenc.compare.engines.node import facts; print(json.dumps(facts()))"
+    code += "from posenc.compare.engines.remote import facts; print(json.dumps(facts()))"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     said = subprocess.run(
         [sys.executable, "-c", code, folder], capture_output=True, check=True, env=environment

@@ -10,18 +10,12 @@ import signal
 import pytest
 
 from posenc.compare.engines import sweep
-from posenc.compare.engines.job import Lost
-from posenc.compare.engines.slurm import RUN, Slurm, SlurmTask
+from posenc.compare.engines.remote import Lost
+from posenc.compare.engines.slurm import Slurm, SlurmTask
 from tests.compare.engines.processes import supervisor_of
 from tests.compare.engines.test_sweep import Log, results, run_here, trial
 
 pytest.importorskip("submitit", reason="submitit is not installed (extra slurm)")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
-    return tmp_path
 
 
 class Disturber(Log):
@@ -45,10 +39,7 @@ class Disturber(Log):
 
 
 @pytest.mark.slow
-def test_preempted_and_killed_jobs_change_no_number(folder):
-    study = folder / "study"
-    study.mkdir()
-    shutil.copy(folder / "text.txt", study)
+def test_preempted_and_killed_jobs_change_no_number(study):
     trials = [dataclasses.replace(trial(study, name), steps=400) for name in ("rope", "t5")]
     engine = Slurm(None, 2, "cpu", cluster="local")
     log = Disturber(engine, study)
@@ -66,21 +57,20 @@ def test_preempted_and_killed_jobs_change_no_number(folder):
 
 
 def test_a_job_ends_when_the_command_has_been_started_again(tmp_path):
-    run_file = tmp_path / RUN
-    run_file.write_text("a", encoding="utf-8")
+    words = tmp_path / "run-a" / "said.json"
+    words.parent.mkdir()
 
     class Talks:
         def run(self, tell):
             tell({"kind": "step", "step": 1, "loss": 2.0})
-            run_file.write_text("b", encoding="utf-8")
+            assert '"step": 1' in words.read_text(encoding="utf-8")
+            shutil.rmtree(words.parent)  # as the next run does
             tell({"kind": "testing"})
             raise AssertionError("it went on")
 
-    words = tmp_path / "said.json"
-    task = SlurmTask(Talks(), str(words), str(run_file), "a")  # type: ignore[arg-type]
+    task = SlurmTask(Talks(), str(words))  # type: ignore[arg-type]
     with pytest.raises(Lost, match="a newer run"):
         task()
-    assert '"step": 1' in words.read_text(encoding="utf-8")
     with pytest.raises(Lost, match="a newer run"):
         task()
 

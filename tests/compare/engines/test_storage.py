@@ -15,14 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.engines import job
-from posenc.compare.engines.job import Job, Lost
-from posenc.compare.engines.node import difference, facts
-from posenc.compare.engines.remote import Remote
+from posenc.compare.engines import remote
+from posenc.compare.engines.remote import Job, Lost, Remote, difference, facts
 from posenc.compare.engines.storage import (
     Mirror,
     Storage,
     StorageError,
+    answer,
     take_checkpoint,
     take_result,
 )
@@ -33,7 +32,7 @@ from tests.compare.engines.test_sweep import results, run_here, trial
 
 @pytest.fixture(autouse=True)
 def own_texts(tmp_path, monkeypatch):
-    monkeypatch.setattr(job.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(remote.tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +72,6 @@ def url(request, tmp_path, monkeypatch):
     bucket = f"bucket{time.time_ns()}"
     s3fs.S3FileSystem().mkdir(bucket)
     return f"s3://{bucket}/run"
-
-
-@pytest.fixture
-def study(tmp_path):
-    folder = tmp_path / "study"
-    folder.mkdir()
-    (folder / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
-    return folder
 
 
 class Direct(Remote):
@@ -178,9 +169,9 @@ def test_text_that_is_damaged_on_the_way_is_not_used(study, url, tmp_path):
 def test_a_storage_that_is_not_shared_is_seen(url, tmp_path):
     storage = Storage(url)
     with storage.token() as (name, word):
-        assert storage.answer(name, word) is None
-        other = Storage(f"file://{tmp_path}/elsewhere")
-        assert "not shared" in (other.answer(name, word) or "")
+        assert answer(url, name, word) is None
+        other = f"file://{tmp_path}/elsewhere"
+        assert "not shared" in (answer(other, name, word) or "")
     assert storage.names("") == []
 
 

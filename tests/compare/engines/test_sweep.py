@@ -14,7 +14,7 @@ import torch
 
 import posenc
 from posenc.compare.engines import sweep
-from posenc.compare.engines.local import Local
+from posenc.compare.engines.engine import Local
 from posenc.compare.plan import splits
 from posenc.compare.results import Study, Timing, TrialResult
 from posenc.compare.trial import files, process
@@ -23,7 +23,6 @@ from posenc.compare.trial.process import ORPHANED
 from posenc.compare.trial.run_trial import run_trial
 from posenc.text import find_text
 
-TEXT = b"the quick brown fox jumps over the lazy dog. " * 200
 SIZES = (
     "--train-length 16 --test-lengths 16,32 --seeds 1 --steps 120 --batch 2 --width 32 --layers 2 "
     "--heads 2 --checkpoint-steps 3 --workers 1"
@@ -47,12 +46,6 @@ class Log:
 
     def finished(self, trial, result):
         self.results[trial.encoding] = result
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "text.txt").write_bytes(TEXT)
-    return tmp_path
 
 
 def trial(folder: Path, encoding: str, **changes) -> TrialConfig:
