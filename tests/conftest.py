@@ -4,10 +4,12 @@ shapes in posenc's signatures."""
 import pytest
 import torch
 
+from tests import browser as browsers
 from tests import shapes
 
 shapes.install()
 
+from posenc import cli  # noqa: E402 - after install
 from posenc.encodings.registry import known  # noqa: E402 - after install
 
 
@@ -21,3 +23,22 @@ def names_of_one_test(monkeypatch):
     """What a test or an example registers, the next one does not know."""
     monkeypatch.setattr(known, "_registered", {})
     monkeypatch.setattr(known, "_classes", {})
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with browsers.Browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture
+def call(capsys):
+    """call("list", ...) -> (exit code, stdout, stderr)"""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    return run

@@ -1,7 +1,5 @@
 """Values printed by the authors' own code: from tests/golden, or the folder in POSENC_GOLDEN."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass

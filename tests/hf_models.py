@@ -1,7 +1,5 @@
 """Tiny random models of the families that posenc.hf must read, built on the spot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

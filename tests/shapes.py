@@ -5,8 +5,6 @@ A call that raises is left alone, so that tests see the library's own messages; 
 torch.compile or torch.export traces.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.machinery
 import inspect

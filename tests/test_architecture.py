@@ -1,7 +1,5 @@
 """The floors of ARCHITECTURE.md: nobody imports upward, and no file outgrows its idea."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -34,19 +34,6 @@ def text(tmp_path):
     return path
 
 
-@pytest.fixture
-def call(capsys):
-    """call("list", ...) -> (exit code, stdout, stderr)"""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            cli.main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return stop.value.code, out, err
-
-    return run
-
-
 def complains(answer, code=2):
     """The one line on stderr; asserts that there is nothing else."""
     got, out, err = answer

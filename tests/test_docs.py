@@ -1,8 +1,6 @@
 """What the documents promise: their code runs, their tables are current, their links lead
 somewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

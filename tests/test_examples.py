@@ -1,7 +1,5 @@
 """Every public name teaches by an example, and the examples give what they show."""
 
-from __future__ import annotations
-
 import doctest
 import sys
 import types

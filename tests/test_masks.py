@@ -1,18 +1,17 @@
 """Masks against the masks of Hugging Face, attention-gym, Gemma, UniLM and XLNet."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
 
-from posenc import Mask, attention, masks
+from posenc import Mask, masks
 from posenc.attend.choose import WAYS
 from posenc.positions import (
     documents_from_positions,
     positions_from_documents,
     positions_from_mask,
 )
+from tests.attending import attend
 from tests.golden_values import Case, cases
 
 
@@ -153,9 +152,7 @@ def test_a_blind_row_gives_zeros_and_zero_gradient(impl: str):
     q, k, v = (torch.randn(2, 2, 6, 8, requires_grad=True) for _ in range(3))
     valid = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 0, 1, 1, 0]])
     mask = masks.causal & masks.padding(valid)  # row 0: the first three queries see nothing
-    out = attention(
-        q, k, v, q_positions=torch.arange(6), kv_positions=torch.arange(6), mask=mask, impl=impl
-    )
+    out = attend(q, k, v, None, torch.arange(6), mask=mask, impl=impl)
     assert isinstance(out, Tensor)
     assert (out[0, :, :3] == 0).all() and (out[0, :, 3:] != 0).all()
     grads = torch.autograd.grad((out + out.square()).sum(), (q, k, v))

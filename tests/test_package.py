@@ -1,7 +1,5 @@
 """The package's face: its names, and what importing it costs."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """A range says that positions are consecutive, on every device, without reading them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter

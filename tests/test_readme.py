@@ -1,7 +1,5 @@
 """The READMEs' table of encodings is current, and links in documents lead somewhere."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

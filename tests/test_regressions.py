@@ -14,8 +14,6 @@ T2, averages of windows for averages of tokens: the study counts tokens, its tes
 T3, a docstring of an argument that is gone: test_no_option_is_ignored in test_contract.py
 """
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal, localcontext
 
@@ -34,6 +32,7 @@ from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.t5 import T5Bias
 from posenc.positions import positions_from_mask
 from posenc.testing.harness import turned
+from tests.attending import attend
 
 SHAPE = ModelShape(embed_dim=32, num_heads=4, train_length=16)
 
@@ -277,10 +276,7 @@ def test_b22_learned_biases_train_on_the_cpu(length: int):
     positions, bias = torch.arange(length), T5Bias(2).double()
     grads = []
     for impl in ("auto", "reference"):
-        out = attention(
-            q, k, v, bias, q_positions=positions, kv_positions=positions, mask=masks.causal,
-            impl=impl,
-        )  # fmt: skip
+        out = attend(q, k, v, bias, positions, impl=impl)
         grads.append(torch.autograd.grad(out.square().sum(), bias.weight)[0])
     assert grads[0].abs().max() > 0
     torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=1e-9)

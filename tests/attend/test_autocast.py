@@ -5,6 +5,7 @@ import torch
 
 import posenc
 from posenc import masks
+from tests.attending import attend
 
 HEADS, WIDTH, LENGTH = 4, 16, 1200
 POSITIONS = torch.arange(LENGTH)
@@ -35,11 +36,7 @@ def test_a_bias_of_hundreds_is_not_rounded(name, rows, mask):
         shown = shown & masks.document(ids[-rows:], ids)
 
     def attended(q, k, v, **how):
-        return posenc.attention(
-            q[:, :, -rows:], k, v, encoding, q_positions=POSITIONS[-rows:], kv_positions=POSITIONS,
-            q_state=None if state is None else state[:, :, -rows:], kv_state=state, mask=shown,
-            **how,
-        )  # fmt: skip
+        return attend(q[:, :, -rows:], k, v, encoding, POSITIONS, shown, state, **how)
 
     want = attended(*tensors, impl="reference")
     rounded = attended(*(t.bfloat16() for t in tensors), impl="reference")
@@ -64,10 +61,7 @@ def test_gradients_may_be_taken_within_it(name, impl, exact):
     def gradients(inside: bool) -> list[torch.Tensor]:
         leaves = [t.clone().requires_grad_() for t in (q, k, v)]
         with autocast():
-            out = posenc.attention(
-                *leaves, encoding, q_positions=POSITIONS, kv_positions=POSITIONS, q_state=state,
-                kv_state=state, mask=masks.causal, impl=impl,
-            )  # fmt: skip
+            out = attend(*leaves, encoding, POSITIONS, state=state, impl=impl)
             if inside:
                 return list(torch.autograd.grad(out.sin().sum(), leaves))
         return list(torch.autograd.grad(out.sin().sum(), leaves))

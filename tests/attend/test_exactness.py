@@ -1,7 +1,5 @@
 """Results that must not depend on memory layout, length, or who watches the computation."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -10,17 +8,9 @@ from torch.autograd import forward_ad
 
 import posenc
 from posenc import masks
+from tests.attending import attend
 
 FOX, ALIBI = posenc.FoX(16, 2), posenc.ALiBi(2)
-
-
-def attend(q, k, v, encoding, positions, mask=masks.causal, state=None, **options):
-    own = positions[len(positions) - q.shape[2] :]
-    q_state = None if state is None else state[:, :, len(positions) - q.shape[2] :]
-    return posenc.attention(
-        q, k, v, encoding, q_positions=own, kv_positions=positions, mask=mask, q_state=q_state,
-        kv_state=state, **options,
-    )  # fmt: skip
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -105,11 +95,7 @@ def test_terms_of_queries_and_keys_with_shared_heads_and_rows(dtype):
     def gradients(impl: str, dtype: torch.dtype) -> list[torch.Tensor]:
         leaves = [t.to(dtype).requires_grad_() for t in inputs]
         state = sums.clone().requires_grad_()
-        where = torch.arange(length)
-        out = posenc.attention(
-            *leaves, posenc.FoX(16, 4), q_positions=where, kv_positions=where, mask=masks.causal,
-            q_state=state.expand(2, -1, -1), kv_state=state.expand(2, -1, -1), impl=impl,
-        )  # fmt: skip
+        out = attend(*leaves, posenc.FoX(16, 4), state=state.expand(2, -1, -1), impl=impl)
         return [g.double() for g in torch.autograd.grad(out.square().sum(), [*leaves, state])]
 
     close = 1e-4 if dtype == torch.float32 else 0.05

@@ -1,7 +1,5 @@
 """What `explain` says of memory, against what torch's allocator hands out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -10,6 +10,7 @@ from posenc.attend.choose import choose
 from posenc.attend.problem import Problem
 from posenc.attend.request import problems_of
 from posenc.encodings.terms.tokens import Tokens
+from tests.attending import attend
 
 HEADS, WIDTH, LENGTH = 4, 8, 300
 
@@ -43,10 +44,7 @@ def test_the_last_rows_are_those_of_the_whole(name, options, count, window):
     mask = masks.causal if window is None else masks.causal & masks.sliding_window(window)
 
     def rows(last: int) -> torch.Tensor:
-        return posenc.attention(
-            q[:, :, -last:], k, v, encoding, q_positions=POSITIONS[-last:], kv_positions=POSITIONS,
-            q_state=None if state is None else state[:, :, -last:], kv_state=state, mask=mask,
-        )  # fmt: skip
+        return attend(q[:, :, -last:], k, v, encoding, POSITIONS, mask, state)
 
     want = rows(LENGTH)[:, :, -count:]
     torch.testing.assert_close(rows(count), want, rtol=1e-9, atol=1e-9)

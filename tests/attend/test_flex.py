@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import posenc
-from posenc import masks
+from tests.attending import attend
 from tests.compilers import needs_inductor
 
 SHAPE = posenc.ModelShape(64, 4, 2, 16)
@@ -15,11 +15,7 @@ def call(encoding, impl, grad=False, dtype=torch.float32, length=150):
     q, k, v = (
         torch.randn(1, h, length, 16, dtype=dtype, requires_grad=grad and h == 2) for h in (4, 2, 2)
     )
-    positions = torch.arange(length)
-    return posenc.attention(
-        q, k, v, encoding, q_positions=positions, kv_positions=positions, mask=masks.causal,
-        impl=impl,
-    )  # fmt: skip
+    return attend(q, k, v, encoding, impl=impl)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Terms that are written out as masks of torch's kernel: what the reference computes in float64."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -12,6 +10,7 @@ from posenc import masks
 from posenc.attend.ways import blocks
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.term import Term
+from tests.attending import attend
 
 HEADS, WIDTH, LENGTH = 4, 8, 150
 NAMES = ("fire", "deberta", "transformer_xl", "inkling", "t5+fire", "shaw", "rope+shaw")
@@ -41,10 +40,7 @@ def built(name: str) -> posenc.PositionEncoding:
 def attended(encoding, q, k, v, positions, mask, impl: str, **options):
     x = torch.randn(2, LENGTH, HEADS * WIDTH, generator=torch.Generator().manual_seed(1))
     state = encoding.state(x.to(next(encoding.parameters()).dtype), positions)
-    return posenc.attention(
-        q, k, v, encoding, q_positions=positions, kv_positions=positions, q_state=state,
-        kv_state=state, mask=mask, impl=impl, **options,
-    )  # fmt: skip
+    return attend(q, k, v, encoding, positions, mask=mask, state=state, impl=impl, **options)
 
 
 @torch.no_grad()
@@ -118,13 +114,7 @@ def test_parts_of_one_projection_are_taken_whatever_their_strides(rows):
         # Every second number of a whole one: one step from number to number, and not of one.
         _, k, v = torch.randn(batch, 3, HEADS, LENGTH, WIDTH * apart)[..., ::apart].unbind(1)
         q = torch.randn(batch, rows, HEADS, WIDTH * apart)[..., ::apart].transpose(1, 2)
-        both = [
-            posenc.attention(
-                q, k, v, built("shaw"), q_positions=keys[-rows:], kv_positions=keys,
-                mask=masks.causal, impl=impl,
-            )
-            for impl in ("blocks", "reference")
-        ]  # fmt: skip
+        both = [attend(q, k, v, built("shaw"), keys, impl=impl) for impl in ("blocks", "reference")]
         torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
 
 
@@ -177,10 +167,7 @@ def test_what_changes_scores_otherwise_is_not_taken(encoding, monkeypatch):
     x = torch.randn(2, LENGTH, HEADS * WIDTH)
     state = encoding.state(x, POSITIONS["run"])
     both = [
-        posenc.attention(
-            q, k, v, encoding, q_positions=POSITIONS["run"], kv_positions=POSITIONS["run"],
-            q_state=state, kv_state=state, mask=masks.causal, impl=impl,
-        )
+        attend(q, k, v, encoding, POSITIONS["run"], state=state, impl=impl)
         for impl in ("blocks", "reference")
     ]  # fmt: skip
     torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)

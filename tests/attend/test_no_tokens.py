@@ -1,8 +1,6 @@
 """Attention without queries, or without keys: zeros, with zero gradients for whatever would have
 had gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

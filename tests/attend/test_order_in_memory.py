@@ -1,7 +1,5 @@
 """Where a position has several components, masks count tokens in memory, from the last key on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

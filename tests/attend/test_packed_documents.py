@@ -1,13 +1,12 @@
 """Documents packed into one row are refused under a causal mask that does not keep them apart."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 import posenc
 from posenc import masks
 from posenc.positions import goes_back
+from tests import attending
 
 ROPE = posenc.RoPE(8, interleaved=False)
 PACKED = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6])
@@ -18,10 +17,7 @@ REFUSED = r"mask & posenc\.masks\.document\(ids\)"
 def attend(positions: torch.Tensor, mask: masks.Mask, encoding=ROPE, **options) -> torch.Tensor:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, positions.shape[-1], 8) for _ in range(3))
-    where = {"q_positions": positions, "kv_positions": positions}
-    out = posenc.attention(q, k, v, encoding, mask=mask, **where, **options)
-    assert isinstance(out, torch.Tensor)
-    return out
+    return attending.attend(q, k, v, encoding, positions, mask, **options)
 
 
 def valid(text: str) -> torch.Tensor:
@@ -137,12 +133,7 @@ def test_it_goes_back_as_the_words_say():
 
 def test_nothing_is_read_in_a_trace():
     def call(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        out = posenc.attention(
-            x, x, x, ROPE, q_positions=positions, kv_positions=positions, mask=masks.causal,
-            impl="reference",
-        )  # fmt: skip
-        assert isinstance(out, torch.Tensor)
-        return out
+        return attending.attend(x, x, x, ROPE, positions, impl="reference")
 
     x = torch.randn(2, 2, 12, 8)
     compiled = torch.compile(call, fullgraph=True, backend="eager")(x, PACKED)

@@ -5,6 +5,7 @@ import torch
 
 import posenc
 from posenc import masks
+from tests.attending import attend
 
 HEADS, LENGTH = 4, 300
 POSITIONS = torch.arange(LENGTH)
@@ -21,11 +22,8 @@ class Counted(posenc.Kerple):
 
 
 def attended(encoding, q, length: int = LENGTH, dtype=torch.float32):
-    x = q.to(dtype)
-    return posenc.attention(
-        x[:, :, :length], x[:, :, :length], x[:, :, :length], encoding, mask=masks.causal,
-        q_positions=POSITIONS[:length], kv_positions=POSITIONS[:length],
-    )  # fmt: skip
+    x = q[:, :, :length].to(dtype)
+    return attend(x, x, x, encoding, POSITIONS[:length])
 
 
 @pytest.fixture
@@ -80,7 +78,4 @@ def test_a_gradient_reaches_the_weights_of_a_prepared_one(q):
 @torch.no_grad()
 def test_another_number_of_heads_is_refused_for_one_query_too(q):
     with pytest.raises(ValueError, match="heads"):
-        posenc.attention(
-            q[:, :, -1:], q, q, posenc.T5Bias(HEADS + 1), q_positions=POSITIONS[-1:],
-            kv_positions=POSITIONS,
-        )  # fmt: skip
+        attend(q[:, :, -1:], q, q, posenc.T5Bias(HEADS + 1), POSITIONS, mask=None)

@@ -1,7 +1,5 @@
 """Attention checks what it is handed once: a wrong call says what came, and changes nothing."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokens scattered over processes attend as if they were in one place."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -6,14 +6,11 @@ import torch
 import posenc
 from posenc import masks
 from posenc.attend.ways import flash, strips
+from tests.attending import attend
 
 
 def call(encoding, q, k, v, impl):
-    positions = torch.arange(q.shape[2])
-    return posenc.attention(
-        q, k, v, encoding, q_positions=positions, kv_positions=positions, mask=masks.causal,
-        impl=impl,
-    )  # fmt: skip
+    return attend(q, k, v, encoding, impl=impl)
 
 
 def inputs(length, heads=4):

@@ -1,7 +1,5 @@
 """Every registered encoding gives the same results and gradients in every way that takes it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

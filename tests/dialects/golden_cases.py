@@ -1,7 +1,5 @@
 """What the runtimes' own code gave, brought into the words of `Computed`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

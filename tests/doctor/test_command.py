@@ -1,5 +1,6 @@
 """The command: JSON, SARIF, exit codes, and one clear line for bad input."""
 
+import functools
 import json
 import resource
 import subprocess
@@ -7,7 +8,6 @@ import sys
 
 import pytest
 
-from posenc import cli
 from posenc.dialects.runtimes import RUNTIMES
 from tests.dialects.golden_cases import config
 from tests.doctor.threads import BASE
@@ -16,16 +16,9 @@ SIMPLE = {**BASE, "rope_theta": 10000.0}
 
 
 @pytest.fixture
-def call(capsys):
+def call(call):
     """call("x.json", ...) -> (exit code, stdout, stderr)"""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["doctor", *(str(a) for a in arguments)])
-        out, err = capsys.readouterr()
-        return stop.value.code, out, err
-
-    return run
+    return functools.partial(call, "doctor")
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Pipes and devices are refused before they are read: one would wait, the other has no end."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,8 +1,6 @@
 """`posenc extend` as a user runs it: after `posenc compare`, killed and run again, within bounds of
 memory."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/extend.md and the README's figure say what results/extend holds."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

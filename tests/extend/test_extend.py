@@ -1,8 +1,6 @@
 """Extending a checkpoint: measured right, exported exactly, refused clearly, restarted without a
 trace."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,8 +1,6 @@
 """A method that a model's code does not take costs one row; a map that would be measured with the
 wrong rotation is not measured."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

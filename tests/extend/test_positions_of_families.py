@@ -1,7 +1,5 @@
 """A checkpoint's positions are those that its model runs, family by family."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

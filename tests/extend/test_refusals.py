@@ -1,7 +1,5 @@
 """Wrong input to `posenc extend`: one line, exit code 2, nothing written."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

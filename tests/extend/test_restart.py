@@ -1,7 +1,5 @@
 """What a killed search or tuning leaves: gone on with where it is whole and fits, else said."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Weights keep their dtype and their files, are held once, and go where the user says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

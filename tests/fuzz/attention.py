@@ -3,8 +3,6 @@
 python -m tests.fuzz.attention CASES [SEED]    prints what was drawn, and every case that differs
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections import Counter

@@ -5,8 +5,6 @@ stderr has one line that says why; and the files that were there must not change
 and measuring would take minutes and are left out: this tries the command lines, not the work.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import io

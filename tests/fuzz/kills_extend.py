@@ -7,8 +7,6 @@ live for more than a second. Once a run comes through, its export must be the sa
 file may be left beside it, and nothing that was saved may have been done twice.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import itertools

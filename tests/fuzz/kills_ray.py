@@ -7,8 +7,6 @@ finished results must be as they were. When the kills are spent the command runs
 results and models must equal those of a local run that nothing disturbed, bit by bit.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

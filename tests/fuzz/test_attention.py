@@ -1,7 +1,5 @@
 """A few random attentions in every run of the tests; python -m tests.fuzz.attention takes more."""
 
-from __future__ import annotations
-
 import pytest
 
 from posenc.attend.ways import blocks, reference

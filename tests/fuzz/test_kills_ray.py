@@ -1,7 +1,5 @@
 """What the kills over a Ray sweep must be able to see."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A folder full of what a command line may meet: texts, studies and models, good and hostile."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

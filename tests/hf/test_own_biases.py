@@ -1,8 +1,6 @@
 """T5 and BLOOM give stock transformers' answers on posenc's attention, padding and cache
 included."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """The sentences at the top of a page and under its figures, on data that say the one and data that
 say the opposite."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

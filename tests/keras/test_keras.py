@@ -1,7 +1,5 @@
 """posenc.keras under each backend, in a process of its own: Keras chooses one when imported."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

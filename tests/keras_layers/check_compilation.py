@@ -1,7 +1,5 @@
 """What a compiler traces once serves texts of several lengths."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

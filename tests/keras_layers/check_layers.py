@@ -1,7 +1,5 @@
 """Keras' conventions: configs, saving, masks, policies, traced lengths; and that layers learn."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every layer gives the numbers of its PyTorch module."""
 
-from __future__ import annotations
-
 import math
 
 import keras

@@ -1,7 +1,5 @@
 """What the checks share: arrays, weights copied from PyTorch modules, a model of every layer."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import torch

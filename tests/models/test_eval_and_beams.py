@@ -1,7 +1,5 @@
 """Generation draws no dropout, and beams take rows and positions along."""
 
-from __future__ import annotations
-
 import torch
 
 import posenc

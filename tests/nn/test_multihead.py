@@ -1,8 +1,6 @@
 """torch's layers and posenc's with the same weights give the same answers, masks included, and a
 position encoding is felt."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,8 +1,6 @@
 """timm's attention with posenc's inside: the same answers without an encoding, and a grid of
 positions with one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

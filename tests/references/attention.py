@@ -1,7 +1,5 @@
 """Causal softmax attention without positions, pair by pair in float64; queries may be sharpened."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

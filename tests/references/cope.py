@@ -1,7 +1,5 @@
 """Golovneva et al. 2024, section 4, pair by pair in float64: the positional term alone."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

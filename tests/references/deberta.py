@@ -1,7 +1,5 @@
 """He et al. 2020, equation 4, pair by pair in float64; the released code's index or the paper's."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """DeepSeek-V2, equations 14-19: scores of content and rotary parts, pair by pair in float64."""
 
-from __future__ import annotations
-
 import cmath
 import math
 

@@ -1,7 +1,5 @@
 """NTK-by-parts from definition 2 of Peng et al. 2023, arXiv:2309.00071, one pair at a time."""
 
-from __future__ import annotations
-
 import math
 
 

@@ -1,7 +1,5 @@
 """RoPE or no position, seen through a window, a chunk or not at all, pair by pair in float64."""
 
-from __future__ import annotations
-
 import cmath
 import math
 

@@ -1,7 +1,5 @@
 """Shaw et al. 2018, equations 3-5, pair by pair in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Dai et al. 2019, section 3.3, pair by pair in float64: logits before the mask."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Figures as files: the numbers are those that are drawn, and letters of any script are right where
 the machine has a font, and told where it has none."""
 
-from __future__ import annotations
-
 import csv
 import re
 from xml.etree import ElementTree

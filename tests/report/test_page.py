@@ -1,7 +1,5 @@
 """The page that every command writes: right in a browser, safe against any text."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from html.parser import HTMLParser
@@ -25,7 +23,7 @@ from posenc.report.page.drawing import (
 )
 from posenc.report.page.page import Caution, Code, Facts, Headline, Items, Page, Plot
 from posenc.report.page.table import Cell, Table
-from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
+from tests.browser import DESKTOP, PHONE, needs_chromium
 
 NASTY = '<script>alert(1)</script> & "x" --> </svg> $a_b$ 公司收购了竞争对手 \x07\udc80'
 
@@ -80,12 +78,6 @@ def sample() -> Page:
         Items(["one", NASTY]),
     )
     return page
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 @needs_chromium

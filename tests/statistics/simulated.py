@@ -1,7 +1,5 @@
 """Studies whose truth is known."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from posenc.statistics.scores import Scores

@@ -1,7 +1,5 @@
 """Agreement with published orders, held to scipy and to all orders counted by hand."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,8 +1,6 @@
 """What holds on tasks like these, held to every draw that there is, to scipy, and to simulated
 truth."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

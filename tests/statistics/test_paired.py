@@ -1,7 +1,5 @@
 """Paired differences and Holm's correction, held to scipy and to simulated truth."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pooled scores, held to scipy's bootstrap and to simulated truth."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

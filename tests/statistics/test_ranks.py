@@ -1,7 +1,5 @@
 """Rank intervals, tiers and anchors over simulated studies and planted ties."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """The contract for other people's encodings: as a pytest suite and as a list of verdicts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

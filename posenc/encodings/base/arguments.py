@@ -118,7 +118,7 @@ def _text(value: Any) -> str:
 
 
 def _check(owner: str, name: str, value: Any, annotation: Any) -> None:
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     kind, *others = (part.strip() for part in text.split("|"))
     if kind not in _KINDS or others not in ([], ["None"]) or (others and value is None):
         return

@@ -1,7 +1,5 @@
 """Tiers, rank intervals and anchors of a study, and where they are shown."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 

@@ -1,7 +1,5 @@
 """The page of a study: the answer, the numbers, and what is missing, in a browser."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import itertools
@@ -29,7 +27,7 @@ from posenc.compare.results import (
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.effective_spec import effective_spec
 from posenc.report.page.figure_files import write_figures
-from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
+from tests.browser import DESKTOP, PHONE, needs_chromium
 
 LENGTHS = (128, 256, 512, 1024)
 GROWTH = {"rope": 0.6, "alibi": 0.0, "t5": 0.2, "sinusoidal": 0.8, "learned": None, "nope": 0.1}
@@ -137,12 +135,6 @@ def half_finished() -> Study:
 
 def not_begun() -> Study:
     return dataclasses.replace(study(), results=(), summary=(), recommendation="")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """What follows the trials beside the screen."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

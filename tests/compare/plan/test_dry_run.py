@@ -1,7 +1,5 @@
 """A dry run says what would run, measures it, and leaves nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

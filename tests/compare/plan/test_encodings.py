@@ -1,7 +1,5 @@
 """Encodings of the user in a comparison: named, told apart, checked, trained again when edited."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import sys

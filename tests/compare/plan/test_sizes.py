@@ -1,7 +1,5 @@
 """The sizes of the decoder: options before a config before defaults."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Several runs in one report: counted once, told apart, never mixed."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import json

@@ -1,7 +1,5 @@
 """Runs in place of a trial, and goes on for a moment after its last word."""
 
-from __future__ import annotations
-
 import os
 import time
 

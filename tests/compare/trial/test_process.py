@@ -1,7 +1,5 @@
 """The process of a trial, and how it ends."""
 
-from __future__ import annotations
-
 from posenc.compare.trial.process import TrialProcess
 from tests.compare.test_tasks import TEXT
 

@@ -6,8 +6,6 @@ emulator of transformers 5 is held to the classes that are installed here; `pyth
 tests/dialects/runtimes/test_vendors.py` prints the same for any transformers, posenc on its path.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

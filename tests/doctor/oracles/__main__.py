@@ -1,7 +1,5 @@
 """Set up the runtimes' environments under .venv-oracles and run the check: make oracles."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import sysconfig

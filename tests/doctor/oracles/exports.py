@@ -1,8 +1,6 @@
 """What `posenc extend` writes, read by two major versions of transformers, each in an environment
 of its own; and the same folders without the keys of one version, which must be seen to fail."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence

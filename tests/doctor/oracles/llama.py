@@ -1,7 +1,5 @@
 """A GGUF file of a Llama checkpoint: weights in float32, no real vocabulary."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -12,8 +12,6 @@ file, which is what was meant; exits 1 where a mended file is off by more than 1
 by less, so that the comparison could not have seen it. output.txt keeps what it printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

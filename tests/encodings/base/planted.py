@@ -1,7 +1,5 @@
 """Wrong encodings, each with a mistake that somebody has made or could make."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

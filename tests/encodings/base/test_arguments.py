@@ -1,7 +1,5 @@
 """No encoding is built from numbers that no model can have."""
 
-from __future__ import annotations
-
 import inspect
 import math
 

@@ -1,7 +1,5 @@
 """Every door checks what comes in: encodings called on their own, layers, models, generation."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,6 +8,7 @@ import torch
 import posenc
 from posenc import masks
 from posenc.encodings.base.compose import Compose
+from tests.attending import attend
 
 SHAPE = posenc.ModelShape(16, 2, train_length=8)
 CONFIG = posenc.DecoderConfig(11, 16, 2, 2)
@@ -277,14 +276,10 @@ def test_far_integers_keep_their_neighbours_in_float64(name, offset):
     encoding = posenc.create(name, posenc.ModelShape(16, 2, train_length=8)).for_layer(0).double()
     q, k, v = (torch.randn(1, 2, 16, 8, dtype=torch.float64) for _ in range(3))
 
-    def attend(first: int) -> torch.Tensor:
-        where = torch.arange(16) + first
-        return posenc.attention(
-            q, k, v, encoding, q_positions=where, kv_positions=where, mask=masks.causal,
-            impl="reference",
-        )  # fmt: skip
+    def from_(first: int) -> torch.Tensor:
+        return attend(q, k, v, encoding, torch.arange(16) + first, impl="reference")
 
-    torch.testing.assert_close(attend(offset), attend(0), rtol=0, atol=1e-9)
+    torch.testing.assert_close(from_(offset), from_(0), rtol=0, atol=1e-9)
 
 
 def test_fire_keeps_far_neighbours_apart():

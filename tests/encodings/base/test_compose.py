@@ -1,7 +1,5 @@
 """Compose: each place in order, claims combined, and what does not compose says why."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -12,6 +10,7 @@ from posenc.encodings.base.compose import Compose
 from posenc.encodings.base.within import Within
 from posenc.encodings.terms.dense import Dense
 from posenc.testing.harness import scored, sides
+from tests.attending import attend, decoded
 
 
 class Decay(posenc.PositionEncoding):
@@ -58,9 +57,7 @@ def test_rotations_and_biases_act_together():
     bias = posenc.ALiBi(2)(p.double(), p.double())
     want = dense(turned_q, turned_k, v, bias, torch.ones(7, 7).bool().tril())
     for impl in ("auto", "reference"):
-        got = posenc.attention(
-            q, k, v, both, q_positions=p, kv_positions=p, mask=masks.causal, impl=impl
-        )
+        got = attend(q, k, v, both, p, impl=impl)
         torch.testing.assert_close(got, want)
 
 
@@ -98,18 +95,14 @@ def test_keys_stay_raw_for_a_score_that_reads_them():
     layer = posenc.Attention(16, 2, encoding=both).double()
     x, p = torch.randn(2, 6, 16).double(), torch.arange(6)
     whole = layer(x, p, mask=masks.causal)
-    cache = posenc.KVCache()
-    steps = [layer(x[:, i : i + 1], p[i : i + 1], cache=cache, mask=masks.causal) for i in range(6)]
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole)
+    torch.testing.assert_close(decoded(layer, x), whole)
 
 
 def test_a_state_goes_to_its_owner_and_accumulates_in_the_cache():
     layer = posenc.Attention(16, 2, encoding=Compose(rope(), Decay(), posenc.ALiBi(2))).double()
     x, p = torch.randn(2, 6, 16).double(), torch.arange(6)
     whole = layer(x, p, mask=masks.causal)
-    cache = posenc.KVCache()
-    steps = [layer(x[:, i : i + 1], p[i : i + 1], cache=cache, mask=masks.causal) for i in range(6)]
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole)
+    torch.testing.assert_close(decoded(layer, x), whole)
     without = posenc.Attention(16, 2, encoding=Compose(rope(), posenc.ALiBi(2))).double()
     without.load_state_dict(layer.state_dict())
     assert (without(x, p, mask=masks.causal) - whole).abs().max() > 1e-3

@@ -1,7 +1,5 @@
 """Every registered encoding, held to the contract."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """One encoding of each place, compiled by Inductor as users compile it."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

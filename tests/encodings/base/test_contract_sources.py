@@ -1,8 +1,6 @@
 """What a registry line says about its checking is true: a test with the mark `golden` or
 `reference` names the encoding, and fails where the encoding is wrong."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -1,8 +1,6 @@
 """Wrong encodings, each of which the contract or a golden value must reject: proof that the tests
 can see."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

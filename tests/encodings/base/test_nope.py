@@ -1,24 +1,20 @@
 """Attention without positions, and query temperatures, against loops in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from posenc import PositionEncoding, attention, masks
+from posenc import PositionEncoding
 from posenc.encodings.queries_keys.query_temperature import Llama4Temperature, LogN
+from tests.attending import attend
 from tests.references import attention as paper
 
 POSITIONS = torch.tensor([0, 1, 2, 30, 31, 500, 501])
 
 
 def run(encoding: PositionEncoding, q: Tensor, k: Tensor, v: Tensor, impl: str) -> np.ndarray:
-    out = attention(
-        q[None], k[None], v[None], encoding, q_positions=POSITIONS, kv_positions=POSITIONS,
-        mask=masks.causal, impl=impl,
-    )  # fmt: skip
+    out = attend(q[None], k[None], v[None], encoding, POSITIONS, impl=impl)
     assert isinstance(out, Tensor)
     return out[0].numpy()
 

@@ -1,7 +1,5 @@
 """Encodings that differ per layer: own and shared parameters, mixing, windows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A place that a class acts at and does not claim would never be called: the class is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 import posenc

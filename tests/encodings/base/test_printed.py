@@ -1,7 +1,5 @@
 """What print shows of an encoding, and the class tokens of those over rows and columns."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

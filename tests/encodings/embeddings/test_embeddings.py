@@ -1,7 +1,5 @@
 """Place 1 against the authors' embeddings and Hugging Face's BERT."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

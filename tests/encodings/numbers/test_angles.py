@@ -1,7 +1,5 @@
 """Angles: right at every integer position up to 2^31, and whatever is done to the module."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random

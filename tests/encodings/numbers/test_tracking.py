@@ -1,7 +1,5 @@
 """What may be read of a tensor."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,16 +1,13 @@
 """Decoupled rotary embeddings: DeepSeek's equations, and transformers' latent attention."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
-import posenc
-from posenc import masks
 from posenc.encodings.queries_keys.decoupled import DecoupledRoPE, join
 from posenc.encodings.queries_keys.rope_scaling import YaRN
 from posenc.testing.harness import turned
+from tests.attending import attend
 from tests.references import decoupled_rope as paper
 
 
@@ -68,10 +65,7 @@ def test_decoupled_rope_matches_transformers_latent_attention(scaled: bool, inte
     latent, rotary = layer.kv_a_proj_with_mqa(x).split([10, 4], dim=-1)
     content = layer.kv_b_proj(layer.kv_a_layernorm(latent)).unflatten(-1, (2, 14)).transpose(1, 2)
     k = join(content[..., :8], rotary[:, None])
-    out = posenc.attention(
-        q.transpose(1, 2), k, content[..., 8:], encoding,
-        q_positions=positions, kv_positions=positions, mask=masks.causal,
-    )  # fmt: skip
+    out = attend(q.transpose(1, 2), k, content[..., 8:], encoding, positions)
     got = layer.o_proj(out.transpose(1, 2).flatten(2))
     torch.testing.assert_close(got, want, rtol=0, atol=3e-6)  # their cos and sin are float32
 

@@ -1,7 +1,5 @@
 """FoPE: its series in plain loops, as the authors' training code has them, and its start."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """NTK-by-parts against the paper, pair by pair: no released code has its ramp."""
 
-from __future__ import annotations
-
 import pytest
 
 from posenc.encodings.queries_keys.rope import RoPE

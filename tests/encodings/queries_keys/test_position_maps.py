@@ -1,16 +1,15 @@
 """ReRoPE, Self-Extend and dual chunk attention against the authors' patches, and what they become
 where nothing is mapped."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from posenc import KVCache, ModelShape, attention, create, masks
+from posenc import KVCache, ModelShape, create
 from posenc.encodings.queries_keys.position_map import PositionMap
 from posenc.encodings.queries_keys.position_maps import DualChunk, ReRoPE, SelfExtend
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.testing.harness import turned
+from tests.attending import attend
 from tests.golden_values import Case, cases
 
 
@@ -42,21 +41,12 @@ def logits_of(encoding: PositionMap, q, k, positions) -> torch.Tensor:
     return out
 
 
-def attend(encoding, q, k, v, positions, **more) -> torch.Tensor:
-    out = attention(
-        q, k, v, encoding,
-        q_positions=positions, kv_positions=positions, mask=masks.causal, **more,
-    )  # fmt: skip
-    assert isinstance(out, torch.Tensor)
-    return out
-
-
 def assert_attends(case: Case, encoding: PositionMap) -> None:
     q, k, v, positions = (case.inputs[name] for name in ("q", "k", "v", "positions"))
     logits = logits_of(encoding, q, k, positions)
     case.assert_close("logits", logits)
     case.assert_close("attn", logits.softmax(-1))
-    case.assert_close("output", attend(encoding, q, k, v, positions).transpose(1, 2).flatten(2))
+    case.assert_close("output", attend(q, k, v, encoding, positions).transpose(1, 2).flatten(2))
 
 
 @pytest.mark.golden("rerope")
@@ -100,7 +90,7 @@ def test_dual_chunk(case: Case):
     encoding = DualChunk(**options(case), **sizes)
     q, k, v, positions = (case.inputs[name] for name in ("q", "k", "v", "positions"))
     case.assert_close("logits", logits_of(encoding, q, k, positions)[0, :, 1:])
-    out = attend(encoding, q, k, v, positions)[0].transpose(0, 1).flatten(1)
+    out = attend(q, k, v, encoding, positions)[0].transpose(0, 1).flatten(1)
     case.assert_close("output", out[1:])
 
 
@@ -121,8 +111,8 @@ UNMAPPED = [
 def test_a_map_that_moves_nothing_is_rope(encoding: PositionMap):
     q, k, v = inputs(20)
     positions = torch.arange(20)
-    want = attend(RoPE(8, interleaved=False), q, k, v, positions)
-    torch.testing.assert_close(attend(encoding, q, k, v, positions), want, atol=2e-6, rtol=1e-5)
+    want = attend(q, k, v, RoPE(8, interleaved=False), positions)
+    torch.testing.assert_close(attend(q, k, v, encoding, positions), want, atol=2e-6, rtol=1e-5)
 
 
 MAPPED = [
@@ -137,18 +127,15 @@ MAPPED = [
 def test_a_mapped_model_decodes_as_it_prefills(encoding: PositionMap):
     q, k, v = inputs(17)
     positions = torch.arange(17)
-    want = attend(encoding, q, k, v, positions)
-    assert not torch.allclose(want, attend(RoPE(8, interleaved=False), q, k, v, positions))
+    want = attend(q, k, v, encoding, positions)
+    assert not torch.allclose(want, attend(q, k, v, RoPE(8, interleaved=False), positions))
     prepared = encoding.prepare(positions)
-    torch.testing.assert_close(attend(prepared, q, k, v, positions), want, atol=0, rtol=0)
+    torch.testing.assert_close(attend(q, k, v, prepared, positions), want, atol=0, rtol=0)
     cache, steps = KVCache(), []
     for i in range(17):
         step = slice(i, i + 1)
-        steps.append(
-            attend(
-                encoding, q[:, :, step], k[:, :, step], v[:, :, step], positions[step], cache=cache
-            )
-        )
+        parts = (t[:, :, step] for t in (q, k, v))
+        steps.append(attend(*parts, encoding, positions[step], cache=cache))
     torch.testing.assert_close(torch.cat(steps, 2), want, atol=2e-6, rtol=1e-5)
 
 

@@ -1,7 +1,5 @@
 """RePo: the positions and rotations of its authors' code, in plain loops."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

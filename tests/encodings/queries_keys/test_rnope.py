@@ -1,17 +1,15 @@
 """RoPE in most layers and none in some: the models' layer patterns, and each kind of layer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
 import posenc
-from posenc import masks
 from posenc.encodings.base.compose import Compose
 from posenc.encodings.queries_keys.rnope import RNoPE
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.models import Decoder, DecoderConfig
+from tests.attending import attend
 from tests.references import rnope as paper
 
 KINDS = {
@@ -35,9 +33,7 @@ def test_rnope_layers_match_the_definition(kind: str, index: int):
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, 11, 6).double() for _ in range(3))
     positions = torch.arange(2, 13)
-    out = posenc.attention(
-        q, k, v, encoding, q_positions=positions, kv_positions=positions, mask=masks.causal
-    )
+    out = attend(q, k, v, encoding, positions)
     nope = index % 4 == 3
     limits = {
         "window": options.get("window_size"),

@@ -1,7 +1,5 @@
 """RoPE in its layouts and partial forms, over one axis and several, against recorded values."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """xPos, PoPE, query temperatures, RoPE for linear attention and the conversion of layouts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Scaled RoPE frequencies against the released code of every method, and their identities."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import subprocess

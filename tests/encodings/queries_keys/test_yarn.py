@@ -1,7 +1,5 @@
 """What YaRN's extrapolation_factor does, which no golden case turns."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Encodings in files and modules of the user: imported from anywhere, known by their content."""
 
-from __future__ import annotations
-
 import pathlib
 import sys
 

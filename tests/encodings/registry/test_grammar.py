@@ -1,7 +1,5 @@
 """The grammar of encodings: what a text means, its canonical form, and where it is wrong."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

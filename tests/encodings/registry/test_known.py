@@ -1,7 +1,5 @@
 """Names: posenc's own, those registered in a program, those that other packages bring."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess

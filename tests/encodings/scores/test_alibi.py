@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from posenc import ALiBi, attention, masks
+from posenc import ALiBi, attention
 from posenc.testing.harness import sides
+from tests.attending import attend
 from tests.golden_values import Case, cases
 from tests.references import alibi_left_right
 
@@ -139,7 +140,4 @@ def test_errors_name_the_number(arguments, message):
 def test_other_head_count_is_refused():
     q = torch.randn(1, 2, 9, 8)
     with pytest.raises(ValueError, match=r"built for 4 heads, got 2"):
-        attention(
-            q, q, q, ALiBi(4), q_positions=POSITIONS, kv_positions=POSITIONS, mask=masks.causal,
-            impl="reference",
-        )  # fmt: skip
+        attend(q, q, q, ALiBi(4), POSITIONS, impl="reference")

@@ -1,7 +1,5 @@
 """CoPE: the authors' attention in its variants, x-transformers' term, the paper, and its claims."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ import posenc
 from posenc import masks
 from posenc.encodings.scores.cope import KEYS, CoPE
 from posenc.testing.harness import scored
+from tests.attending import attend, decoded
 from tests.golden_values import Case, cases
 from tests.references import cope as paper
 
@@ -38,10 +37,7 @@ def test_cope_matches_the_authors_code(case: Case):
     seen = inputs["attn_mask"].bool()
     mask = masks.Mask(lambda sight: seen[sight.q_idx, sight.kv_idx])
     positions = torch.arange(q.shape[2])
-    out = posenc.attention(
-        q, k, v, encoding,
-        q_positions=positions, kv_positions=positions, kv_state=state, mask=mask,
-    )  # fmt: skip
+    out = attend(q, k, v, encoding, positions, mask=mask, kv_state=state)
     case.assert_close("output", out[:, 0])
     scores = q @ k.mT * encoding.scale(p["head_dim"])
     with_term = scored(
@@ -84,12 +80,7 @@ def test_cope_decodes_with_a_cache_as_it_prefills(gates: str):
     layer = posenc.Attention(8, 2, 1, encoding=encoding).double()
     x, positions = torch.randn(2, 7, 8).double(), torch.arange(7)
     whole = layer(x, positions, mask=masks.causal)
-    cache = posenc.KVCache()
-    steps = [
-        layer(x[:, i : i + 1], positions[i : i + 1], cache=cache, mask=masks.causal)
-        for i in range(7)
-    ]
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole)
+    torch.testing.assert_close(decoded(layer, x), whole)
 
 
 def test_cope_counts_visible_keys_alone():
@@ -130,9 +121,7 @@ def test_cope_gradients():
 
     def run(q, k, v, e):
         encoding._parameters["e"] = e
-        return posenc.attention(
-            q, k, v, encoding, q_positions=p, kv_positions=p, mask=masks.causal, impl="reference"
-        )
+        return attend(q, k, v, encoding, p, impl="reference")
 
     inputs = [torch.randn(1, 1, 4, 4).double().requires_grad_() for _ in range(3)]
     assert torch.autograd.gradcheck(run, [*inputs, encoding.e.detach().requires_grad_()])

@@ -1,7 +1,5 @@
 """DeBERTa: the authors' attention and buckets, the paper's form, shared tables and projections."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ import posenc
 from posenc import masks
 from posenc.encodings.scores.deberta import DeBERTa
 from posenc.testing.harness import scored
+from tests.attending import decoded
 from tests.golden_values import Case, cases
 from tests.references import deberta as paper
 
@@ -114,12 +113,7 @@ def test_deberta_decodes_with_a_cache_as_it_prefills():
     layer.encoding.table.data = torch.randn_like(layer.encoding.table)
     x, positions = torch.randn(2, 6, 8).double(), torch.arange(6)
     whole = layer(x, positions, mask=masks.causal)
-    cache = posenc.KVCache()
-    steps = [
-        layer(x[:, i : i + 1], positions[i : i + 1], cache=cache, mask=masks.causal)
-        for i in range(6)
-    ]
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole)
+    torch.testing.assert_close(decoded(layer, x), whole)
 
 
 def test_deberta_counts_its_parameters():

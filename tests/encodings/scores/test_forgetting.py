@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from posenc import ALiBi, Attention, KVCache, attention, masks
 from posenc.encodings.scores.forgetting import FoX
 from posenc.testing.harness import scored
+from tests.attending import attend
 from tests.golden_values import Case, cases
 
 
@@ -147,10 +148,7 @@ def test_start_sets_the_gate():
 def test_states_are_asked_for():
     q = torch.randn(1, 2, 3, 4)
     with pytest.raises(ValueError, match=r"encoding\.state"):
-        attention(
-            q, q, q, FoX(8, 2), q_positions=torch.arange(3), kv_positions=torch.arange(3),
-            mask=masks.causal,
-        )  # fmt: skip
+        attend(q, q, q, FoX(8, 2), torch.arange(3))
 
 
 @pytest.mark.parametrize("gate", [-3.0, 0.0, 7.0])
@@ -165,10 +163,7 @@ def test_a_row_of_bias_per_block_equals_the_reference(gate):
     state = fox.state(x, positions)
 
     def run(impl, dtype=torch.float32):
-        return attention(
-            q.to(dtype), k.to(dtype), v.to(dtype), fox, q_positions=positions,
-            kv_positions=positions, q_state=state, kv_state=state, mask=masks.causal, impl=impl,
-        )  # fmt: skip
+        return attend(q.to(dtype), k.to(dtype), v.to(dtype), fox, positions, state=state, impl=impl)
 
     # Within a block of 128 queries terms reach 200, and float32 resolves 1.5e-5 there.
     torch.testing.assert_close(

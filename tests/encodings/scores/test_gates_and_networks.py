@@ -1,12 +1,11 @@
 """What CoPE and FIRE add to the scores without gradients: the same as float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 import posenc
 from posenc import masks
+from tests.attending import attend
 
 LENGTH, HEADS, WIDTH = 200, 4, 16
 
@@ -26,10 +25,7 @@ def attended(encoding, impl, mask=masks.causal, dtype=torch.float32, q_positions
     positions = torch.arange(LENGTH) if q_positions is None else q_positions
     state = v if getattr(encoding, "gates", "key") == "value" else None
     with torch.no_grad():
-        out = posenc.attention(
-            q, k, v, encoding.to(dtype), q_positions=positions, kv_positions=positions,
-            kv_state=state, mask=mask, impl=impl,
-        )  # fmt: skip
+        out = attend(q, k, v, encoding.to(dtype), positions, mask=mask, kv_state=state, impl=impl)
     assert isinstance(out, torch.Tensor)
     return out
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from posenc import attention, masks
 from posenc.encodings.scores.relative_logits import RelativeLogits
 from posenc.testing.harness import scored
+from tests.attending import attend
 from tests.references import relative_logits
 
 
@@ -60,7 +60,4 @@ def test_errors_name_the_number():
         RelativeLogits(8, 2, extent=0)
     q = torch.randn(1, 3, 9, 4)
     with pytest.raises(ValueError, match=r"encoding\.state"):
-        attention(
-            q, q, q, draw()[0].float(), q_positions=torch.arange(9), kv_positions=torch.arange(9),
-            mask=masks.causal,
-        )  # fmt: skip
+        attend(q, q, q, draw()[0].float(), torch.arange(9))

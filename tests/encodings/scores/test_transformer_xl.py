@@ -1,7 +1,5 @@
 """Transformer-XL: the authors' layer, the paper's formula for any positions, memory and cache."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ import posenc
 from posenc import masks
 from posenc.encodings.scores.transformer_xl import TransformerXL
 from posenc.testing.harness import scored, turned
+from tests.attending import attend, decoded
 from tests.golden_values import Case, cases
 from tests.references import transformer_xl as paper
 
@@ -118,12 +117,7 @@ def test_transformer_xl_decodes_with_a_cache_as_it_prefills():
     layer = posenc.Attention(8, 2, 1, encoding=filled()).double()
     x, positions = torch.randn(2, 6, 8).double(), torch.arange(6)
     whole = layer(x, positions, mask=masks.causal)
-    cache = posenc.KVCache()
-    steps = [
-        layer(x[:, i : i + 1], positions[i : i + 1], cache=cache, mask=masks.causal)
-        for i in range(6)
-    ]
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole)
+    torch.testing.assert_close(decoded(layer, x), whole)
 
 
 @pytest.mark.parametrize("positions", [torch.arange(3), torch.tensor([5, 0, 2])])
@@ -135,9 +129,7 @@ def test_transformer_xl_gradients(positions):
         for name, value in zip(names, values, strict=True):
             owner = encoding.get_submodule(name.rpartition(".")[0])
             owner._parameters[name.rpartition(".")[2]] = value
-        return posenc.attention(
-            q, k, k, encoding, q_positions=positions, kv_positions=positions, impl="reference"
-        )
+        return attend(q, k, k, encoding, positions, mask=None, impl="reference")
 
     inputs = [torch.randn(1, 2, 3, 4).double().requires_grad_() for _ in range(2)]
     inputs += [p.detach().clone().requires_grad_() for p in encoding.parameters()]
@@ -153,6 +145,4 @@ def test_transformer_xl_counts_its_parameters_and_says_what_it_needs():
         ValueError, match=r"built for 2 heads, got 3 \(q with shape \(1, 3, 5, 4\)\)"
     ):
         q = torch.randn(1, 3, 5, 4)
-        posenc.attention(
-            q, q, q, encoding, q_positions=torch.arange(5), kv_positions=torch.arange(5)
-        )
+        attend(q, q, q, encoding, torch.arange(5), mask=None)

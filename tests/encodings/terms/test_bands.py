@@ -1,8 +1,6 @@
 """Blocks that read a table by distance through skewed views give what reading it pair by pair
 gives."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

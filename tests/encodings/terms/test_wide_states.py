@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import posenc
-from posenc import masks
+from tests.attending import attend
 
 
 @pytest.mark.parametrize("name", ["inkling", "fox"])
@@ -16,8 +16,5 @@ def test_float64_states_serve_float32_queries(name, impl, scattered):
     positions = torch.tensor([0, 2, 3, 9]) if scattered else torch.arange(4)
     state = encoding.state(torch.randn(1, 4, 16), positions).double().detach()
     q = torch.randn(1, 2, 4, 8)
-    out = posenc.attention(
-        q, q, q, encoding, q_positions=positions, kv_positions=positions, q_state=state,
-        kv_state=state, mask=masks.causal, impl=impl,
-    )  # fmt: skip
+    out = attend(q, q, q, encoding, positions, state=state, impl=impl)
     assert out.dtype == torch.float32 and out.isfinite().all()

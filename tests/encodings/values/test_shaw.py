@@ -1,7 +1,5 @@
 """Shaw's relative representations: the authors' values, the paper's formula, and its claims."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ import posenc
 from posenc import masks
 from posenc.encodings.values.shaw import Shaw
 from posenc.testing.harness import scored, sides
+from tests.attending import attend
 from tests.golden_values import Case, cases
 from tests.references import shaw as paper
 
@@ -110,9 +109,7 @@ def test_shaw_makes_no_tensor_of_pairs_times_channels():
             return out
 
     with Watch():
-        posenc.attention(
-            q, q, q, encoding, q_positions=torch.arange(64), kv_positions=torch.arange(64)
-        )
+        attend(q, q, q, encoding, torch.arange(64), mask=None)
     assert largest <= 4 * 64 * 64 * 2 + 4096
 
 
@@ -138,10 +135,7 @@ class AsModule(torch.nn.Module):
         self.encoding, self.positions = encoding, positions
 
     def forward(self, q, k, v):
-        return posenc.attention(
-            q, k, v, self.encoding,
-            q_positions=self.positions, kv_positions=self.positions, impl="reference",
-        )  # fmt: skip
+        return attend(q, k, v, self.encoding, self.positions, mask=None, impl="reference")
 
 
 def test_shaw_without_values_acts_on_scores_alone():

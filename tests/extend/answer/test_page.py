@@ -1,7 +1,5 @@
 """The page of an extension, right in a browser on a phone and on a desk."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -24,7 +22,7 @@ from posenc.extend.variants.methods import METHODS, stretch
 from posenc.extend.variants.variant import Variant
 from posenc.hf.rope.settings import RopeSetting
 from posenc.report.page.figure_files import write_figures
-from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
+from tests.browser import DESKTOP, PHONE, needs_chromium
 
 TRAINED, TARGET = 256, 1024
 NASTY = "<script>alert(1)</script>"
@@ -59,12 +57,6 @@ def outcome(limit: int = TARGET, *, rotary: bool = True) -> Outcome:
         checkpoint, TARGET, measured, "linear", f"linear is best {NASTY}",
         tuned=evaluation(2.3), config_diff=["+ x: 1"], proof=Proof(0.0, 1e-6, 1e-6, 8),
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

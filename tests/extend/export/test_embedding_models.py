@@ -1,8 +1,6 @@
 """Encoders: tables that start behind the padding token, masked tokens, folders of
 sentence-transformers."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """lm-eval is handed the exported folder, or missed before anything is measured."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an export says to each runtime, and the doctor has nothing against those it is right for."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

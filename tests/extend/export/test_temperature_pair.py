@@ -1,7 +1,5 @@
 """YaRN's pair of temperatures: what transformers' own attention makes of it, before and after."""
 
-from __future__ import annotations
-
 import json
 import math
 

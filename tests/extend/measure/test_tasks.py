@@ -1,7 +1,5 @@
 """Tasks in words: what stands where, and who answers them."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

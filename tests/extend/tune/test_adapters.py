@@ -1,7 +1,5 @@
 """Adapters sit on attention, are merged, and are written as peft reads them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Tiny random models of the families that an encoding is attached to, whose positions are felt."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

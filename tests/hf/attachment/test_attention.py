@@ -1,8 +1,6 @@
 """A stock model on posenc's attention: the same answers, padding and windows included, and no
 square mask."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import pytest

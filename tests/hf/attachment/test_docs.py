@@ -1,7 +1,5 @@
 """Every block of code in docs/use.md runs, in both languages, which show the same code."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

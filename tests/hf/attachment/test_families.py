@@ -1,7 +1,5 @@
 """An attached encoding is the one that runs, in every family, and detach leaves no trace."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,8 +1,6 @@
 """Tokens that come from a cache, beside padding, or packed into one row with others are the same
 tokens: for encodings with states, parameters, tables and several passes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

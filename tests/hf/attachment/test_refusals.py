@@ -1,8 +1,6 @@
 """Where an encoding would not act, or something of the model would go on unseen, attach says so and
 leaves the model as it was."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 """What save_pretrained leaves in the folder is enough to attach the same encoding again, and
 nothing else is taken for it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """An attached encoding trains with its model: under Trainer, peft, and gradient checkpointing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

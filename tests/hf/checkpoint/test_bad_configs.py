@@ -1,7 +1,5 @@
 """Values of config.json that no model can have: one line that names the file and the key."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders from strangers: no code of theirs runs, no file outside of them is read or copied."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

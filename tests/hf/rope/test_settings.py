@@ -1,7 +1,5 @@
 """A checkpoint's rotary settings: read, refused where they contradict, carried exactly."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """posenc inspect on a model's folder, with tiny random models of each family."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -29,7 +27,7 @@ from posenc.inspect.checkpoint.sentence import tokenize_sentence
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.inspect.checkpoint.swap import exchanged_order, without_positions
 from posenc.report.page.drawing import to_svg
-from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
+from tests.browser import DESKTOP, PHONE, needs_chromium
 from tests.hf_models import COMMON, LENGTH, save
 
 TEXT, WORDS = "The dog saw its cat.", ("dog", "cat")
@@ -370,9 +368,8 @@ def shown(folders, tmp_path_factory):
 @needs_chromium
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_is_well_shown(shown, tmp_path, width, dark):
-    with Browser(tmp_path / "profile") as browser:
-        seen = browser.open(shown, width, dark=dark)
+def test_the_page_is_well_shown(browser, shown, width, dark):
+    seen = browser.open(shown, width, dark=dark)
     seen.assert_well_shown(num_figures=10)
     assert "With 公司 and 对手 exchanged" in seen.text and "blind to order" in seen.text
     assert seen.text.index("exchanged") < seen.text.index("Who saw whom")

@@ -1,7 +1,5 @@
 """Folklore, checked: the known numbers come out, and the document is what the code says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every claim's check can come out the other way: with one thing changed, its verdict changes."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

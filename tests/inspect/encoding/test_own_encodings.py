@@ -1,7 +1,5 @@
 """`posenc inspect` of encodings in files, with options, and their contract."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

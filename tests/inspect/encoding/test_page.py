@@ -1,7 +1,5 @@
 """inspect.html in a browser, its answer first, and the files of its figures."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 
@@ -12,16 +10,10 @@ from posenc.cli import main
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding.page import make_page
 from posenc.inspect.encoding.sheet import measure
-from tests.browser import DESKTOP, PHONE, Browser, needs_chromium
+from tests.browser import DESKTOP, PHONE, needs_chromium
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
 MEGABYTE = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

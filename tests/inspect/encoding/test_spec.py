@@ -1,7 +1,5 @@
 """The spec sheet: measured values against what is known from the papers, and the command."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

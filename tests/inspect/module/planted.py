@@ -1,7 +1,5 @@
 """Small modules of our own, right ones and wrong ones: each wrong one has one known mistake."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

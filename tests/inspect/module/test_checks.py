@@ -1,7 +1,5 @@
 """Every check says yes to a right module and no to one with the mistake that it looks for."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

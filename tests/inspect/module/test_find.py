@@ -1,7 +1,5 @@
 """How foreign modules are called: by name, and only if positions reach what they return."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -4,8 +4,6 @@ Where a library is missing its test is skipped; `planted.py` has each bug again.
 flash-attn's re-centred table, whose rotary layer is a CUDA kernel (`planted.Recentred`).
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest
