@@ -10,9 +10,13 @@ from posenc.lazy import listed
 __version__ = "0.1.0"
 
 _NAMES = listed(__file__)
-_MODULES = tuple(name for name, where in _NAMES.items() if where == "posenc")
+_MODULES = {
+    name: f"{where}.{name}"
+    for name, where in _NAMES.items()
+    if where in ("posenc", "posenc.encodings")
+}
 """Imported when first touched, so that `posenc.masks.causal` works after `import posenc`."""
-_PUBLIC = {name: where for name, where in _NAMES.items() if where != "posenc"}
+_PUBLIC = {name: where for name, where in _NAMES.items() if name not in _MODULES}
 
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -21,7 +25,7 @@ def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"posenc.{name}")
+        return importlib.import_module(_MODULES[name])
     hint = "" if name.startswith("_") else _hint(name)
     raise AttributeError(f"module 'posenc' has no attribute {name!r}{hint}")
 

@@ -140,7 +140,7 @@ def test_pyright_knows_the_classes(tmp_path):
 
 def test_submodules_that_documents_use():
     assert posenc.masks.causal.causal
-    assert "rope" in posenc.encodings.registry.names()
+    assert "rope" in posenc.registry.names()
 
 
 def test_package_is_typed():

@@ -25,9 +25,11 @@ class Engine(Protocol):
 
     def slots(self) -> int:
         """Return how many trials it runs at a time, now."""
+        ...
 
     def describe(self) -> dict[str, str]:
         """Return what the report says about where the trials ran."""
+        ...
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         """Make the study's folder, with its text, known where trials run.
@@ -40,6 +42,7 @@ class Engine(Protocol):
 
     def wait(self) -> tuple[TrialConfig, Heard]:
         """Wait for the next that happens to a trial that was submitted."""
+        ...
 
     def cancel(self) -> None:
         """End what still runs. Results and checkpoints stay."""
