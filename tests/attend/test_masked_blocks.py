@@ -171,3 +171,24 @@ def test_what_changes_scores_otherwise_is_not_taken(encoding, monkeypatch):
         for impl in ("blocks", "reference")
     ]  # fmt: skip
     torch.testing.assert_close(*both, rtol=2e-6, atol=2e-6)
+
+
+class Stored(posenc.DistanceBias):
+    """A bias that gives out a tensor of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.zeros(HEADS, LENGTH, LENGTH)
+
+    def bias(self, distance):
+        return self.table[:, : distance.shape[-2], : distance.shape[-1]]
+
+
+@torch.no_grad()
+def test_nothing_is_written_into_what_an_encoding_gives(monkeypatch):
+    monkeypatch.setattr(blocks, "block_rows", lambda call: LENGTH)
+    encoding, positions = Stored(), POSITIONS["gaps"]
+    q, k, v = torch.randn(3, 1, HEADS, LENGTH, WIDTH)
+    where = {"q_positions": positions, "kv_positions": positions, "mask": masks.causal}
+    posenc.attention(q, k, v, encoding, impl="blocks", **where)
+    assert not encoding.table.any()
