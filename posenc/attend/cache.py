@@ -179,7 +179,7 @@ class KVCache:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape[2] < end:
             capacity = end if buffer is None else max(end, 2 * buffer.shape[2])
-            grown = new.new_empty(*new.shape[:2], capacity, *new.shape[3:])
+            grown = new.new_zeros(*new.shape[:2], capacity, *new.shape[3:])
             if buffer is not None:
                 grown[:, :, : self.length] = buffer[:, :, : self.length]
             self._buffers[name] = buffer = grown
