@@ -28,15 +28,17 @@ def interleaved(
     """Seconds of each call, round by round; a first round is not counted.
 
     Every round runs all calls, so that a busy machine slows all of them, and begins with another
-    one. A short call runs once more right before it is timed, so that memory and caches are as it
-    leaves them itself: what the C library gives back to the system after one call, the next one
-    would pay for. No further round begins after `seconds`, once there are `least`. The garbage
-    collector runs between rounds only. See `clock_name` for which time it is.
+    one. A short call runs once more right before it is timed, so that caches are as it leaves them
+    itself. Results are freed after the round: every call writes its own to new memory, which costs
+    more than memory that the call before has left. No further round begins after `seconds`, once
+    there are `least`. The garbage collector runs between rounds only. See `clock_name` for which
+    time it is.
     """
     names = list(calls)
     found: dict[str, list[float]] = {name: [] for name in names}
     short = {name for name, call in calls.items() if _time(call) < _SHORT}
     collecting = gc.isenabled()
+    results: list[Any] = []
     gc.collect()
     gc.freeze()  # what is here now need not be searched after every round
     gc.disable()
@@ -48,8 +50,9 @@ def interleaved(
             first = done % len(names)
             for name in names[first:] + names[:first]:
                 if name in short:
-                    calls[name]()
-                found[name].append(_time(calls[name]))
+                    results.append(calls[name]())
+                found[name].append(_time(lambda name=name: results.append(calls[name]())))
+            results.clear()
             gc.collect()
     finally:
         gc.unfreeze()

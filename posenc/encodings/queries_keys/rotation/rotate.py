@@ -18,6 +18,7 @@ FEW = 1 << 12
 STRIP = 1 << 17
 """Numbers rotated at a time on the CPU: all steps between the first read and the last write stay in
 a core's cache."""
+_CONTIGUOUS = torch.contiguous_format
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
@@ -120,38 +121,44 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     """Rotate a few tokens at a time: x is read from memory once, the result is written once."""
     rotary_dim, length, work = 2 * cos.shape[-1], x.shape[-2], _work_dtype(x, cos)
     cos, sin = (t.to(work).expand(*t.shape[:-2], length, -1) for t in (cos, sin))
-    factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], dim=-1)
-    turn = _turn_neighbours if interleaved else _turn_halves
     out = torch.empty_like(x)  # all of it is written below
     out[..., rotary_dim:] = x[..., rotary_dim:]
-    rotated = out[..., :rotary_dim]
-    direct = out.dtype == work
-    step = max(1, STRIP * length // max(1, x.numel()))
+    direct = out.dtype == work and (not interleaved or _paired(out))
+    one_pass = direct and interleaved
+    step = length if one_pass else max(1, STRIP * length // max(1, x.numel()))
+    factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], -1)
     for start in range(0, length, step):
         span = (-2, start, min(step, length - start))
-        source = x[..., :rotary_dim].narrow(*span).to(work)
-        target = rotated.narrow(*span)
-        into = target if direct else None
-        turned = turn(source, factor.narrow(*span), sin.narrow(*span), into)
+        source, target = (t[..., :rotary_dim].narrow(*span) for t in (x, out))
+        source = source.to(work)
+        into = target if direct else torch.empty_like(source, memory_format=_CONTIGUOUS)
+        if interleaved:
+            torch.mul(_as_complex(source), factor.narrow(*span), out=_as_complex(into))
+        else:
+            _turn_halves(source, factor.narrow(*span), sin.narrow(*span), into)
         if not direct:
-            target.copy_(turned)
+            target.copy_(into)
     return out
 
 
-def _turn_neighbours(x: Tensor, factor: Tensor, _: Tensor, into: Tensor | None) -> Tensor:
-    """Multiply x[2t] + i x[2t+1] by cos + i sin."""
-    turned = torch.complex(x[..., 0::2], x[..., 1::2]) * factor
-    turned = torch.view_as_real(turned).reshape(x.shape)
-    return turned if into is None else into.copy_(turned)
+def _paired(x: Tensor) -> bool:
+    """True if memory has each pair of neighbours where a complex number may be."""
+    even = all(stride % 2 == 0 for stride in (*x.stride()[:-1], x.storage_offset()))
+    return even and x.stride(-1) == 1
 
 
-def _turn_halves(x: Tensor, cos_twice: Tensor, sin: Tensor, into: Tensor | None) -> Tensor:
-    """Turn pairs (t, t + pairs); cos_twice has a cosine for both channels of a pair."""
-    turned = x * cos_twice if into is None else into.copy_(x).mul_(cos_twice)
-    pairs = sin.shape[-1]
-    turned[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
-    turned[..., pairs:].addcmul_(x[..., :pairs], sin)
-    return turned
+def _as_complex(x: Tensor) -> Tensor:
+    """Return x[2t] + i x[2t+1], a view if memory allows it."""
+    x = x if _paired(x) else x.clone(memory_format=_CONTIGUOUS)
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+
+
+def _turn_halves(x: Tensor, cos_twice: Tensor, sin: Tensor, into: Tensor) -> None:
+    """Write x with the pairs (t, t + pairs) rotated; cos_twice serves both channels of a pair."""
+    (first, second), (a, b) = x.chunk(2, -1), into.chunk(2, -1)
+    torch.mul(x, cos_twice, out=into)
+    a.addcmul_(second, sin, value=-1)
+    b.addcmul_(first, sin)
 
 
 def _work_dtype(x: Tensor, cos: Tensor) -> torch.dtype:
