@@ -87,11 +87,8 @@ class KVCache:
                     f"KVCache: it holds {name} of shape {held}, got {tuple(t.shape)}: batch, heads "
                     "and width must stay. Take a fresh cache for other sequences."
                 )
-        if (
-            self.length
-            and "state" in new
-            and not ("state" in self._buffers or self._last_state is not None)
-        ):
+        stateful = "state" in self._buffers or self._last_state is not None
+        if self.length and "state" in new and not stateful:
             raise ValueError("KVCache: the tokens in it have no state, and the new ones do.")
         if self.where is not None:
             held, came = (

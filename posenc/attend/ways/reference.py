@@ -26,18 +26,16 @@ def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
     needs it."""
     visible = problem.visible(start, stop)
     scores = problem.scores(start, stop, visible)
-    known = problem.known
-    free = not (known.needs_grad or known.compiling or known.transformed)
     # The lowest finite number, not -inf: a row that sees no key must not become NaN on the way to
     # zero.
-    lowest = torch.finfo(scores.dtype).min
-    if visible is not None and not free:
-        scores = scores.masked_fill(~visible, lowest)
-    elif visible is not None:
+    lowest, known = torch.finfo(scores.dtype).min, problem.known
+    if not (known.needs_grad or known.compiling or known.transformed):
         problem.hide(scores, start, stop, lowest)
+    elif visible is not None:
+        scores = scores.masked_fill(~visible, lowest)
     weights = scores.softmax(-1)
     lse = scores.logsumexp(-1) if problem.need_lse else None
-    if visible is not None and not problem.known.every_row_sees_a_key:
+    if visible is not None and not known.every_row_sees_a_key:
         weights = weights.masked_fill(~visible, 0)
         if lse is not None:
             lse = lse.masked_fill(~visible.any(-1), -torch.inf)

@@ -43,9 +43,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     if not (problem.need_lse or problem.known.needs_grad):
         return forward(problem.q, problem.k, problem.v, row, problem.scale, groups)[0], None
     out, lse = Strips.apply(problem.q, problem.k, problem.v, row, problem.scale, groups)  # type: ignore[misc]
-    if not problem.need_lse:
-        return out, None
-    return out, lse.masked_fill(~_sees_a_key(problem), -torch.inf)  # torch gives 0 there
+    blind = ~_sees_a_key(problem)  # torch gives 0 there
+    return out, lse.masked_fill(blind, -torch.inf) if problem.need_lse else None
 
 
 def _group(problem: Problem, row: Tensor, begin: int) -> Group:

@@ -18,7 +18,6 @@ FEW = 1 << 12
 STRIP = 1 << 17
 """Numbers rotated at a time on the CPU: all steps between the first read and the last write stay in
 a core's cache."""
-_CONTIGUOUS = torch.contiguous_format
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
@@ -121,44 +120,45 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     """Rotate a few tokens at a time: x is read from memory once, the result is written once."""
     rotary_dim, length, work = 2 * cos.shape[-1], x.shape[-2], _work_dtype(x, cos)
     cos, sin = (t.to(work).expand(*t.shape[:-2], length, -1) for t in (cos, sin))
+    factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], dim=-1)
+    if interleaved and x.dtype == work:  # one operation
+        rotated = _turn_neighbours(x[..., :rotary_dim], factor)
+        rest = x[..., rotary_dim:]
+        return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
     out = torch.empty_like(x)  # all of it is written below
     out[..., rotary_dim:] = x[..., rotary_dim:]
-    direct = out.dtype == work and (not interleaved or _paired(out))
-    one_pass = direct and interleaved
-    step = length if one_pass else max(1, STRIP * length // max(1, x.numel()))
-    factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], -1)
+    step = max(1, STRIP * length // max(1, x.numel()))
     for start in range(0, length, step):
         span = (-2, start, min(step, length - start))
         source, target = (t[..., :rotary_dim].narrow(*span) for t in (x, out))
-        source = source.to(work)
-        into = target if direct else torch.empty_like(source, memory_format=_CONTIGUOUS)
         if interleaved:
-            torch.mul(_as_complex(source), factor.narrow(*span), out=_as_complex(into))
+            target.copy_(_turn_neighbours(source.to(work), factor.narrow(*span)))
+        elif x.dtype == work:
+            _turn_halves(source, target.copy_(source), factor.narrow(*span), sin.narrow(*span))
         else:
-            _turn_halves(source, factor.narrow(*span), sin.narrow(*span), into)
-        if not direct:
-            target.copy_(into)
+            source = source.to(work)
+            turned = _turn_halves(source, source.clone(), factor.narrow(*span), sin.narrow(*span))
+            target.copy_(turned)
     return out
 
 
-def _paired(x: Tensor) -> bool:
-    """True if memory has each pair of neighbours where a complex number may be."""
+def _turn_neighbours(x: Tensor, factor: Tensor) -> Tensor:
+    """Multiply x[2t] + i x[2t+1] by the factor, cos + i sin."""
     even = all(stride % 2 == 0 for stride in (*x.stride()[:-1], x.storage_offset()))
-    return even and x.stride(-1) == 1
+    if not even or x.stride(-1) != 1:  # no view as complex numbers
+        x = x.clone(memory_format=torch.contiguous_format)
+    pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * factor).reshape(x.shape)
 
 
-def _as_complex(x: Tensor) -> Tensor:
-    """Return x[2t] + i x[2t+1], a view if memory allows it."""
-    x = x if _paired(x) else x.clone(memory_format=_CONTIGUOUS)
-    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-
-
-def _turn_halves(x: Tensor, cos_twice: Tensor, sin: Tensor, into: Tensor) -> None:
-    """Write x with the pairs (t, t + pairs) rotated; cos_twice serves both channels of a pair."""
-    (first, second), (a, b) = x.chunk(2, -1), into.chunk(2, -1)
-    torch.mul(x, cos_twice, out=into)
-    a.addcmul_(second, sin, value=-1)
-    b.addcmul_(first, sin)
+def _turn_halves(x: Tensor, turned: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
+    """Turn pairs (t, t + pairs) of `turned`, a copy of x, in place; cos_twice has a cosine for both
+    channels of a pair."""
+    pairs = sin.shape[-1]
+    turned.mul_(cos_twice)
+    turned[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
+    turned[..., pairs:].addcmul_(x[..., :pairs], sin)
+    return turned
 
 
 def _work_dtype(x: Tensor, cos: Tensor) -> torch.dtype:
