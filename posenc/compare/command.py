@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from posenc.compare.options import Options
-from posenc.report.machine.options import Figures
+from posenc.report.machine.options import Figures, option
 
 
 def compare(**given: Any) -> None:
@@ -35,16 +35,14 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for the report of several runs.  ",
-            show_default="a folder below runs/ that the trials name",
+        option(
+            "Folder for the report of several runs.  ",
+            shown="a folder below runs/ that the trials name",
         ),
     ] = None,
     published: Annotated[
         bool,
-        typer.Option(
-            "--published", help="Say how far the order agrees with published tables, and how sure."
-        ),
+        option("Say how far the order agrees with published tables, and how sure.", "--published"),
     ] = False,
     figures: Figures = None,
 ) -> None:
@@ -57,17 +55,14 @@ def report(
 def leaderboard(
     mine: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A run of `posenc compare --suite` to put beside the published trials, where its "
+        option(
+            "A run of `posenc compare --suite` to put beside the published trials, where its "
             "recipe is theirs; may be repeated."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for the page.  ",
-            show_default="a folder below runs/ that the trials name",
-        ),
+        option("Folder for the page.  ", shown="a folder below runs/ that the trials name"),
     ] = None,
     figures: Figures = None,
 ) -> None:

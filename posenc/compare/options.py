@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from posenc.compare.budget import BUDGETS, SUITES, Budget
-from posenc.report.machine.options import Figures
+from posenc.report.machine.options import Figures, option
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
@@ -47,32 +47,32 @@ class Options:
     ] = None
     text: Annotated[
         list[str] | None,
-        typer.Option(
-            help="File, folder or glob to train and test on, read as bytes; may be repeated.  ",
-            show_default="the source of Python's standard library",
+        option(
+            "File, folder or glob to train and test on, read as bytes; may be repeated.  ",
+            shown="the source of Python's standard library",
         ),
     ] = None
     task: Annotated[
         list[str] | None,
-        typer.Option(
-            help="What to learn; may be repeated: text, copy, copy_512, reverse, recall, "
+        option(
+            "What to learn; may be repeated: text, copy, copy_512, reverse, recall, "
             "flip_flop, offset, or, for encodings of rows and columns, grid. A task brings its own "
             "lengths, steps and batch. See docs/compare.md.  ",
-            show_default="text",
+            shown="text",
         ),
     ] = None
     suite: Annotated[
         bool,
-        typer.Option(
-            "--suite",
-            help="Which encoding for what: text and tasks together, in a small decoder. --budget "
+        option(
+            "Which encoding for what: text and tasks together, in a small decoder. --budget "
             f"{_said(SUITES)}.",
+            "--suite",
         ),
     ] = False
     objective: Annotated[
         str,
-        typer.Option(
-            help="causal: the next byte or token, in a decoder. masked: 15 % of the bytes, hidden, "
+        option(
+            "causal: the next byte or token, in a decoder. masked: 15 % of the bytes, hidden, "
             "in an encoder that reads from both sides. seq2seq: the second half of a window, in a "
             "decoder that attends to an encoder of the first. The last two are for text, and for "
             "encodings that are defined in both directions."
@@ -80,177 +80,143 @@ class Options:
     ] = "causal"
     train_length: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Length of a training window, in bytes; of a task, the longest in training.",
+            shown="128 for text",
             min=2,
-            help="Length of a training window, in bytes; of a task, the longest in training.",
-            show_default="128 for text",
         ),
     ] = None
     test_lengths: Annotated[
         str | None,
-        typer.Option(
-            help="Lengths of the test windows, in bytes, separated by commas; the training length "
+        option(
+            "Lengths of the test windows, in bytes, separated by commas; the training length "
             "is always among them.",
-            show_default="1, 2, 4 and 8 times the training length for text",
+            shown="1, 2, 4 and 8 times the training length for text",
         ),
     ] = None
-    budget: Annotated[
-        str,
-        typer.Option(
-            help=f"{_said(BUDGETS)}. Of --suite see there.",
-        ),
-    ] = "standard"
+    budget: Annotated[str, option(f"{_said(BUDGETS)}. Of --suite see there.")] = "standard"
     seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of seeds, each a trial.", show_default="those of the budget"
-        ),
+        int | None, option("Number of seeds, each a trial.", shown="those of the budget", min=1)
     ] = None
     steps: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Optimizer steps of each trial.",
-            show_default="those of the budget for text",
-        ),
+        option("Optimizer steps of each trial.", shown="those of the budget for text", min=1),
     ] = None
     batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Training windows per step.", show_default="32 for text"),
+        int | None, option("Training windows per step.", shown="32 for text", min=1)
     ] = None
     width: Annotated[
-        int | None,
-        typer.Option(min=1, help="Width of the decoder, in channels.", show_default="128"),
+        int | None, option("Width of the decoder, in channels.", shown="128", min=1)
     ] = None
-    layers: Annotated[
-        int | None, typer.Option(min=1, help="Number of layers.", show_default="4")
-    ] = None
-    heads: Annotated[
-        int | None, typer.Option(min=1, help="Number of query heads.", show_default="4")
-    ] = None
+    layers: Annotated[int | None, option("Number of layers.", shown="4", min=1)] = None
+    heads: Annotated[int | None, option("Number of query heads.", shown="4", min=1)] = None
     kv_heads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of key/value heads.",
-            show_default="as many as --heads",
-        ),
+        int | None, option("Number of key/value heads.", shown="as many as --heads", min=1)
     ] = None
     projections: Annotated[
         str,
-        typer.Option(
-            help="Which projections of attention are one: separate (none), k=v, q=k, or none (no "
+        option(
+            "Which projections of attention are one: separate (none), k=v, q=k, or none (no "
             "projection at all)."
         ),
     ] = "separate"
     config: Annotated[
         Path | None,
-        typer.Option(
-            help="A Hugging Face config.json, or its folder, whose sizes the decoder takes where "
+        option(
+            "A Hugging Face config.json, or its folder, whose sizes the decoder takes where "
             "no other option gives them.",
-            show_default="none",
+            shown="none",
         ),
     ] = None
     small: Annotated[
         bool,
-        typer.Option(
-            "--small",
-            help="Of the --config keep how many query heads share a key/value head, in at most 4 "
+        option(
+            "Of the --config keep how many query heads share a key/value head, in at most 4 "
             "layers, about 4 heads, and 64 channels a head.",
+            "--small",
         ),
     ] = False
-    lr: Annotated[float, typer.Option(help="Peak learning rate, per step of AdamW.")] = 2e-3
+    lr: Annotated[float, option("Peak learning rate, per step of AdamW.")] = 2e-3
     check_lr: Annotated[
         bool,
-        typer.Option(
-            "--check-lr",
-            help="First train every encoding on every task with half of --lr, with it and with "
+        option(
+            "First train every encoding on every task with half of --lr, with it and with "
             "twice of it, one seed each, and go on with the rate of the lowest validation loss. "
             "Nothing beyond the training length is measured for that.",
+            "--check-lr",
         ),
     ] = False
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    device: Annotated[str, option("auto, cpu or cuda.")] = "auto"
     precision: Annotated[
         str,
-        typer.Option(
-            help="auto, float32 or bfloat16 (autocast). auto: bfloat16 where the hardware "
-            "multiplies it."
+        option(
+            "auto, float32 or bfloat16 (autocast). auto: bfloat16 where the hardware multiplies it."
         ),
     ] = "auto"
     workers: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Trials at a time on this machine, one process each.",
+            shown="one per core; 1 on cuda",
             min=1,
-            help="Trials at a time on this machine, one process each.",
-            show_default="one per core; 1 on cuda",
         ),
     ] = None
     engine: Annotated[
         str,
-        typer.Option(
-            help="Where trials run: local (processes of this machine), ray or slurm. See "
-            "docs/scale.md."
+        option(
+            "Where trials run: local (processes of this machine), ray or slurm. See docs/scale.md."
         ),
     ] = "local"
     address: Annotated[
         str | None,
-        typer.Option(
-            help="Of the Ray cluster: ray://HOST:PORT, HOST:PORT, or auto.",
-            show_default="one begun on this machine",
+        option(
+            "Of the Ray cluster: ray://HOST:PORT, HOST:PORT, or auto.",
+            shown="one begun on this machine",
         ),
     ] = None
     storage: Annotated[
         str | None,
-        typer.Option(
-            help="Where the machines of a Ray cluster meet, such as s3://bucket/run.",
-            show_default="the folder --out, which they must share",
+        option(
+            "Where the machines of a Ray cluster meet, such as s3://bucket/run.",
+            shown="the folder --out, which they must share",
         ),
     ] = None
-    partition: Annotated[
-        str | None, typer.Option(help="Of Slurm.", show_default="Slurm's own default")
-    ] = None
+    partition: Annotated[str | None, option("Of Slurm.", shown="Slurm's own default")] = None
     max_parallel: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Trials at a time on ray or slurm.", show_default="what there is room for"
-        ),
+        option("Trials at a time on ray or slurm.", shown="what there is room for", min=1),
     ] = None
-    checkpoint_steps: Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")] = (
-        50
-    )
+    checkpoint_steps: Annotated[int, option("Steps between two checkpoints.", min=1)] = 50
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for report.html, results.csv, study.json and the trials.  ",
-            show_default="a folder below runs/ that the options name",
+        option(
+            "Folder for report.html, results.csv, study.json and the trials.  ",
+            shown="a folder below runs/ that the options name",
         ),
     ] = None
     figures: Figures = None
     tensorboard: Annotated[
         bool,
-        typer.Option(
-            "--tensorboard", help="Write the losses for TensorBoard too, into --out/tensorboard."
-        ),
+        option("Write the losses for TensorBoard too, into --out/tensorboard.", "--tensorboard"),
     ] = False
     dry_run: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Measure a few steps, say how many trials, tokens and minutes it would be, and stop.",
             "--dry-run",
-            help="Measure a few steps, say how many trials, tokens and minutes it would be, and "
-            "stop.",
         ),
     ] = False
     unchecked: Annotated[
         bool,
-        typer.Option(
-            "--unchecked",
-            help="Compare also an encoding of yours that sees later tokens, gives NaN, or depends "
+        option(
+            "Compare also an encoding of yours that sees later tokens, gives NaN, or depends "
             "on how it is called; the report says so.",
+            "--unchecked",
         ),
     ] = False
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Start also what is expected to take over a week.")
-    ] = False
+    yes: Annotated[bool, option("Start also what is expected to take over a week.", "--yes")] = (
+        False
+    )
 
 
 def check_options(options: Options) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console, OverflowMethod
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 
 def stdout(width: int) -> Console:
@@ -16,17 +16,28 @@ def stdout(width: int) -> Console:
     return console if console.is_terminal else Console(width=width)
 
 
-def print_table(
-    console: Console,
+def text_table(
     header: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
     overflow: OverflowMethod = "ellipsis",
+    named: str | None = None,
     **options: Any,
-) -> None:
-    """Print rows of text below a header. `overflow`: what becomes of a word wider than its column;
-    `options` are rich's for a table."""
-    table = Table(*(Column(escape(name), overflow=overflow) for name in header), **options)
+) -> Table:
+    """Return a table of text for the terminal; `options` are rich's.
+
+    overflow: what becomes of a word wider than its column. named: the column that names a row whose
+    other columns are numbers, which align right.
+    """
+    table = Table(**options)
+    for name in header:
+        side = "left" if named in (None, name) else "right"
+        table.add_column(escape(name), overflow=overflow, justify=side)
     for row in rows:
         table.add_row(*map(escape, row))
-    console.print(table)
+    return table
+
+
+def print_table(console: Console, *given: Any, **options: Any) -> None:
+    """Print a `text_table`."""
+    console.print(text_table(*given, **options))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from posenc.compare.results import LengthScore, PositionScore
 from posenc.compare.trial.config import TrialConfig
-from posenc.encodings.base.base import PositionEncoding
-from posenc.models import DecoderConfig
 
 Asked = tuple[Tensor, ...]
 """What is asked of windows: tensors that have one row for each of them."""
@@ -25,6 +23,7 @@ class Objective(ABC):
     """What a model learns to say of a text.
 
     name: as on the command line.
+    model: makes the model from its sizes and one encoding for each of its stacks.
     stacks: whether each stack of layers that takes an encoding is causal; the last one is that of
         which a report shows what the encoding was built with.
     marks: symbols that the model reads beside those of the text.
@@ -32,13 +31,10 @@ class Objective(ABC):
     """
 
     name: ClassVar[str]
+    model: ClassVar[Callable[..., nn.Module]]
     stacks: ClassVar[tuple[bool, ...]]
     marks: ClassVar[int] = 0
     said: ClassVar[str] = ""
-
-    @abstractmethod
-    def model(self, sizes: DecoderConfig, *encodings: PositionEncoding) -> nn.Module:
-        """The model, of one encoding for each of its stacks."""
 
     @abstractmethod
     def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
@@ -49,9 +45,9 @@ class Objective(ABC):
     def ask_held_out(self, rows: Tensor) -> Asked:
         """The same of held-out windows, for all seeds alike."""
 
-    @abstractmethod
     def count(self, asked: Asked) -> int:
-        """How many bytes are asked."""
+        """How many bytes are asked: by default those that the second tensor marks."""
+        return int(asked[1].sum())
 
     @abstractmethod
     def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
