@@ -66,7 +66,7 @@ def test_a_rotation_takes_positions_of_its_own_tokens_only():
     for rope in (ROPE, posenc.RoPE(8, interleaved=True), posenc.XPos(8, interleaved=True)):
         with pytest.raises(ValueError, match=r"must have shape \(1,\)"):
             rope(q[:, :, -1:], k[:, :, -1:], torch.arange(16))
-        with pytest.raises(ValueError, match="of the same tokens"):
+        with pytest.raises(ValueError, match="the same batch and length"):
             rope(q[:, :, -1:], k, torch.arange(1))
         with pytest.raises(ValueError, match="must have shape"):  # (batch, len, heads, head_dim)
             rope(q.transpose(1, 2), k.transpose(1, 2), torch.arange(16))
