@@ -43,9 +43,9 @@ def test_only_encodings_in_common_count():
     assert spearman(OURS, {"t5": 1.0, "rope": 2.0, "fire": 0.0}) is None
     assert spearman(OURS, dict.fromkeys(OURS, 1.0)) is None
     for wrong in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="have none: rope"):
+        with pytest.raises(ValueError, match="not finite: rope"):
             spearman(OURS | {"rope": wrong}, OURS)
-        with pytest.raises(ValueError, match="have none: rope"):
+        with pytest.raises(ValueError, match="not finite: rope"):
             sign_agreement(OURS | {"rope": wrong}, [])
 
 

@@ -75,7 +75,7 @@ def test_a_resolution_tells_what_all_seeds_say_without_spread():
 def test_missing_partners_are_left_out():
     found = paired_difference([1.0, 1.1, NAN, 1.3], [2.0, 2.3, 9.0, 2.2])
     assert found == paired_difference([1.0, 1.1, 1.3], [2.0, 2.3, 2.2]) and found.count == 3
-    with pytest.raises(ValueError, match="as many of each, got 2 and 1"):
+    with pytest.raises(ValueError, match="equal numbers, got 2 and 1"):
         paired_difference([1, 2], [1])
 
 

@@ -86,7 +86,7 @@ def test_a_tie_is_named_a_tie_although_its_means_differ():
 
 
 def test_all_pairs_are_needed():
-    with pytest.raises(ValueError, match=r"without one: \[\('a', 'b'\)\]"):
+    with pytest.raises(ValueError, match=r"missing: \[\('a', 'b'\)\]"):
         rank({"a": 1, "b": 2}, {})
 
 

@@ -1,4 +1,4 @@
-"""Tables on standard output."""
+"""Print tables on standard output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 
 def stdout(width: int) -> Console:
-    """Standard output, `width` columns wide where it is no terminal."""
+    """Return standard output, `width` columns wide if it is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=width)
 
@@ -24,8 +24,8 @@ def print_table(
     overflow: OverflowMethod = "ellipsis",
     **options: Any,
 ) -> None:
-    """Print rows of text below a header. `overflow`: what becomes of a word wider than its column;
-    `options` are rich's for a table."""
+    """Print rows of text below a header. `overflow` is rich's treatment of words wider than their
+    column; `options` are passed to rich's Table."""
     table = Table(*(Column(escape(name), overflow=overflow) for name in header), **options)
     for row in rows:
         table.add_row(*map(escape, row))
