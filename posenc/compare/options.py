@@ -1,4 +1,4 @@
-"""The options of `posenc compare`: name, type, range, default and help, each in one place."""
+"""Options of `posenc compare`: name, type, range, default and help, each in one place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posenc.report.machine.options import Figures
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
-"""NoPE has no order without a causal mask."""
+"""Without NoPE, which is blind to order without a causal mask."""
 
 
 _EXPECTED: dict[Any, tuple[Any, str]] = {
@@ -24,7 +24,7 @@ _EXPECTED: dict[Any, tuple[Any, str]] = {
     Path: (str | Path, "a path"),
     list[str]: (list | tuple, "a list of texts"),
 }
-"""For each type of an option what a value may be, and how a message calls that."""
+"""For each type of an option: the accepted types of a value, and their name in messages."""
 
 
 def _said(budgets: dict[str, Budget]) -> str:
@@ -33,8 +33,8 @@ def _said(budgets: dict[str, Budget]) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asks for. The command line is made from these fields, and a `TrialConfig` takes
-    over those of the same name."""
+    """Options of the user. The command line is made from these fields; a `TrialConfig` copies those
+    of the same name."""
 
     encodings: Annotated[
         list[str] | None,
@@ -56,7 +56,7 @@ class Options:
         list[str] | None,
         typer.Option(
             help="What to learn; may be repeated: text, copy, copy_512, reverse, recall, "
-            "flip_flop, offset, or, for encodings of rows and columns, grid. A task brings its own "
+            "flip_flop, offset, or, for encodings of rows and columns, grid. A task has its own "
             "lengths, steps and batch. See docs/compare.md.  ",
             show_default="text",
         ),
@@ -65,24 +65,23 @@ class Options:
         bool,
         typer.Option(
             "--suite",
-            help="Which encoding for what: text and tasks together, in a small decoder. --budget "
-            f"{_said(SUITES)}.",
+            help=f"Compare on text and all tasks, with a small decoder. --budget {_said(SUITES)}.",
         ),
     ] = False
     objective: Annotated[
         str,
         typer.Option(
-            help="causal: the next byte or token, in a decoder. masked: 15 % of the bytes, hidden, "
-            "in an encoder that reads from both sides. seq2seq: the second half of a window, in a "
-            "decoder that attends to an encoder of the first. The last two are for text, and for "
-            "encodings that are defined in both directions."
+            help="causal: predict the next byte or token, in a decoder. masked: predict 15 % of "
+            "the bytes, which are masked, in an encoder. seq2seq: predict the second half of a "
+            "window, in a decoder that attends to an encoder of the first. The last two are for "
+            "text, and for encodings that are defined without a causal mask."
         ),
     ] = "causal"
     train_length: Annotated[
         int | None,
         typer.Option(
             min=2,
-            help="Length of a training window, in bytes; of a task, the longest in training.",
+            help="Length of a training window, in bytes; for a task, the longest in training.",
             show_default="128 for text",
         ),
     ] = None
@@ -90,14 +89,14 @@ class Options:
         str | None,
         typer.Option(
             help="Lengths of the test windows, in bytes, separated by commas; the training length "
-            "is always among them.",
+            "is always included.",
             show_default="1, 2, 4 and 8 times the training length for text",
         ),
     ] = None
     budget: Annotated[
         str,
         typer.Option(
-            help=f"{_said(BUDGETS)}. Of --suite see there.",
+            help=f"{_said(BUDGETS)}. For budgets of --suite see --suite.",
         ),
     ] = "standard"
     seeds: Annotated[
@@ -139,15 +138,14 @@ class Options:
     projections: Annotated[
         str,
         typer.Option(
-            help="Which projections of attention are one: separate (none), k=v, q=k, or none (no "
-            "projection at all)."
+            help="Projections of attention: separate, k=v or q=k (shared), or none at all (none)."
         ),
     ] = "separate"
     config: Annotated[
         Path | None,
         typer.Option(
-            help="A Hugging Face config.json, or its folder, whose sizes the decoder takes where "
-            "no other option gives them.",
+            help="A Hugging Face config.json, or its folder: the decoder gets its sizes unless "
+            "other options set them.",
             show_default="none",
         ),
     ] = None
@@ -155,8 +153,8 @@ class Options:
         bool,
         typer.Option(
             "--small",
-            help="Of the --config keep how many query heads share a key/value head, in at most 4 "
-            "layers, about 4 heads, and 64 channels a head.",
+            help="Shrink the model of --config to at most 4 layers, about 4 heads and 64 channels "
+            "per head; keeps the number of query heads per key/value head.",
         ),
     ] = False
     lr: Annotated[float, typer.Option(help="Peak learning rate, per step of AdamW.")] = 2e-3
@@ -164,17 +162,17 @@ class Options:
         bool,
         typer.Option(
             "--check-lr",
-            help="First train every encoding on every task with half of --lr, with it and with "
-            "twice of it, one seed each, and go on with the rate of the lowest validation loss. "
-            "Nothing beyond the training length is measured for that.",
+            help="First train every encoding on every task with 0.5, 1 and 2 times --lr, one seed "
+            "each, and use the rate with the lowest validation loss. Only the training length is "
+            "measured for this.",
         ),
     ] = False
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     precision: Annotated[
         str,
         typer.Option(
-            help="auto, float32 or bfloat16 (autocast). auto: bfloat16 where the hardware "
-            "multiplies it."
+            help="auto, float32 or bfloat16 (autocast). auto: bfloat16 if the hardware multiplies "
+            "it."
         ),
     ] = "auto"
     workers: Annotated[
@@ -195,24 +193,24 @@ class Options:
     address: Annotated[
         str | None,
         typer.Option(
-            help="Of the Ray cluster: ray://HOST:PORT, HOST:PORT, or auto.",
-            show_default="one begun on this machine",
+            help="Address of the Ray cluster: ray://HOST:PORT, HOST:PORT, or auto.",
+            show_default="a new one on this machine",
         ),
     ] = None
     storage: Annotated[
         str | None,
         typer.Option(
-            help="Where the machines of a Ray cluster meet, such as s3://bucket/run.",
+            help="Storage shared by the machines of a Ray cluster, such as s3://bucket/run.",
             show_default="the folder --out, which they must share",
         ),
     ] = None
     partition: Annotated[
-        str | None, typer.Option(help="Of Slurm.", show_default="Slurm's own default")
+        str | None, typer.Option(help="Slurm's partition.", show_default="Slurm's own default")
     ] = None
     max_parallel: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Trials at a time on ray or slurm.", show_default="what there is room for"
+            min=1, help="Trials at a time on ray or slurm.", show_default="as many as fit"
         ),
     ] = None
     checkpoint_steps: Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")] = (
@@ -222,21 +220,21 @@ class Options:
         Path | None,
         typer.Option(
             help="Folder for report.html, results.csv, study.json and the trials.  ",
-            show_default="a folder below runs/ that the options name",
+            show_default="a folder below runs/ named by the options",
         ),
     ] = None
     figures: Figures = None
     tensorboard: Annotated[
         bool,
         typer.Option(
-            "--tensorboard", help="Write the losses for TensorBoard too, into --out/tensorboard."
+            "--tensorboard", help="Also write the losses for TensorBoard, into --out/tensorboard."
         ),
     ] = False
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Measure a few steps, say how many trials, tokens and minutes it would be, and "
+            help="Measure a few steps, print the number of trials and tokens and the time, and "
             "stop.",
         ),
     ] = False
@@ -244,17 +242,17 @@ class Options:
         bool,
         typer.Option(
             "--unchecked",
-            help="Compare also an encoding of yours that sees later tokens, gives NaN, or depends "
-            "on how it is called; the report says so.",
+            help="Also compare your own encoding if it sees later tokens, gives NaN, or depends on "
+            "how it is called; the report has a note.",
         ),
     ] = False
     yes: Annotated[
-        bool, typer.Option("--yes", help="Start also what is expected to take over a week.")
+        bool, typer.Option("--yes", help="Start even if it is expected to take over a week.")
     ] = False
 
 
 def check_options(options: Options) -> None:
-    """Hold every option to its type and its minimum, as typer does for those of the command line.
+    """Check the type and minimum of every option, as typer does on the command line.
 
     Raises: ValueError.
     """

@@ -17,12 +17,12 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What to try and measure, and how much of it.
+    """Methods to try, and measurements.
 
     windows: windows of the target length to read. search_evaluations: sets of frequencies that the
     search tries, 0 for no search. allow_cache_unsafe: also export methods whose frequencies change
-    with the length. state: folder for what a restart of search or tuning needs; None: next to the
-    new folder, or nowhere. device, dtype: where and in what dtype to run; written weights keep the
+    with the length. state: folder for the state of search and tuning, for restarts; None: next to
+    the new folder, or nowhere. device, dtype: device and dtype of the run; written weights keep the
     folder's dtype. tune: fine-tuning before the export. targets: tokens at the end of a window
     whose loss is measured with growing context. tasks: tasks at every length and depth, see
     measure/tasks.py. task_trials: prompts for each.
@@ -41,8 +41,8 @@ class Options:
     state: Annotated[
         Path | None,
         typer.Option(
-            help="Folder where search and tuning keep what a restart needs.",
-            show_default="beside --out",
+            help="Folder for the state of search and tuning, for restarts.",
+            show_default="next to --out",
         ),
     ] = None
     device: Annotated[
@@ -59,7 +59,7 @@ class Options:
     tasks: Annotated[
         str,
         typer.Option(
-            help="What to ask at every length and depth, between commas: passkey, needle, needles, "
+            help="Tasks at every length and depth, separated by commas: passkey, needle, needles, "
             "variables, common-words; or none."
         ),
     ] = "passkey"

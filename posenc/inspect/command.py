@@ -40,7 +40,7 @@ def inspect(
         bool,
         typer.Option(
             "--contract",
-            help="Hold the encodings to what posenc's own are tested for, and print what fails.",
+            help="Run the checks that posenc's own encodings must pass, and print failures.",
         ),
     ] = False,
     arguments: Annotated[

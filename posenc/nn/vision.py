@@ -109,7 +109,7 @@ class VisionAttention(nn.Module):
 def attach_to_vit(
     model: Any, encoding: PositionEncoding | None, positions: Tensor | None = None
 ) -> Any:
-    """The same Vision Transformer of timm, each of whose attentions has the encoding.
+    """Return the Vision Transformer of timm with the encoding in each of its attentions.
 
     Its own table of positions stays: build it with pos_embed="none" to be without.
 

@@ -171,8 +171,8 @@ def test_a_failed_call_leaves_its_cache_as_it_was():
 @pytest.mark.parametrize(
     ("other", "error", "message"),
     [
-        (qkv(batch=2), ValueError, "batch, heads and width must stay"),
-        (qkv(heads=4), ValueError, "batch, heads and width must stay"),
+        (qkv(batch=2), ValueError, "batch, heads and width must not change"),
+        (qkv(heads=4), ValueError, "batch, heads and width must not change"),
         (qkv(dtype=torch.float64), TypeError, "it holds k in torch.float32"),
     ],
 )
@@ -212,7 +212,7 @@ def test_a_cache_tells_encodings_of_one_class_apart_by_their_arguments():
             attend(second, P + 5, cache=cache)
             assert cache.length == 10
             continue
-        with pytest.raises(ValueError, match=r"its keys were made for .* and attention has"):
+        with pytest.raises(ValueError, match=r"its keys were made for .* but attention has"):
             attend(second, P + 5, cache=cache)
         assert cache.length == 5
 

@@ -1,5 +1,5 @@
-"""Dense scores and a plain softmax: defines what is correct. Any encoding, any dtype, all
-gradients."""
+"""Attend by dense scores and a plain softmax. Defines the result for any encoding, dtype and
+gradient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posenc.attend.ways.cost import Cost, dense_bytes
 
 
 def cost(problem: Problem) -> Cost:
-    """Return what it is expected to cost."""
+    """Return the expected cost."""
     return Cost("O(q_len * kv_len)", dense_bytes(problem, problem.q_len))
 
 
@@ -22,13 +22,13 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-    """Return attention of queries start .. stop to all keys, and the log-sum-exp where the problem
-    needs it."""
+    """Attend from queries [start, stop) to all keys; return the output, and the log-sum-exp if
+    needed."""
     visible = problem.visible(start, stop)
     scores = problem.scores(start, stop, visible)
     if visible is not None:
-        # The lowest finite number, not -inf: a row that sees no key must not become NaN on the way
-        # to zero.
+        # The lowest finite number, not -inf: a row that sees no key must not become NaN before it
+        # is set to zero.
         scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1)
     lse = scores.logsumexp(-1) if problem.need_lse else None

@@ -52,7 +52,7 @@ class Search:
 
     Args:
         reader: the model; settings: its rotation before.
-        windows: a third is held out for the last comparison.
+        windows: texts to score on; a third is reserved for the last comparison.
         trained: the training length in tokens.
         state: file that keeps the score of every genome; None: nothing is kept.
 

@@ -37,8 +37,8 @@ def tune(
     as it was, where its predictions are to be kept; keep_adapter is called before adapters are
     merged, if they are to be kept.
 
-    Raises: ValueError where the folder holds the state of another tuning; RunFailed if the loss or
-    a gradient is not finite.
+    Raises: ValueError if the folder has the state of another tuning; RunFailed if the loss or a
+    gradient is not finite.
     """
     torch.manual_seed(config.seed)
     teaching = None if teacher is None else teacher.config.to_dict().get("rope_parameters", True)

@@ -25,8 +25,8 @@ class Method:
 
 
 def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
-    # At short training lengths no pair turns 32 times: the ramp then starts where half of the turns
-    # are reached.
+    # At short training lengths no pair completes 32 turns: the ramp then starts at half of the
+    # maximum of turns.
     beta_fast = min(32.0, max(2.0, setting.original_length / (4 * math.pi)))
     if isinstance(setting.scaling, rs.YaRN):
         temperature = setting.yarn_temperature(factor)

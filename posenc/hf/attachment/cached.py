@@ -86,7 +86,7 @@ class Columns:
 
 
 def self_attention(cache: Any) -> Any:
-    """Return the part of a cache that holds a stack's own tokens."""
+    """Return the part of a cache with a stack's own tokens."""
     return getattr(cache, "self_attention_cache", cache)
 
 

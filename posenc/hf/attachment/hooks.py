@@ -70,7 +70,7 @@ def embedded(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
     forward = FORWARD.get()
     if forward is None:
         raise ValueError(
-            "posenc: the token embeddings were asked for outside of the model's forward, where "
+            "posenc: the token embeddings were called outside of the model's forward, where "
             "positions are unknown."
         )
     assert forward.positions is not None
@@ -128,8 +128,8 @@ def _bound(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, A
 def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None, Tensor | None]:
     """Return the positions of the new tokens, and the documents of a packed row.
 
-    They are position_ids where they are given; else tokens are counted from the attention mask, so
-    that padding does not count; else from what the cache holds.
+    Positions are position_ids if given; otherwise tokens are counted in the attention mask, without
+    padding, or after those in the cache.
     """
     tokens = given.get("input_ids")
     tokens = given.get("inputs_embeds") if tokens is None else tokens

@@ -148,7 +148,7 @@ def refuse_rest(model: Any, stacks: list[Stack], example: dict[str, Any]) -> Non
 
 
 def _read_by(stack: Stack, example: dict[str, Any]) -> str | None:
-    """Return the name of the argument that holds the stack's tokens."""
+    """Return the name of the argument with the stack's tokens."""
     length = stack.attentions[0].q_len
     for name in ("decoder_input_ids", "input_ids"):
         if name in example and example[name].shape[1] == length:

@@ -1,5 +1,5 @@
 """Change a loaded model's rotation through its config only, so that the exported config computes
-what was measured."""
+the same."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ def _of_kind(kind: Kind) -> str:
             )
         case Disentangled():
             return (
-                "Its table of relative positions serves every distance, far ones all by one row, "
-                "so that no length breaks it."
+                "Its table of relative positions covers every distance, with one row for all far "
+                "ones, so no length breaks it."
             )
 
 

@@ -229,8 +229,8 @@ def alibi_by_distance(model: Any, length: int) -> Tensor | None:
     """
     if model.config.model_type == "falcon" and model.config.alibi:
         raise ValueError(
-            "Falcon with ALiBi: transformers counts its bias twice where it shows attention, so "
-            "what could be drawn here is not what the model does."
+            "Falcon with ALiBi: transformers adds its bias twice if it returns attention, so a "
+            "figure would not show what the model does."
         )
     heads = model.config.num_attention_heads
     for module in model.modules():

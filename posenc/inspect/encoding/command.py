@@ -1,4 +1,4 @@
-"""Measure what was asked for, print it, and write the page."""
+"""Measure encodings, print the result, and write the page."""
 
 from __future__ import annotations
 

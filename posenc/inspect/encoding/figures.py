@@ -188,7 +188,7 @@ def precision_map(
         axes.set_xticks(ticks, [_short(tick) for tick in ticks])
         axes.minorticks_off()
         axes.set_xlim(1, 2 * starts[-1])
-        drawn.colorbar(image, ax=axes, label="neighbours\ntold apart", ticks=[0, 0.5, 1])
+        drawn.colorbar(image, ax=axes, label="distinct\nneighbours", ticks=[0, 0.5, 1])
         frame(axes)
     return drawn
 

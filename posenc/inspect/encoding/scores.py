@@ -119,8 +119,8 @@ class Resolution:
 def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resolution] | None:
     """Return, by dtype, the distances at which a query distinguishes a key from its neighbour.
 
-    Told apart: the score of one query and one key changes from distance D to D + 1, and the change
-    measured in the dtype is within half of the change in float64, for half of the random pairs, in
+    Distances D and D + 1 are distinct if the score of one query and one key changes between them,
+    and the change in the dtype is within half of that in float64, for half of the random pairs, in
     the best head. Every distance up to 160 is tested, then powers of two up to FARTHEST or the
     encoding's last position. None for methods that read the tokens between.
     """
