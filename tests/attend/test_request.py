@@ -1,4 +1,4 @@
-"""Attention checks what it is handed once: a wrong call says what came, and changes nothing."""
+"""Attention checks its arguments once: a wrong call is named and changes nothing."""
 
 import pickle
 

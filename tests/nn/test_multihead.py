@@ -1,5 +1,5 @@
-"""torch's layers and posenc's with the same weights give the same answers, masks included, and a
-position encoding is felt."""
+"""torch's layers and posenc's with the same weights agree, masks included, and an encoding changes
+the result."""
 
 import itertools
 

@@ -61,7 +61,7 @@ def test_pairs_are_those_beyond_the_seeds():
     assert separated_pairs(means, dict.fromkeys(means, float("nan")), 5) == []
 
 
-def test_signs_are_counted_of_what_we_have():
+def test_sign_agreement_counts_only_encodings_in_common():
     pairs = [("t5", "rope"), ("rope", "alibi"), ("t5", "fire")]
     assert sign_agreement(OURS, pairs) == (1, 2)
     assert sign_agreement(dict.fromkeys(OURS, 1.0), pairs) == (0, 2)  # a tie agrees with nothing

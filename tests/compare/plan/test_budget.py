@@ -17,7 +17,7 @@ from tests.experiment import experiment
 TABLE = Path(__file__).parents[3] / "results/compare/budget.csv"
 
 
-def test_a_budget_gives_what_no_option_says():
+def test_a_budget_sets_seeds_and_steps_unless_options_do():
     assert chosen(Options()) == BUDGETS["standard"]
     assert chosen(Options(budget="quick")).seeds == 1
     assert chosen(Options(budget="quick", seeds=4))[:2] == (4, BUDGETS["quick"].steps)

@@ -1,4 +1,4 @@
-"""What cannot be trained, and what no option can be, is refused before anything is."""
+"""Encodings that cannot be trained and invalid options are refused before anything is written."""
 
 import re
 from pathlib import Path

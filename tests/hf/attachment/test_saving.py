@@ -1,5 +1,5 @@
-"""What save_pretrained leaves in the folder is enough to attach the same encoding again, and
-nothing else is taken for it."""
+"""The folder written by save_pretrained suffices to attach the same encoding again; no other
+encoding is accepted for it."""
 
 import json
 import shutil
