@@ -72,8 +72,7 @@ def length_of(positions: Known, num_axes: int = 1) -> int:
 
 
 def as_range(positions: Known) -> range | None:
-    """Return the positions as a range p, p+1, p+2, ... if all rows equal it; None otherwise or if
-    unknown.
+    """Return the positions as a range p, p+1, p+2, ... if all rows are known to equal it, or None.
 
     Tensors are read only where this needs no synchronisation: on the CPU, and not while tracing.
     """
@@ -220,8 +219,7 @@ def in_double(
 
 
 def check_flat(q_positions: Any, kv_positions: Any) -> None:
-    """Raise ValueError unless both are (len) or (batch, len), as when q and k are passed
-    instead."""
+    """Raise ValueError unless both are (len) or (batch, len); q and k are not."""
     for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
         if positions.ndim not in (1, 2):
             raise ValueError(
@@ -274,7 +272,6 @@ def documents_from_positions(positions: Documents) -> Documents:
 def grid(
     height: int, width: int, device: torch.device | None = None
 ) -> Int[Tensor, "{height*width} 2"]:
-    """Return (row, column) of each cell, row by row: (height * width, 2), for encodings with two
-    axes."""
+    """Return (row, column) of each cell, row by row: (height * width, 2)."""
     cells = torch.arange(height * width, device=device)
     return torch.stack([cells // width, cells % width], dim=-1)

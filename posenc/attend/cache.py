@@ -15,8 +15,7 @@ from posenc.positions import join, tensor
 
 
 class KVCache:
-    """Store keys, values, positions and states of earlier tokens; one object per layer, for
-    inference.
+    """Store keys, values, positions and states of earlier tokens in one layer, for inference.
 
     Keys are stored after the encoding's place 2, or before it if the encoding claims `needs_raw_k`.
     Buffers double when full, so appending one token costs O(1) amortised.

@@ -1,5 +1,4 @@
-"""Choose the way by which attention runs, for `attention` and `explain`, and tell why not the
-others.
+"""Choose the way by which attention runs, and tell why not the others.
 
 There are four ways, from the cheapest down:
 
@@ -143,8 +142,7 @@ def _slows_flash(problem: Problem) -> bool:
 
 
 def sdpa_form(problem: Problem) -> tuple[str, str]:
-    """Return (form, "") for the form in which torch's kernel computes the problem, or ("", reason)
-    if none does."""
+    """Return (form, "") for the form in which torch's kernel runs the problem, or ("", reason)."""
     if problem.known.transformed:
         return "", "torch.func's transforms do not support its kernels"
     if problem.dropout_p:

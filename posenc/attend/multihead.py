@@ -102,8 +102,7 @@ class Attention(nn.Module):
         mask: Mask | None = None,
         encoding: PositionEncoding | None = None,
     ) -> Float[Tensor, "batch q_len embed_dim"]:
-        """Attend from x to itself, to `context` instead (cross-attention), or to `memory` before
-        it.
+        """Attend from x to itself, to `context` (cross-attention), or to `memory` and itself.
 
         Args:
             context, context_positions: tokens to attend to instead of x, and their positions.

@@ -49,8 +49,8 @@ class Known:
         mask: Mask | None,
         encoding: PositionEncoding,
     ) -> Known:
-        """Find the properties of an attention whose mask is bound; `vectors` are q, k and v after
-        place 2."""
+        """Find the properties of an attention with a bound mask; `vectors` are q, k, v after place
+        2."""
         compiling = torch.compiler.is_compiling()
         runs = _runs(queries.where, keys.where)
         mask_runs, later, blind = None, False, False
@@ -123,8 +123,7 @@ class Problem:
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """Return the dtype in which torch's kernels multiply q, k and v; under autocast its
-        dtype."""
+        """Return the dtype in which torch's kernels multiply; under autocast its dtype."""
         if not self.autocast or self.q.dtype == torch.float64:
             return self.q.dtype
         return torch.get_autocast_dtype(self.q.device.type)
@@ -145,8 +144,8 @@ class Problem:
         return max(0, min(first, last - 1)), last
 
     def clear(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range [first, last) of keys known to be visible to all of queries [start,
-        stop)."""
+        """Return the range [first, last) of keys that all queries [start, stop) are known to
+        see."""
         mask, runs = self.mask, self.known.mask_runs
         if mask is None:
             return 0, self.kv_len
@@ -177,8 +176,7 @@ class Problem:
         return None
 
     def ready(self, rows: int) -> Problem:
-        """Return the same problem, with everything computed that blocks of at most `rows` queries
-        share."""
+        """Return the problem with everything computed that blocks of `rows` queries share."""
         if self.term is None:
             return self
         with without_autocast(self.q.device):

@@ -67,8 +67,7 @@ def attention_memory(case: Case) -> dict[str, int]:
 
 
 def layer_calls(case: Case) -> dict[str, Call]:
-    """Return calls of posenc.Attention with each encoding, and of a minimal layer without
-    positions."""
+    """Return calls of posenc.Attention with each encoding, and of a layer without positions."""
     x = torch.randn(case.batch, case.q_len, case.width)
     sides = (case.heads, case.kv_heads, case.kv_heads)
     q_k_v = [nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in sides]

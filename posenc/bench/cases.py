@@ -98,8 +98,7 @@ class Case:
         return count * (3 if self.backward else 1)
 
     def round_seconds(self, threads: int, speed: float = 3e10) -> float:
-        """Estimate the time of one round of all runs; `speed` is in operations per second and
-        thread."""
+        """Estimate the time of a round of all runs; `speed` is operations per second and thread."""
         weights = sum(4 if run.partition(",")[0] in CONTENT else 1.3 for run in self.runs)
         return self.flops() * (weights + len(self.baselines)) / (speed * threads)
 

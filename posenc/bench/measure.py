@@ -107,8 +107,7 @@ def live_bytes(call: Call) -> int:
 def timed_rows(
     calls: Mapping[str, Call], baselines: Sequence[str], rounds: int, seconds: float, least: int
 ) -> list[dict[str, Any]]:
-    """Return a row for each call: its median time, and its ratio to each baseline with the
-    interval."""
+    """Return a row for each call: median time, and ratio to each baseline with interval."""
     times = interleaved(calls, rounds, seconds, least)
     return [
         {

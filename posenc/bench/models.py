@@ -62,8 +62,7 @@ def training_calls(case: Case) -> dict[str, Call]:
 
 
 def attach_calls(case: Case) -> dict[str, Call]:
-    """Return calls of transformers' Llama with its own rotation, and with each encoding
-    attached."""
+    """Return calls of transformers' Llama, plain and with each encoding attached."""
     tokens, stock = torch.randint(VOCABULARY, (case.batch, case.q_len)), _llama(case, "sdpa")
 
     def called(model: Any) -> Call:

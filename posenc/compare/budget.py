@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Budget(NamedTuple):
-    """Number of seeds and steps on text; for a suite also its tasks, and whether it checks learning
-    rates."""
+    """Seeds and steps on text; for a suite also its tasks, and whether it checks learning rates."""
 
     seeds: int
     steps: int

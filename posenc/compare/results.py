@@ -191,8 +191,7 @@ class TaskSummary(Record):
 
 @dataclass(frozen=True)
 class RateTried(Record):
-    """A learning rate: bits per byte or target on validation data after training, or why it
-    failed."""
+    """A learning rate: bits per byte or target on validation data, or why its trial failed."""
 
     lr: float
     bits: float | None

@@ -203,8 +203,7 @@ def take(
     batch: Int[Tensor, "..."],
     index: Int[Tensor, "..."],
 ) -> Shaped[Tensor, "..."]:
-    """Return the positions, (len), (batch, len) or a range, at these indices; None: return the
-    indices."""
+    """Return positions, (len), (batch, len) or a range, at these indices; None: the indices."""
     if positions is None:
         return index
     if isinstance(positions, range):

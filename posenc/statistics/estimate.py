@@ -39,8 +39,7 @@ class Estimate:
 
     @property
     def p(self) -> float:
-        """Return the two-sided p-value of the hypothesis that it is 0; 1 if the error is
-        unknown."""
+        """Return the two-sided p-value of the hypothesis that it is 0; 1 for an unknown error."""
         if not self.error < math.inf:
             return 1.0
         from scipy.special import stdtr

@@ -48,14 +48,12 @@ def pooled_difference(scores: Scores, a: str, b: str, resolution: float = 0.0) -
 
 
 def interquartile_difference(values: np.ndarray) -> np.ndarray:
-    """Return, for (2, ..., trials), the interquartile mean of the second minus that of the
-    first."""
+    """Return the interquartile mean of values[1] minus that of values[0]."""
     return interquartile_mean(values[1]) - interquartile_mean(values[0])
 
 
 def shared_trials(scores: Scores, *names: str) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return (names, trials) of the trials that all have, task by task, and the number in each
-    task."""
+    """Return (names, trials) of trials that all have, by task, and the number per task."""
     rows = [list(scores.encodings).index(name) for name in names]
     shared = scores.counted()[rows].all(axis=0)
     counts = tuple(int(count) for count in shared.sum(axis=1) if count)
@@ -94,8 +92,7 @@ def _draws(counts: tuple[int, ...], draws: int) -> np.ndarray:
 
 
 def _freedom(per_task: list[np.ndarray], resolution: float) -> float:
-    """Return Welch's and Satterthwaite's degrees of freedom of a mean over tasks with different
-    variances."""
+    """Return Welch's and Satterthwaite's degrees of freedom of a mean over tasks."""
     variances = np.array([max(g.var(ddof=1), resolution**2) / len(g) for g in per_task])
     each = np.array([len(g) - 1 for g in per_task])
     if not variances.any():

@@ -65,7 +65,6 @@ class Scores:
         )
 
     def of_both(self, a: str, b: str, least: int) -> Scores:
-        """Return the scores of tasks in which both encodings have at least `least` counted seeds in
-        common."""
+        """Return the scores of tasks with at least `least` counted seeds of both encodings."""
         rows = [list(self.encodings).index(name) for name in (a, b)]
         return self.of_tasks(self.counted()[rows].all(axis=0).sum(axis=1) >= least)

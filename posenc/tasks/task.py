@@ -144,8 +144,7 @@ def stacked(rows: Sequence[Row], width: int) -> Batch:
 
 
 def answered(question: np.ndarray, answer: np.ndarray) -> Row:
-    """Return a question and its answer; each token of the answer is the target after the one before
-    it."""
+    """Return a question and its answer; each answer token is the target of the one before it."""
     whole = np.concatenate([question, answer])
     targets = np.full(len(whole) - 1, IGNORED, np.int64)
     targets[len(question) - 1 :] = answer

@@ -94,8 +94,7 @@ def assert_order_is_seen_without_a_mask(make: Make) -> None:
 
 
 def assert_cache_safety_as_claimed(make: Make) -> None:
-    """Compare steps, which know only the length so far, with one run, which knows the whole
-    length."""
+    """Compare steps, which know only the length so far, with one run over all tokens."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding)

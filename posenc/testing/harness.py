@@ -29,8 +29,7 @@ LENGTH = 41
 def build(
     make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32
 ) -> PositionEncoding:
-    """Build the encoding in `dtype` with changed parameters, because initial values can hide their
-    effect."""
+    """Build the encoding in `dtype` with parameters moved from their initial values."""
     torch.manual_seed(0)
     encoding = make(shape)
     with torch.no_grad():

@@ -44,14 +44,12 @@ class Layer(nn.Module):
 
 
 def first_layer(encoding: PositionEncoding) -> PositionEncoding:
-    """Return the encoding of the first layer; unlike `for_layer`, it also acts at the
-    embeddings."""
+    """Return the encoding of the first layer, with what acts at the embeddings."""
     return encoding.members[0] if isinstance(encoding, PerLayer) else encoding
 
 
 def moved(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
-    """Change the encoding's parameters, because initial values can hide their effect, and return
-    it."""
+    """Move the encoding's parameters from their initial values, which can hide their effect."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -66,8 +64,7 @@ def room(encoding: PositionEncoding, want: int) -> int:
 
 
 def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
-    """Return positions offset, offset + 1, ...; with several axes the cells of a grid, row by
-    row."""
+    """Return positions offset, offset + 1, ...; with several axes, cells of a grid row by row."""
     steps = torch.arange(length)
     if encoding.claims.num_axes == 1:
         return steps + offset
@@ -78,8 +75,7 @@ def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
 
 
 def line(encoding: PositionEncoding, steps: Tensor) -> Tensor:
-    """Return positions `steps`; with several axes all components are equal, as for text in
-    MRoPE."""
+    """Return positions `steps`; with several axes all components are equal."""
     if encoding.claims.num_axes == 1:
         return steps
     return steps[..., None].expand(*steps.shape, encoding.claims.num_axes).contiguous()

@@ -25,8 +25,7 @@ from posenc.testing.harness import (
 
 
 def assert_device_follows_input(make: Make) -> None:
-    """Run on the meta device, which has no values: nothing may be read from it or made on another
-    device."""
+    """Run on the meta device, from which nothing may be read."""
     model = layer(make).to("meta")
     encoding = model.encoding
     length = room(encoding, 9)
@@ -103,8 +102,7 @@ def assert_instances_share_nothing(make: Make) -> None:
 
 
 def options(make: Make) -> dict[str, float]:
-    """Return constructor arguments with a number as default, except those from the model's
-    shape."""
+    """Return constructor arguments with a number as default that are not in the model's shape."""
     cls = type(make(SHAPE))
     return {
         name: parameter.default
@@ -114,8 +112,7 @@ def options(make: Make) -> dict[str, float]:
 
 
 def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
-    """Check that each numeric option changes the result: none is ignored or missing from a cache's
-    key."""
+    """Check that each numeric option changes the result, also after earlier instances."""
     length = room(make(SHAPE))
     x = hidden(length)
     for name, default in options(make).items():

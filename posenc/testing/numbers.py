@@ -31,8 +31,8 @@ def outputs(
     shape: ModelShape = SHAPE,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return the results of place 1, and of places 2 to 4, for inputs rounded to `source`, computed
-    in `dtype`."""
+    """Return results of place 1, and of places 2 to 4, for inputs rounded to `source`, in
+    `dtype`."""
     positions = tokens(encoding, length, offset)
     x = hidden(length, shape=shape, dtype=source).to(dtype)
     q, k, v = (t.to(dtype) for t in heads(length, shape=shape, dtype=source))
@@ -110,8 +110,7 @@ class _NoHalves(TorchDispatchMode):
 
 
 def assert_float32_is_never_halved(make: Make) -> None:
-    """Find rounding to 16 bits that comparisons of dtypes miss because it happens in every
-    dtype."""
+    """Find rounding to 16 bits that happens in every dtype, so that comparisons miss it."""
     model = layer(make, dtype=torch.float32)
     encoding = model.encoding
     length = room(encoding)

@@ -29,8 +29,7 @@ def assert_decoding_matches_prefill(make: Make) -> None:
 
 
 def assert_rows_are_independent(make: Make) -> None:
-    """Check that a row gives the same result alone and next to other rows, also at far
-    positions."""
+    """Check that a row's result does not depend on other rows, even at far positions."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding, 17)

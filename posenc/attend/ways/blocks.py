@@ -69,8 +69,7 @@ def _recomputed(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor
 
 
 def _masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-    """Attend by torch's kernel with the term as its mask. Autocast rounds products, not the
-    mask."""
+    """Attend by torch's kernel with the term as its mask. Autocast does not round masks."""
     with without_autocast(problem.q.device):
         bias = problem.bias(start, stop)
         if bias.requires_grad:  # through tensors that are no parameters of the encoding

@@ -57,8 +57,7 @@ def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def same_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v padded to one width, with contiguous channels, as the operators need
-    them."""
+    """Return q, k and v padded to one width, with contiguous channels, for the operators."""
     width, v_dim = q.shape[-1], v.shape[-1]
     if v_dim < width:
         v = F.pad(v, (0, width - v_dim))

@@ -28,8 +28,7 @@ are coarse and small weights slow."""
 
 
 def run(problem: Problem) -> tuple[Tensor, None]:
-    """Attend by blocks of queries; choose.py has checked that the term is of this kind and the mask
-    causal."""
+    """Attend by blocks of queries; choose.py has checked the kind of term and the mask."""
     assert problem.term is not None and problem.term.per_key is not None
     row, key = (t if t.ndim == 3 else t[None] for t in problem.term.per_key())
     dtype = problem.product_dtype
@@ -75,8 +74,7 @@ def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[_Part]]
 
 
 def _seen(t: Tensor, part: _Part) -> Tensor:
-    """Return the keys or values of the part, with zeros for keys that no query sees, which may be
-    NaN."""
+    """Return the part's keys or values; those that no query sees may be NaN and become zeros."""
     t = t[:, :, part.keys]
     if part.blind is None:
         return t

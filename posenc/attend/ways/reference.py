@@ -1,5 +1,4 @@
-"""Attend by dense scores and a plain softmax. Defines the result for any encoding, dtype and
-gradient."""
+"""Attend by dense scores and a plain softmax; defines the result for every other way."""
 
 from __future__ import annotations
 

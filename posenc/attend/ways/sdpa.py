@@ -1,5 +1,4 @@
-"""Attend by torch's own kernel, without a bias or with one that it can read. choose.py chooses the
-form."""
+"""Attend by torch's kernel, without a bias or with one that it can read; see choose.py."""
 
 from __future__ import annotations
 

@@ -59,8 +59,7 @@ class Strips(torch.autograd.Function):
 
 
 def _of_groups(grad: Tensor, t: Tensor) -> Tensor:
-    """Return the gradient of t, each of whose heads was used for a group of heads, in the dtype of
-    t."""
+    """Return the gradient of t, whose heads were used by groups of heads, in t's dtype."""
     if grad.shape[1] != t.shape[1]:
         grad = grad.unflatten(1, (t.shape[1], -1)).sum(2)
     return grad.to(t.dtype)

@@ -18,8 +18,7 @@ from posenc.report.page.progress import clock
 
 
 def tokens_of(trial: TrialConfig) -> int:
-    """Return the number of tokens that a trial trains on, a maximum if lengths of sequences
-    vary."""
+    """Return the number of tokens that a trial trains on, at most."""
     return trial.steps * trial.batch * train_tokens(trial)
 
 

@@ -27,8 +27,7 @@ class Compared:
 
 
 def read_encodings(texts: Sequence[str]) -> tuple[Compared, ...]:
-    """Read each encoding once, in the order given. Files and modules are imported; nothing is
-    built.
+    """Read each encoding once, in the order given. Files are imported; nothing is built.
 
     Raises: ValueError for a text that names no encoding, and for two equal ones.
     """
@@ -65,8 +64,7 @@ def read_encoding(text: str) -> Compared:
 
 
 def _anywhere(spec: Spec, part: Part) -> Part:
-    """Return the part in a form that other processes can load: without names that only this one
-    knows."""
+    """Return the part without names that only this process knows."""
     if part.attribute:
         return _tidy(part)
     try:

@@ -1,5 +1,4 @@
-"""The `Plan` of a comparison, made once from the options and checked before anything is
-allocated."""
+"""The `Plan` of a comparison, made once from the options and checked before allocation."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class Plan:
 
     @property
     def trials(self) -> tuple[TrialConfig, ...]:
-        """Return the trials that are compared; for each task, the first seed of all encodings comes
-        first."""
+        """Return the trials that are compared, by task, then seed, then encoding."""
         return tuple(
             replace(trial, encoding=each.text, code=each.code, seed=seed)
             for trial in self.tasks

@@ -95,8 +95,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def _shapes(model: nn.Module, tensors: Container[str]) -> dict[str, torch.Size]:
-    """Return the shapes of the model's tensors, and of AdamW's state for parameters that have had a
-    gradient."""
+    """Return the shapes of the model's tensors, and of AdamW's state for those with gradients."""
     shapes = {f"model/{name}": value.shape for name, value in model.state_dict().items()}
     for name, p in model.named_parameters():
         if not any(f"{key}/{name}" in tensors for key in _MOMENTS):

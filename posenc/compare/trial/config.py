@@ -102,8 +102,7 @@ def write_trial(folder: Path, config: TrialConfig) -> None:
 
 
 def read_trial(folder: Path) -> TrialConfig:
-    """Read a trial written by `write_trial`. Raises ValueError if the folder has another trial's
-    name."""
+    """Read a trial from its folder. Raises ValueError if the folder has another trial's name."""
     fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})
     if config.folder != folder.name:

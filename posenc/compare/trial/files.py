@@ -1,5 +1,4 @@
-"""Files of a trial and of its text: names, result, and cursor of a checkpoint. Does not import
-torch."""
+"""Files of a trial and of its text: result and cursor. Does not import torch."""
 
 from __future__ import annotations
 

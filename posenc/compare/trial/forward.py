@@ -41,8 +41,7 @@ def target_loss(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
 def answers(
     model: nn.Module, batch: Batch, config: TrialConfig, end: int | None, at_once: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the likeliest token after each token, (sequences, len), among all tokens and among all
-    but `end`.
+    """Return the likeliest token after each token, (sequences, len), among all and all but `end`.
 
     at_once: number of sequences in one pass.
     Raises: FloatingPointError if a logit of a target is not finite.

@@ -39,8 +39,7 @@ def shape_length(config: TrialConfig) -> int:
 
 
 def content_hash(task: Task, train_length: int, test_lengths: tuple[int, ...]) -> str:
-    """Return a hash of sequences that the task makes, so that results for other sequences are not
-    reused."""
+    """Hash sequences that the task makes; a changed task gives another hash."""
     digest = hashlib.sha256()
     made = [task.train_batch(0, 0, 8, train_length), task.valid_batch(8, train_length)]
     made += [task.test_batch(case, 2, train_length) for case in task.cases(test_lengths)]

@@ -152,8 +152,7 @@ def make_home(folder: Path, trial: TrialConfig) -> Path:
 
 
 def every(seconds: float, tell: Tell) -> Tell:
-    """Return a function that passes on all events, except steps within `seconds` of the last
-    event."""
+    """Return a function that passes on events, except steps within `seconds` of the last one."""
     last = 0.0
 
     def told(event: dict[str, Any]) -> None:

@@ -90,8 +90,7 @@ def learned_by_encodings(model: nn.Module) -> list[nn.Parameter]:
 
 
 def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay only on the model's matrices, and `ENCODING_LR` for parameters
-    of encodings."""
+    """Return AdamW with weight decay on matrices, and `ENCODING_LR` for the encodings."""
     in_linear = {id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
     in_encoding = {id(p) for p in learned_by_encodings(model)}
     encoding, matrices, vectors = [], [], []

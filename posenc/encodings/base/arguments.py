@@ -23,8 +23,7 @@ _POSITIVE = ("base", "rope_theta", "init_L", "bias_max", "partial_rotary_factor"
 
 
 class UnknownOption(ValueError):
-    """Options that an encoding does not accept: `name` is the first, `accepted` lists the valid
-    ones."""
+    """Options that an encoding does not accept: `name` is the first; it takes `accepted`."""
 
     def __init__(self, owner: str, given: Iterable[str], accepted: Iterable[str]) -> None:
         self.accepted = tuple(accepted)
@@ -64,8 +63,7 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def alike(a: nn.Module, b: nn.Module) -> bool:
-    """Return True if both encodings, with all encodings inside, have the same classes and
-    arguments."""
+    """Return True if both encodings, with all inside them, have equal classes and arguments."""
     own, other = a.__dict__, b.__dict__
     prepared = own.get("_arguments") is other.get("_arguments")  # one is a shallow copy
     if prepared and own["_modules"] is other["_modules"]:
@@ -74,8 +72,7 @@ def alike(a: nn.Module, b: nn.Module) -> bool:
 
 
 def _likeness(encoding: nn.Module) -> tuple[Any, ...]:
-    """Return class and arguments of each module. Attributes come first: they replace a default
-    None."""
+    """Return class and arguments of each module; attributes replace defaults of None."""
     return tuple(
         (type(m), *(_comparable(vars(m).get(name, given)) for name, given in arguments.items()))
         for m in encoding.modules()

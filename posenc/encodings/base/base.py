@@ -125,8 +125,7 @@ class PositionEncoding(nn.Module):
         """Draw fresh initial values; a no-op where there are none."""
 
     def shallow_copy(self) -> Self:
-        """Return a second object with the same parameters, for `prepare`; torch.compile cannot
-        trace copy.copy."""
+        """Return a shallow copy, for `prepare`; torch.compile cannot trace copy.copy."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
@@ -138,8 +137,7 @@ class PositionEncoding(nn.Module):
         return prepared
 
     def kept(self, key: Any, compute: Callable[[], T], *given: Shaped[Tensor, "..."] | None) -> T:
-        """Return `compute()`. A prepared encoding caches it by `key` until a tensor in `given`
-        changes."""
+        """Return `compute()`; a prepared encoding caches it until a tensor in `given` changes."""
         return compute() if self._kept is None else self._kept(key, compute, *given)
 
     def for_layer(self, index: int) -> PositionEncoding:
@@ -148,8 +146,7 @@ class PositionEncoding(nn.Module):
         return without_position(self.claims.num_axes) if self.claims.places == (1,) else self
 
     def prepare(self, positions: Positions, length: int | None = None) -> PositionEncoding:
-        """Return a copy of the encoding with everything that depends only on `positions`
-        precomputed.
+        """Return a copy with everything that depends only on `positions` precomputed.
 
         A model calls it once per forward and passes the result to every layer, as the encoding or
         as `attention(prepared=...)`. Nothing is stored on the encoding itself. Tables made from

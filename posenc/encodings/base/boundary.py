@@ -162,8 +162,7 @@ def check_state(name: str, state: Any, x: Tensor) -> None:
 def either(encoding: Any, prepared: Any) -> Any:
     """Return the prepared encoding if there is one.
 
-    Raises: TypeError for anything but an encoding, ValueError if `prepared` was prepared from
-    another.
+    Raises: TypeError for anything but an encoding, ValueError if `prepared` is of another one.
     """
     if prepared is None:
         return encoding

@@ -43,8 +43,7 @@ class DistanceBias(PositionEncoding):
         return self.with_kept_tables()
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
-        """Return the bias in logits, (num_heads, *distance.shape); distances are positive for the
-        past.
+        """Return the bias in logits, (num_heads, *distance.shape); past distances are positive.
 
         `distance` is in tokens, integer or real, of any shape. The result is float32, or float64 if
         distance or parameters are; see `real` and `per_head` in posenc.encodings.numbers.precision.
@@ -52,8 +51,8 @@ class DistanceBias(PositionEncoding):
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """Return the dense bias, (num_heads, q_len, kv_len), with a leading batch for batched
-        positions."""
+        """Return the dense bias, (num_heads, q_len, kv_len), with a leading batch if positions have
+        one."""
         return self.dense(*check_distances(type(self).__name__, q_positions, kv_positions))
 
     def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:

@@ -42,8 +42,7 @@ def interpolate(
 def tile(
     table: Float[Tensor, "rows dim"], num_positions: int, *, offset_rows: int = 0
 ) -> Float[Tensor, "new_rows dim"]:
-    """Repeat the table: row p is old row p mod old. Meant to start training models with local
-    windows.
+    """Repeat the table: row p is old row p mod old. Used to train models with local windows.
 
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 5.
     """

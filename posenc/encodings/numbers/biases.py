@@ -20,16 +20,15 @@ def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
 def alibi_heads(
     num_heads: int, left_right: bool, bias_max: float = 8.0
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return ALiBi's slope of each head and, used if `left_right`, the side it sees: 1 the past, -1
-    the future."""
+    """Return ALiBi's slope of each head, and its side for `left_right`: 1 the past, -1 the
+    future."""
     halves = 2 if left_right else 1
     sides = [1.0] * (num_heads // 2) + [-1.0] * (num_heads - num_heads // 2)
     return slopes(num_heads // halves, bias_max) * halves, tuple(sides)
 
 
 def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
-    """Return the first distance of bucket 1, 2, ...: one per distance in the first half, then
-    logarithmic.
+    """Return the first distance of buckets 1, 2, ...: linear in the first half, then logarithmic.
 
     Computed in whole numbers, so that distances on a boundary are exact: bucket b >= e starts at
     the least x with ln(x/e) / ln(max_distance/e) * (num_buckets - e) >= b - e, e = num_buckets/2.

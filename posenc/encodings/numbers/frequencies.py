@@ -72,8 +72,7 @@ def sinusoidal_frequencies(
 
 
 def turns(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]:
-    """Return turns per position in units of 2^-64 turn, as signed 64-bit integers that wrap like a
-    phase."""
+    """Return turns per position in units of 2^-64, as signed 64-bit integers that wrap."""
     with localcontext(PRECISION):
         units = [int((Decimal(f) / TWO_PI * TURN).to_integral_value()) for f in inv_freq]
     return tuple((u + TURN // 2) % TURN - TURN // 2 for u in units)

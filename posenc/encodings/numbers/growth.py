@@ -1,5 +1,4 @@
-"""Rows from which a longer table of position embeddings is made, in plain numbers for every
-framework."""
+"""Rows from which a longer table of embeddings is made, in plain numbers for all frameworks."""
 
 from __future__ import annotations
 

@@ -15,6 +15,5 @@ def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def for_every_head(t: Tensor, num_heads: int, dim: int = 1) -> Tensor:
-    """Repeat the key/value heads of t, on axis `dim`, to num_heads query heads; groups are
-    consecutive."""
+    """Repeat key/value heads, on axis `dim`, for consecutive groups of num_heads query heads."""
     return t if t.shape[dim] == num_heads else t.repeat_interleave(num_heads // t.shape[dim], dim)

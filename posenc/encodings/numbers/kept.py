@@ -34,8 +34,8 @@ class Kept:
         self._last: dict[Hashable, tuple[tuple[Tensor, ...], tuple[int | None, ...], Any]] = {}
 
     def __call__(self, key: Hashable, compute: Callable[[], T], *given: Tensor | None) -> T:
-        """Return `compute()`, or the cached result for this key and these tensors. Do not write
-        into it."""
+        """Return `compute()`, or its cached result for this key and tensors, not to be written
+        to."""
         made_from = tuple(t for t in given if t is not None)
         followed = torch.is_grad_enabled() and any(t.requires_grad for t in made_from)
         if followed or torch.compiler.is_compiling():

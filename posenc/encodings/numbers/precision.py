@@ -15,8 +15,7 @@ def real(distance: Tensor) -> Tensor:
 
 
 def per_head(values: Tensor, like: Tensor) -> Tensor:
-    """Return one value per head, (num_heads,), shaped to broadcast against `like`, in at least its
-    dtype."""
+    """Return one value per head in at least the dtype of `like`, shaped to broadcast to it."""
     return values.to(torch.promote_types(values.dtype, like.dtype)).view(-1, *[1] * like.ndim)
 
 

@@ -103,8 +103,7 @@ class AxialRoPE(Rotation):
 def centred_grid(
     height: int, width: int, device: torch.device | None = None
 ) -> Float[Tensor, "{height*width} 2"]:
-    """Return the centres of the patches, (height * width, 2), float64, from -1 to 1 along each
-    axis."""
+    """Return patch centres, (height * width, 2), float64, from -1 to 1 along each axis."""
     size = torch.tensor([height, width], dtype=torch.float64, device=device)
     return (grid(height, width, device) + 0.5) / size * 2 - 1
 

@@ -19,8 +19,7 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 class FoPE(QueryKeyEncoding):
-    """Rotate each pair of channels by a Fourier series of the frequencies that complete a turn in
-    training.
+    """Rotate each pair of channels by a Fourier series of frequencies that turn once in training.
 
     (x_a, x_b) -> (x_a c_t - x_b s_t, x_b c_t + x_a s_t), pairs t and t + head_dim/2
     c_t(p) = sum_m cos_weight[h, m, t] cos(p theta_m), s_t with sin_weight and sin

@@ -43,8 +43,7 @@ class PositionMap(RoPE):
         self._prepared: tuple[Remembered, tuple[Pass, ...]] | None = None
 
     def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
-        """Return the passes: mapped positions, and the pairs of true positions that each
-        computes."""
+        """Return the passes: mapped positions, and the mask of pairs that each computes."""
         raise NotImplementedError(f"{type(self).__name__} must define parts()")
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:

@@ -113,8 +113,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _own_line(path: Path, error: BaseException) -> str:
-    """Return the error with file and line as Python prints it: the deepest line in the file's
-    folder."""
+    """Return the error with file and line: the deepest line in the file's folder."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}."
     lines = [

@@ -23,8 +23,7 @@ def files_of(cls: type) -> tuple[Path, ...]:
 
 
 def hash_of(classes: Iterable[type]) -> str:
-    """Return twelve hexadecimal digits that change with any file of the classes; "" if all are
-    posenc's own."""
+    """Return twelve hexadecimal digits that change with any file; "" if all are posenc's own."""
     files = dict.fromkeys(file for cls in classes for file in files_of(cls))
     if not files:
         return ""

@@ -32,8 +32,7 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """Return the registry line of `name`. Raises ValueError, with the nearest name, if there is
-    none."""
+    """Return the registry line of `name`. Raises ValueError, with the nearest name, if unknown."""
     if name in _ENTRIES:  # no need to read the entry points of installed packages
         return _ENTRIES[name]
     if name in _registered:
@@ -124,8 +123,7 @@ def problems() -> tuple[str, ...]:
 
 @functools.cache
 def _installed() -> tuple[dict[str, Entry], dict[str, str]]:
-    """Return the names of other packages, without importing them, and the problems of invalid
-    ones."""
+    """Return names of other packages, without importing them, and problems of invalid ones."""
     found: dict[str, Entry] = {}
     wrong: dict[str, str] = {}
     try:

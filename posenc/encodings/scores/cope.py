@@ -22,8 +22,7 @@ KEYS = 128
 
 
 class CoPE(PositionEncoding):
-    """Add the product of the query with a learned vector for the number of open gates up to each
-    key.
+    """Score the query with a learned vector for the number of open gates up to each key.
 
     score[i, j] += scale * q_i . e[p_ij],  p_ij = min(sum over visible l >= j of g_il,
     num_positions - 1),  g_il = sigmoid(scale * q_i . k_l)

@@ -36,8 +36,7 @@ BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
 
 
 class DAPE(PositionEncoding):
-    """Adapt another encoding's bias to the scores, by a small network applied to each query-key
-    pair.
+    """Adapt another encoding's bias to the scores by a small network for each query-key pair.
 
     score[:, i, j] += B[:, i, j] + mlp([score[:, i, j]; B[:, i, j]]), mlp: 2 heads -> width -> heads
 
@@ -142,8 +141,8 @@ class Adapted(Term):
         return scores + bias + change + out.bias.to(hidden.dtype)[:, None, None]
 
     def _bias(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
-        """Return the bias, (batch or 1, num_heads, rows, keys); 1 if it is the same for the whole
-        batch."""
+        """Return the bias, (batch or 1, num_heads, rows, keys); 1 if rows of the batch are
+        equal."""
         if isinstance(self.inner, Dense):
             return self.inner.values(rows, keys).to(scores.dtype)
         return self.inner.add(torch.zeros_like(scores), rows, keys, None)

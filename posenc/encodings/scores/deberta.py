@@ -117,8 +117,7 @@ class DeBERTa(PositionEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw normal values with standard deviation 0.02; biases are zero, as in the authors'
-        code."""
+        """Draw normal values with standard deviation 0.02; set biases to zero."""
         nn.init.normal_(self.table, std=0.02)
         for projection in (self.pos_key, self.pos_query):
             if projection is not None:
@@ -131,8 +130,7 @@ class DeBERTa(PositionEncoding):
         return ((1 + self.c2p + self.p2c) * head_dim) ** -0.5
 
     def share_projections(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
-        """Project the table with these two modules of an attention, which keeps their
-        parameters."""
+        """Project the table with these modules of an attention, which keeps their parameters."""
         if not self.share_att_key:
             raise ValueError(
                 "DeBERTa: this encoding has its own projections; build it with share_att_key=True."

@@ -22,8 +22,7 @@ from posenc.positions import FlatKeys, FlatQueries, distances
 
 
 class FIRE(PositionEncoding):
-    """Add the output of a small network, which reads distance divided by query position, to the
-    scores.
+    """Add the output of a small network of distance divided by query position to the scores.
 
     score[h, i, j] += mlp(psi(i - j) / psi(max(|multiplier * init_L|, i)))[h], psi(x) = ln(|c x| +
     1)
@@ -84,8 +83,8 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.multiplier, 1.0)
 
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """Return the dense bias, (num_heads, q_len, kv_len), with a leading batch for batched
-        positions."""
+        """Return the dense bias, (num_heads, q_len, kv_len), with a leading batch if positions have
+        one."""
         q_positions, kv_positions = check_distances("FIRE", q_positions, kv_positions)
         q, k = Tokens(None, q_positions), Tokens(None, kv_positions)
         return self.of_share(self.share(q, k, q_positions.dtype))
@@ -93,7 +92,7 @@ class FIRE(PositionEncoding):
     def of_share(
         self, share: Float[Tensor, "*batch q_len kv_len"]
     ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
-        """Return the network's output for `share`: (num_heads, q_len, kv_len), or with a leading
+        """Return the network's output for `share`: (num_heads, q_len, kv_len), maybe with a
         batch."""
         with without_autocast(share.device):
             hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, share.dtype)))

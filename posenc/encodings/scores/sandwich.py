@@ -65,8 +65,7 @@ class Sandwich(DistanceBias):
         return self._shared(total.view(distance.shape), dtype)
 
     def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """Compute cos(a - b) = cos a cos b + sin a sin b as one matrix product instead of a cosine
-        per pair."""
+        """Compute cos(a - b) = cos a cos b + sin a sin b as one matrix product for all pairs."""
         q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
         values = self._shared(q @ k.mT, real(q_positions).dtype)

@@ -92,8 +92,7 @@ class TransformerXL(PositionEncoding):
     def sinusoid(
         self, distance: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where embed_dim"]:
-        """Return R of each clamped distance, (*distance.shape, embed_dim): all sines, then all
-        cosines."""
+        """Return R of each clamped distance, (*distance.shape, embed_dim): sines, then cosines."""
         if self.clamp_len is not None:
             distance = distance.clamp(-self.clamp_len, self.clamp_len)
         cos, sin = self.angles.cos_sin(distance, dtype)

@@ -145,8 +145,7 @@ class Bands:
         return scores
 
     def weigh(self, weights: Tensor, q: Tokens, k: Tokens) -> Tensor:
-        """Return sum_j weights[i, j] * for_q[position_i - position_j], (batch, num_heads, rows,
-        width)."""
+        """Return sum_j weights[i, j] * for_q[position_i - position_j] of a block."""
         shift = _shift(q, k)
         tiles = enumerate(weights.split(QUERIES, -2))
         outs = [self._weigh(tile, shift + i * QUERIES) for i, tile in tiles]

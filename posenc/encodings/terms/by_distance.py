@@ -121,8 +121,7 @@ class ByDistance(Term):
         return whole.clamp(*self.ends) - self.ends[0]
 
     def _products(self, q: Tensor | None, k: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return products of queries and of keys with all vectors: (batch, num_heads, len,
-        distances)."""
+        """Return products with the vectors of all distances: (batch, num_heads, len, distances)."""
         return (
             None if q is None or self._all_q is None else q @ self._all_q.mT,
             None if k is None or self._all_k is None else k @ self._all_k.mT,

@@ -11,8 +11,7 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 def shared_run(q: Tokens, k: Tokens) -> int | None:
-    """Return the first query's position minus the first key's, or None unless both are known to be
-    consecutive."""
+    """Return the first query's position minus the first key's, if both are consecutive."""
     if isinstance(q.where, range) and isinstance(k.where, range):
         return q.where.start - k.where.start
     return None

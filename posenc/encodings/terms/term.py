@@ -69,8 +69,7 @@ class Term:
         return self
 
     def copy(self) -> Self:
-        """Return a second object with the same members, for `ready`; torch.compile cannot trace
-        copy.copy."""
+        """Return a shallow copy, for `ready`; torch.compile cannot trace copy.copy."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
@@ -81,10 +80,8 @@ class Term:
         return 2.5
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
-        """Return scaled scores (batch, num_heads, rows, keys) with the term applied; may write into
-        them.
+        """Apply the term to scaled scores (batch, num_heads, rows, keys), possibly in place.
 
-        `mask` is True for visible pairs; None if all pairs are visible or the term does not read
-        it.
+        `mask` is True for visible pairs; None if all are visible or the term does not read it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define add")

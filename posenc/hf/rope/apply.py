@@ -1,5 +1,4 @@
-"""Change a loaded model's rotation through its config only, so that the exported config computes
-the same."""
+"""Change a loaded model's rotation through its config only, so that exports compute the same."""
 
 from __future__ import annotations
 

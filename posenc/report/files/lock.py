@@ -29,8 +29,7 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(folder: Path, busy: str) -> Iterator[None]:
-    """Lock the folder itself, without a lock file. It is made if necessary, and removed afterwards
-    if empty.
+    """Lock the folder without a lock file. It is made if missing, and removed if empty afterwards.
 
     Raises: ValueError with the message `busy` if another process has the lock.
     """

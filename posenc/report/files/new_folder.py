@@ -13,8 +13,7 @@ from posenc.report.files.lock import held
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder next to `out`, which becomes `out` when the block ends without an
-    error.
+    """Yield an empty folder that becomes `out` when the block ends without an error.
 
     Its name depends on `out` only, so the next run removes what a killed run leaves.
 

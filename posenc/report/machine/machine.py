@@ -23,8 +23,7 @@ def default_precision(device: str) -> str:
 
 
 def cpu_multiplies_bfloat16() -> bool:
-    """Return True if the CPU has AVX512-BF16 or AMX-BF16; otherwise autocast is slower than
-    float32."""
+    """Return True for AVX512-BF16 or AMX-BF16, without which autocast is slower than float32."""
     flags = set(instructions().split())
     if flags:
         return bool(flags & {"avx512_bf16", "amx_bf16"})
@@ -40,8 +39,7 @@ def num_cores() -> int:
 
 
 def memory_bytes() -> int | None:
-    """Return the memory that this process may use: the machine's, or less in a control group; None
-    if unknown."""
+    """Return the memory that this process may use, by machine or control group; None if unknown."""
     try:
         found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, ValueError, OSError):  # Windows

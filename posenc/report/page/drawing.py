@@ -103,8 +103,7 @@ class LineStyle(NamedTuple):
         return {"color": self.color, "marker": self.marker, "linestyle": self.linestyle}
 
     def curve(self, num_points: int) -> dict[str, Any]:
-        """Return arguments of `plot` for a curve of many points, about six of them with a
-        marker."""
+        """Return arguments of `plot` for a curve of many points, six of them with a marker."""
         return {**self.points(), "markevery": max(1, num_points // 6)}
 
 
@@ -121,8 +120,7 @@ def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
 
 
 def ordered_colours(count: int) -> list[str]:
-    """Return colours for `count` ordered things (heads, lengths), readable on white and on
-    black."""
+    """Return colours for `count` ordered things, readable on white and on black."""
     ramp = LinearSegmentedColormap.from_list("posenc", ["#0a7fc2", "#b0609a", "#d98200"])
     return [to_hex(ramp(i / max(1, count - 1))) for i in range(count)]
 
@@ -142,8 +140,7 @@ def style() -> Iterator[None]:
 def figure(
     x_label: str, y_label: str, *, width: float = 5.0, height: float = 3.3, grid: bool = True
 ) -> Iterator[tuple[Figure, Axes]]:
-    """Make a figure with one pair of labelled axes; draw inside the `with`, return the figure after
-    it.
+    """Make a figure with one pair of labelled axes; draw inside the `with`.
 
     Args:
         x_label, y_label: labels with units, such as "distance, tokens".
@@ -192,8 +189,7 @@ def _legend_width(labels: Sequence[str], columns: int) -> float:
 
 
 def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = None) -> None:
-    """Make a logarithmic horizontal axis with the given lengths marked, and a line at the training
-    length."""
+    """Make a logarithmic axis with the given lengths marked, and a line at the training length."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(lengths), [f"{length:,}" for length in lengths])
     axes.minorticks_off()

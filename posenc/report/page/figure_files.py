@@ -126,8 +126,7 @@ def _machine_fonts() -> tuple[str, ...]:
 
 
 def _family(path: str) -> str:
-    """Return the name by which matplotlib finds a font; for a file with several, the Chinese
-    one."""
+    """Return the name by which matplotlib finds a font, the Chinese one of several."""
     font_manager.fontManager.addfont(path)
     names = [font.name for font in font_manager.fontManager.ttflist if font.fname == path]
     return next((name for name in names if name.endswith(" SC")), names[-1])

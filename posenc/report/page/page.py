@@ -125,8 +125,7 @@ def _style_sheet() -> str:
 
 
 def _section(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -> str:
-    """Return a section as HTML; `plots` counts the figures of a page, so that identifiers
-    differ."""
+    """Return a section as HTML; `plots` counts the figures of a page, for identifiers."""
     parts = [f"<h2>{escape(heading)}</h2>"] if heading else []
     for is_plot, group in groupby(blocks, key=lambda b: isinstance(b, Plot)):
         shown = [_block(block, plots) for block in group]

@@ -21,8 +21,7 @@ def blend(
 
 
 def _pair_index(turns: float, rotary_dim: int, rope_theta: float, length: int) -> Decimal:
-    """Return the real-valued index of the pair that completes `turns` turns within `length`
-    positions."""
+    """Return the real-valued index of the pair with `turns` turns within `length` positions."""
     return rotary_dim * (Decimal(length) / (Decimal(turns) * TWO_PI)).ln() / (2 * _log(rope_theta))
 
 

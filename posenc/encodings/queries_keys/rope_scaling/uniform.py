@@ -56,8 +56,8 @@ class NTK(Scaling):
 
 @dataclass(frozen=True)
 class DynamicLinear(Scaling):
-    """Interpolate positions by the current length l: theta' = theta * L / l beyond the training
-    length L.
+    """Interpolate positions by the current length l: theta' = theta * L / l beyond training length
+    L.
 
     Source: github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding with ntk=False.
     """

@@ -90,8 +90,8 @@ class YaRN(Scaling):
 
 @dataclass(frozen=True)
 class DynamicYaRN(Scaling):
-    """Scale as YaRN with factor = l / L at the current length l; plain RoPE up to the training
-    length L.
+    """Scale as YaRN with factor = l / L at the current length l; plain RoPE up to training length
+    L.
 
     Source: github.com/jquesnelle/yarn, LlamaDynamicYaRNScaledRotaryEmbedding.
     """
