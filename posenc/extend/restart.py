@@ -34,9 +34,8 @@ def own_state(out: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other runs out of `folder`, which is made if need be, and gone afterwards if it is
-    empty. Files that a kill left half written in it are deleted. The lock ends with the process,
-    however it ends.
+    """Lock `folder` for this run. It is made if missing, and removed if empty afterwards. Partial
+    files of killed runs are deleted. The lock ends with the process, even if killed.
 
     Raises: ValueError if another run has locked it.
     """

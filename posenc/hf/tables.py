@@ -51,7 +51,7 @@ class PositionTable:
 
     @property
     def length(self) -> int:
-        """Positions that the table has rows for."""
+        """Return the number of positions with a row in the table."""
         return self.module.weight.shape[0] - self.offset_rows
 
 

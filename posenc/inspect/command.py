@@ -146,7 +146,7 @@ def inspect(
 
 
 def _kind(name: str) -> str:
-    """Return what a name means: "claims", "encoding", "module" (a foreign one) or "folder"."""
+    """Return the kind of a name: "claims", "encoding", "module" (a foreign one) or "folder"."""
     from posenc.encodings.registry import names, parse
     from posenc.encodings.registry.code import find, is_encoding
 

@@ -92,7 +92,7 @@ def generate(
 
 @contextmanager
 def evaluating(model: LanguageModel) -> Iterator[None]:
-    """Put the model in eval mode inside the block: dropout would draw other words."""
+    """Put the model in eval mode inside the block, so that dropout does not change the result."""
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     training = [m for m in module.modules() if m.training] if isinstance(module, nn.Module) else []
     try:

@@ -65,7 +65,8 @@ class VisionAttention(nn.Module):
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """x (batch, len, dim) -> the same; attn_mask is bool, True where a token is seen."""
+        """Attend from x (batch, len, dim), with a bool attn_mask that is True for visible
+        tokens."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)

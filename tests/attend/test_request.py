@@ -173,7 +173,7 @@ def test_a_failed_call_leaves_its_cache_as_it_was():
     [
         (qkv(batch=2), ValueError, "batch, heads and width must not change"),
         (qkv(heads=4), ValueError, "batch, heads and width must not change"),
-        (qkv(dtype=torch.float64), TypeError, "it holds k in torch.float32"),
+        (qkv(dtype=torch.float64), TypeError, "it has k in torch.float32"),
     ],
 )
 def test_a_cache_holds_one_kind_of_token(other, error, message):

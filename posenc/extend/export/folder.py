@@ -123,7 +123,7 @@ def _described(
 
 
 def copy_tokenizer(source: Path, target: Path, longest: int) -> None:
-    """Copy what belongs to the tokenizer and is not there yet; it may read `longest` tokens."""
+    """Copy missing files of the tokenizer, and let it read `longest` tokens."""
     for path in tokenizer_files(source):
         if not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)

@@ -1,4 +1,4 @@
-"""Compare a folder with what was meant, in a fresh process with stock transformers and without
+"""Compare a folder with the model in memory, in a fresh process with stock transformers and without
 posenc."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Proof:
 
 
 class Prover:
-    """The process. It may start early, so that its imports overlap with other work."""
+    """The fresh process. It may start early, so that its imports overlap with other work."""
 
     def __init__(self) -> None:
         self._scratch = tempfile.TemporaryDirectory()

@@ -59,7 +59,7 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
 
 
 def end(stack: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """Forget the forward after a stack has run, also where it raised."""
+    """Forget the forward after a stack has run, even after an exception."""
     forward = FORWARD.get()
     if forward is not None and forward.stack is stack:
         FORWARD.reset(forward.token)
@@ -112,7 +112,7 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """Forget the attention after its module has run, also where it raised."""
+    """Forget the attention after its module has run, even after an exception."""
     now = ATTENDING.get()
     if now is not None and now.module is module:
         ATTENDING.reset(now.token)

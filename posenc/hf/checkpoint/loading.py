@@ -49,10 +49,8 @@ class Checkpoint:
 
     @property
     def trained_length(self) -> int:
-        """The longest sequence that the config allows, in tokens.
-
-        Raises: ValueError where its config names none.
-        """
+        """Return the longest sequence that the config allows, in tokens. Raises ValueError if it
+        names none."""
         if self.max_positions is None:
             raise ValueError(
                 f"{self.folder}: a {self.config.model_type} config names no maximum length."

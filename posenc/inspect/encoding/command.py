@@ -28,8 +28,7 @@ def run(
     out: Path | None,
     figures: Path | None = None,
 ) -> None:
-    """Print the answers and the spec sheets, write the page and, into the folder `figures`, what it
-    draws."""
+    """Print the answers and the spec sheets, write the page, and its figures into `figures`."""
     check_figures(figures)
     sheets = measure_all(names, shape, tell)
     tell("")

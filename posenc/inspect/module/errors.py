@@ -15,7 +15,7 @@ QUERIES = 16
 
 @dataclass(frozen=True)
 class Error:
-    """by_row: of each position, in units that `bound` gives a limit for. said: the worst one."""
+    """The error of each position, in the units of `bound`; `said` describes the largest."""
 
     by_row: Tensor
     said: str
