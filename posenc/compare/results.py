@@ -92,11 +92,11 @@ class Timing(Record):
 class TrialResult(Record):
     """The result of one trial; `reason` is why it failed, or None.
 
-    by_length: over non-overlapping windows of each test length, on the same held-out bytes.
-    by_position: inside the longest window that the encoding can run.
+    by_length: losses over non-overlapping windows of each test length, on the same held-out bytes.
+    by_position: losses by position inside the longest window that the encoding can run.
     by_context: on the same target bytes (the last train_length // 2 of each longest window), at the
         end of windows of growing length.
-    spec: the encoding's settings as it ran.
+    spec: all settings of the encoding in this trial.
     by_case: scores of every test of a task, the training length first.
     """
 
@@ -220,8 +220,8 @@ class Study(Record):
     labels: the user's names of encodings by the text in their trials; the summary, the
         recommendation and all output use them. Without a label the text is the name.
     corpus: the text; None if there are only tasks.
-    summary: of the trials of text.
-    tasks: of the trials of tasks.
+    summary: one row per encoding for the trials on text.
+    tasks: one row per encoding and task.
     unchecked: failures of encodings that fail the contract and were compared anyway.
     rates: choices of learning rates; empty if all trials use --lr.
     """

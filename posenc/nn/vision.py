@@ -25,7 +25,7 @@ class VisionAttention(nn.Module):
     Args:
         attention: a timm.layers.Attention, or a module with the same parts.
         encoding: the position encoding; None for none.
-        positions: of the tokens, (len) or (len, axes); None counts them from 0.
+        positions: positions of the tokens, (len) or (len, axes); None counts tokens from 0.
 
     Raises: TypeError for a module with other parts.
     """
@@ -117,9 +117,8 @@ def attach_to_vit(
     Args:
         model: has blocks, each with an `attn` like timm's.
         encoding: one of scope "layer" is copied, with fresh parameters, for every block.
-        positions: of the tokens; None takes rows and columns of the patches where the encoding has
-            two components, with (-1, -1) for class and register tokens, and counts tokens where it
-            has one.
+        positions: positions of the tokens. None counts tokens; for an encoding with two components
+            it uses rows and columns of the patches, with (-1, -1) for class and register tokens.
 
     Raises: TypeError or ValueError where the attention is another.
     """

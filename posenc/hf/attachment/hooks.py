@@ -21,7 +21,8 @@ from posenc.positions import counted, documents_from_positions, positions_from_m
 class Layer:
     """Data that an attention module keeps while an encoding is attached.
 
-    index: of the encoding. cache_index: of the cache. own: the model's own bias if it is kept.
+    index: layer index for the encoding. cache_index: that for the cache. own: the model's own bias
+    if it is kept.
     told: True if forwards receive positions (a Vision Transformer's do not).
     """
 

@@ -32,7 +32,7 @@ def load(
         folder: folder written by `model.save_pretrained`.
         encoding, decoder: for encodings of one's own classes, which are never imported because a
             file names them: objects built as before. Their numbers come from the folder.
-        options: of transformers' from_pretrained, such as dtype.
+        options: options of transformers' from_pretrained, such as dtype.
 
     Raises: ValueError if posenc.json is missing, belongs to other weights, or names another
     encoding.

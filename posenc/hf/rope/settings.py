@@ -109,7 +109,7 @@ def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) ->
     original = parameters.get("original_max_position_embeddings") or (
         getattr(config, "original_max_position_embeddings", None) if kind == "longrope" else None
     )
-    if kind == "longrope":  # whose original length may be the largest one, so that nobody switches
+    if kind == "longrope":  # whose original length may be the largest one, so that none switches
         kept = getattr(config, TRAINED_KEY, None)
         original = kept if is_length(kept) else original
     theta, length = float(parameters["rope_theta"]), int(original or maximum)

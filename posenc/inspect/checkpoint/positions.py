@@ -26,8 +26,8 @@ SHOWN_DISTANCE = 128
 class Rotation:
     """Rotary settings of one kind of layer.
 
-    wavelengths: tokens per turn of each pair, as the model runs; None for a pair that does not
-    rotate. unscaled: before scaling. trained: the training length before any extension.
+    wavelengths: tokens per turn of each pair; None for a pair that does not rotate. unscaled: the
+    wavelengths before scaling. trained: the training length before any extension.
     """
 
     layers: str

@@ -23,10 +23,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Decay:
     """Scores in logits between the last position of the training length and keys before it.
 
-    mean, low, high: over unrelated queries and keys, and all heads; low and high leave out 5 %
-    each. Every pair counts with both signs of query and key, so that their product cancels in the
-    mean. mean_error: its standard error. same: the mean if query and key are the same vector. None
-    where no key is visible.
+    mean, low, high: mean and 5 % quantiles over unrelated queries and keys, and all heads. Every
+    pair counts with both signs of query and key, so that their product cancels in the mean.
+    mean_error: its standard error. same: the mean if query and key are the same vector. None where
+    no key is visible.
     """
 
     distances: list[int]
