@@ -94,8 +94,8 @@ class TrialResult(Record):
 
     by_length: losses over non-overlapping windows of each test length, on the same held-out bytes.
     by_position: losses by position inside the longest window that the encoding can run.
-    by_context: on the same target bytes (the last train_length // 2 of each longest window), at the
-        end of windows of growing length.
+    by_context: losses of the same target bytes (the last train_length // 2 of each longest window)
+        at the end of windows of growing length.
     spec: all settings of the encoding in this trial.
     by_case: scores of every test of a task, the training length first.
     """
