@@ -1,4 +1,4 @@
-"""Public signatures say their shapes, and the tests hold every call to them."""
+"""Public signatures have shapes, which the tests check in every call."""
 
 import inspect
 import re

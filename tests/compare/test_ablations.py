@@ -157,7 +157,7 @@ def test_a_difference_is_from_the_first_arm_of_the_encoding_or_the_first_encodin
         (["--text", "nothere.txt"], "No such file: nothere.txt."),
         (["--text", "file"], "The text is too short: it has 5 bytes"),
         (["--out", "file"], "file is not a folder."),
-        (["--out", "others"], "was not written by posenc compare (it holds letter.txt)"),
+        (["--out", "others"], "was not written by posenc compare (it contains letter.txt)"),
         (["--tables", "file"], "file is not a folder."),
         (["--tables", "tables"], "positions.csv is not a file."),
         (["--tables", "rates"], "positions_tried.csv is not a file."),

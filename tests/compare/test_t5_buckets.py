@@ -1,5 +1,4 @@
-"""T5's buckets that training shows and copying never needs: which they are, and that both tables
-come."""
+"""T5's buckets that occur in training but that copying does not need, and the tables about them."""
 
 import csv
 import sys

@@ -1,5 +1,5 @@
-"""A method that a model's code does not take costs one row; a map that would be measured with the
-wrong rotation is not measured."""
+"""A method that a model's code does not support costs one row. A position map that would be
+measured with a wrong rotation is not measured."""
 
 import dataclasses
 from pathlib import Path

@@ -57,7 +57,7 @@ FOLDERS: dict[str, tuple[str, Change]] = {
     "safetensors, found only pytorch_model.bin": ("llama", only_pickles),
     "safetensors, found none": ("llama", lambda folder: (folder / "model.safetensors").unlink()),
     "model.safetensors cannot be read": ("llama", cut_weights),
-    "asks for 9 weights that are not there": ("llama", config(num_hidden_layers=3)),
+    "9 weights that config.json needs are missing": ("llama", config(num_hidden_layers=3)),
     "model.safetensors do not fit: You": ("llama", config(hidden_size=16)),
     "neither rotary settings in its config nor a table": ("xglm", lambda folder: None),
     "it has ALiBi instead of a rotation": ("falcon", lambda folder: None),

@@ -1,4 +1,4 @@
-"""What a killed search or tuning leaves: gone on with where it is whole and fits, else said."""
+"""State of a killed search or tuning: resumed if complete and fitting, otherwise reported."""
 
 import dataclasses
 import errno

@@ -72,7 +72,7 @@ def test_sizes_begin_at_one(name, size):
         (lambda: posenc.DAPE("alibi", 4), "encoding must be a PositionEncoding"),
     ],
 )
-def test_what_else_no_encoding_is_built_from(build, message):
+def test_invalid_arguments_are_refused(build, message):
     with pytest.raises((TypeError, ValueError), match=message):
         build()
 

@@ -92,7 +92,7 @@ def test_a_bias_on_its_own_checks_positions(name, case):
     for where in ((positions, P), (P, positions)):
         with pytest.raises(error, match=message):
             bias(*where)
-    with pytest.raises(ValueError, match="must be of one batch"):
+    with pytest.raises(ValueError, match="must have the same batch size"):
         bias(P.expand(2, 4), P.expand(3, 4))
 
 
@@ -175,7 +175,7 @@ def test_what_is_no_encoding_is_named_at_every_door():
 
 def test_embeddings_do_not_ignore_an_encoding_of_attention():
     for name in ("rope", "alibi", "shaw"):
-        with pytest.raises(ValueError, match="acts in attention, where embeddings do not reach"):
+        with pytest.raises(ValueError, match="acts in attention, not at the embeddings"):
             posenc.BertEmbedding(11, 16, posenc.create(name, SHAPE))
 
 

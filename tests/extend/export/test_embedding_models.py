@@ -138,9 +138,7 @@ def test_a_list_of_modules_that_leads_elsewhere_is_refused(content, tmp_path):
 def test_an_encoder_without_its_head_says_so(tmp_path):
     config = transformers.AutoConfig.for_model("bert", **SIZES, max_position_embeddings=LENGTH)
     transformers.BertModel(config).save_pretrained(tmp_path / "bare")
-    with pytest.raises(
-        ValueError, match=r"it holds a BertModel, without .* could predict no token"
-    ):
+    with pytest.raises(ValueError, match=r"it has a BertModel, without .* could predict no token"):
         load_checkpoint(tmp_path / "bare")
 
 

@@ -1,4 +1,4 @@
-"""lm-eval is handed the exported folder, or missed before anything is measured."""
+"""lm-eval runs on the exported folder; a missing lm-eval is reported before any measurement."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""What an export says to each runtime, and the doctor has nothing against those it is right for."""
+"""SERVE.md of an export: right lines for each runtime, and no complaint of the doctor about
+them."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Tasks in words: what stands where, and who answers them."""
+"""Tasks in words: positions of facts in the text, and scores of right and wrong models."""
 
 import json
 import re

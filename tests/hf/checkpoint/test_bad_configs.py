@@ -106,7 +106,7 @@ def test_weights_that_are_left_unread_are_said(folder, caplog):
     weights["model.layers.0.more.weight"] = torch.ones(3)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     load_checkpoint(folder)
-    assert "1 weights are left unread, such as model.layers.0.more.weight" in caplog.text
+    assert "1 weights are not used, such as model.layers.0.more.weight" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])

@@ -213,7 +213,7 @@ def test_falcon_with_alibi_is_refused_because_transformers_counts_it_twice(tmp_p
         load_checkpoint(tmp_path, attention=name).model(ids).logits for name in ("eager", "sdpa")
     )
     assert (shown - fused).abs().max() > 1e-2  # once this fails, transformers is mended
-    with pytest.raises(ValueError, match=r"Falcon with ALiBi: .* counts its bias twice"):
+    with pytest.raises(ValueError, match=r"Falcon with ALiBi: .* adds its bias twice"):
         measure_checkpoint(Request(tmp_path, TEXT, as_bytes=True))
 
 

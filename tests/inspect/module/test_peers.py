@@ -145,7 +145,7 @@ def test_known_bugs_are_found(name):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FINE)
-def test_what_is_right_gets_no_no(name):
+def test_right_modules_fail_no_check(name):
     path, arguments, call, holds = FINE[name]
     yes, no = split(measured(path, arguments, call))
     assert yes == holds and not no
