@@ -42,3 +42,11 @@ def call(capsys):
         return stop.value.code, out, err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A folder with a tiny random Llama."""
+    from tests.hf_models import save
+
+    return save("llama", tmp_path_factory.mktemp("llama") / "llama")
