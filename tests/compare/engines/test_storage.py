@@ -108,6 +108,7 @@ def run(engine: Direct, study: Path, config):
             return heard
 
 
+@pytest.mark.slow
 def test_a_trial_goes_on_from_the_storage_and_gives_the_same_numbers(study, url):
     config = dataclasses.replace(trial(study, "t5"), steps=300)
     storage = Storage(url)
