@@ -67,7 +67,6 @@ def test_projections_that_cannot_be_shared_are_refused(options, words):
         plan_trials(Options(**options), read_encodings(["rope"]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, changed, arms",
     [
@@ -97,7 +96,6 @@ def test_a_question_ends_in_its_table(name, changed, arms, tmp_path, monkeypatch
     assert all(0 < float(row["bits_per_byte"]) < 20 for row in rows)
 
 
-@pytest.mark.slow
 def test_two_questions_share_their_trials_and_rates_have_a_table(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 4000)
     asked = ["--seeds", "1", "--steps", "1", "--workers", "1", "--text", tmp_path / "text.txt"]

@@ -81,7 +81,6 @@ def test_what_cannot_run_here_is_said_in_a_line(words, reason, monkeypatch, caps
     assert reason in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.slow
 def test_the_same_recipe_runs_in_small_on_a_cpu(tmp_path, monkeypatch, capsys):
     sizes = {"train_length", "test_lengths", "steps", "batch", "width", "layers", "heads"}
     other = {key for key, value in recipe.RECIPE.items() if recipe.TINY[key] != value}

@@ -19,7 +19,6 @@ from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.experiment import experiment
 
 scalings = experiment("scalings")
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

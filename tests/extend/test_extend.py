@@ -46,8 +46,8 @@ def windows() -> Windows:
     return Windows(tokens, torch.arange(4)[:, None].expand(4, TARGET))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_an_exported_folder_is_proved_by_stock_transformers(family, tmp_path):
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
+def test_an_exported_folder_is_proved_by_stock_transformers(family, tmp_path, fresh_process):
     folder = save(family, tmp_path / family)
     outcome = hf.extend(
         folder, TARGET, DOCUMENTS, method="by-parts", out=tmp_path / "out", options=QUICK
@@ -318,6 +318,7 @@ def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path
     assert math.isfinite(outcome.measured[method][1].long(LENGTH))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LLAMA.exists(), reason="../shared/checkpoints/llama2xs is not there")
 def test_quick_path_from_the_shell(tmp_path):
     out = tmp_path / "out"

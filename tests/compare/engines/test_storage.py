@@ -109,7 +109,7 @@ def run(engine: Direct, study: Path, config):
 
 
 @pytest.mark.slow
-def test_a_trial_goes_on_from_the_storage_and_gives_the_same_numbers(study, url):
+def test_a_trial_goes_on_from_the_storage_and_gives_the_same_numbers(study, url, fresh_process):
     config = dataclasses.replace(trial(study, "t5"), steps=300)
     storage = Storage(url)
     killed = []

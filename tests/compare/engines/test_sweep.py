@@ -186,7 +186,6 @@ def state_and_parent(path: Path) -> tuple[str, str]:
     return state, parent
 
 
-@pytest.mark.slow
 def test_failing_trial_is_reported_and_the_rest_goes_on(folder):
     bad, good = trial(folder, "rope", lr=1e30), trial(folder, "alibi")
     log = Log()
@@ -196,7 +195,6 @@ def test_failing_trial_is_reported_and_the_rest_goes_on(folder):
     assert "nan at step" in files.load_result(folder, bad).reason
 
 
-@pytest.mark.slow
 def test_finished_trials_are_skipped_and_corrupt_results_are_redone(folder):
     trials = [trial(folder, "rope"), trial(folder, "alibi")]
     for config in trials:
@@ -234,7 +232,7 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
+def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch, fresh_process):
     config = trial(folder, "rope", width=64)
     real = process.environment
     # A limit on the size of files stands in for a disk without room for the weights.

@@ -93,7 +93,6 @@ def test_a_suite_takes_no_other_tasks():
         with_suite(Options(suite=True, budget="huge"))
 
 
-@pytest.mark.slow
 def test_the_suite_runs_as_one_command(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat. " * 800)

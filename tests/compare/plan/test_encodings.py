@@ -147,7 +147,6 @@ def finished(folder: Path) -> dict[str, int]:
     return {p.parent.name: p.stat().st_mtime_ns for p in (folder / "out").glob("*/result.json")}
 
 
-@pytest.mark.slow
 def test_one_command_compares_a_file_and_trains_only_what_was_edited_again(folder, capsys):
     command = ["rope/nope every 2", "./my.py:LogALiBi", "steep=my.py:LogALiBi:slope=2"]
     assert run(*command) == 0, capsys.readouterr().err

@@ -130,7 +130,6 @@ def test_runs_whose_rates_differ_are_not_mixed(tmp_path):
     assert [check.encoding for check in both.rates] == ["rope", "t5"]
 
 
-@pytest.mark.slow
 def test_the_command_trains_at_the_rate_that_won_and_resumes(tmp_path, capsys):
     options = Options(["mine=rope"], task=["copy"], check_lr=True, out=tmp_path / "out", **SMALL)
     study = run_study(options)

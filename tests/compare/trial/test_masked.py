@@ -134,7 +134,6 @@ def test_a_loss_for_each_hidden_byte():
     assert losses.shape == (int(hidden_in_tests(rows).sum()),)
 
 
-@pytest.mark.slow
 def test_the_command_compares_and_says_what_was_hidden(tmp_path):
     (tmp_path / "text.txt").write_bytes(WORDS.astype(np.uint8).tobytes() * 4)
     study = run_study(

@@ -142,7 +142,6 @@ def test_a_loss_that_is_not_finite_fails_the_trial():
         OBJECTIVE.test(model, WORDS, SEQ2SEQ)
 
 
-@pytest.mark.slow
 def test_the_command_compares_and_says_what_is_scored(tmp_path):
     (tmp_path / "text.txt").write_bytes(WORDS.astype(np.uint8).tobytes() * 4)
     study = run_study(
