@@ -15,7 +15,7 @@ _MODULES = {
     for name, where in _NAMES.items()
     if where in ("posenc", "posenc.encodings")
 }
-"""Imported when first touched, so that `posenc.masks.causal` works after `import posenc`."""
+"""Imported on first use, so that `posenc.masks.causal` works after `import posenc`."""
 _PUBLIC = {name: where for name, where in _NAMES.items() if name not in _MODULES}
 
 __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
@@ -35,7 +35,7 @@ def __dir__() -> list[str]:
 
 
 def _hint(name: str) -> str:
-    """The public name most like it."""
+    """Suggest the most similar public name."""
     import difflib
 
     public = {known.lower(): known for known in (*_MODULES, *__all__)}

@@ -1,10 +1,10 @@
-"""python -m posenc: the command line."""
+"""Run the command line: python -m posenc."""
 
 import sys
 
 if not sys.flags.safe_path:
     # -m puts the current folder first in the path, so a torch.py next to the user's text would run.
-    # posenc itself has been found already.
+    # posenc is already imported.
     del sys.path[0]
 
 from posenc.cli import main

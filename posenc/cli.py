@@ -1,7 +1,6 @@
-"""The command line: each command is one line here, and a function with typer options elsewhere.
+"""The command line: each command is one line here and a function with typer options elsewhere.
 
-A command's module is imported for every call of `posenc`, so it imports torch and the like inside
-its functions.
+Every call of `posenc` imports the modules of all commands, so they import torch inside functions.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ COMMANDS = {
     "extend": "posenc.extend.command:extend",
     "doctor": "posenc.doctor.command:doctor",
 }
-"""name: "module:function"."""
+"""Function of each command, as "module:function"."""
 
 CTRL_C = 130
-"""Exit code after Ctrl-C, which is also what typer makes of it."""
+"""Exit code after Ctrl-C, the same as typer's."""
 
-# typer brings its own click, or uses the real one: reach the class through what it exports.
+# typer contains its own click or uses the installed one: take the class from typer's exports.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 _Abort = cast(type[Exception], typer.Abort)
 
 
 def app() -> typer.Typer:
-    """The application with all commands."""
+    """Return the application with all commands."""
     application = typer.Typer(name="posenc", pretty_exceptions_enable=False)
     application.callback(invoke_without_command=True)(_root)
     for name, path in COMMANDS.items():
@@ -50,12 +49,12 @@ def app() -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
-    A problem is one line on stderr; exit code 2 for wrong input, 1 where the run failed, 130 after
-    Ctrl-C. POSENC_TRACEBACK=1 prints the traceback as well.
+    Errors are one line on stderr; exit code 2 for wrong input, 1 if the run failed, 130 after
+    Ctrl-C. POSENC_TRACEBACK=1 also prints the traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # for "±" in an ASCII locale, or a name that is no UTF-8
+        if hasattr(stream, "reconfigure"):  # for "±" in an ASCII locale, and names not in UTF-8
             cast(Any, stream).reconfigure(errors="backslashreplace")
     try:
         _refuse_empty(arguments)
@@ -82,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         code = _complain(f"{type(error).__name__}: {error}", 1, error)
     else:
-        if code == CTRL_C:  # typer has caught it
+        if code == CTRL_C:  # typer caught the interrupt
             _complain("stopped.", CTRL_C)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -98,11 +97,11 @@ def _root(
         print(f"posenc {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        sys.stdout.write(context.get_help())  # empty where rich has printed it
+        sys.stdout.write(context.get_help())  # empty if rich has printed it
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """No option takes an empty argument, and as a folder it would mean the current one."""
+    """Raise ValueError for an empty argument; as a folder it would mean the current one."""
     option = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")

@@ -1,6 +1,6 @@
-"""The names that a package offers, each imported when it is first asked for.
+"""Import the public names of a package on first use.
 
-They are listed once, as imports in the package's stub, `__init__.pyi`, which type checkers read.
+They are listed once, as imports in the package's stub `__init__.pyi`, for type checkers too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def listed(file: str) -> dict[str, str]:
-    """The module of each name that the stub beside `file` imports.
+    """Return the module of each name that the stub next to `file` imports.
 
     >>> listed(posenc.compare.__file__)["Study"]
     'posenc.compare.results'
@@ -27,7 +27,7 @@ def listed(file: str) -> dict[str, str]:
 def attach(
     package: str, file: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """The `__getattr__`, `__dir__` and `__all__` of a package with a stub."""
+    """Return `__getattr__`, `__dir__` and `__all__` for a package with a stub."""
     public = listed(file)
 
     def load(name: str) -> Any:

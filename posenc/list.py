@@ -20,7 +20,7 @@ KERAS_LAYERS = {
     "Kerple": "KerpleBias",
     "Shaw": "ShawAttention",
 }
-"""The layer of posenc.keras for each class."""
+"""The layer of posenc.keras that matches each class."""
 
 
 def list_encodings(
@@ -56,10 +56,10 @@ def list_encodings(
 
 
 def encodings(asked: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
-    """What each encoding claims, by default each that is registered, with the registry's options;
-    and a line for each of another package that cannot be built.
+    """Return the claims of each encoding, by default of all registered ones, and one line for each
+    encoding of another package that cannot be built.
 
-    Raises: ValueError where one that was asked for cannot be built.
+    Raises: ValueError if an encoding in `asked` cannot be built.
     """
     from posenc.encodings import registry
     from posenc.encodings.base.shape import ModelShape
@@ -72,7 +72,7 @@ def encodings(asked: Sequence[str] | None = None) -> tuple[list[dict[str, Any]],
         line = registry.entry(spec.parts[0].where) if named else registry.Entry(name, "unchecked")
         try:
             encoding = registry.create(name, shape)
-        except Exception as error:  # of another package: its constructor may raise anything
+        except Exception as error:  # the constructor of another package may raise anything
             if asked or not line.origin:
                 raise
             wrong.append(f"{error}" if name in str(error) else f"{name!r}: {error}")

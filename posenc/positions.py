@@ -1,6 +1,6 @@
-"""Token positions: from masks, documents and grids, and what is known about them.
+"""Token positions: make them from masks, documents and grids, and compare them.
 
-Wherever positions are taken, a Python range says without being read that they are consecutive.
+A Python range is accepted wherever positions are; it is known to be consecutive.
 
 >>> posenc.positions.positions_from_mask(torch.tensor([[0, 0, 1, 1, 1]]))
 tensor([[0, 0, 0, 1, 2]])
@@ -34,9 +34,9 @@ MemoryPositions = (
     Real[Tensor, "#batch memory_len *memory_axes"] | Real[Tensor, "memory_len *memory_axes"] | range
 )
 Known = Shaped[Tensor, "..."] | range
-"""Positions of any tokens, as far as it is known what they are."""
+"""Positions of any tokens, as a tensor or a range."""
 FlatQueries = Real[Tensor, "*#batch q_len"]
-"""Positions of queries, (len) or (batch, len) and nothing else."""
+"""Positions of queries with one component: (len) or (batch, len)."""
 FlatKeys = Real[Tensor, "*#batch kv_len"]
 Documents = Int[Tensor, "*batch len"]
 
@@ -44,8 +44,8 @@ Documents = Int[Tensor, "*batch len"]
 def counted(
     start: int, length: int, device: torch.device | None = None
 ) -> Int[Tensor, " length"] | range:
-    """Return the positions start, start + 1, ...: a range, or under torch.compile, which would
-    compile a range anew for each length, a tensor.
+    """Return the positions start, start + 1, ... as a range; under torch.compile as a tensor,
+    because it would recompile for each range.
 
     >>> posenc.positions.counted(3, 4)
     range(3, 7)
@@ -65,18 +65,16 @@ def tensor(
 
 
 def length_of(positions: Known, num_axes: int = 1) -> int:
-    """Return how many tokens the positions are for."""
+    """Return the number of tokens that have these positions."""
     if isinstance(positions, range):
         return len(positions)
     return positions.shape[-1 if num_axes == 1 else -2]
 
 
 def as_range(positions: Known) -> range | None:
-    """Return the positions as a range p, p+1, p+2, ... if all rows are that; None if they are not,
-    or if it is unknown.
+    """Return the positions as a range p, p+1, p+2, ... if all rows are known to equal it, or None.
 
-    Tensors have to be read, which is done only where it costs no synchronisation: on the CPU, and
-    not while tracing.
+    Tensors are read only where this needs no synchronisation: on the CPU, and not while tracing.
     """
     if torch.compiler.is_compiling():
         return None
@@ -93,8 +91,8 @@ def as_range(positions: Known) -> range | None:
 
 
 def placeless(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"]:
-    """Which tokens stand for no place: those with a whole number below 0 as a component, such as
-    the class token of a Vision Transformer at (-1, -1). Real coordinates may be negative.
+    """Return True for tokens without a place: those with a negative integer component, such as the
+    class token of a Vision Transformer at (-1, -1). Real coordinates may be negative.
 
     >>> posenc.positions.placeless(torch.tensor([[-1, -1], [0, 0], [0, 1]]))
     tensor([ True, False, False])
@@ -105,8 +103,8 @@ def placeless(positions: Real[Tensor, "*where axes"]) -> Shaped[Tensor, "*where"
 
 
 def join(first: Known, second: Known, axis: int, batch: int, device: torch.device) -> Known:
-    """Return two stretches of positions, one after the other along `axis`; where only one of them
-    is batched, the other serves all `batch` rows."""
+    """Concatenate two stretches of positions along `axis`; if only one is batched, the other is
+    used for all `batch` rows."""
     if isinstance(first, range) and isinstance(second, range):
         if first.step == second.step == 1 and first.stop == second.start:
             return range(first.start, second.stop)
@@ -119,17 +117,17 @@ def join(first: Known, second: Known, axis: int, batch: int, device: torch.devic
 def goes_back(
     positions: Real[Tensor, "*#batch len"] | range, *valid: Bool[Tensor, "batch len"]
 ) -> bool:
-    """True if a row is known to return to a position: a token's is lower than that of the token
-    before it, and not there for the first time. Tokens that are not `valid` do not count.
+    """Return True if a row is known to return to a position: a token repeats an earlier position
+    that is lower than that of the token before it. Tokens that are not `valid` do not count.
 
-    Neither repeats (0, 0, 1, 1) nor another order (5, 6, 0, 1) do that. Positions are read only
-    where it costs no synchronisation: on the CPU, and not while tracing.
+    Repeats (0, 0, 1, 1) and another order (5, 6, 0, 1) do not return. Positions are read only where
+    this needs no synchronisation: on the CPU, and not while tracing.
     """
     if isinstance(positions, range) or not all(map(_readable, (positions, *valid))):
         return False
     if not (positions[..., 1:] < positions[..., :-1]).any():
         return False
-    if valid:  # a token that does not count stands where the last one that does is
+    if valid:  # an invalid token takes the position of the last valid one
         index = torch.arange(positions.shape[-1]).where(torch.stack(valid).all(0), 0)
         positions = positions.expand(index.shape).gather(-1, index.cummax(-1).values)
     here, before = positions[..., 1:], positions[..., :-1]
@@ -143,14 +141,14 @@ def goes_back(
 
 
 def _readable(positions: Tensor) -> bool:
-    """True if reading positions waits for no device and breaks no trace."""
+    """Return True if reading positions neither waits for a device nor breaks a trace."""
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     return type(positions) is Tensor and positions.device.type == "cpu" and not traced
 
 
 def same(a: Known, b: Known) -> bool:
-    """True if both are the same positions, as far as that is known without synchronising: on the
-    CPU always, elsewhere if they are one tensor or two ranges."""
+    """Return True if both are known to be the same positions without synchronising: on the CPU by
+    value, elsewhere only as one tensor or two equal ranges."""
     if a is b:
         return True
     if isinstance(a, range) and isinstance(b, range):
@@ -167,10 +165,10 @@ def same(a: Known, b: Known) -> bool:
 
 
 class Remembered:
-    """Positions for which something was computed: `fits` says whether it still serves.
+    """Positions that a result was computed for; `fits` tests whether others are the same.
 
-    A tensor on the CPU is copied and compared, so that positions changed in place are noticed;
-    elsewhere the tensor and its version are.
+    A tensor on the CPU is copied and compared, so changes in place are noticed. On other devices
+    the tensor's identity and version are compared.
     """
 
     def __init__(self, positions: Known) -> None:
@@ -182,7 +180,7 @@ class Remembered:
                 self._version = version(positions)
 
     def fits(self, positions: Known) -> bool:
-        """True if these are the positions, as far as that is known without synchronising."""
+        """Return True if these are known to be the same positions, without synchronising."""
         kept = self._positions
         if isinstance(kept, Tensor) and self._version not in (None, version(kept)):
             return False
@@ -190,7 +188,7 @@ class Remembered:
 
 
 def version(t: Shaped[Tensor, "..."]) -> int | None:
-    """Return how often a tensor was written into; None where torch does not count it.
+    """Return torch's count of writes to a tensor, or None where it keeps none.
 
     torch documents the counter but has no public name for it.
     """
@@ -201,7 +199,7 @@ def version(t: Shaped[Tensor, "..."]) -> int | None:
 def distances(
     q_positions: FlatQueries, kv_positions: FlatKeys
 ) -> Real[Tensor, "*batch q_len kv_len"]:
-    """(..., q_len, kv_len): q_position - kv_position, positive for the past.
+    """Return q_position - kv_position, (..., q_len, kv_len); positive for the past.
 
     Raises: ValueError unless both are (len) or (batch, len).
     """
@@ -212,8 +210,8 @@ def distances(
 def in_double(
     q_positions: FlatQueries, kv_positions: FlatKeys
 ) -> tuple[Float[Tensor, "*#batch q_len"], Float[Tensor, "*#batch kv_len"]]:
-    """Both in float64 and counted from the first key: distances stay, and far positions keep
-    their neighbours."""
+    """Return both in float64, counted from the first key: distances stay the same, and far
+    positions stay distinct."""
     if q_positions.is_floating_point() or kv_positions.is_floating_point():
         q_positions, kv_positions = q_positions.double(), kv_positions.double()
     origin = kv_positions.reshape(-1)[:1].sum()  # 0 where there is none
@@ -221,7 +219,7 @@ def in_double(
 
 
 def check_flat(q_positions: Any, kv_positions: Any) -> None:
-    """Raise ValueError unless both are (len) or (batch, len): q and k are no positions."""
+    """Raise ValueError unless both are (len) or (batch, len); q and k are not."""
     for name, positions in (("q_positions", q_positions), ("kv_positions", kv_positions)):
         if positions.ndim not in (1, 2):
             raise ValueError(
@@ -233,7 +231,7 @@ def check_flat(q_positions: Any, kv_positions: Any) -> None:
 def positions_from_mask(
     valid: Shaped[Tensor, "*batch len"], *, start: int = 0
 ) -> Int[Tensor, "*batch len"]:
-    """Positions that count real tokens, wherever the padding is.
+    """Return positions that count real tokens, wherever the padding is.
 
     Args:
         valid: (batch, len), True or nonzero for real tokens: Hugging Face's attention_mask.
@@ -247,10 +245,10 @@ def positions_from_mask(
 
 
 def positions_from_documents(documents: Shaped[Tensor, "*batch len"]) -> Documents:
-    """Positions that begin at 0 with every document of a packed sequence.
+    """Return positions that begin at 0 with each document of a packed sequence.
 
     Args:
-        documents: ids (len) or (batch, len); a document is a run of equal ids.
+        documents: ids (len) or (batch, len); contiguous equal ids are one document.
 
     Shapes: like `documents`, int64.
     """
@@ -261,8 +259,8 @@ def positions_from_documents(documents: Shaped[Tensor, "*batch len"]) -> Documen
 
 
 def documents_from_positions(positions: Documents) -> Documents:
-    """Document ids 0, 1, ... of a packed sequence: a new one where a position is not one more than
-    the last.
+    """Return document ids 0, 1, ... of a packed sequence: a new one starts where a position is not
+    one more than the last.
 
     Shapes: integer positions (len) or (batch, len) -> the same.
     """
@@ -274,6 +272,6 @@ def documents_from_positions(positions: Documents) -> Documents:
 def grid(
     height: int, width: int, device: torch.device | None = None
 ) -> Int[Tensor, "{height*width} 2"]:
-    """(row, column) of each cell, row by row: (height * width, 2), for encodings with two axes."""
+    """Return (row, column) of each cell, row by row: (height * width, 2)."""
     cells = torch.arange(height * width, device=device)
     return torch.stack([cells // width, cells % width], dim=-1)

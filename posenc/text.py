@@ -1,4 +1,4 @@
-"""Where text comes from: files, folders, globs, or the source that every Python carries."""
+"""Find text: in files, folders and globs, or in Python's own source."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ MOST_FILES = 1_000_000
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a text, with the names under which they are hashed."""
+    """The files of a text, and the names under which they are hashed."""
 
     name: str
     files: tuple[tuple[str, Path], ...]
 
 
 def embedded() -> Source:
-    """The source of the running Python's standard library, without its tests, which not every
-    installation has."""
+    """Return the source of the running Python's standard library, without tests, which some
+    installations lack."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [
         (path.relative_to(root).as_posix(), path)
@@ -32,16 +32,15 @@ def embedded() -> Source:
         if path.suffix == ".py"
     ]
     if not files:
-        raise ValueError(f"No Python source in {root}. Give a text of your own with --text.")
+        raise ValueError(f"No Python source in {root}. Give your own text with --text.")
     return Source(f"Python {platform.python_version()} standard library", tuple(sorted(files)))
 
 
 def find_text(texts: Sequence[str]) -> Source:
-    """The files that `texts` name: files, folders (with all that is in them but hidden files) and
-    globs.
+    """Return the files that `texts` name: files, folders (without hidden files) and globs.
 
-    Raises: ValueError if one of them names no file, or a pipe or a device, which may never end, or
-    if there are more than `MOST_FILES` files.
+    Raises: ValueError if one names no file, a pipe or a device, or for more than `MOST_FILES`
+    files.
     """
     found: dict[Path, None] = {}
     seen = 0
@@ -65,7 +64,7 @@ def find_text(texts: Sequence[str]) -> Source:
 
 
 def _files_named(text: str) -> Iterator[Path]:
-    """The ordinary files that one --text names."""
+    """Yield the ordinary files that one --text names."""
     path = Path(text)
     if path.is_file():
         yield path
@@ -76,7 +75,7 @@ def _files_named(text: str) -> Iterator[Path]:
             f"{text} is a pipe or a device, not an ordinary file. Copy the text into a file first."
         )
     else:
-        # glob.iglob, since Path.glob takes no absolute pattern.
+        # glob.iglob, because Path.glob refuses absolute patterns.
         for match in map(Path, glob.iglob(text, recursive=True)):  # noqa: PTH207
             if match.is_dir():
                 yield from _files_below(match)
@@ -85,7 +84,7 @@ def _files_named(text: str) -> Iterator[Path]:
 
 
 def _files_below(folder: Path, skipped: Set[str] = frozenset({"__pycache__"})) -> Iterator[Path]:
-    """The ordinary files in a folder; what is hidden or has a skipped name is left out."""
+    """Yield the ordinary files in a folder, except hidden ones and skipped names."""
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name[0] != "." and name not in skipped)
         for name in sorted(files):
@@ -95,5 +94,5 @@ def _files_below(folder: Path, skipped: Set[str] = frozenset({"__pycache__"})) -
 
 
 def _utf8(name: str) -> str:
-    """A file's name decoded as UTF-8, whatever the locale is."""
+    """Decode a file's name as UTF-8 in every locale."""
     return os.fsencode(name).decode("utf-8", "surrogateescape")

@@ -314,7 +314,7 @@ def test_report_names_a_damaged_result(call, planned, change, reason):
     code, _, told = call("report", out)
     assert code == 0
     assert f"{home / 'result.json'} is damaged ({reason}" in told
-    assert "the same posenc compare makes it again" in told
+    assert "the same posenc compare repeats it" in told
     assert "missing 1 of 1 trials" in told
 
 

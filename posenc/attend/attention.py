@@ -1,4 +1,4 @@
-"""Scaled dot-product attention with a position encoding, and what it would do."""
+"""Scaled dot-product attention with a position encoding, and `explain`, which describes it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from posenc.positions import KeyPositions, QueryPositions
 
 @dataclass(frozen=True)
 class Plan:
-    """Say which way runs, what it is expected to cost, and why not the others.
+    """The way that runs, its expected cost, and why not the others.
 
-    `time` is the order in which time grows; `extra_bytes` is the most memory held at once beyond
-    inputs, output and gradients, in the backward pass too where gradients are needed.
+    `time` is how time grows; `extra_bytes` is the peak of memory in addition to inputs, output and
+    gradients, including the backward pass if gradients are needed.
     """
 
     impl: str
@@ -67,26 +67,25 @@ def attention(
 
     Args:
         encoding: any position encoding; None for none.
-        q_positions, kv_positions: (len) or (batch, len), plus a last axis of components where the
-            encoding takes several; or a range, which says without being read that they are
-            consecutive.
-        q_state, kv_state: what encoding.state gave for the tokens of q and of k.
-        mask: who may look at whom; bound to the positions here unless it already is.
-        cache: earlier keys and values; k, v, kv_positions and kv_state are appended and all of it
-            is attended to.
-        prepared: what encoding.prepare(positions) gave, which takes the encoding's place: the same
-            results, with tables computed once for all calls that share it.
+        q_positions, kv_positions: (len) or (batch, len), plus a last axis of components if the
+            encoding needs several; or a range, which is known to be consecutive.
+        q_state, kv_state: encoding.state for the tokens of q and of k.
+        mask: which keys each query sees; bound to these positions unless it is bound already.
+        cache: earlier keys and values; k, v, kv_positions and kv_state are appended, and queries
+            attend to all of it.
+        prepared: encoding.prepare(positions), used instead of the encoding: the same results, with
+            tables computed once for all calls.
         dropout_p: probability of dropping an attention weight.
         return_lse: also return the log-sum-exp of each row's scores, -inf where nothing is visible.
-        impl: "auto", or one of the ways in posenc/attend/choose.py, which then runs or raises:
-            "reference", "blocks", "sdpa", "flex".
+        impl: "auto", or a way of posenc/attend/choose.py, which then runs or raises: "reference",
+            "blocks", "sdpa" or "flex".
 
     Shapes: (batch, num_heads, q_len, v_dim) in the dtype of q; lse (batch, num_heads, q_len).
     Precision: scores, softmax and biases in float32 or better; under bfloat16 autocast queries,
-    keys and values are rounded, and scores too where torch multiplies them. A row that sees no key
+    keys and values are rounded, and so are scores that torch computes. A query that sees no key
     gives zeros and zero gradient.
-    Raises: ValueError where shapes, positions or `impl` do not fit, and for documents packed under
-    `masks.causal` alone, as far as it says they are seen.
+    Raises: ValueError if shapes, positions or `impl` do not fit, and for packed documents without a
+    document mask (see `masks.causal`).
 
     >>> q = k = v = torch.randn(1, 4, 6, 16)
     >>> where = {"q_positions": torch.arange(6), "kv_positions": torch.arange(6)}
@@ -122,8 +121,8 @@ def explain(
     return_lse: bool = False,
     impl: str = "auto",
 ) -> Plan:
-    """Say what `attention` would do with the same arguments, without computing it; for an encoding
-    of several passes, what the first does.
+    """Return the way by which `attention` would run with the same arguments, without running it.
+    For an encoding with several passes it is that of the first.
 
     >>> q = k = v = torch.randn(1, 4, 600, 16)
     >>> p = torch.arange(600)
@@ -138,14 +137,14 @@ def explain(
     choices = [choose(problem, impl) for problem in problems]
     costs = [choice.cost(problem) for choice, problem in zip(choices, problems, strict=True)]
     each = [cost.extra_bytes for cost in costs]
-    # A backward pass needs what all passes kept; without one, each lets go of its own.
+    # A backward pass needs the memory of all passes; otherwise each frees its own.
     extra = (sum(each) if problems[0].known.needs_grad else max(each)) + sum(
         t.numel() * t.element_size() * (1 if t.shape == own.shape else 2)
         for problem in problems
         for t, own in ((problem.q, q), (problem.k, k))
-        if t is not own  # what place 2 makes, by way of more where it widens
+        if t is not own  # results of place 2, and temporary memory if it widens them
     )
-    if len(problems) > 1:  # each has a result, until they are merged
+    if len(problems) > 1:  # results of all passes until they are merged
         extra += 2 * len(problems) * problems[0].q.numel() * problems[0].q.element_size()
     way = choices[0].way
     return Plan(way, choices[0].reason, costs[0].time, extra, others(problems[0], way))
@@ -159,12 +158,11 @@ def _run(problem: Problem, impl: str) -> tuple[Tensor, Any]:
 
 
 def _of_nothing(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Return zeros where there are no queries or no keys, with zero gradients for all that has a
-    part where there are some."""
+    """Return zeros if there are no queries or no keys, with zero gradients for every tensor."""
     q, v, sides = problem.q, problem.v, (problem.queries, problem.keys)
     parts = [q, problem.k, v, *(t for side in sides for t in (side.x, side.state))]
     parts += problem.encoding.parameters()
-    # An empty part of each: 0 times a number that is not finite would be NaN.
+    # Sum an empty part of each, because 0 times a number that is not finite would be NaN.
     none = sum(t.flatten()[:0].sum() for t in parts if t is not None)
     out = (q.new_zeros(*q.shape[:3], v.shape[-1]) + none).to(q.dtype)
     if not problem.need_lse:

@@ -15,11 +15,10 @@ from posenc.positions import join, tensor
 
 
 class KVCache:
-    """Keys, values, positions and per-token states seen so far; one object per layer, for
-    inference.
+    """Store keys, values, positions and states of earlier tokens in one layer, for inference.
 
-    Keys are stored as the encoding's place 2 left them, or unrotated where the encoding claims
-    `needs_raw_k`. Buffers double when full, so that appending one token costs O(1) amortised.
+    Keys are stored after the encoding's place 2, or before it if the encoding claims `needs_raw_k`.
+    Buffers double when full, so appending one token costs O(1) amortised.
 
     >>> layer = posenc.Attention(64, 4, encoding=posenc.RoPE(16, interleaved=False))
     >>> cache = posenc.KVCache()
@@ -38,20 +37,20 @@ class KVCache:
         self._made_by: PositionEncoding | None = None
 
     def belong_to(self, encoding: PositionEncoding) -> None:
-        """Raise ValueError if another encoding made the keys in it, of another class or built from
-        other arguments; keys that one rotated mean nothing to another."""
+        """Raise ValueError if the keys in it were made by an encoding of another class or with
+        other arguments."""
         before = self._made_by
         if self.length and before is not None and not alike(before, encoding):
             made_for, given = (" ".join(str(e).split()) for e in (before, encoding))
             raise ValueError(
-                f"KVCache: its keys were made for {made_for}, and attention has {given}. Take a "
-                "fresh cache."
+                f"KVCache: its keys were made for {made_for}, but attention has {given}. Use a new "
+                "cache."
             )
         self._made_by = encoding
 
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
-        """Inside the block, an exception leaves the cache as it was before."""
+        """Restore the cache if the block raises an exception."""
         before = self.length, self.where, self._token_axis, self._last_state
         buffers = dict(self._buffers)
         try:
@@ -63,7 +62,7 @@ class KVCache:
 
     @property
     def positions(self) -> Shaped[Tensor, "..."] | None:
-        """The positions of the tokens in it, as a tensor."""
+        """Return the positions of the tokens in it, as a tensor."""
         if self.where is None:
             return None
         return tensor(self.where, self._buffers["k"].device)
@@ -74,29 +73,29 @@ class KVCache:
             raise ValueError(f"KVCache: k has {k.shape[2]} tokens and v has {v.shape[2]}.")
         for name, buffer in self._buffers.items():
             if name not in new:
-                raise ValueError(f"KVCache: it holds a {name} of every token, and none came.")
+                raise ValueError(f"KVCache: it has a {name} for every token, got none.")
             t = new[name]
             if (t.dtype, t.device) != (buffer.dtype, buffer.device):
                 raise TypeError(
-                    f"KVCache: it holds {name} in {buffer.dtype} on {buffer.device}, got {t.dtype} "
+                    f"KVCache: it has {name} in {buffer.dtype} on {buffer.device}, got {t.dtype} "
                     f"on {t.device}."
                 )
             if (*t.shape[:2], *t.shape[3:]) != (*buffer.shape[:2], *buffer.shape[3:]):
                 held = (*buffer.shape[:2], self.length, *buffer.shape[3:])
                 raise ValueError(
-                    f"KVCache: it holds {name} of shape {held}, got {tuple(t.shape)}: batch, heads "
-                    "and width must stay. Take a fresh cache for other sequences."
+                    f"KVCache: it has {name} of shape {held}, got {tuple(t.shape)}: batch, heads "
+                    "and width must not change. Use a new cache for other sequences."
                 )
         stateful = "state" in self._buffers or self._last_state is not None
         if self.length and "state" in new and not stateful:
-            raise ValueError("KVCache: the tokens in it have no state, and the new ones do.")
+            raise ValueError("KVCache: the tokens in it have no state, but the new ones do.")
         if self.where is not None:
             held, came = (
                 torch.int64 if isinstance(t, range) else t.dtype for t in (self.where, positions)
             )
             if held != came or position_axis != self._token_axis:
                 raise TypeError(
-                    f"KVCache: it holds positions in {held}, got {came}: one kind for all tokens."
+                    f"KVCache: it has positions in {held}, got {came}; use one kind for all tokens."
                 )
 
     def append(
@@ -118,11 +117,11 @@ class KVCache:
 
         Returns everything stored, old and new.
 
-        `position_axis` is the axis of `positions` that counts tokens: -2 where a last axis holds
-        components. With `keep_last_state` only the newest token's state is kept, for states that
-        accumulate and that no score reads.
+        `position_axis` is the axis of tokens in `positions`: -2 if the last axis has components.
+        With `keep_last_state` only the newest token's state is kept, for states that accumulate and
+        that no score reads.
 
-        Raises: ValueError or TypeError, before anything is stored, where the new tokens do not fit
+        Raises: ValueError or TypeError, before anything is stored, if the new tokens do not fit
         those in the cache.
         """
         tensors = {"k": k, "v": v} if state is None else {"k": k, "v": v, "state": state}
@@ -158,7 +157,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the stored tokens take, without the room kept for later ones."""
+        """Return the bytes of the stored tokens, without the spare room of buffers."""
         held = [b[:, :, : self.length] for b in self._buffers.values()]
         held += [] if self._last_state is None else [self._last_state]
         return sum(t.numel() * t.element_size() for t in held)
@@ -184,6 +183,6 @@ class KVCache:
 
 
 def check_cache(owner: str, cache: object) -> None:
-    """Raise TypeError for what is neither a KVCache nor None."""
+    """Raise TypeError for anything but a KVCache or None."""
     if cache is not None and not isinstance(cache, KVCache):
         raise TypeError(f"{owner}: cache must be a KVCache, got {type(cache).__name__}.")

@@ -1,4 +1,4 @@
-"""What runs, and why not the others: the whole decision, for `attention` and `explain` alike.
+"""Choose the way by which attention runs, and tell why not the others.
 
 There are four ways, from the cheapest down:
 
@@ -7,7 +7,7 @@ There are four ways, from the cheapest down:
     blocks     query blocks: any encoding, in memory that grows with the length only
     reference  all scores at once: defines what is correct
 
-and what they mean for some encodings on the CPU, in float32:
+and for some encodings on the CPU, in float32, they are:
 
                training          prefill         decoding (up to FEW queries)
     RoPE       sdpa plain        sdpa plain      sdpa plain
@@ -16,8 +16,8 @@ and what they mean for some encodings on the CPU, in float32:
     DeBERTa    reference, blocks blocks          sdpa row
     CoPE       reference, blocks blocks          reference
 
-Training in half types, or with a bias, over at most SHORT keys is fastest by `reference`. Where two
-ways are named the second one runs once scores no longer fit DENSE_BYTES.
+Training in 16 bits, or with a bias, over at most SHORT keys is fastest by `reference`. If two ways
+are named, the second one runs once scores exceed DENSE_BYTES.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ FORMS = {
     "key rows": "torch's kernel, which reads one row of bias for each block of queries",
 }
 FEW = 8
-"""Up to this many queries, a row of bias for each is handed over as a mask."""
+"""Up to this many queries, a row of bias for each is passed as a mask."""
 SHORT = 512
 """Up to this many keys, dense softmax attention trains faster on the CPU than the flash kernel in
-half types or with a bias; in plain float32 a step at 128 keys is 10 % faster with flash."""
+16 bits or with a bias; in plain float32 a step at 128 keys is 10 % faster with flash."""
 DENSE_BYTES, LEAN_BYTES = 64 * 2**20, 4 * 2**20
-"""Scores and weights below this size are computed whole; below the second on the CPU without
+"""Scores and weights below this size are computed at once; below the second on the CPU without
 gradients, where blocks stay in the cache."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The way that runs, and why."""
+    """The chosen way, and the reason."""
 
     way: str
     reason: str
     form: str = ""
-    """Of sdpa: one of FORMS."""
+    """For sdpa: one of FORMS."""
 
     def run(self, problem: Problem) -> tuple[Tensor, Tensor | None]:
-        """Return the output and, where the problem needs it, the log-sum-exp."""
+        """Return the output, and the log-sum-exp if the problem needs it."""
         if self.way == "sdpa":
             return sdpa.run(problem, self.form)
         return WAYS[self.way].run(problem)
 
     def cost(self, problem: Problem) -> Cost:
-        """Return what running it is expected to cost."""
+        """Return its expected cost."""
         if self.way == "sdpa":
             return sdpa.cost(problem, self.form)
         return WAYS[self.way].cost(problem)
@@ -79,7 +79,7 @@ class Choice:
 def choose(problem: Problem, impl: str = "auto") -> Choice:
     """Return the way named by `impl`, or the cheapest that can run.
 
-    Raises: ValueError for an unknown name, or for a way that cannot run this problem.
+    Raises: ValueError for an unknown name, or a way that cannot run this problem.
     """
     if impl == "auto":
         return _cheapest(problem)
@@ -91,15 +91,15 @@ def choose(problem: Problem, impl: str = "auto") -> Choice:
             f"attention: impl={impl!r} cannot run {type(problem.encoding).__name__}: {why_not}."
         )
     form = sdpa_form(problem)[0] if impl == "sdpa" else ""
-    return Choice(impl, "asked for by name", form)
+    return Choice(impl, "selected by name", form)
 
 
 def others(problem: Problem, chosen: str) -> dict[str, str]:
-    """Return, for each other way, why it cannot run or is not taken."""
+    """Return, for each other way, why it cannot run or is not chosen."""
     names = [name for name in WAYS if name != chosen]
     why = dict.fromkeys(names, "expected to be slower here")
     if "flex" in why and problem.q.device.type == "cpu":
-        why["flex"] = "compiling takes seconds; ask for it by name"
+        why["flex"] = "compiling takes seconds; select it by name"
     return {name: refusal(problem, name) or why[name] for name in names}
 
 
@@ -112,7 +112,7 @@ def refusal(problem: Problem, way: str) -> str | None:
         case "flex":
             return _why_not_flex(problem)
         case "blocks" if problem.known.transformed:
-            return "torch.func's transforms do not go with recomputation"
+            return "torch.func's transforms do not support recomputation"
     return None
 
 
@@ -129,9 +129,9 @@ def _cheapest(problem: Problem) -> Choice:
         return Choice("flex", "one fused kernel with the encoding's score_mod")
     if refusal(problem, "blocks") is None:
         if blocks.masks(problem):
-            return Choice("blocks", "torch's kernel takes what the encoding adds as a mask")
+            return Choice("blocks", "torch's kernel reads the encoding's bias as a mask")
         if not dense:
-            return Choice("blocks", "the scores are too large to hold at once")
+            return Choice("blocks", "the scores are too large to compute at once")
     return Choice("reference", "the scores are small" if dense else "nothing else can run here")
 
 
@@ -142,10 +142,9 @@ def _slows_flash(problem: Problem) -> bool:
 
 
 def sdpa_form(problem: Problem) -> tuple[str, str]:
-    """Return the form in which torch's kernel computes the problem and "", or "" and why none
-    does."""
+    """Return (form, "") for the form in which torch's kernel runs the problem, or ("", reason)."""
     if problem.known.transformed:
-        return "", "torch.func's transforms do not reach into its kernels"
+        return "", "torch.func's transforms do not support its kernels"
     if problem.dropout_p:
         return "", "only reference and blocks apply dropout"
     if _takes_a_row(problem):
@@ -174,11 +173,11 @@ def _takes_a_row(problem: Problem) -> bool:
 def _why_not_strips(problem: Problem) -> str | None:
     term, mask, known = problem.term, problem.mask, problem.known
     if problem.q.device.type != "cpu":
-        return "CUDA's kernels would write the view out"
+        return "CUDA's kernels would materialize the view"
     if term is not None and (term.by_distance is None or term.combine is not None):
-        return "it changes scores or values, which these kernels do not show"
+        return "it changes scores or values, which these kernels do not expose"
     if mask is not None and not mask.exact:
-        return "the mask is more than causality and a window"
+        return "the mask is not only causality and a window"
     if (mask is not None and known.mask_runs is None) or (term is not None and known.runs is None):
         return "the positions are not known to be consecutive"
     return None
@@ -187,7 +186,7 @@ def _why_not_strips(problem: Problem) -> str | None:
 def _why_not_key_rows(problem: Problem) -> str | None:
     term = problem.term
     if problem.q.device.type != "cpu" or problem.known.compiling:
-        return "how many queries share the terms of the keys depends on the numbers"
+        return "the number of queries per block depends on the values of the terms"
     if problem.mask is None or not problem.mask.causal:
         return "a term per key is the bias under a causal mask only"
     if term is None or term.per_key is None or term.combine is not None:
@@ -198,7 +197,7 @@ def _why_not_key_rows(problem: Problem) -> str | None:
 def _why_not_flex(problem: Problem) -> str | None:
     device, term, needs_grad = problem.q.device.type, problem.term, problem.known.needs_grad
     if problem.known.compiling:
-        return "it compiles by itself and does not nest"
+        return "it is compiled itself and cannot be nested"
     if problem.dropout_p:
         return "only reference and blocks apply dropout"
     if term is not None and term.combine is not None:
@@ -206,7 +205,7 @@ def _why_not_flex(problem: Problem) -> str | None:
     if term is not None and term.pair is None:
         return "place 3 must see whole rows"
     if problem.q.dtype == torch.float64:
-        return "it takes float32, bfloat16 and float16"
+        return "it supports float32, bfloat16 and float16 only"
     if device == "cpu" and needs_grad:
         return "FlexAttention has no backward pass on the CPU"
     if device == "cpu" and problem.need_lse:

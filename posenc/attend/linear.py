@@ -1,4 +1,4 @@
-"""RoPE for linear attention: a function, since linear attention has no scores to change."""
+"""RoPE for linear attention, as a function, because linear attention has no scores to change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posenc.positions import Positions
 
 
 def elu_feature(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """elu(x) + 1, positive."""
+    """Return elu(x) + 1, which is positive."""
     return F.elu(x) + 1
 
 
@@ -32,23 +32,22 @@ def linear_attention(
     feature: Callable[[Tensor], Tensor] = elu_feature,
     chunk_size: int = 128,
 ) -> Float[Tensor, "batch num_heads len v_dim"]:
-    """Linear attention with rotated features: O(len) in time and memory.
+    """Compute linear attention with rotated features, O(len) in time and memory.
 
     out_i = sum_j (R_i f(q_i)) . (R_j f(k_j)) v_j / sum_j f(q_i) . f(k_j)
 
-    The denominator is not rotated, so that it stays positive.
+    The denominator is not rotated, so it stays positive.
 
     Args:
         rope: the rotation R, of the head's size.
-        positions: (len) or (batch, len), as `rope` takes them; causal attention follows the order
-            in memory.
+        positions: (len) or (batch, len), for `rope`; causal attention follows the order in memory.
         causal: sum over j <= i; False: over all j.
         feature: a positive map of the channels, f.
-        chunk_size: tokens handled at once in the causal form.
+        chunk_size: tokens computed at once in the causal form.
 
     Shapes: q, k (batch, num_heads, len, head_dim), v (batch, num_heads, len, v_dim) -> like v.
     Precision: float32 or better, returned in v's dtype.
-    Raises: ValueError where the heads of k or v differ from those of q.
+    Raises: ValueError if the heads of k or v differ from those of q.
     Source: Su et al. 2021, arXiv:2104.09864, section 3.3, equation 19.
 
     >>> rope = posenc.RoPE(head_dim=16, interleaved=False)

@@ -30,16 +30,16 @@ class Attention(nn.Module):
         num_kv_heads: number of key/value heads, a divisor of num_heads; None means num_heads.
         encoding: the position encoding; None for none.
         head_dim: size of one head; None means embed_dim / num_heads.
-        bias: whether the projections have a bias.
+        bias: True if the projections have a bias.
         projections: "separate"; "k=v" (values are the keys before place 2); "q=k" (one projection
             for queries and keys); "none" (all three are the input, split into heads). The output
             projection stays.
         dropout: probability of dropping an attention weight in training.
-        impl: which implementation of attention, "auto" or by name.
+        impl: implementation of attention, "auto" or a name.
 
     Shapes: x (batch, q_len, embed_dim), positions (q_len) or (batch, q_len) -> (batch, q_len,
     embed_dim).
-    Raises: ValueError where the head counts do not fit each other or the projections.
+    Raises: ValueError if the head counts do not fit each other or the projections.
 
     >>> layer = posenc.Attention(64, 4, encoding=posenc.RoPE(16, interleaved=False))
     >>> layer(torch.randn(2, 9, 64), torch.arange(9), mask=posenc.masks.causal).shape
@@ -103,17 +103,16 @@ class Attention(nn.Module):
         mask: Mask | None = None,
         encoding: PositionEncoding | None = None,
     ) -> Float[Tensor, "batch q_len embed_dim"]:
-        """Attend from x to itself, to `context` instead (cross-attention), or to `memory` before
-        it.
+        """Attend from x to itself, to `context` (cross-attention), or to `memory` and itself.
 
         Args:
             context, context_positions: tokens to attend to instead of x, and their positions.
-            memory, memory_positions: hidden states of earlier segments, put before x among the keys
-                (Transformer-XL).
+            memory, memory_positions: hidden states of earlier segments, prepended to x among the
+                keys (Transformer-XL).
             cache: this layer's earlier keys and values; x is appended to it. With a context it
-                holds the context: the first call fills it, later ones read it.
-            mask: who may look at whom.
-            encoding: this layer's encoding, prepared for the positions; the module's own if None.
+                stores the context: the first call fills it, later ones read it.
+            mask: which keys each query sees.
+            encoding: this layer's encoding, prepared for the positions; None for the module's own.
         """
         encoding = self.encoding if encoding is None else check_encoding("Attention", encoding)
         axes = encoding.claims.num_axes
@@ -123,7 +122,7 @@ class Attention(nn.Module):
         positions = checked(x, positions)
         check_dtype("Attention", x, getattr(self.o_proj, "weight", None))  # adapters may have none
         if context is not None and (context_positions is None or memory is not None):
-            raise ValueError("Attention: context needs context_positions, and no memory.")
+            raise ValueError("Attention: context needs context_positions and excludes memory.")
         if memory is not None and memory_positions is None:
             raise ValueError("Attention: memory needs memory_positions.")
         check_cache("Attention", cache)
@@ -132,7 +131,7 @@ class Attention(nn.Module):
         if context is not None:
             source = context
             source_positions = checked(context, context_positions, name="context")
-            if cache is not None and cache.length:  # it is all there: append nothing
+            if cache is not None and cache.length:  # the context is cached: append nothing
                 empty = tensor(source_positions, x.device).narrow(token_axis, 0, 0)
                 source, source_positions = x[:, :0], empty
         elif memory is not None:
@@ -188,8 +187,8 @@ class Attention(nn.Module):
             )
         if kind in ("q=k", "none") and kv_heads != heads:
             raise ValueError(
-                f"Attention: projections={kind!r} needs as many key/value heads as query heads, "
-                f"got {kv_heads} and {heads}."
+                f"Attention: projections={kind!r} needs equal numbers of key/value and query "
+                f"heads, got {kv_heads} and {heads}."
             )
         if kind == "none" and heads * self.head_dim != embed_dim:
             raise ValueError(

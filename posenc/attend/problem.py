@@ -1,4 +1,4 @@
-"""One ordinary attention, ready to run, and what is known of it."""
+"""One ordinary attention, ready to run, and its known properties."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from posenc.positions import as_range, same
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of one attention before it runs; found once a call, without synchronising.
+    """Properties of one attention, found once per call without synchronising.
 
-    runs: the first query's and the first key's position, where both are consecutive positions.
-    mask_runs: the same of the positions that the mask is bound to.
-    causal_by_index: the mask is what torch's is_causal means.
+    runs: positions of the first query and the first key, if both are consecutive; otherwise None.
+    mask_runs: the same for the positions that the mask is bound to.
+    causal_by_index: the mask equals torch's is_causal.
     sees_no_later_position: the mask hides every pair of a negative distance.
     every_row_sees_a_key: each query sees at least one key.
-    needs_grad: autograd follows q, k, v, a state or a parameter of the encoding.
+    needs_grad: autograd tracks q, k, v, a state or a parameter of the encoding.
     compiling, transformed: torch.compile traces the call; a torch.func transform is active.
     """
 
@@ -49,7 +49,7 @@ class Known:
         mask: Mask | None,
         encoding: PositionEncoding,
     ) -> Known:
-        """Find out about an attention whose mask is bound; `vectors` are q, k and v after place
+        """Find the properties of an attention with a bound mask; `vectors` are q, k, v after place
         2."""
         compiling = torch.compiler.is_compiling()
         runs = _runs(queries.where, keys.where)
@@ -90,9 +90,8 @@ class Problem:
     """One ordinary attention after place 2.
 
     q (batch, num_heads, q_len, width) and k (batch, num_kv_heads, kv_len, width) come from place 2.
-    `term` is what the encoding makes of scores and values, None for nothing; `queries` and `keys`
-    are the tokens as they were before place 2. `first_key` is where these keys begin among those
-    that mask and term know.
+    `term` changes scores and values, or is None; `queries` and `keys` are the tokens from before
+    place 2. `first_key` is the index of the first of these keys among those of mask and term.
     """
 
     q: Tensor
@@ -124,18 +123,18 @@ class Problem:
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """The dtype in which torch's kernels multiply q, k and v: under autocast its own."""
+        """Return the dtype in which torch's kernels multiply; under autocast its dtype."""
         if not self.autocast or self.q.dtype == torch.float64:
             return self.q.dtype
         return torch.get_autocast_dtype(self.q.device.type)
 
     def reach(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range first, last of keys visible to any of queries start .. stop, as far as
-        is known; never empty where there are keys."""
+        """Return the range [first, last) of keys visible to any of queries [start, stop), as far as
+        known; never empty if there are keys."""
         first, last = 0, self.kv_len
         mask, runs = self.mask, self.known.mask_runs
         if mask is not None and runs is not None:
-            shift = runs[0] - runs[1]  # the key at a query's own position
+            shift = runs[0] - runs[1]  # from the index of a query to the key at its position
             if mask.causal:
                 last = min(last, stop + shift)
             if mask.window is not None:
@@ -145,8 +144,8 @@ class Problem:
         return max(0, min(first, last - 1)), last
 
     def clear(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range first, last of keys visible to all of queries start .. stop, as far as
-        is known."""
+        """Return the range [first, last) of keys that all queries [start, stop) are known to
+        see."""
         mask, runs = self.mask, self.known.mask_runs
         if mask is None:
             return 0, self.kv_len
@@ -162,8 +161,8 @@ class Problem:
         return (first, last) if first < last else (0, 0)
 
     def hide(self, scores: Tensor, start: int, stop: int, value: float) -> Tensor | None:
-        """Write `value` where queries start .. stop do not see the key, in place. Return what they
-        see, where that was not known without looking."""
+        """Write `value` where a key is hidden from queries [start, stop), in place. Return their
+        visible pairs, or None if this is known without reading the mask."""
         first, last = self.clear(start, stop)
         if first == last:
             visible = self.visible(start, stop)
@@ -177,15 +176,14 @@ class Problem:
         return None
 
     def ready(self, rows: int) -> Problem:
-        """Return the same problem, with everything computed that its blocks of at most `rows`
-        queries share."""
+        """Return the problem with everything computed that blocks of `rows` queries share."""
         if self.term is None:
             return self
         with without_autocast(self.q.device):
             return replace(self, term=self.term.ready(rows, self.known.sees_no_later_position))
 
     def among(self, first: int, last: int) -> Problem:
-        """Return the same attention over keys first .. last only."""
+        """Return the same attention over keys [first, last) only."""
         if (first, last) == (0, self.kv_len):
             return self
         return replace(
@@ -196,13 +194,12 @@ class Problem:
         )
 
     def widen(self, t: Tensor) -> Tensor:
-        """Return t in at least float32; as it is under autocast, which would cast it back."""
+        """Return t in at least float32; unchanged under autocast, which would cast it back."""
         return t if self.autocast else t.to(at_least_float32(t.dtype))
 
     def scores(self, start: int, stop: int, visible: Tensor | None = None) -> Tensor:
-        """Return the scaled scores of queries start .. stop with the term applied and not yet
-        masked: (batch, num_heads, stop - start, kv_len). `visible` is for terms that read the
-        mask."""
+        """Return the scaled scores of queries [start, stop) with the term applied, before masking:
+        (batch, num_heads, stop - start, kv_len). `visible` is for terms that read the mask."""
         q, k = self.widen(self.q[:, :, start:stop]), self.widen(self.k)
         scores = grouped_matmul(q * self.scale, k.mT)
         scores = scores.to(at_least_float32(scores.dtype))
@@ -213,25 +210,25 @@ class Problem:
         return added.to(scores.dtype)  # states may be wider than q
 
     def bias(self, start: int, stop: int) -> Tensor:
-        """Return what an additive term adds to the scores of queries start .. stop: (batch or 1,
-        num_heads, stop - start, kv_len)."""
+        """Return the bias of an additive term for queries [start, stop): (batch or 1, num_heads,
+        stop - start, kv_len)."""
         rows, dtype = slice(start, stop), at_least_float32(self.q.dtype)
         term, runs, count = self.term, self.known.runs, stop - start
         assert term is not None
         with without_autocast(self.q.device):
-            if term.by_distance is not None and runs is not None:  # a prepared one has kept it
+            if term.by_distance is not None and runs is not None:  # cached in a prepared encoding
                 farthest = runs[0] + stop - 1 - runs[1] - self.first_key
                 row = term.by_distance(farthest, count + self.kv_len - 1, self.q)
                 check_heads(self.encoding, row.shape[0], self.q)
                 return row.unfold(1, self.kv_len, 1).flip(1)[None]
-            if isinstance(term, Dense):  # the batch may share one row; the values may be the user's
+            if isinstance(term, Dense):  # may be one row for the batch, and a tensor of the user
                 return term.values(rows, self.span).to(dtype, copy=not term.owns_values)
             zeros = self.q.new_zeros(*self.q.shape[:2], count, self.kv_len, dtype=dtype)
             return term.add(zeros, rows, self.span, None).to(dtype)
 
     def visible(self, start: int, stop: int) -> Tensor | None:
-        """Return booleans that broadcast to the scores of queries start .. stop; None where
-        everything is visible, as far as is known without looking."""
+        """Return booleans that broadcast to the scores of queries [start, stop); None if everything
+        is known to be visible without reading the mask."""
         if self.mask is None or self.clear(start, stop) == (0, self.kv_len):
             return None
         batch, heads = self.q.shape[:2]
@@ -240,7 +237,7 @@ class Problem:
         )
 
     def combine(self, weights: Tensor, start: int, stop: int) -> Tensor:
-        """Return what queries start .. stop gather from the values, in the dtype of q."""
+        """Return the weighted sum of values for queries [start, stop), in the dtype of q."""
         v = self.widen(self.v)
         if self.term is None or self.term.combine is None:
             return grouped_matmul(weights, v).to(self.q.dtype)
@@ -250,5 +247,5 @@ class Problem:
 
     @property
     def span(self) -> slice:
-        """The keys of this problem among those that the term knows."""
+        """Return the slice of this problem's keys among those of the term."""
         return slice(self.first_key, self.first_key + self.kv_len)

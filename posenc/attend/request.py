@@ -1,4 +1,4 @@
-"""The arguments of one attention, checked, and the ordinary attentions that it is made of."""
+"""Check the arguments of attention and split it into ordinary attentions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def problems_of(
     """Check the arguments of `attention` and return one ordinary attention for each pass of the
     encoding. Appends to the cache, if there is one.
 
-    Raises: TypeError for things of the wrong kind, ValueError for sizes that do not fit.
+    Raises: TypeError for wrong types, ValueError for sizes that do not fit.
     """
     encoding = check_encoding(_OWNER, encoding)
     check_vectors(_OWNER, q=q, k=k, v=v)
@@ -118,17 +118,17 @@ def _with_past(
 
 
 def _bound(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
-    """Return the mask at the positions of the tokens, unless it is bound to others.
+    """Return the mask bound to the positions of the tokens, unless it is bound already.
 
-    Raises: ValueError for packed documents that it does not keep apart.
+    Raises: ValueError for packed documents that it does not separate.
     """
     if mask is None:
         return None
     if not mask.bound and queries.num_axes == 1:
         mask = mask.bind(queries.where, keys.where)
     elif not mask.bound:
-        # Where a position has several components, order is the order in memory, and the last query
-        # stands at the last key: of more queries than keys, the first stand before them.
+        # If positions have several components, the order is that in memory, and the last query is
+        # at the last key. With more queries than keys, the first queries precede all keys.
         count, last = len(queries), len(keys)
         where = counted(last - count, count, keys.device), counted(0, last, keys.device)
         mask = mask.bind(*where)
@@ -137,7 +137,7 @@ def _bound(mask: Mask | None, queries: Tokens, keys: Tokens) -> Mask | None:
 
 
 def _in_pass(queries: Tokens, keys: Tokens, part: Pass) -> tuple[Tokens, Tokens]:
-    """Return the tokens at the positions that the pass asks for."""
+    """Return the tokens at the positions of the pass."""
     if part.q_positions is queries.positions and part.kv_positions is keys.positions:
         return queries, keys
     return queries.at(part.q_positions), keys.at(part.kv_positions)

@@ -1,1 +1,1 @@
-"""What things cost on this machine: `posenc bench`."""
+"""Measure what encodings cost on this machine: `posenc bench`."""

@@ -1,4 +1,4 @@
-"""The calls that a case compares, ready to run: attention, a layer around it, and rotation."""
+"""Calls of attention, a layer around it, and rotation, ready to be timed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Pair = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 
 def attention_calls(case: Case) -> dict[str, Call]:
-    """SDPA without positions, and attention with each encoding, causal. Every encoding's last rows
-    are compared with the reference before it is timed."""
+    """Return calls of SDPA without positions and of attention with each encoding, causal. The last
+    rows of each encoding are first compared with the reference."""
     inputs = _inputs(case)
     grad = torch.randn_like(inputs[0])
     runs: dict[str, Callable[..., Any]] = {"SDPA": _sdpa(case)}
@@ -41,7 +41,7 @@ def attention_calls(case: Case) -> dict[str, Call]:
             few = slice(-min(64, case.q_len), None)
             q, k, v = inputs
             got, want = runs[run](q, k, v), _attend(case, encoding, "reference", few)(q, k, v)
-            exact = case.dtype == "float32"  # the same sums in another order
+            exact = case.dtype == "float32"  # differs only by the order of sums
             torch.testing.assert_close(
                 got[:, :, few], want, rtol=1e-3 if exact else 0.1, atol=1e-4 if exact else 0.05
             )
@@ -52,7 +52,7 @@ def attention_calls(case: Case) -> dict[str, Call]:
 
 
 def attention_memory(case: Case) -> dict[str, int]:
-    """Bytes beyond inputs, output and gradients for each run of `attention_calls`."""
+    """Return the bytes beyond inputs, output and gradients for each run of `attention_calls`."""
     inputs = _inputs(case)
     known = inputs[0].nbytes + (sum(t.nbytes for t in inputs) if case.backward else 0)
     found = {}
@@ -67,7 +67,7 @@ def attention_memory(case: Case) -> dict[str, int]:
 
 
 def layer_calls(case: Case) -> dict[str, Call]:
-    """posenc.Attention with each encoding, and the least that a layer without positions does."""
+    """Return calls of posenc.Attention with each encoding, and of a layer without positions."""
     x = torch.randn(case.batch, case.q_len, case.width)
     sides = (case.heads, case.kv_heads, case.kv_heads)
     q_k_v = [nn.Linear(case.width, heads * case.head_dim, bias=False) for heads in sides]
@@ -88,13 +88,13 @@ def layer_calls(case: Case) -> dict[str, Call]:
 
 
 def rotation_calls(case: Case) -> dict[str, Call]:
-    """A clone of q and k, RoPE in both layouts, and transformers' rotation if it is installed. All
-    make the tables of each call, which has other positions than the call before, unless the run
-    says otherwise."""
+    """Return calls of a clone of q and k, RoPE in both layouts, and transformers' rotation if
+    installed. Each call makes its tables for new positions, unless the run is named "same
+    positions"."""
     q, k = (
         torch.randn(case.batch, case.q_len, heads, case.head_dim).to(_dtype(case)).transpose(1, 2)
         for heads in (case.heads, case.kv_heads)
-    )  # in memory as projections leave them
+    )  # memory layout as after projections
     runs: dict[str, Pair] = {"clone": lambda q, k: (q.clone(), k.clone())}
     for run in case.runs:
         layout, _, same = run.partition(", ")
@@ -102,7 +102,7 @@ def rotation_calls(case: Case) -> dict[str, Call]:
     if importlib.util.find_spec("transformers") is not None:
         theirs, ours = _transformers_rotation(case), _rotate(case, False, True)
         off = (theirs(q, k)[0].float() - ours(q, k)[0].float()).abs().max().item()
-        # Its angles in float32 are off by 1e-3 at 16k, and it rounds every product to bfloat16.
+        # Its float32 angles are off by 1e-3 at 16k, and it rounds every product to bfloat16.
         if off < (2e-2 if case.dtype == "float32" else 0.15):
             runs["transformers"] = theirs
         else:
@@ -122,7 +122,7 @@ def _rotate(case: Case, interleaved: bool, same: bool) -> Pair:
 
 
 def _transformers_rotation(case: Case) -> Pair:
-    """transformers' Llama rotation, whose tables are made in each call."""
+    """Return transformers' Llama rotation, which makes its tables in each call."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -134,7 +134,7 @@ def _transformers_rotation(case: Case) -> Pair:
 def _attend(
     case: Case, encoding: PositionEncoding, how: str, queries: slice | None = None
 ) -> Callable[..., Any]:
-    """Causal attention of the last q_len tokens to all, or of those in `queries`."""
+    """Return causal attention of the last q_len tokens to all, or of those in `queries`."""
     positions = range(case.keys)
     torch.manual_seed(0)  # the reference gets the same state
     state = encoding.state(torch.randn(case.batch, case.keys, case.width), torch.arange(case.keys))
@@ -164,8 +164,8 @@ def _call(
     grads: Sequence[Tensor],
     backward: bool,
 ) -> Call:
-    """`run` on these inputs; with `backward` the gradients of inputs and weights, which are freed
-    when the call ends."""
+    """Return a call of `run` on these inputs; with `backward` it computes the gradients of inputs
+    and weights and frees them."""
     if not backward:
         return torch.no_grad()(lambda: run(*inputs))
 

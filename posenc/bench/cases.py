@@ -1,5 +1,4 @@
-"""What `posenc bench` measures, as data: one `Case` a comparison, in groups that each answer one
-question."""
+"""Cases of `posenc bench` as data, in groups that each answer one question."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ GROUPS = {
     "training": "How long does a training step of a small model take?",
     "attach": "How much longer does transformers' Llama take with an attached encoding?",
 }
-"""name: the question that its cases answer."""
+"""The question that the cases of each group answer."""
 
 NEEDS_TRANSFORMERS = ("decode", "training", "attach")
 
@@ -24,17 +23,17 @@ DISTANCE = ("alibi", "t5", "kerple", "sandwich")
 CONTENT = ("fire", "cope", "shaw", "transformer_xl", "deberta", "fox")
 ENCODINGS = ("nope", "rope", *DISTANCE, *CONTENT)
 KEPT = ("transformer_xl, prepared", "deberta, prepared")
-"""The same with what their positions and weights give computed before the call."""
+"""The same, with tables of positions and weights computed before the call."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What runs side by side in one process, and on which sizes.
+    """Runs to compare in one process, and their sizes.
 
     Args:
         group: the question, one of GROUPS.
-        runs: encodings by name, in `attention` with ", prepared" or ", <impl>" after it.
-        baselines: what each run's time is divided by.
+        runs: names of encodings; in the group `attention` ", prepared" or ", <impl>" may follow.
+        baselines: runs by whose time each run's time is divided.
         q_len, kv_len: queries and keys; kv_len 0 means q_len. With more keys than queries, the
             queries are the last of the tokens.
         layers: layers of a model; 0: attention only.
@@ -68,7 +67,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The case in a few words, unique in its group."""
+        """Return the case in a few words, unique in its group."""
         length = _thousands(self.q_len)
         if self.keys != self.q_len:
             length = f"{length} {'query' if self.q_len == 1 else 'queries'}"
@@ -84,12 +83,12 @@ class Case:
 
     @property
     def layer_weights(self) -> int:
-        """Weights of all layers of one model."""
+        """Count the weights of all layers of one model."""
         ffn_dim = 0 if self.group == "layer" else self.ffn_dim
         return self.layers * (4 * self.width**2 + 3 * self.width * ffn_dim)
 
     def flops(self) -> int:
-        """Additions and multiplications of a plain run, roughly."""
+        """Estimate the additions and multiplications of a plain run."""
         tokens = self.batch * self.q_len
         if self.group == "rotation":
             count = 40 * tokens * (self.heads + self.kv_heads) * self.head_dim
@@ -99,12 +98,12 @@ class Case:
         return count * (3 if self.backward else 1)
 
     def round_seconds(self, threads: int, speed: float = 3e10) -> float:
-        """Time of one round of all runs, roughly; `speed` is in operations a second and thread."""
+        """Estimate the time of a round of all runs; `speed` is operations per second and thread."""
         weights = sum(4 if run.partition(",")[0] in CONTENT else 1.3 for run in self.runs)
         return self.flops() * (weights + len(self.baselines)) / (speed * threads)
 
     def bytes(self) -> int:
-        """Memory that the runs need at least: inputs, outputs and weights."""
+        """Return a lower bound of the memory of the runs: inputs, outputs and weights."""
         item = 4 if self.dtype == "float32" or self.layers else 2
         tokens = self.batch * max(self.q_len, self.keys) * max(self.layers, 1)
         count = 5 * item * tokens * max(self.heads, self.kv_heads) * self.head_dim
@@ -120,7 +119,7 @@ def chosen(
     kv_heads: int | None = None,
     head_dim: int | None = None,
 ) -> list[Case]:
-    """The cases of these groups, with the sizes that are given in place of their own."""
+    """Return the cases of these groups; sizes that are given replace their own."""
     found: dict[Case, Case] = {}
     for case in CASES:
         if case.group not in groups:
@@ -154,7 +153,8 @@ _OVER = ("clone", "transformers")
 _LLAMAS = ("Llama, sdpa", "Llama, eager")
 
 CASES = (
-    # First: what earlier cases free is reused, and a clone of 32 MiB takes 4 ms in place of 20.
+    # First, because memory freed by earlier cases is reused: a clone of 32 MiB takes 4 instead of
+    # 20 ms.
     Case("rotation", _ROTATIONS, _OVER, 1024, heads=32),
     Case("rotation", _ROTATIONS, _OVER, 4096, heads=32),
     Case("rotation", _ROTATIONS, _OVER, 4096, heads=32, backward=True),

@@ -1,4 +1,4 @@
-"""`posenc bench`: its options; torch and the rest load when it runs."""
+"""`posenc bench`: its options. torch and the other modules are imported when it runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _LARGE_BYTES = 2 * 10**9
 _LARGE_SECONDS, _LARGE_QUICK = 60, 10
-"""A case that takes more runs only if it is asked for."""
+"""A case that needs more runs only if it is named."""
 _ROUNDS, _QUICK_ROUNDS = (101, 10.0, 7), (15, 1.0, 3)
-"""Most rounds, seconds after which no other begins, and least rounds."""
+"""Maximum of rounds, seconds after which none begins, minimum of rounds."""
 _SPEED_LIMIT = 1e11
-"""Operations a second that no core exceeds: a case that takes a week even so is refused."""
+"""Operations per second above any core's: a case that takes a week at this speed is refused."""
 
 
 def bench(
@@ -29,17 +29,17 @@ def bench(
         str | None,
         typer.Option(
             help="Groups of cases, separated by commas: attention, backward, memory, layer, "
-            "rotation, decode, training, attach. All of them by default."
+            "rotation, decode, training, attach. Default: all."
         ),
     ] = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Lengths in tokens in place of each case's own: 1024,4096.")
+        str | None, typer.Option(help="Lengths in tokens instead of each case's own: 1024,4096.")
     ] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Query heads of each case.")] = None,
     kv_heads: Annotated[int | None, typer.Option(min=1, help="Key heads of each case.")] = None,
     head_dim: Annotated[int | None, typer.Option(min=2, help="Channels of a head.")] = None,
     threads: Annotated[
-        str, typer.Option(help="Threads that torch may use; 1,2 measures with one and with two.")
+        str, typer.Option(help="Number of torch's threads; 1,2 measures with one and with two.")
     ] = "1",
     repeats: Annotated[
         int | None,
@@ -64,10 +64,8 @@ def bench(
     """Measure what position encodings cost on this machine.
 
     Compares attention with attention without positions, a rotation with a copy, a model with Llama.
-
-    Each ratio is a median of interleaved rounds, with its 95 % interval; rows go to stderr.
-
-    With one thread the time is the thread's own, with several it is wall time.
+    Each ratio is a median over interleaved rounds with its 95 % interval; rows go to stderr. One
+    thread is measured in CPU time, several in wall time.
     """
     from posenc.bench.cases import GROUPS, chosen
     from posenc.report.files.atomic import check_writable, write_atomically
@@ -89,7 +87,7 @@ def bench(
         check_writable(out)
     print(*notes, *more_notes, sep="\n", file=sys.stderr)
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler writes to stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep torch's profiler from writing to stderr
     from posenc.bench import run
 
     found = {"machine": run.machine(), "rows": []}
@@ -105,8 +103,8 @@ def bench(
 
 
 def _runnable(cases: list[Case], named: bool) -> tuple[list[Case], list[str]]:
-    """The cases that this machine has the software and hardware for, and a line for each other.
-    Raises: ValueError if what is missing was `named`."""
+    """Return the cases for which software and hardware are present, and a line for each other.
+    Raises ValueError for a `named` case."""
     from importlib.util import find_spec
 
     from posenc.bench.cases import NEEDS_TRANSFORMERS
@@ -132,8 +130,8 @@ def _runnable(cases: list[Case], named: bool) -> tuple[list[Case], list[str]]:
 def _planned(
     cases: list[Case], threads: Sequence[int], rounds: Any, limit: float, named: bool
 ) -> tuple[list[Case], list[str]]:
-    """The cases to run, and lines that say how long they take. One that takes more than `limit`
-    seconds or 2 GB is left out unless it was `named`. Raises: ValueError for what cannot be."""
+    """Return the cases to run, and lines with their durations. Cases above `limit` seconds or 2 GB
+    are left out unless `named`. Raises ValueError for cases that cannot run."""
     from posenc.report.files.bounds import check_memory, check_time, readable_size
     from posenc.report.machine.machine import memory_bytes
 
@@ -161,7 +159,7 @@ def _planned(
 
 
 def _json(found: dict[str, Any]) -> str:
-    """JSON with a line for each row."""
+    """Return JSON with one line for each row."""
     rows = ",\n".join(map(json.dumps, found["rows"]))
     return f'{{"machine": {json.dumps(found["machine"])},\n"rows": [\n{rows}\n]}}\n'
 

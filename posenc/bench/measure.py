@@ -1,4 +1,4 @@
-"""Time in interleaved rounds, memory, and how sure a ratio is."""
+"""Measure time in interleaved rounds, memory, and confidence intervals of ratios."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from torch.profiler import ProfilerActivity, profile
 Call = Callable[[], Any]
 
 _SHORT = 0.5
-"""Seconds; a longer call is not changed by what ran before it."""
+"""Seconds above which earlier calls do not affect the time of a call."""
 
 
 def interleaved(
     calls: Mapping[str, Call], rounds: int, seconds: float = math.inf, least: int = 0
 ) -> dict[str, list[float]]:
-    """Seconds of each call, round by round; a first round is not counted.
+    """Return the seconds of each call in each round; a first round is not counted.
 
-    Every round runs all calls, so that a busy machine slows all of them, and begins with another
-    one. A short call runs once more right before it is timed, so that caches are as it leaves them
-    itself. Results are freed after the round: every call writes its own to new memory, which costs
-    more than memory that the call before has left. No further round begins after `seconds`, once
-    there are `least`. The garbage collector runs between rounds only. See `clock_name` for which
-    time it is.
+    Each round runs all calls, beginning with another one each time, so a busy machine slows all of
+    them. A short call runs once untimed before it is timed, so that the caches are as it leaves
+    them. Results are freed after the round: each call writes to new memory, which costs more than
+    memory that the previous call freed. After `least` rounds and `seconds` no further round begins.
+    The garbage collector runs between rounds only. `clock_name` tells which time is measured.
     """
     names = list(calls)
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -40,7 +39,7 @@ def interleaved(
     collecting = gc.isenabled()
     results: list[Any] = []
     gc.collect()
-    gc.freeze()  # what is here now need not be searched after every round
+    gc.freeze()  # existing objects are not searched after every round
     gc.disable()
     try:
         began = time.perf_counter()
@@ -69,17 +68,17 @@ def _time(call: Call) -> float:
 
 
 def clock_name() -> str:
-    """Return "thread" on one thread: its own time, without what other processes take. Return "wall"
-    with several threads."""
+    """Return "thread" on one thread: CPU time, without that of other processes. Return "wall" with
+    several threads."""
     return "wall" if torch.get_num_threads() > 1 else "thread"
 
 
 def ratio(values: Sequence[float], baseline: Sequence[float]) -> list[float] | None:
-    """Median of the ratios within a round, and its interval; None if a time was too short to see.
+    """Return the median of the ratios within rounds and its interval; None if a baseline time was
+    0.
 
-    The interval contains the true median with at least 95 % confidence, whatever the distribution:
-    its ends are two of the ratios, by rank. Below six rounds no ranks give that, and it is the
-    range of all ratios.
+    The interval has at least 95 % confidence for any distribution: its ends are two of the ratios,
+    chosen by rank. Below six rounds no ranks suffice, and it is the range of all ratios.
     """
     if not min(baseline) > 0:
         return None
@@ -91,8 +90,8 @@ def ratio(values: Sequence[float], baseline: Sequence[float]) -> list[float] | N
 
 
 def live_bytes(call: Call) -> int:
-    """How far `call` raises the memory of the CPU that torch's allocator has handed out, its result
-    included. Memory that the system keeps for later is not counted."""
+    """Return by how much `call` raises the CPU memory allocated by torch, including its result.
+    Freed memory that the system keeps is not counted."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
     with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +109,7 @@ def live_bytes(call: Call) -> int:
 def timed_rows(
     calls: Mapping[str, Call], baselines: Sequence[str], rounds: int, seconds: float, least: int
 ) -> list[dict[str, Any]]:
-    """A row for each call: its median time, and its ratio to each baseline with the interval."""
+    """Return a row for each call: median time, and ratio to each baseline with interval."""
     times = interleaved(calls, rounds, seconds, least)
     return [
         {

@@ -1,4 +1,4 @@
-"""The calls that a case compares, ready to run: models next to transformers' Llama."""
+"""Calls of models and of transformers' Llama, ready to be timed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOCABULARY = 512
 
 
 def decode_calls(case: Case) -> dict[str, Call]:
-    """One more token by each model, after `kv_len` tokens that are in its cache."""
+    """Return calls that decode one token with each model after `kv_len` tokens in its cache."""
     prompt = torch.randint(VOCABULARY, (case.batch, case.keys))
     token = prompt[:, :1]
 
@@ -45,8 +45,8 @@ def decode_calls(case: Case) -> dict[str, Call]:
 
 
 def training_calls(case: Case) -> dict[str, Call]:
-    """A training step of each model: forward, backward, clipping and AdamW. In "bfloat16" ours run
-    under autocast; Llama only where its name says so."""
+    """Return training steps of each model: forward, backward, clipping and AdamW. In "bfloat16"
+    ours run under autocast, Llama only if its name has ", bfloat16"."""
     autocast = case.dtype == "bfloat16"
 
     def llama(how: str) -> Call:
@@ -62,7 +62,7 @@ def training_calls(case: Case) -> dict[str, Call]:
 
 
 def attach_calls(case: Case) -> dict[str, Call]:
-    """transformers' Llama with its own rotation, and with each encoding attached."""
+    """Return calls of transformers' Llama, plain and with each encoding attached."""
     tokens, stock = torch.randint(VOCABULARY, (case.batch, case.q_len)), _llama(case, "sdpa")
 
     def called(model: Any) -> Call:

@@ -1,4 +1,4 @@
-"""Measure one case, with each number of threads."""
+"""Measure one case with each number of threads."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ MAKERS = {
 def measured(
     case: Case, threads: Sequence[int], rounds: tuple[int, float, int]
 ) -> list[dict[str, Any]]:
-    """A row for each run and number of threads: `milliseconds`, `ratios` and `rounds`, or `mib`.
+    """Return a row for each run and number of threads: `milliseconds`, `ratios` and `rounds`, or
+    `mib`.
 
-    rounds: how many at most, for how many seconds, how many at least. The number of threads is the
-    caller's again afterwards.
+    rounds: maximum of rounds, seconds after which none begins, minimum of rounds. The number of
+    threads is restored afterwards.
     """
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads[0])
-        if case.group == "memory":  # worker threads report nothing to the profiler
+        if case.group == "memory":  # the profiler does not see worker threads
             torch.set_num_threads(1)
             return [
                 {"run": run, "threads": 1, "mib": round(size / 2**20, 2)}
@@ -53,7 +54,7 @@ def measured(
 
 
 def machine() -> dict[str, str]:
-    """Where and with what it was measured."""
+    """Return date, hardware and versions of a measurement."""
     facts = {
         "date": datetime.date.today().isoformat(),
         "device": this_machine.processor(),

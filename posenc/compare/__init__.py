@@ -1,4 +1,4 @@
-"""Compare: train short, test long, on the user's own text. `run` does it all.
+"""Compare encodings: train short, test long, on the user's own text. `run` does it all.
 
 >>> options = posenc.compare.Options(["rope", "alibi"], train_length=64)
 >>> options.budget, options.engine
@@ -7,5 +7,5 @@
 
 from posenc.lazy import attach
 
-# No submodule may have the name of a function here: importing it would replace the function.
+# No submodule may have the name of a function here, because importing it would replace it.
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -21,31 +21,30 @@ def run(
     figures: str | Path | None = None,
     **options: Any,
 ) -> Study:
-    """Train each encoding short, test it long, and return the study; its page lies in `out`.
+    """Train each encoding short, test it long, write the page to `out`, and return the study.
 
-    Trials run in processes of their own, so a script calls it under `if __name__ == "__main__":`.
-    The same call goes on with what an interrupted one has left.
+    Trials run in separate processes, so call it under `if __name__ == "__main__":` in a script. The
+    same call resumes an interrupted one.
 
     Args:
-        encodings: names of `posenc.names()`, or texts that `posenc.create` takes, each with a label
-            before an equals sign where it should be called otherwise; None for six common ones.
+        encodings: names of `posenc.names()` or texts for `posenc.create`, optionally with a label
+            before an equals sign; None for six common ones.
         text: files, folders or globs to train and test on, read as bytes; None for the source of
             Python's standard library.
-        task: what to learn, of "text", "copy", "copy_512", "reverse", "recall", "flip_flop",
-            "offset" and "grid"; None for text.
-        test_lengths: windows to test on, in bytes; None for 1, 2, 4 and 8 times the training
-            length, which is always among them.
-        out: folder for report.html, results.csv, study.json and the trials; None for one below
-            runs/ that the options name.
+        task: "text", "copy", "copy_512", "reverse", "recall", "flip_flop", "offset" or "grid", or
+            several; None for text.
+        test_lengths: lengths of test windows, in bytes; None for 1, 2, 4 and 8 times the training
+            length, which is always included.
+        out: folder for report.html, results.csv, study.json and the trials; None for a folder below
+            runs/ named by the options.
         figures: folder for every figure as SVG, PDF, PNG and CSV.
         options: suite, objective, train_length, budget, seeds, steps, batch, width, layers, heads,
             kv_heads, projections, config, small, lr, check_lr, device, precision, workers,
             checkpoint_steps, unchecked, engine, address, storage, partition, max_parallel,
-            tensorboard and dry_run, as fields of `posenc.compare.Options`, which has their
-            defaults.
+            tensorboard and dry_run: fields of `posenc.compare.Options` with its defaults.
 
-    Raises: ValueError for wrong input, before anything is written; TypeError for an option that
-    there is not; RunFailed where a trial failed, after the others.
+    Raises: ValueError for wrong input, before anything is written; TypeError for an unknown option;
+    RunFailed if a trial failed, after all others.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -83,7 +82,7 @@ def run(
 
 
 def _several(name: str, given: Any, kind: Any, what: str) -> list[str] | None:
-    """What was given as a list of texts. Raises: ValueError for what is none, or is empty."""
+    """Return a list of texts. Raises ValueError if `given` is none or is empty."""
     if given is None:
         return None
     whole = isinstance(given, Iterable) and not isinstance(given, str | bytes)

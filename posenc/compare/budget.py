@@ -1,5 +1,4 @@
-"""How much training a comparison gets, by name: every frozen number of it is here or, the steps and
-lengths of a task, in `posenc.tasks`."""
+"""Budgets of training, by name. Steps and lengths of tasks are in `posenc.tasks`."""
 
 from __future__ import annotations
 
@@ -7,8 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Budget(NamedTuple):
-    """How many seeds, and how many steps on text; of a suite also which tasks, and whether learning
-    rates are checked."""
+    """Seeds and steps on text; for a suite also its tasks, and whether it checks learning rates."""
 
     seeds: int
     steps: int
@@ -22,21 +20,20 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {"quick": Budget(1, 200), "standard": Budget(2, 200), "thorough": Budget(3, 600)}
-"""200 steps, the fewest that were tried, put in order, in each of three seeds, every pair of the
-six default encodings that 400 steps separate in all seeds, and so do 250 and 300 with twice as
-many; only losses at the trained length were looked at (experiments/budget.py,
+"""200 steps, the fewest tried, suffice: in each of three seeds they order every pair of the six
+default encodings as 400 steps do, if those agree in all seeds. 250 against 500 and 300 against 600
+agree too. Only losses at the training length were used (experiments/budget.py,
 results/compare/budget.csv)."""
 
 _FOUR = ("text", "copy", "recall", "offset")
 ALL_TASKS = (*_FOUR, "flip_flop", "reverse", "copy_512")
-"""Text and the tasks of sequences, the quick ones first."""
+"""Text and the sequence tasks, the quick ones first."""
 SUITES = {
     "quick": Budget(1, 600, _FOUR),
     "standard": Budget(2, 600, ALL_TASKS),
     "thorough": Budget(3, 600, ALL_TASKS, check_lr=True),
 }
-"""Each has all trials of the one before, so that a larger budget goes on with its results; but
-checked learning rates are other trials."""
+"""Each has all trials of the one before, so a larger budget reuses its results. Trials with checked
+learning rates are others."""
 SUITE_SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4}
-"""Of the suite's decoder: about a third of the time of the usual one, and enough to learn the
-tasks."""
+"""Sizes of the suite's decoder: a third of the default's time, and large enough for the tasks."""

@@ -1,4 +1,4 @@
-"""`posenc compare` and `posenc report`; torch and the rest load when they run."""
+"""`posenc compare`, `posenc report` and `posenc leaderboard`. torch is imported when they run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from posenc.report.machine.options import Figures, option
 
 
 def compare(**given: Any) -> None:
-    """Train each encoding short, test it long, and say which one to use.
+    """Train each encoding short, test it long, and recommend one.
 
-    The same command goes on with what an interrupted one has left, and skips what is done.
+    The same command resumes an interrupted one and skips finished trials.
     """
     from posenc.compare import study
 
@@ -29,20 +29,20 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="What `posenc compare` wrote, finished or not; several of one recipe, from any "
-            "machines, become one page."
+            help="Folders written by `posenc compare`, finished or not. Several of one recipe, "
+            "from any machines, become one page."
         ),
     ],
     out: Annotated[
         Path | None,
         option(
             "Folder for the report of several runs.  ",
-            shown="a folder below runs/ that the trials name",
+            shown="a folder below runs/ named by the trials",
         ),
     ] = None,
     published: Annotated[
         bool,
-        option("Say how far the order agrees with published tables, and how sure.", "--published"),
+        option("Compare the order with published tables, with p-values.", "--published"),
     ] = False,
     figures: Figures = None,
 ) -> None:
@@ -56,17 +56,17 @@ def leaderboard(
     mine: Annotated[
         list[Path] | None,
         option(
-            "A run of `posenc compare --suite` to put beside the published trials, where its "
-            "recipe is theirs; may be repeated."
+            "A run of `posenc compare --suite` to add to the published trials, if it has the "
+            "same recipe; may be repeated."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        option("Folder for the page.  ", shown="a folder below runs/ that the trials name"),
+        option("Folder for the page.  ", shown="a folder below runs/ named by the trials"),
     ] = None,
     figures: Figures = None,
 ) -> None:
-    """Show the published leaderboard: which encoding for what, and how sure."""
+    """Show the published leaderboard: the best encodings for each task, with significance."""
     from posenc.compare.reports import report_runs
 
     report_runs.show_leaderboard(mine or [], out, figures)

@@ -1,4 +1,4 @@
-"""The options of `posenc compare`: name, type, range, default and help, each in one place."""
+"""Options of `posenc compare`: name, type, range, default and help, each in one place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posenc.report.machine.options import Figures, option
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
-"""NoPE has no order without a causal mask."""
+"""Without NoPE, which is blind to order without a causal mask."""
 
 
 _EXPECTED: dict[Any, tuple[Any, str]] = {
@@ -24,7 +24,7 @@ _EXPECTED: dict[Any, tuple[Any, str]] = {
     Path: (str | Path, "a path"),
     list[str]: (list | tuple, "a list of texts"),
 }
-"""For each type of an option what a value may be, and how a message calls that."""
+"""For each type of an option: the accepted types of a value, and their name in messages."""
 
 
 def _said(budgets: dict[str, Budget]) -> str:
@@ -33,8 +33,8 @@ def _said(budgets: dict[str, Budget]) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asks for. The command line is made from these fields, and a `TrialConfig` takes
-    over those of the same name."""
+    """Options of the user. The command line is made from these fields; a `TrialConfig` copies those
+    of the same name."""
 
     encodings: Annotated[
         list[str] | None,
@@ -56,7 +56,7 @@ class Options:
         list[str] | None,
         option(
             "What to learn; may be repeated: text, copy, copy_512, reverse, recall, "
-            "flip_flop, offset, or, for encodings of rows and columns, grid. A task brings its own "
+            "flip_flop, offset, or, for encodings of rows and columns, grid. A task has its own "
             "lengths, steps and batch. See docs/compare.md.  ",
             shown="text",
         ),
@@ -64,24 +64,23 @@ class Options:
     suite: Annotated[
         bool,
         option(
-            "Which encoding for what: text and tasks together, in a small decoder. --budget "
-            f"{_said(SUITES)}.",
+            f"Compare on text and all tasks, with a small decoder. --budget {_said(SUITES)}.",
             "--suite",
         ),
     ] = False
     objective: Annotated[
         str,
         option(
-            "causal: the next byte or token, in a decoder. masked: 15 % of the bytes, hidden, "
-            "in an encoder that reads from both sides. seq2seq: the second half of a window, in a "
-            "decoder that attends to an encoder of the first. The last two are for text, and for "
-            "encodings that are defined in both directions."
+            "causal: predict the next byte or token, in a decoder. masked: predict 15 % of "
+            "the bytes, which are masked, in an encoder. seq2seq: predict the second half of a "
+            "window, in a decoder that attends to an encoder of the first. The last two are for "
+            "text, and for encodings that are defined without a causal mask."
         ),
     ] = "causal"
     train_length: Annotated[
         int | None,
         option(
-            "Length of a training window, in bytes; of a task, the longest in training.",
+            "Length of a training window, in bytes; for a task, the longest in training.",
             shown="128 for text",
             min=2,
         ),
@@ -90,11 +89,13 @@ class Options:
         str | None,
         option(
             "Lengths of the test windows, in bytes, separated by commas; the training length "
-            "is always among them.",
+            "is always included.",
             shown="1, 2, 4 and 8 times the training length for text",
         ),
     ] = None
-    budget: Annotated[str, option(f"{_said(BUDGETS)}. Of --suite see there.")] = "standard"
+    budget: Annotated[str, option(f"{_said(BUDGETS)}. For budgets of --suite see --suite.")] = (
+        "standard"
+    )
     seeds: Annotated[
         int | None, option("Number of seeds, each a trial.", shown="those of the budget", min=1)
     ] = None
@@ -115,24 +116,21 @@ class Options:
     ] = None
     projections: Annotated[
         str,
-        option(
-            "Which projections of attention are one: separate (none), k=v, q=k, or none (no "
-            "projection at all)."
-        ),
+        option("Projections of attention: separate, k=v or q=k (shared), or none at all (none)."),
     ] = "separate"
     config: Annotated[
         Path | None,
         option(
-            "A Hugging Face config.json, or its folder, whose sizes the decoder takes where "
-            "no other option gives them.",
+            "A Hugging Face config.json, or its folder: the decoder gets its sizes unless "
+            "other options set them.",
             shown="none",
         ),
     ] = None
     small: Annotated[
         bool,
         option(
-            "Of the --config keep how many query heads share a key/value head, in at most 4 "
-            "layers, about 4 heads, and 64 channels a head.",
+            "Shrink the model of --config to at most 4 layers, about 4 heads and 64 channels "
+            "per head; keeps the number of query heads per key/value head.",
             "--small",
         ),
     ] = False
@@ -140,9 +138,9 @@ class Options:
     check_lr: Annotated[
         bool,
         option(
-            "First train every encoding on every task with half of --lr, with it and with "
-            "twice of it, one seed each, and go on with the rate of the lowest validation loss. "
-            "Nothing beyond the training length is measured for that.",
+            "First train every encoding on every task with 0.5, 1 and 2 times --lr, one seed "
+            "each, and use the rate with the lowest validation loss. Only the training length is "
+            "measured for this.",
             "--check-lr",
         ),
     ] = False
@@ -150,7 +148,7 @@ class Options:
     precision: Annotated[
         str,
         option(
-            "auto, float32 or bfloat16 (autocast). auto: bfloat16 where the hardware multiplies it."
+            "auto, float32 or bfloat16 (autocast). auto: bfloat16 if the hardware multiplies it."
         ),
     ] = "auto"
     workers: Annotated[
@@ -170,57 +168,59 @@ class Options:
     address: Annotated[
         str | None,
         option(
-            "Of the Ray cluster: ray://HOST:PORT, HOST:PORT, or auto.",
-            shown="one begun on this machine",
+            "Address of the Ray cluster: ray://HOST:PORT, HOST:PORT, or auto.",
+            shown="a new one on this machine",
         ),
     ] = None
     storage: Annotated[
         str | None,
         option(
-            "Where the machines of a Ray cluster meet, such as s3://bucket/run.",
+            "Storage shared by the machines of a Ray cluster, such as s3://bucket/run.",
             shown="the folder --out, which they must share",
         ),
     ] = None
-    partition: Annotated[str | None, option("Of Slurm.", shown="Slurm's own default")] = None
+    partition: Annotated[str | None, option("Slurm's partition.", shown="Slurm's own default")] = (
+        None
+    )
     max_parallel: Annotated[
         int | None,
-        option("Trials at a time on ray or slurm.", shown="what there is room for", min=1),
+        option("Trials at a time on ray or slurm.", shown="as many as fit", min=1),
     ] = None
     checkpoint_steps: Annotated[int, option("Steps between two checkpoints.", min=1)] = 50
     out: Annotated[
         Path | None,
         option(
             "Folder for report.html, results.csv, study.json and the trials.  ",
-            shown="a folder below runs/ that the options name",
+            shown="a folder below runs/ named by the options",
         ),
     ] = None
     figures: Figures = None
     tensorboard: Annotated[
         bool,
-        option("Write the losses for TensorBoard too, into --out/tensorboard.", "--tensorboard"),
+        option("Also write the losses for TensorBoard, into --out/tensorboard.", "--tensorboard"),
     ] = False
     dry_run: Annotated[
         bool,
         option(
-            "Measure a few steps, say how many trials, tokens and minutes it would be, and stop.",
+            "Measure a few steps, print the number of trials and tokens and the time, and stop.",
             "--dry-run",
         ),
     ] = False
     unchecked: Annotated[
         bool,
         option(
-            "Compare also an encoding of yours that sees later tokens, gives NaN, or depends "
-            "on how it is called; the report says so.",
+            "Also compare your own encoding if it sees later tokens, gives NaN, or depends on "
+            "how it is called; the report has a note.",
             "--unchecked",
         ),
     ] = False
-    yes: Annotated[bool, option("Start also what is expected to take over a week.", "--yes")] = (
+    yes: Annotated[bool, option("Start even if it is expected to take over a week.", "--yes")] = (
         False
     )
 
 
 def check_options(options: Options) -> None:
-    """Hold every option to its type and its minimum, as typer does for those of the command line.
+    """Check the type and minimum of every option, as typer does on the command line.
 
     Raises: ValueError.
     """

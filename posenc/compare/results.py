@@ -1,4 +1,4 @@
-"""The results of a study and its trials: frozen dataclasses that go to JSON and back.
+"""Results of a study and its trials: frozen dataclasses that are written to JSON and read back.
 
 {"sha256": "9c...",                             of everything below; every record on disk has it
  "format": "posenc study 2",
@@ -38,7 +38,7 @@ FORMAT = "posenc study 2"
 
 @dataclass(frozen=True)
 class LengthScore(Record):
-    """Bits per byte at one window length, or why the encoding cannot run there."""
+    """Bits per byte at one window length, or the reason why the encoding cannot run there."""
 
     length: int
     bits_per_byte: float | None
@@ -47,7 +47,7 @@ class LengthScore(Record):
 
 @dataclass(frozen=True)
 class PositionScore(Record):
-    """Bits per byte of the targets at positions start .. stop - 1 inside the window."""
+    """Bits per byte of the targets at positions [start, stop) inside the window."""
 
     start: int
     stop: int
@@ -56,8 +56,8 @@ class PositionScore(Record):
 
 @dataclass(frozen=True)
 class CaseScore(Record):
-    """What a model said on the held-out sequences of a task's case, as posenc.tasks.scoring counts
-    it, or why the encoding cannot run there; `variant` as in posenc.tasks.task.Case."""
+    """Scores of a model on the held-out sequences of a task's case, see posenc.tasks.scoring, or
+    the reason why the encoding cannot run there; `variant` as in posenc.tasks.task.Case."""
 
     length: int
     variant: str = ""
@@ -70,8 +70,9 @@ class CaseScore(Record):
 
 @dataclass(frozen=True)
 class TrainingPoint(Record):
-    """Bits per byte, or per target of a task, after `step` steps: the mean over the steps since the
-    last point, and on the validation text or on held-out sequences like those of training."""
+    """Bits per byte, or per target of a task, after `step` steps: `train` is the mean over steps
+    since the last point, `valid` is on validation text or held-out sequences like those of
+    training."""
 
     step: int
     train: float
@@ -89,14 +90,14 @@ class Timing(Record):
 
 @dataclass(frozen=True)
 class TrialResult(Record):
-    """The result of one trial; `reason` says why it failed, None if it did not.
+    """The result of one trial; `reason` is why it failed, or None.
 
-    by_length: over non-overlapping windows of each test length, on the same held-out bytes.
-    by_position: inside the longest window that the encoding can run.
-    by_context: on the same fixed target bytes (the last train_length // 2 of each longest window),
-        seen at the end of windows of growing length.
-    spec: the encoding as it ran, in words and numbers.
-    by_case: of a task, the scores of every test, that of the training length first.
+    by_length: losses over non-overlapping windows of each test length, on the same held-out bytes.
+    by_position: losses by position inside the longest window that the encoding can run.
+    by_context: losses of the same target bytes (the last train_length // 2 of each longest window)
+        at the end of windows of growing length.
+    spec: all settings of the encoding in this trial.
+    by_case: scores of every test of a task, the training length first.
     """
 
     config: TrialConfig
@@ -116,8 +117,8 @@ class TrialResult(Record):
 class CorpusInfo(Record):
     """The text: sizes in bytes.
 
-    byte_entropy: of its bytes' frequencies, in bits per byte, which is what it takes to know of a
-        byte nothing but how frequent it is; None where it was not kept.
+    byte_entropy: entropy of its bytes' frequencies, in bits per byte: the loss of a model that
+        knows only these frequencies. None if it was not stored.
     """
 
     name: str
@@ -127,7 +128,7 @@ class CorpusInfo(Record):
     valid_bytes: int
     test_bytes: int
     split: str
-    """How it was split, in words."""
+    """Description of the split."""
     byte_entropy: float | None = field(default=None, compare=False)
 
 
@@ -145,8 +146,8 @@ class LengthSummary(Record):
 class EncodingSummary(Record):
     """One row of the table; only finished trials count.
 
-    reach: the longest tested length up to which the mean stays within 5 % of the encoding's own at
-    the training length, however high that is; None where it has none there.
+    reach: extrapolation length, the longest tested length up to which the mean is within 5 % of
+    that at the training length; None if there is none at the training length.
     """
 
     encoding: str
@@ -161,9 +162,9 @@ class EncodingSummary(Record):
 class CaseSummary(Record):
     """One cell of a task's table: the task's metric at one case.
 
-    mean: over the seeds that learned the task; None where there is none, or where the encoding
-        cannot run.
-    seeds: of every seed, learned or not; empty where the encoding cannot run.
+    mean: over the seeds that learned the task; None if there is none, or if the encoding cannot
+        run.
+    seeds: scores of all seeds, learned or not; empty if the encoding cannot run.
     """
 
     length: int
@@ -177,7 +178,7 @@ class CaseSummary(Record):
 class TaskSummary(Record):
     """One row of a task's table; only finished trials count.
 
-    learned: how many seeds pass the gate, see posenc.compare.judge.summary.
+    learned: number of seeds that learned the task, see posenc.compare.judge.summary.
     """
 
     task: str
@@ -190,8 +191,7 @@ class TaskSummary(Record):
 
 @dataclass(frozen=True)
 class RateTried(Record):
-    """A learning rate: bits per byte or target on the validation data after training, or why it
-    could not be trained."""
+    """A learning rate: bits per byte or target on validation data, or why its trial failed."""
 
     lr: float
     bits: float | None
@@ -200,8 +200,8 @@ class RateTried(Record):
 
 @dataclass(frozen=True)
 class RateCheck(Record):
-    """The learning rates tried for an encoding on a task, and the one taken; see
-    posenc.compare.plan.plan.learning_rate_search."""
+    """The learning rates tried for an encoding on a task, and the chosen one; see
+    posenc.compare.plan.learning_rate_search."""
 
     task: str
     encoding: str
@@ -215,15 +215,15 @@ class OtherFormat(ValueError):
 
 @dataclass(frozen=True)
 class Study(Record):
-    """All of a comparison, finished or not.
+    """A whole comparison, finished or not.
 
-    labels: what the user calls an encoding, by the text that its trials have; the summary, the
-        recommendation and all that is shown call it so. Without one the text is its name.
-    corpus: the text; None where only tasks are learned.
-    summary: of the trials of text.
-    tasks: of the trials of tasks.
-    unchecked: for encodings that fail the contract and were compared all the same, what fails.
-    rates: how the learning rates of the trials were chosen; empty where all have the one given.
+    labels: the user's names of encodings by the text in their trials; the summary, the
+        recommendation and all output use them. Without a label the text is the name.
+    corpus: the text; None if there are only tasks.
+    summary: one row per encoding for the trials on text.
+    tasks: one row per encoding and task.
+    unchecked: failures of encodings that fail the contract and were compared anyway.
+    rates: choices of learning rates; empty if all trials use --lr.
     """
 
     format: str
@@ -243,14 +243,14 @@ class Study(Record):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises: OtherFormat; ValueError where the text is damaged."""
+        """Read a study. Raises OtherFormat, or ValueError if the text is damaged."""
         found = parse_object(text).get("format")
         if isinstance(found, str) and found != FORMAT:
             raise OtherFormat(f"its format is {found!r}, and this posenc reads {FORMAT!r}")
         return super().from_json(text)
 
     def of_task(self, task: str) -> Self:
-        """The part of the study whose trials learn one task, "text" among them."""
+        """Return the part of the study with trials of one task; "text" is one too."""
         return replace(
             self,
             trials=tuple(t for t in self.trials if t.task == task),
@@ -259,7 +259,7 @@ class Study(Record):
 
     @property
     def encodings(self) -> tuple[str, ...]:
-        """The encodings compared, in the order asked for."""
+        """Return the compared encodings, in the order given."""
         return tuple(dict.fromkeys(t.encoding for t in self.trials))
 
     @property
@@ -272,13 +272,13 @@ class Study(Record):
 
     @property
     def missing(self) -> tuple[TrialConfig, ...]:
-        """Trials that were planned and have no result yet."""
+        """Return planned trials that have no result yet."""
         known = {r.config for r in self.results}
         return tuple(t for t in self.trials if t not in known)
 
 
 def labelled(study: Study) -> Study:
-    """The study with the user's labels in place of the texts, for whatever is shown."""
+    """Return the study with the user's labels instead of texts, for output."""
     if not study.labels:
         return study
 

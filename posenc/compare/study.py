@@ -1,4 +1,4 @@
-"""A comparison from options to report."""
+"""Run a comparison, from options to report."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ RUNS = Path("runs")
 def run_study(options: Options, *, show: bool = True) -> Study:
     """Run every trial that has no result yet, write the report and, with `show`, print the table.
 
-    Returns: the study with all of its results.
+    Returns: the study with all results.
 
-    Raises: ValueError for wrong input, before anything is written; RunFailed where a trial failed;
+    Raises: ValueError for wrong input, before anything is written; RunFailed if a trial failed;
     Stopped after Ctrl-C.
     """
     plan = make_plan(options)
@@ -97,7 +97,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         except KeyboardInterrupt:
             raise Stopped("the same command goes on from here") from None
         finally:
-            # Stopped or not, what is done is in the report.
+            # Even after Ctrl-C the report has all finished trials.
             engine.cancel()
             study, _ = write_report(study, folder)
         for line in write_figures_of(study, options.figures):
@@ -113,7 +113,7 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
 
 
 def _new_study(plan: Plan, engine: Engine, workers: int, unchecked: dict[str, str]) -> Study:
-    """The study before any trial."""
+    """Return the study before any trial."""
     device, precision = plan.tasks[0].device, plan.tasks[0].precision
     return Study(
         format=FORMAT,
@@ -129,8 +129,8 @@ def _new_study(plan: Plan, engine: Engine, workers: int, unchecked: dict[str, st
 
 
 def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
-    """The study with the results that are on disk now, and a line about every damaged result, which
-    counts as missing. A trial that has no folder, as in a repository, keeps the study's result."""
+    """Return the study with the results on disk, and a line about every damaged result, which
+    counts as missing. A trial without a folder, as in a repository, keeps the study's result."""
     kept = {r.config: r for r in study.results if not (folder / r.config.folder).exists()}
     loaded, damaged = load_results(folder, [t for t in study.trials if t not in kept])
     found = kept | loaded
@@ -139,7 +139,7 @@ def collect(study: Study, folder: Path) -> tuple[Study, list[str]]:
 
 
 def write_report(study: Study, folder: Path) -> tuple[Study, list[str]]:
-    """Write a study with what is on disk now, its page and its table, into its folder."""
+    """Write a study with the results on disk, its page and its table into its folder."""
     study, damaged = collect(study, folder)
     _save(study, folder)
     write_page(study, folder)
@@ -151,9 +151,8 @@ def _save(study: Study, folder: Path) -> None:
 
 
 def check_ours(folder: Path) -> str | None:
-    """Refuse a folder with files of other origin, or a study of another version.
-
-    Returns: what is wrong with the study.json that is there, or None.
+    """Refuse a folder with foreign files or a study of another version.
+    Returns: what is wrong with an existing study.json, or None.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is not a folder.")
@@ -173,14 +172,14 @@ def check_ours(folder: Path) -> str | None:
     others = [p.name for p in folder.iterdir() if not _is_ours(p)]
     if others:
         raise ValueError(
-            f"--out: {folder} is not empty and was not written by posenc compare (it holds "
+            f"--out: {folder} is not empty and was not written by posenc compare (it contains "
             f"{others[0]}). Choose another folder."
         )
     return None
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a run that was killed before it wrote study.json can have left this."""
+    """Return True if a run that was killed before it wrote study.json can have left this file."""
     return path.name == LOCK or path.name.startswith("corpus-") or is_partial(path)
 
 

@@ -1,1 +1,1 @@
-"""What a position encoding is, and all of them."""
+"""Position encodings: their base class, one folder per place, and the registry of names."""

@@ -26,7 +26,7 @@ def run(
     as_ids: bool = False,
     progress: Progress = lambda what, share: None,
 ) -> Outcome:
-    """Stretch a checkpoint, measure it before and after, and write what is asked for.
+    """Stretch a checkpoint, measure it before and after, and write the requested files.
 
     Args:
         folder: a Hugging Face folder with safetensors.
@@ -37,7 +37,7 @@ def run(
         report: a file for the page; None for extend.html in `out`, or nowhere.
         figures: a folder for every figure as SVG, PDF, PNG and CSV.
 
-    Returns: every variant measured, the recommendation with its reason, and the proof of what was
+    Returns: every measured variant, the recommendation with its reason, and the proof of what was
     written.
 
     Raises: ValueError, before measuring, for anything that cannot be extended or written. RunFailed

@@ -150,8 +150,8 @@ def evaluate(
     as_ids: bool = False,
     progress: Progress = lambda what, share: None,
 ) -> Evaluation:
-    """Measure a checkpoint as it is on windows of `length` tokens: loss by position and by context,
-    passkeys, entropy of attention.
+    """Measure an unchanged checkpoint on windows of `length` tokens: loss by position and by
+    context, passkeys, entropy of attention.
 
     Raises: ValueError for a folder that cannot be loaded, or too little text.
     """

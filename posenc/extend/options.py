@@ -16,12 +16,12 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What to try and measure, and how much of it.
+    """Methods to try, and measurements.
 
     windows: windows of the target length to read. search_evaluations: sets of frequencies that the
     search tries, 0 for no search. allow_cache_unsafe: also export methods whose frequencies change
-    with the length. state: folder for what a restart of search or tuning needs; None: next to the
-    new folder, or nowhere. device, dtype: where and in what dtype to run; written weights keep the
+    with the length. state: folder for the state of search and tuning, for restarts; None: next to
+    the new folder, or nowhere. device, dtype: device and dtype of the run; written weights keep the
     folder's dtype. tune: fine-tuning before the export. targets: tokens at the end of a window
     whose loss is measured with growing context. tasks: tasks at every length and depth, see
     measure/tasks.py. task_trials: prompts for each.
@@ -36,7 +36,7 @@ class Options:
     ] = False
     state: Annotated[
         Path | None,
-        option("Folder where search and tuning keep what a restart needs.", shown="beside --out"),
+        option("Folder for the state of search and tuning, for restarts.", shown="next to --out"),
     ] = None
     device: Annotated[str, option("Where to run: auto, cpu, cuda or mps; auto takes a GPU.")] = (
         "auto"
@@ -52,7 +52,7 @@ class Options:
     tasks: Annotated[
         str,
         option(
-            "What to ask at every length and depth, between commas: passkey, needle, needles, "
+            "Tasks at every length and depth, separated by commas: passkey, needle, needles, "
             "variables, common-words; or none."
         ),
     ] = "passkey"

@@ -1,4 +1,4 @@
-"""Refuse what cannot or need not be extended, in one sentence, before any work."""
+"""Refuse models that cannot or need not be extended, in one sentence, before any work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NO_EXTENSION = {
 
 
 def check_folders(folder: Path, out: Path | None, options: Options) -> None:
-    """Refuse what can be refused before the model is loaded. Raises: ValueError with the reason."""
+    """Refuse before the model is loaded, if possible. Raises: ValueError with the reason."""
     raw = read_config(folder)
     reason = NO_EXTENSION.get(str(raw.get("model_type")))
     if reason:

@@ -1,4 +1,4 @@
-"""Keep what a killed run has finished. State is locked, and used only if it is whole and fits."""
+"""Keep finished work of killed runs. State is locked, and used only if it is complete and fits."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ def own_state(out: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other runs out of `folder`, which is made if need be, and gone afterwards if it is
-    empty. Files that a kill left half written in it are deleted. The lock ends with the process,
-    however it ends.
+    """Lock `folder` for this run. It is made if missing, and removed if empty afterwards. Partial
+    files of killed runs are deleted. The lock ends with the process, even if killed.
 
-    Raises: ValueError where another run holds it.
+    Raises: ValueError if another run has locked it.
     """
     busy = (
         f"Another posenc extend works in {folder}. Wait for it, or give another --state or --out."
@@ -70,11 +69,11 @@ def identity(model: nn.Module, windows: Windows, **settings: Any) -> Identity:
 
 
 _OF_THE_FOLDER = ("_name_or_path", "transformers_version")
-"""Config keys that depend on where and by what it was saved."""
+"""Config keys that depend on the place and software of saving."""
 
 
 def write_sealed(path: Path, whose: Identity, content: dict[str, Any]) -> None:
-    """Write content with the identity of what it belongs to and a hash of it all."""
+    """Write content with the identity of its run and a hash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, seal({"of": whose, "content": content}))
 

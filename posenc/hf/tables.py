@@ -51,7 +51,7 @@ class PositionTable:
 
     @property
     def length(self) -> int:
-        """Positions that the table has rows for."""
+        """Return the number of positions with a row in the table."""
         return self.module.weight.shape[0] - self.offset_rows
 
 
@@ -73,7 +73,7 @@ def find_table(model: Any) -> PositionTable | None:
 
 
 def table_of(model: Any) -> PositionTable | None:
-    """Return the position table, whatever else the model does with positions."""
+    """Return the position table; the model may use positions in other ways too."""
     path, key, offset_rows, counted_rows = FAMILIES.get(model.config.model_type, ("", "", 0, 0))
     for name, module in model.named_modules():
         if path and name.endswith(path) and isinstance(module, nn.Embedding):

@@ -50,9 +50,9 @@ def run(
 
     Args:
         what: a name of `posenc.names()` or several; or a `pathlib.Path` of a Hugging Face folder.
-        shape: of encodings only: sizes of the model they are measured in; None for 8 heads of 64
+        shape: for encodings: sizes of the model that they are measured in; None for 8 heads of 64
             and a training length of 2,048.
-        text: of a checkpoint only, as is all that follows: the sentence that it reads.
+        text: for checkpoints, like all that follows: the sentence that they read.
         swap: two words of the text to exchange.
         as_bytes, as_ids: the text is read as bytes, or as token ids between spaces.
         out: a file for the page; None writes none.

@@ -39,7 +39,7 @@ def inspect(
     contract: Annotated[
         bool,
         option(
-            "Hold the encodings to what posenc's own are tested for, and print what fails.",
+            "Run the checks that posenc's own encodings must pass, and print failures.",
             "--contract",
         ),
     ] = False,
@@ -140,7 +140,7 @@ def inspect(
 
 
 def _kind(name: str) -> str:
-    """Return what a name means: "claims", "encoding", "module" (a foreign one) or "folder"."""
+    """Return the kind of a name: "claims", "encoding", "module" (a foreign one) or "folder"."""
     from posenc.encodings.registry import names, parse
     from posenc.encodings.registry.code import find, is_encoding
 

@@ -65,7 +65,7 @@ def _print(name: str, found: list[Verdict]) -> None:
     console = stdout(140)
     failed = [v for v in found if v.failure is not None]
     void = [VOIDING[v.check] for v in failed if v.check in VOIDING]
-    text = f"{name} holds to the contract: {len(found)} checks."
+    text = f"{name} passes the contract: {len(found)} checks."
     if failed:
         text = f"{name} fails {len(failed)} of {len(found)} checks."
     if void:

@@ -32,12 +32,12 @@ class LearnedPositionEmbedding(PositionLayer):
     Args:
         max_positions: rows of the table.
         growth: None; "interpolate": read between the rows; "hierarchical": Su's two digits in base
-            max_positions, which keep the first rows as they are (encodings.embeddings.grow).
+            max_positions, which keep the first rows unchanged (encodings.embeddings.grow).
         num_positions: how many positions the grown table serves; where growth is None, it is
             max_positions.
         align_corners: for "interpolate", which has no default.
         alpha: for "hierarchical", the share of the higher digit.
-        initializer: of the table; None means normal with a standard deviation of 0.02.
+        initializer: initializer of the table; None means normal with a standard deviation of 0.02.
 
     Call: x (batch, seq_len, embed_dim), whole positions (seq_len) or (batch, seq_len), by default
     start_index, start_index + 1, ... -> like x. weight (max_positions, embed_dim).

@@ -1,4 +1,4 @@
-"""Who may look at whom: masks that compose and know their own structure.
+"""Attention masks: which keys each query sees. Masks can be combined by & and |.
 
 >>> mask = posenc.masks.causal & posenc.masks.sliding_window(2)
 >>> mask.rows(1, 1, 0, 4, 4, torch.device("cpu"))[0, 0].int()

@@ -1,4 +1,4 @@
-"""A mask in FlexAttention's signature, and what it knows of itself."""
+"""A mask in FlexAttention's signature, with its known structure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Predicate = Callable[["Sight"], Tensor]
 
 @dataclass(frozen=True)
 class Sight:
-    """What a predicate may look at: FlexAttention's four indices and the positions of the pair."""
+    """Arguments of a predicate: FlexAttention's four indices and the positions of the pair."""
 
     batch: Int[Tensor, "..."]
     head: Int[Tensor, "..."]
@@ -30,7 +30,7 @@ class Sight:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A tensor that a predicate looks at, and what its axes count: "batch", "q_len", "kv_len"."""
+    """A tensor that a predicate reads, and its axes: "batch", "q_len" or "kv_len"."""
 
     name: str
     tensor: Shaped[Tensor, "..."]
@@ -39,20 +39,18 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """True where a query may look at a key.
+    """A predicate that is True where a query sees a key.
 
-    Called like a mask_mod of FlexAttention: mask(batch, head, q_idx, kv_idx) -> bool tensor; the
-    four broadcast. Masks compare positions, not indices; before `bind` has given the positions, a
-    token's index is its position.
+    Call it like a mask_mod of FlexAttention: mask(batch, head, q_idx, kv_idx) -> bool tensor; the
+    four broadcast. Masks compare positions, not indices; without `bind` a token's index is its
+    position.
 
-    causal: no query sees a key of a later position.
+    causal: no query sees a key at a later position.
     window: no query sees a key at this distance or further.
-    exact: causal and window describe the mask completely, so a kernel may use them and skip the
+    exact: causal and window describe the mask completely, so a kernel can use them instead of the
         predicate.
-    reads: tensors that the predicate looks at, each with a name and what its axes count: "batch",
-        "q_len" or "kv_len".
-    separates: it may keep the documents of a packed row apart. What only compares positions cannot;
-        a predicate of your own may.
+    reads: the tensors that the predicate reads.
+    separates: it may separate packed documents; False if it only compares positions.
 
     >>> even = posenc.Mask(lambda sight: sight.kv_position % 2 == 0)
     >>> (even & posenc.masks.causal).rows(1, 1, 0, 3, 3, torch.device("cpu"))[0, 0].int()
@@ -99,7 +97,7 @@ class Mask:
         )._bound_like(self, other)
 
     def bind(self, q_positions: FlatQueries | range, kv_positions: FlatKeys | range) -> Mask:
-        """Return the same mask over these positions, (len), (batch, len) or a range."""
+        """Return the same mask for these positions, (len), (batch, len) or a range."""
         return replace(self, q_positions=q_positions, kv_positions=kv_positions)
 
     def _bound_like(self, a: Mask, b: Mask) -> Mask:
@@ -128,9 +126,8 @@ class Mask:
         *,
         first_key: int = 0,
     ) -> Bool[Tensor, "#{batch} #{num_heads} #{stop-start} #{kv_len}"]:
-        """Return booleans for queries start .. stop and the kv_len keys from first_key on; they
-        broadcast to (batch, num_heads, stop - start, kv_len).
-        """
+        """Return booleans for queries [start, stop) and kv_len keys from first_key on; they
+        broadcast to (batch, num_heads, stop - start, kv_len)."""
         seen = self(
             torch.arange(batch, device=device)[:, None, None, None],
             torch.arange(num_heads, device=device)[:, None, None],
@@ -141,15 +138,14 @@ class Mask:
 
 
 _PACKED = (
-    "attention: keys go back to positions that their row has had, as packed documents do, and a "
-    "causal mask alone shows one document to another. Use mask & posenc.masks.document(ids), with "
-    "ids = posenc.positions.documents_from_positions(positions) where none are at hand; or number "
-    "the tokens on."
+    "attention: keys return to earlier positions of their row, as packed documents do, and a "
+    "causal mask shows one document to another. Use mask & posenc.masks.document(ids), for example "
+    "with ids = posenc.positions.documents_from_positions(positions), or increasing positions."
 )
 
 
 def check_documents(mask: Mask) -> None:
-    """Raise ValueError for packed documents that a bound mask does not keep apart."""
+    """Raise ValueError for packed documents that a bound mask does not separate."""
     if mask.causal and not mask.separates:
         assert mask.kv_positions is not None
         valid = [read.tensor for read in mask.reads if read.name == "padding"]
@@ -158,14 +154,14 @@ def check_documents(mask: Mask) -> None:
 
 
 def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> None:
-    """Raise unless `mask` is None or a Mask for queries and keys of these numbers: TypeError for
-    anything else, ValueError for a mask of other sizes."""
+    """Raise unless `mask` is None or fits these sizes: TypeError for anything but a Mask,
+    ValueError for other sizes."""
     if mask is None:
         return
     if not isinstance(mask, Mask):
         raise TypeError(
-            f"{owner}: mask must be a posenc.masks.Mask, got {_kind(mask)}. A tensor of real "
-            "tokens becomes one by posenc.masks.padding(valid), a mask_mod by posenc.masks.Mask."
+            f"{owner}: mask must be a posenc.masks.Mask, got {_kind(mask)}. Convert a tensor of "
+            "valid tokens by posenc.masks.padding(valid), a mask_mod by posenc.masks.Mask."
         )
     sizes = {"batch": batch, "q_len": q_len, "kv_len": kv_len}
     for read in mask.reads:
@@ -184,7 +180,7 @@ def check_mask(owner: str, mask: Any, batch: int, q_len: int, kv_len: int) -> No
             raise ValueError(
                 f"{owner}: the mask is bound to {name}_positions of shape "
                 f"{shape}, and attention has {sizes[f'{name}_len']} tokens in "
-                f"{batch} rows. Bind it to these, or hand it over unbound."
+                f"{batch} rows. Bind it to these, or pass it unbound."
             )
 
 
@@ -207,8 +203,7 @@ def take(
     batch: Int[Tensor, "..."],
     index: Int[Tensor, "..."],
 ) -> Shaped[Tensor, "..."]:
-    """Return the positions, (len), (batch, len) or a range, at these indices; None: the indices
-    themselves."""
+    """Return positions, (len), (batch, len) or a range, at these indices; None: the indices."""
     if positions is None:
         return index
     if isinstance(positions, range):

@@ -1,4 +1,4 @@
-"""Ready masks: causal, windows, padding, documents, prefixes, chunks, orders."""
+"""Ready masks: causal, windows, padding, documents, prefixes, chunks, factorisation orders."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ full = Mask(_everyone, exact=True, separates=False)
 causal = Mask(_not_later, causal=True, exact=True, separates=False)
 """A query sees keys at its own and earlier positions, in any order in memory.
 
-Documents packed into one row, each with positions from 0 on, see one another: add
-`& document(ids)`. Without it, attention refuses keys that go back to an earlier position. It reads
-no positions under torch.compile, export and tracing or off the CPU, and refuses nothing there.
+Documents packed into one row, each with positions from 0 on, see one another: add `&
+document(ids)`. Without it attention refuses keys that return to earlier positions. Positions are
+checked on the CPU only, not under torch.compile, export or tracing.
 """
 
 
 def sliding_window(window_size: int) -> Mask:
-    """Keys less than `window_size` positions away, on either side.
+    """Show keys less than `window_size` positions away, on both sides.
 
     `causal & sliding_window(w)` shows w keys counting the query itself, as Hugging Face and Gemma
-    do. Without causal, Gemma shows 2w - 1 keys like this function, Hugging Face 2w + 1: w + 1 here.
+    do. Without causal, Gemma shows 2w - 1 keys like this function, Hugging Face 2w + 1: use w + 1.
     """
     if window_size < 1:
         raise ValueError(f"sliding_window: window_size must be at least 1, got {window_size}.")
@@ -48,7 +48,7 @@ def _near(window_size: int, sight: Sight) -> Tensor:
 
 
 def padding(valid: Shaped[Tensor, "batch kv_len"]) -> Mask:
-    """Only keys where `valid` (batch, kv_len) is True or nonzero: left, right or any padding."""
+    """Show only keys where `valid` (batch, kv_len) is True or nonzero, wherever the padding is."""
     if valid.ndim != 2:
         raise ValueError(
             f"padding: valid must have shape (batch, kv_len), got {tuple(valid.shape)}."
@@ -66,8 +66,8 @@ def document(
     q_documents: Shaped[Tensor, "*batch q_len"],
     kv_documents: Shaped[Tensor, "*kv_batch kv_len"] | None = None,
 ) -> Mask:
-    """Only keys of the query's own document; ids (len) or (batch, len), kv ids default to the
-    query's."""
+    """Show only keys of the query's own document; ids are (len) or (batch, len), and kv ids default
+    to the query's."""
     q_ids, kv_ids = (
         ids[0] if ids.ndim == 2 and ids.shape[0] == 1 else ids
         for ids in (q_documents, q_documents if kv_documents is None else kv_documents)
@@ -87,7 +87,7 @@ def _same_document(q_ids: Tensor, kv_ids: Tensor, sight: Sight) -> Tensor:
 
 
 def prefix(length: int | Int[Tensor, " batch"]) -> Mask:
-    """Keys at positions below `length`, an integer or one for each batch row.
+    """Show keys at positions below `length`, an integer or one for each batch row.
 
     `causal | prefix(n)` is the prefix language model: the first n tokens see one another.
     """
@@ -110,7 +110,7 @@ def _below_own(length: Tensor, sight: Sight) -> Tensor:
 
 
 def attention_sinks(num_sinks: int, window_size: int) -> Mask:
-    """The past within a window, and always the first `num_sinks` positions (StreamingLLM).
+    """Show past keys within a window, and always the first `num_sinks` positions (StreamingLLM).
 
     Source: Xiao et al. 2023, arXiv:2309.17453.
     """
@@ -118,7 +118,7 @@ def attention_sinks(num_sinks: int, window_size: int) -> Mask:
 
 
 def chunked(chunk_size: int) -> Mask:
-    """Only keys of the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
+    """Show only keys of the query's own chunk of positions; `causal & chunked(n)` is Llama 4's."""
     if chunk_size < 1:
         raise ValueError(f"chunked: chunk_size must be at least 1, got {chunk_size}.")
     return Mask(partial(_own_chunk, chunk_size), window=chunk_size, separates=False)
@@ -129,13 +129,12 @@ def _own_chunk(chunk_size: int, sight: Sight) -> Tensor:
 
 
 def permutation(order: Int[Tensor, "*batch len"], *, stream: str) -> Mask:
-    """Keys that come earlier in a factorisation order (XLNet).
+    """Show keys that come earlier in a factorisation order (XLNet).
 
     Args:
-        order: each token's place in the order, (len) or (batch, len). A negative place is context
-            that is given and not predicted: every query sees it.
-        stream: "content": a token also sees itself; "query": it does not, so that it can be
-            predicted.
+        order: each token's place in the order, (len) or (batch, len). Tokens with a negative place
+            are context, which every query sees.
+        stream: "content": a token also sees itself; "query": it does not, so it can be predicted.
 
     Source: Yang et al. 2019, arXiv:1906.08237, section 2.3.
     """

@@ -48,7 +48,7 @@ class FeedForward(nn.Module):
 
     out = down_proj(act(up_proj(x))), or down_proj(silu(gate_proj(x)) * up_proj(x)) for "swiglu"
 
-    Each layer is called as it is: hooks, adapters and parametrizations see every call.
+    Each linear layer is called as a module: hooks, adapters and parametrizations see every call.
 
     Shapes: x (..., embed_dim) -> the same; the width between is config.ffn_dim.
     Source: Shazeer 2020, arXiv:2002.05202, equation 6.
@@ -76,13 +76,13 @@ class FeedForward(nn.Module):
 
 @dataclass(frozen=True)
 class Context:
-    """Hold what the layers of a decoder attend to in addition to their own tokens."""
+    """Tokens to which a decoder's layers attend in addition to their own."""
 
     hidden: Float[Tensor, "batch context_len embed_dim"]
     positions: Positions
     mask: Mask | None
     encoding: PositionEncoding
-    """How position enters the attention to the context."""
+    """The encoding of attention to the context."""
 
     def for_layer(self, index: int) -> Context:
         return replace(self, encoding=self.encoding.for_layer(index))

@@ -35,7 +35,7 @@ class DecoderConfig:
             of 32 for swiglu, 4 embed_dim otherwise.
         norm: "rms" (RMSNorm) or "layer" (LayerNorm).
         norm_position: "pre" (before each sublayer, and once at the end) or "post" (after each sum).
-        norm_eps: what the norm adds to the variance.
+        norm_eps: number that the norm adds to the variance.
         activation: "swiglu", "gelu" or "relu".
         tie_embeddings: whether the head is the token embedding.
         attention_bias: whether the projections of attention have a bias.

@@ -61,7 +61,8 @@ class Encoder(Stack):
         Args:
             tokens: token ids.
             positions: their positions, from 0 by default.
-            mask: who may look at whom, such as masks.padding(valid); None: all tokens see all.
+            mask: which keys each query sees, such as masks.padding(valid); None: all tokens see
+                all.
             length: the current length, for encodings whose frequencies depend on it.
         """
         check_tokens("Encoder", tokens, self.config.vocab_size)

@@ -19,7 +19,7 @@ from posenc.positions import Positions
 
 
 class LanguageModel(Protocol):
-    """Give logits of the next tokens: a Decoder, or what EncoderDecoder.given(...) returns."""
+    """Give logits of the next tokens: a Decoder, or the result of EncoderDecoder.given(...)."""
 
     @property
     def encoding(self) -> PositionEncoding: ...
@@ -53,18 +53,18 @@ def generate(
     length: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "batch total"]:
-    """Continue a prompt, with a key/value cache; returns the prompt and what follows it.
+    """Continue a prompt, with a key/value cache; returns the prompt with the new tokens.
 
     Args:
         model: a Decoder, or EncoderDecoder.given(...); put in eval mode meanwhile.
         tokens: the prompts, padded on the left where they differ in length.
-        max_new_tokens: how many tokens to add at most.
-        temperature: what logits are divided by before sampling; 0 takes the likeliest token.
+        max_new_tokens: maximum of new tokens.
+        temperature: divisor of logits before sampling; 0 takes the likeliest token.
         top_k: sample among the k likeliest tokens only.
-        top_p: sample among the likeliest tokens that together reach this probability only.
+        top_p: sample among the likeliest tokens with this total probability only.
         num_beams: above 1, search for the likeliest sequence with this many candidates.
         length_penalty: candidates are compared by log-probability / new tokens^length_penalty.
-        stop_token: ends a row; what follows it in the row is filled with it.
+        stop_token: ends a row; the rest of the row is filled with it.
         valid: (batch, len), False where tokens are padding.
         length: the final length in tokens, for encodings whose frequencies depend on the length;
             cached keys are wrong if it changes on the way.
@@ -92,7 +92,7 @@ def generate(
 
 @contextmanager
 def evaluating(model: LanguageModel) -> Iterator[None]:
-    """Put the model in eval mode inside the block: dropout would draw other words."""
+    """Put the model in eval mode inside the block, so that dropout does not change the result."""
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     training = [m for m in module.modules() if m.training] if isinstance(module, nn.Module) else []
     try:

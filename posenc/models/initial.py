@@ -24,13 +24,13 @@ def initialise(
     parameter's name, so that models with different encodings, or on different devices, start from
     the same weights.
 
-    Token embeddings have unit variance, like sinusoids and like what layers add. If the head is
+    Token embeddings have unit variance, like sinusoids and the output of layers. If the head is
     tied to them, the last norm's gain starts at embed_dim^-3/4, so that logits start small; only a
     token's own logit, which its embedding in the residual stream favours, starts at embed_dim^1/4.
-    The forward pass needs no multiplier. q and k get a standard deviation of
-    fan_in^-1/2 head_dim^-1/4: scores start at size 1 for an encoding that does not divide by
-    sqrt(head_dim) (T5), and below 1 for the others. Layers that add to the residual stream are
-    divided by the square root of the number of additions.
+    The forward pass needs no multiplier. q and k get a standard deviation of fan_in^-1/2
+    head_dim^-1/4: scores start at size 1 for an encoding that does not divide by sqrt(head_dim)
+    (T5), and below 1 for the others. Layers that add to the residual stream are divided by the
+    square root of the number of additions.
 
     Args:
         model: its parameters are written.

@@ -1,4 +1,4 @@
-"""Layers under one position encoding: what the encoder and the decoder share."""
+"""Layers under one position encoding, shared by the encoder and the decoder."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _hidden(name: str, mask: Tensor) -> Tensor:
     hidden = mask == -torch.inf
     if not bool((hidden | (mask == 0)).all()):
         raise ValueError(
-            f"{name} holds other numbers than 0 and -inf: a bias, which would be lost. Give it as "
-            "an encoding, such as posenc.DistanceBias."
+            f"{name} has numbers other than 0 and -inf: a bias, which would be lost. Pass it as an "
+            "encoding, such as posenc.DistanceBias."
         )
     return hidden

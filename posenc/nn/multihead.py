@@ -26,7 +26,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         encoding: the position encoding; None for none.
 
     Two things differ from torch's layer: a query that sees no key gives zeros, not NaN, and weights
-    are returned as they are before dropout.
+    are returned from before dropout.
 
     Raises: ValueError for add_bias_kv and add_zero_attn, whose keys have no position.
 

@@ -25,7 +25,7 @@ class VisionAttention(nn.Module):
     Args:
         attention: a timm.layers.Attention, or a module with the same parts.
         encoding: the position encoding; None for none.
-        positions: of the tokens, (len) or (len, axes); None counts them from 0.
+        positions: positions of the tokens, (len) or (len, axes); None counts tokens from 0.
 
     Raises: TypeError for a module with other parts.
     """
@@ -65,7 +65,8 @@ class VisionAttention(nn.Module):
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """x (batch, len, dim) -> the same; attn_mask is bool, True where a token is seen."""
+        """Attend from x (batch, len, dim), with a bool attn_mask that is True for visible
+        tokens."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
@@ -109,16 +110,15 @@ class VisionAttention(nn.Module):
 def attach_to_vit(
     model: Any, encoding: PositionEncoding | None, positions: Tensor | None = None
 ) -> Any:
-    """The same Vision Transformer of timm, each of whose attentions has the encoding.
+    """Return the Vision Transformer of timm with the encoding in each of its attentions.
 
     Its own table of positions stays: build it with pos_embed="none" to be without.
 
     Args:
         model: has blocks, each with an `attn` like timm's.
         encoding: one of scope "layer" is copied, with fresh parameters, for every block.
-        positions: of the tokens; None takes rows and columns of the patches where the encoding has
-            two components, with (-1, -1) for class and register tokens, and counts tokens where it
-            has one.
+        positions: positions of the tokens. None counts tokens; for an encoding with two components
+            it uses rows and columns of the patches, with (-1, -1) for class and register tokens.
 
     Raises: TypeError or ValueError where the attention is another.
     """

@@ -1,1 +1,1 @@
-"""How every command speaks: pages, drawings, progress, the machine, files, failures."""
+"""Output of every command: pages, drawings, progress, files, errors, facts of the machine."""

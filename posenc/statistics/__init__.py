@@ -1,1 +1,1 @@
-"""What few seeds can tell: paired differences, pooled scores, ranks, agreement."""
+"""Statistics of studies with few seeds: paired differences, pooled scores, ranks, agreement."""

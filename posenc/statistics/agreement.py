@@ -1,4 +1,4 @@
-"""Whether two studies put the same encodings in the same order."""
+"""Test whether two studies order the same encodings alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posenc.statistics.estimate import LEVEL
 class Rho:
     """Spearman's rank correlation of `count` encodings, and its two-sided p-value.
 
-    With 4 encodings no order reaches p < 0.083, with 5 the least is 0.017.
+    The smallest possible p-value is 0.083 with 4 encodings, 0.017 with 5.
     """
 
     value: float
@@ -25,8 +25,8 @@ class Rho:
 
 
 def spearman(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Rho | None:
-    """Of the encodings that both have; the p-value counts all orders up to 8 encodings, and draws
-    9,999 of them beyond that. None where there are fewer than 3, or where one side is all equal.
+    """Return the correlation over encodings in both; None for fewer than 3, or if one side is
+    constant. The p-value counts all orders of up to 8 encodings, and 9,999 random ones for more.
 
     Raises: ValueError for NaN or an infinity.
 
@@ -46,7 +46,7 @@ def spearman(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Rho | No
         return None
 
     def rho(x: np.ndarray, axis: int = -1) -> np.ndarray:
-        return np.round((x * b).sum(axis=axis) / size, 12)  # equal orders must tie exactly
+        return np.round((x * b).sum(axis=axis) / size, 12)  # ties must be exactly equal
 
     few = len(names) <= 8
     count, random = math.factorial(len(names)) if few else 9_999, np.random.default_rng(0)
@@ -58,11 +58,11 @@ def spearman(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Rho | No
 def separated_pairs(
     means: Mapping[str, float], deviations: Mapping[str, float], num_seeds: int
 ) -> list[tuple[str, str]]:
-    """Pairs that a publication tells apart beyond its own seeds, the smaller first.
+    """Return the pairs that differ significantly in a publication, the smaller first.
 
     |mean_a - mean_b| > t * sqrt((sd_a^2 + sd_b^2) / num_seeds), with t of num_seeds - 1 degrees of
-    freedom, two-sided 95 %; the seeds are not known to be paired. A pair without both standard
-    deviations, or a publication of one seed, tells nothing apart.
+    freedom, two-sided 95 %; seeds are treated as unpaired. Pairs without both standard deviations,
+    and all pairs of a publication with one seed, are left out.
 
     >>> separated_pairs({"t5": 21.7, "kerple": 21.6, "rope": 62.4},
     ...                 {"t5": 0.2, "kerple": 0.3, "rope": 6.1}, 5)
@@ -83,8 +83,8 @@ def separated_pairs(
 
 
 def sign_agreement(ours: Mapping[str, float], pairs: list[tuple[str, str]]) -> tuple[int, int]:
-    """In how many of the pairs, the smaller first, ours is smaller too; and how many there are that
-    we have. Equal numbers of ours do not agree.
+    """Return how many of the pairs, the smaller first, have the same order in `ours`, and how many
+    pairs are in `ours`. Ties do not agree.
 
     Raises: ValueError for NaN or an infinity.
 
@@ -99,16 +99,17 @@ def sign_agreement(ours: Mapping[str, float], pairs: list[tuple[str, str]]) -> t
 def agreement_p(
     parts: Sequence[tuple[Mapping[str, float], Sequence[tuple[str, str]]]],
 ) -> float | None:
-    """How likely an order of the encodings that knows nothing agrees in as many pairs or more.
+    """Return the p-value of the agreement: the probability that a random order agrees in as many
+    pairs or more.
 
-    Counts all orders up to 8 encodings, and draws 9,999 beyond that. An order gives each encoding
-    the numbers of another one in every part, so that parts that resemble each other count as the
-    little evidence that they are.
+    Counts all orders of up to 8 encodings, and 9,999 random ones for more. An order permutes the
+    encodings in all parts alike, so similar parts do not count as independent evidence.
 
     Args:
-        parts: our numbers, and the pairs that a publication tells apart, the smaller first.
+        parts: our numbers, and the pairs that differ significantly in a publication, the smaller
+            first.
 
-    Returns: None where fewer than two encodings are in all parts that have a pair.
+    Returns: None if fewer than two encodings are in all parts with a pair.
 
     >>> agreement_p([({"t5": 1.8, "alibi": 1.9, "rope": 2.9}, [("t5", "rope"), ("alibi", "rope")])])
     0.3333333333333333
@@ -149,4 +150,4 @@ def _shared(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[str]
 def _check(side: Mapping[str, float]) -> None:
     wrong = [name for name, value in side.items() if not math.isfinite(value)]
     if wrong:
-        raise ValueError(f"an order needs numbers; these have none: {', '.join(wrong)}.")
+        raise ValueError(f"an order needs finite numbers; not finite: {', '.join(wrong)}.")

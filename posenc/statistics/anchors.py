@@ -1,4 +1,4 @@
-"""Comparisons with a few encodings that were named before the trials ran."""
+"""Compare encodings with a few baselines that were named before the trials ran."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ def against_anchors(
     anchors: Sequence[str],
     difference: Callable[[str, str], Estimate],
 ) -> dict[tuple[str, str], tuple[Estimate, float]]:
-    """Every encoding against every anchor, with p-values that Holm has corrected for all of them.
+    """Compare every encoding with every baseline; Holm's correction covers all comparisons.
 
-    So few comparisons keep more of their strength than all pairs do: of 47 encodings 138 instead of
-    1,081.
+    Fewer comparisons have more power than all pairs: 138 instead of 1,081 for 47 encodings.
 
     Args:
         difference: score of its second argument minus score of its first.
 
-    Returns: for (anchor, encoding) the difference and its corrected p-value, in the order of the
-    anchors; two anchors are compared once. An anchor that is not among the encodings is left out.
+    Returns: for each (baseline, encoding) the difference and its corrected p-value, in the order of
+    `anchors`. Two baselines are compared once. Baselines that are no encodings are left out.
 
     >>> gap = Estimate(1.0, 0.1, freedom=4, count=5)
     >>> found = against_anchors(["rope", "t5"], ["rope", "alibi"], lambda anchor, name: gap)

@@ -1,4 +1,4 @@
-"""A number measured on a few seeds, with the error that it has."""
+"""A mean over few seeds with its standard error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LEVEL = 0.95
 class Estimate:
     """A number, its standard error, and the degrees of freedom of that error.
 
-    An error that is not known is infinite: then nothing is told apart. So it is with one seed, and
-    with seeds that are equal to the last digit, which are copies and no evidence.
+    An unknown error is infinite, and no difference is then significant. The error is unknown with
+    one seed, and with seeds that are equal to the last digit, which are copies.
 
     Args:
-        value: NaN where there is no trial.
+        value: NaN if there is no trial.
         error: standard error, or infinite.
         freedom: degrees of freedom of Student's t.
-        count: how many trials it stands on.
+        count: number of trials.
 
     >>> gap = Estimate(1.1, 0.058, freedom=2, count=3)
     >>> round(gap.half, 2), gap.p < 0.05
@@ -34,12 +34,12 @@ class Estimate:
 
     @property
     def half(self) -> float:
-        """Half of the 95 % interval, or infinite."""
+        """Return half of the width of the 95 % interval, or infinity."""
         return self.error * _quantile(self.freedom) if self.error < math.inf else math.inf
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of "it is 0"; 1 where the error is not known."""
+        """Return the two-sided p-value of the hypothesis that it is 0; 1 for an unknown error."""
         if not self.error < math.inf:
             return 1.0
         from scipy.special import stdtr
@@ -48,13 +48,13 @@ class Estimate:
 
 
 def error_or_unknown(error: float, size: float) -> float:
-    """`error`, or infinity where it is only rounding of numbers of this `size`, or NaN."""
+    """Return `error`, or infinity if it is NaN or only rounding of numbers of this `size`."""
     return error if error > 1e-12 * size else math.inf
 
 
 @lru_cache
 def _quantile(freedom: float) -> float:
-    """Student's t, two-sided 95 %."""
+    """Return the two-sided 95 % quantile of Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, (1 + LEVEL) / 2))

@@ -1,4 +1,4 @@
-"""Holm's correction for several comparisons."""
+"""Holm's correction for multiple comparisons."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p-values corrected for their number, in the order given.
+    """Correct p-values for their number; return them in the order given.
 
-    The smallest is multiplied by n, the next by n - 1, and so on, never falling, at most 1. All
-    that stay at or below 0.05 hold together with at most 5 % for any error among them.
+    The smallest is multiplied by n, the next by n - 1, and so on, never falling, at most 1. If all
+    results at or below 0.05 are called significant, any of them is an error with at most 5 %.
 
-    Raises: ValueError for a value outside of 0 to 1, NaN among them.
+    Raises: ValueError for NaN or a value outside of 0 to 1.
 
     Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
 

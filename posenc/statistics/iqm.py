@@ -6,15 +6,15 @@ import numpy as np
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """The mean over the last axis without its lowest and its highest quarter, each rounded down.
+    """Return the mean over the last axis without its lowest and highest quarter, each rounded down.
 
-    It moves less than the mean with one failed seed, and varies less than the median. Of fewer than
-    four values none is left out.
+    One failed seed changes it less than the mean, and it varies less than the median. With fewer
+    than four values it is the mean.
 
     >>> float(interquartile_mean(np.array([0.0, 0.5, 0.6, 9.0])))
     0.55
 
-    Raises: ValueError if there is no value, or if one is NaN.
+    Raises: ValueError if there is no value or a NaN.
 
     Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical
     Precipice, arXiv:2108.13264.

@@ -1,4 +1,4 @@
-"""How a ranking changes without one of its tasks."""
+"""Rankings without one of the tasks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from posenc.statistics.scores import Scores
 
 
 def leave_one_task_out(scores: Scores) -> dict[str, tuple[int, int]]:
-    """The best and the worst rank of each encoding over all choices of a task to leave out, by the
-    interquartile mean of what is left; 1 is best, and equal means share the better rank.
+    """Return the best and the worst rank of each encoding over all choices of one task to leave
+    out. Ranks are by the interquartile mean of the other tasks; 1 is best, and ties get the better
+    rank.
 
-    No bootstrap shows that one task decides a ranking; this does. An encoding without a trial that
-    learned stands behind all others.
+    Unlike a bootstrap, this shows whether one task decides a ranking. Encodings without a trial
+    that learned rank last.
 
     Raises: ValueError with fewer than two tasks.
 

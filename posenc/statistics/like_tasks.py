@@ -1,11 +1,11 @@
-"""What a comparison says of tasks like these: its tasks are taken for a sample, as its seeds are.
+"""Estimates for other tasks like those of a study: tasks are treated as a sample, like seeds.
 
-The error of a difference over other seeds of the same tasks says nothing of another task. Here the
-tasks are drawn too, then their seeds, and the number of tasks decides: the standard deviation of
-the draws is made larger by sqrt(n / (n - 1)) of n tasks, with Student's t of n - 1. Over simulated
-studies of three to six tasks with three seeds, normal ones and such as come in two kinds, 95 %
-intervals of a difference held that of all tasks in 96 to 100 %; of a probability, where there is
-one, in 95 to 100 %, and in one normal world whose tasks differ more than its seeds in 92 %.
+An error over seeds of the same tasks does not apply to another task. Here a bootstrap draws tasks,
+then their seeds. The standard deviation of the draws is multiplied by sqrt(n / (n - 1)) for n tasks
+and used with Student's t of n - 1 degrees of freedom. In simulated studies of three to six tasks
+with three seeds, with normal effects and with effects of two kinds, 95 % intervals of a difference
+contained that over all tasks in 96 to 100 %; those of a probability in 95 to 100 %, but in 92 % for
+normal effects that vary more between tasks than between seeds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from posenc.statistics.resample import DRAWS, draw_tasks
 from posenc.statistics.scores import Scores
 
 LEAST_TASKS = 3
-"""Tasks of both without which nothing is said of others: half of an interval of two would be 12.7
-errors."""
+"""Minimum of common tasks: with two, half of the interval would be 12.7 standard errors."""
 
 
 @dataclass(frozen=True)
 class Probability:
-    """A share of cases, and its 95 % interval between 0 and 1, or None where that is not known."""
+    """A fraction and its 95 % interval between 0 and 1, or None if unknown."""
 
     value: float
     interval: tuple[float, float] | None
@@ -36,12 +35,12 @@ class Probability:
 
 
 def difference_on_like_tasks(scores: Scores, a: str, b: str, resolution: float = 0.0) -> Estimate:
-    """`posenc.statistics.pooled.pooled_difference` with its error over tasks and seeds.
+    """Return the pooled difference of two encodings with its error over tasks and seeds.
 
     Args:
-        resolution: the least that the measurement of a trial can tell; an error that is known is
-            taken to be no less than that of a mean of all of them. Draws that are all equal are no
-            evidence that another task would give the same, and leave the error unknown.
+        resolution: smallest difference that one trial can measure; a lower bound of the error is
+            that of the mean of all trials. If all draws are equal, the error is unknown: they are
+            no evidence for other tasks.
 
     >>> from posenc.statistics.scores import Scores
     >>> values = [[[0.1, 0.2], [0.5, 0.4], [0.3, 0.3]], [[0.2, 0.3], [0.9, 0.8], [0.3, 0.3]]]
@@ -62,11 +61,11 @@ def difference_on_like_tasks(scores: Scores, a: str, b: str, resolution: float =
 
 
 def probability_of_improvement(scores: Scores, a: str, b: str) -> Probability:
-    """How often a trial of `b` is above one of `a` on the same task, an equal one counting half:
-    over all pairs of their seeds, then over the tasks that both learned.
+    """Return the probability that a trial of `b` beats one of `a` on the same task; ties count
+    half. It is a mean over all pairs of seeds, then over the tasks that both learned.
 
-    Its interval is over tasks and seeds. There is none where every pair of every task says the
-    same: draws of it are all equal, and no evidence that another task would say it too.
+    Its interval is over tasks and seeds, and None if all pairs of all tasks agree: then all draws
+    are equal and no evidence for other tasks.
 
     Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical
     Precipice, arXiv:2108.13264, section 4.3; the hierarchy of tasks and seeds is ours.
@@ -96,13 +95,13 @@ def probability_of_improvement(scores: Scores, a: str, b: str) -> Probability:
 
 
 def _wins(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """(seeds of a, seeds of b): 1 where `b` is above, 0.5 where they are equal."""
+    """Return (seeds of a, seeds of b): 1 where `b` is above, 0.5 for ties."""
     above = np.subtract.outer(a, b)
     return (above < 0) + 0.5 * (above == 0)
 
 
 def _drawn_means(wins: np.ndarray, places: int, random: np.random.Generator) -> np.ndarray:
-    """(draws, places) of the mean over pairs of seeds that are drawn for each."""
+    """Return (draws, places): means over pairs of seeds, which are drawn for each."""
     rows, columns = (random.integers(count, size=(DRAWS, places, count)) for count in wins.shape)
     return wins[rows[..., :, None], columns[..., None, :]].mean(axis=(2, 3))
 
@@ -114,5 +113,5 @@ def _error(drawn: np.ndarray, tasks: int) -> float:
 
 @lru_cache(maxsize=64)
 def _draws(counts: tuple[int, ...]) -> list[np.ndarray]:
-    """The same draws for every pair and every call, so that a page can be made again."""
+    """Return the same draws for every pair and every call, so that a page is reproducible."""
     return draw_tasks(counts, DRAWS, np.random.default_rng(0))

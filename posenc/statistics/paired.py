@@ -11,18 +11,17 @@ from posenc.statistics.estimate import Estimate, error_or_unknown
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float], resolution: float = 0.0) -> Estimate:
-    """Mean of b - a over seeds, with Student's t on the differences.
+    """Return the mean of b - a over seeds, with Student's t on the differences.
 
-    The same seed gave both trials their batches and initial weights, so what a seed does to both
-    cancels. With 3 seeds half of the interval is 2.48 standard deviations of a difference, with 5
-    seeds 1.24.
+    Both trials of a seed have the same batches and initial weights, so their common effect cancels.
+    Half of the interval is 2.48 standard deviations of a difference with 3 seeds, 1.24 with 5.
 
     Args:
-        a, b: one number for each seed, in the same order; NaN where a trial is missing, and then
-            its partner is left out too.
-        resolution: the least that the measurement itself can tell, as 1 / 512 for a share of 512
-            sequences; the standard deviation is taken to be no less. With 0, seeds whose
-            differences are all equal say nothing.
+        a, b: one number for each seed, in the same order; NaN if a trial is missing, which leaves
+            out the pair.
+        resolution: smallest difference that can be measured, such as 1 / 512 for an accuracy over
+            512 sequences; a lower bound of the standard deviation. With 0, the error is unknown if
+            all differences are equal.
 
     Raises: ValueError if the lengths differ.
 
@@ -31,7 +30,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float], resolution: float 
     (1.1, 0.248, 3)
     """
     if len(a) != len(b):
-        raise ValueError(f"paired seeds: expected as many of each, got {len(a)} and {len(b)}.")
+        raise ValueError(f"paired seeds: expected equal numbers, got {len(a)} and {len(b)}.")
     both = np.stack([np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)])
     both = both[:, np.isfinite(both).all(axis=0)]
     gaps = both[1] - both[0]

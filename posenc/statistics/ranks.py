@@ -1,4 +1,4 @@
-"""Which encodings are told apart, and what that leaves of a ranking: rank intervals and tiers."""
+"""Rank intervals and tiers from significant differences."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from posenc.statistics.holm import holm
 
 @dataclass(frozen=True)
 class Ranking:
-    """What can be said of an order, all of it together with 95 %.
+    """A ranking whose statements hold jointly with 95 %.
 
-    order: the encodings by tier, and in a tier by their estimate, which means nothing there.
-    ranks: the first and the last rank that an encoding may have.
-    tiers: the first holds the encodings that are told to be behind none, each next one those that
-        are told to be behind none but encodings of the tiers before.
+    order: the encodings by tier, then by estimate; order within a tier is not significant.
+    ranks: the best and the worst possible rank of each encoding.
+    tiers: the first has the encodings that are significantly worse than none, each next one those
+        that are significantly worse only than encodings of earlier tiers.
     """
 
     order: tuple[str, ...]
@@ -25,26 +25,26 @@ class Ranking:
     tiers: tuple[tuple[str, ...], ...]
 
     def tier(self, encoding: str) -> int:
-        """Which tier, from 1."""
+        """Return the number of its tier, from 1."""
         return next(i for i, names in enumerate(self.tiers, 1) if encoding in names)
 
 
 def rank(
     estimates: Mapping[str, float], differences: Mapping[tuple[str, str], Estimate]
 ) -> Ranking:
-    """The order that the seeds carry.
+    """Rank encodings by significant differences.
 
-    All pairs are tested at once with Holm's correction. An encoding's best rank is 1 plus the
-    number that are told to be better, its worst leaves room for all that are not told to be worse;
-    so are the intervals made that leaderboards of language models print. The tiers stand on what is
-    told alone, and not on the estimates, which may be of trials that do not compare.
+    All pairs are tested with Holm's correction. An encoding's best rank is 1 plus the number of
+    significantly better ones; its worst rank is the number of those that are not significantly
+    worse, itself included. Leaderboards of language models use the same intervals. Tiers depend on
+    significant differences only, not on estimates, which may be over different trials.
 
     Args:
         estimates: each encoding's score; higher is better.
         differences: score of the second minus score of the first, for each pair of encodings in the
             order of `estimates`.
 
-    Raises: ValueError if a pair is missing.
+    Raises: ValueError if the difference of a pair is missing.
 
     Source: Mogstad, Romano, Shaikh, Wilhelm 2023, Inference for Ranks, doi:10.1093/restud/rdad006;
     their R package csranks.
@@ -59,7 +59,7 @@ def rank(
     pairs = list(combinations(names, 2))
     missing = [pair for pair in pairs if pair not in differences]
     if missing:
-        raise ValueError(f"every pair of encodings needs its difference; without one: {missing}.")
+        raise ValueError(f"every pair of encodings needs a difference; missing: {missing}.")
     corrected = holm([differences[pair].p for pair in pairs])
     better = set()
     for (a, b), p in zip(pairs, corrected, strict=True):
@@ -79,7 +79,7 @@ def rank(
 def _tiers(names: Sequence[str], better: set[tuple[str, str]]) -> tuple[tuple[str, ...], ...]:
     tiers, left = [], list(names)
     while left:
-        # Pairs that stand on other trials may go round in a circle, which is one tier.
+        # Pairs over different trials may form a cycle, which is one tier.
         first = [b for b in left if not any((a, b) in better for a in left)] or left
         tiers.append(tuple(first))
         left = [name for name in left if name not in first]

@@ -1,4 +1,4 @@
-"""The bootstrap over seeds, and over tasks: which trials each draw takes."""
+"""Draws of the bootstrap over seeds, and over tasks and seeds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ def draw_seeds(num_seeds: Sequence[int], draws: int, random: np.random.Generator
     """Resample the seeds inside every task (stratified).
 
     Args:
-        num_seeds: how many seeds each task has; they lie one behind the other.
+        num_seeds: number of seeds of each task; trials are ordered by task.
 
-    Returns: (draws, trials) indices into those trials; the draws serve all encodings, so that pairs
-    stay pairs.
+    Returns: (draws, trials) indices of trials, the same for all encodings, so pairs stay pairs.
 
     >>> draw_seeds([2, 3], 4, np.random.default_rng(0)).shape
     (4, 5)
@@ -34,13 +33,12 @@ def draw_seeds(num_seeds: Sequence[int], draws: int, random: np.random.Generator
 def draw_tasks(
     num_seeds: Sequence[int], draws: int, random: np.random.Generator
 ) -> list[np.ndarray]:
-    """Resample the tasks, then the seeds inside each that was drawn (hierarchical).
+    """Resample the tasks, then the seeds inside each drawn task (hierarchical).
 
     Args:
         num_seeds: as for `draw_seeds`.
 
-    Returns: (draws of a size, trials) indices, one array for each number of trials that the drawn
-    tasks have together.
+    Returns: (draws, trials) indices of trials, one array for each total number of trials in a draw.
 
     >>> sorted(each.shape[1] for each in draw_tasks([2, 3], 40, np.random.default_rng(0)))
     [4, 5, 6]

@@ -1,4 +1,4 @@
-"""Scores of encodings on tasks with several seeds: what is missing, and what was not learned."""
+"""Scores of encodings on tasks with several seeds, with missing and failed trials."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Scores:
     Args:
         encodings, tasks, seeds: names of the three axes, each once.
         values: (encodings, tasks, seeds); NaN where a trial is missing.
-        not_learned: the same shape, true where a trial ran but did not learn its task at the
-            lengths that it was trained on. Such a trial is counted and kept out of every mean.
+        not_learned: the same shape, True where a trial did not learn its task at the training
+            lengths. Such trials are left out of every mean.
 
-    Raises: ValueError if the shapes do not fit, a name comes twice, a score is infinite, or a trial
-    that is missing is said not to have learned.
+    Raises: ValueError if shapes do not fit, a name comes twice, a score is infinite, or a missing
+    trial is marked as not learned.
 
     >>> found = Scores(["rope", "alibi"], ["copy"], [0, 1], [[[0.5, 0.7]], [[0.4, float("nan")]]])
     >>> found.counted().sum(axis=-1).tolist()
@@ -46,16 +46,16 @@ class Scores:
         if np.isinf(values).any():
             raise ValueError("a score is infinite; give NaN where a trial is missing.")
         if (failed & np.isnan(values)).any():
-            raise ValueError("a trial that is missing cannot be one that has not learned.")
+            raise ValueError("a missing trial cannot be marked as not learned.")
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "not_learned", failed)
 
     def counted(self) -> np.ndarray:
-        """(encodings, tasks, seeds): where a trial ran and learned."""
+        """Return (encodings, tasks, seeds): True where a trial ran and learned."""
         return ~np.isnan(self.values) & ~np.asarray(self.not_learned)
 
     def of_tasks(self, kept: np.ndarray) -> Scores:
-        """Of the tasks where `kept`, (tasks,), is true."""
+        """Return the scores of tasks where `kept`, (tasks,), is True."""
         return Scores(
             self.encodings,
             [task for task, keep in zip(self.tasks, kept, strict=True) if keep],
@@ -65,6 +65,6 @@ class Scores:
         )
 
     def of_both(self, a: str, b: str, least: int) -> Scores:
-        """Of the tasks in which both encodings have at least so many seeds in common that count."""
+        """Return the scores of tasks with at least `least` counted seeds of both encodings."""
         rows = [list(self.encodings).index(name) for name in (a, b)]
         return self.of_tasks(self.counted()[rows].all(axis=0).sum(axis=1) >= least)

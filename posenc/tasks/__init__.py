@@ -1,1 +1,1 @@
-"""Tasks with known answers, made on the fly, that tell position encodings apart."""
+"""Generated tasks with known answers, which distinguish position encodings."""

@@ -1,4 +1,4 @@
-"""Say again what was read."""
+"""Repeat a sequence."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from posenc.tasks.task import Case, Row, Task, answered
 
 BEGIN, SEPARATOR, END = 0, 1, 2
 FIRST = 3
-"""The first symbol; the tokens before it are the three above."""
+"""Token of the first symbol."""
 
 
 class Copy(Task):
-    """BEGIN x SEPARATOR x END, where x are symbols drawn evenly from 32, so that they repeat.
+    """Complete BEGIN x SEPARATOR by x END, where x are symbols drawn uniformly from 32.
 
-    Source: Kazemnejad et al. 2023, arXiv:2305.19466, appendix D.1, with one token for a symbol.
+    Source: Kazemnejad et al. 2023, arXiv:2305.19466, appendix D.1, with one token per symbol.
     """
 
     name = "copy"
@@ -34,16 +34,16 @@ class Copy(Task):
         return 2 * case.length + 2
 
     def drawn(self, random: np.random.Generator, length: int) -> np.ndarray:
-        """The numbers of the symbols."""
+        """Return the indices of the symbols."""
         return random.integers(0, self.symbols, size=length)
 
     def answer(self, x: np.ndarray) -> np.ndarray:
-        """What is to be said."""
+        """Return the expected answer."""
         return x
 
 
 class CopyDistinct(Copy):
-    """The same with symbols that are all different, of 512: the last few never tell the place."""
+    """Copy different symbols, of 512: recent symbols never determine the position in x."""
 
     name = "copy_512"
     title = "copy different symbols of 512 kinds"
@@ -57,7 +57,7 @@ class CopyDistinct(Copy):
 
 
 class Reverse(Copy):
-    """BEGIN x SEPARATOR, then x from its end to its beginning, END."""
+    """Complete BEGIN x SEPARATOR by x from its end to its beginning, END."""
 
     name = "reverse"
     title = "say symbols of 32 kinds backwards"

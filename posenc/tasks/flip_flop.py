@@ -1,4 +1,4 @@
-"""Keep one bit among instructions that write it, read it, or are to be ignored."""
+"""Remember one bit among instructions to write it, read it or ignore a bit."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import numpy as np
 from posenc.tasks.task import IGNORED, Case, Row, Task
 
 WRITE, READ, IGNORE = 2, 3, 4
-"""The tokens of the instructions; those of the bits are 0 and 1."""
+"""Tokens of the instructions; the bits are tokens 0 and 1."""
 IGNORE_SHARE = 0.8
 _SHARES = {"": IGNORE_SHARE, "98 % ignored": 0.98, "10 % ignored": 0.1}
 VARIANTS_AT = 2
-"""The variants are tested at this many times the training length."""
+"""Length of tests of the variants, in multiples of the training length."""
 
 
 class FlipFlop(Task):
-    """An instruction and a bit, again and again; after each READ the model should say the bit that
-    was written last. The first instruction writes, the last one reads, of the others 80 % are to be
-    ignored and as many write as read.
+    """Read pairs of an instruction and a bit; after each READ say the bit that was written last.
 
-    Tests are longer, and at twice the training length also sparser (98 % ignored: the last write
-    lies far back) and denser (10 %).
+    The first instruction writes, the last one reads. Of the others 80 % are IGNORE, and WRITE and
+    READ are equally frequent. Tests are longer, and at twice the training length also sparser (98 %
+    IGNORE, so the last write is far back) and denser (10 %).
 
     Source: Liu et al. 2023, arXiv:2306.00946, section 3.
     """

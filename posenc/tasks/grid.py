@@ -1,4 +1,4 @@
-"""Say which patch lies at a given offset on a grid."""
+"""Find the patch at a given offset on a grid."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import numpy as np
 from posenc.tasks.task import IGNORED, Batch, Case, Row, Task, stacked
 
 OFFSETS = ((0, 3), (2, 1), (3, -2))
-"""Rows up and columns to the left; the tokens 0, 1 and 2 name them. All lie before a patch in
-reading order."""
+"""(rows up, columns to the left) of tokens 0, 1 and 2; all point backwards in reading order."""
 SYMBOLS = 32
 NOWHERE = (-1, -1)
-"""Where the name of the offset stands: at no place."""
+"""Position of the token that names the offset: no place."""
 
 
 class Grid(Task):
-    """NAME, then the patches of a grid row by row: after each the model should say the patch at the
-    named offset from it, where the grid has one.
+    """Read the name of an offset, then the patches of a grid row by row; after each patch say the
+    patch at that offset from it, if the grid has one.
 
-    Grids of training have 4 x 4 to 8 x 8 patches, height and width drawn for each step. Tests are
-    square, and ask only for patches outside of the first 8 rows and columns.
+    Training grids have 4 x 4 to 8 x 8 patches, with height and width drawn for each step. Test
+    grids are square; answers within the first 8 rows and columns are not scored.
     """
 
     name = "grid"
@@ -73,6 +72,6 @@ class Grid(Task):
 
 
 def places(height: int, width: int) -> np.ndarray:
-    """(row, column) of each token: (height * width + 1, 2)."""
+    """Return (row, column) of each token: (height * width + 1, 2)."""
     cells = np.arange(height * width)
     return np.concatenate([[NOWHERE], np.stack([cells // width, cells % width], axis=1)])

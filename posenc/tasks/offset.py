@@ -1,4 +1,4 @@
-"""Say which token stood a given number of tokens before."""
+"""Find the token a given number of tokens before."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from posenc.tasks.task import IGNORED, Batch, Case, Row, Task
 
 OFFSETS = (3, 7, 13)
-"""How far back; the tokens 0, 1 and 2 name them."""
+"""Distances that tokens 0, 1 and 2 name."""
 SYMBOLS = 32
 
 
 class Offset(Task):
-    """NAME x: after each symbol of x the model should say the one that many places before it.
+    """Read the name of a distance, then x; after each symbol of x say the symbol at that distance.
 
-    All training sequences have the full length, because in a causal model each holds all shorter
-    ones. Tests ask only for what follows the training length.
+    All training sequences have the full length, because in a causal model each contains all shorter
+    ones. In tests only symbols after the training length are scored.
     """
 
     name = "offset"

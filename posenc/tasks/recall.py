@@ -1,4 +1,4 @@
-"""Recall values by their keys, behind a gap."""
+"""Recall values by their keys after a gap."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MORE = f"{MORE_PAIRS} pairs"
 
 
 class Recall(Task):
-    """BEGIN k v k v ... gap SEPARATOR k v k v ...: different keys with a value each, fillers, and
-    all keys asked in a new order; after each the model should say its value.
+    """Read BEGIN k v k v ... gap SEPARATOR, different keys with a value each and fillers; then say
+    the value after each key, asked in a new order.
 
-    In training there are 2 to 8 pairs and 0 to 16 fillers. Tests have 8 pairs and longer gaps, and
-    once 16 pairs behind a gap as in training.
+    Training has 2 to 8 pairs and 0 to 16 fillers. Tests have 8 pairs and longer gaps, and once 16
+    pairs with the gap of training.
     """
 
     name = "recall"

@@ -1,4 +1,4 @@
-"""How good answers are: whole sequences and single tokens, with the end symbol and without."""
+"""Score answers: exact match and token accuracy, with and without the end symbol."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from posenc.tasks.task import IGNORED
 
 @dataclass(frozen=True)
 class Score:
-    """Shares between 0 and 1.
+    """Fractions between 0 and 1.
 
-    exact_match: of sequences all of whose targets were said. Said after the right answer so far,
-        as here, or after what the model said itself, that is the same: the first wrong token
-        decides.
-    token_accuracy: of targets, each after the right answer so far.
-    exact_match_cut, token_accuracy_cut: the same without the end symbol, neither as a target nor as
-        something that could be said: for models that know the answer and stop too early. None where
-        a task has no end symbol.
+    exact_match: sequences with all targets right. Teacher forcing gives the same as free decoding,
+        because the first wrong token decides.
+    token_accuracy: right targets, each after the right answer so far.
+    exact_match_cut, token_accuracy_cut: the same without the end symbol, both as target and as
+        answer: for models that know the answer but stop too early. None if a task has no end.
     """
 
     exact_match: float
@@ -31,14 +29,14 @@ class Score:
 def score_of(
     targets: np.ndarray, said: np.ndarray, said_cut: np.ndarray | None, end: int | None
 ) -> Score:
-    """The score of what a model said.
+    """Return the score of a model's answers.
 
     Args:
-        targets: (sequences, len), IGNORED where nothing is asked.
+        targets: (sequences, len), IGNORED where nothing is scored.
         said: like targets, the model's likeliest token after each token.
-        said_cut: the likeliest of all tokens but `end`; None exactly where `end` is.
+        said_cut: the likeliest of all tokens but `end`; None exactly if `end` is None.
 
-    Raises: ValueError if the shapes differ, or if a sequence asks nothing.
+    Raises: ValueError if the shapes differ, or if a sequence has no target.
 
     >>> targets = np.array([[-100, 5, 6, 2]])
     >>> score_of(targets, np.array([[0, 5, 2, 2]]), np.array([[0, 5, 6, 0]]), end=2)
@@ -47,7 +45,7 @@ token_accuracy_cut=1.0)
     """
     whole = _shares(targets, said, targets != IGNORED)
     if (end is None) != (said_cut is None):
-        raise ValueError("score_of: said_cut belongs to a task with an end symbol.")
+        raise ValueError("score_of: give said_cut exactly if the task has an end symbol.")
     if said_cut is None:
         return Score(*whole, None, None)
     return Score(*whole, *_shares(targets, said_cut, (targets != IGNORED) & (targets != end)))
@@ -57,6 +55,6 @@ def _shares(targets: np.ndarray, said: np.ndarray, asked: np.ndarray) -> tuple[f
     if said.shape != targets.shape:
         raise ValueError(f"score_of: {said.shape} answers for {targets.shape} targets.")
     if not asked.size or not asked.any(1).all():
-        raise ValueError("score_of: a sequence asks nothing.")
+        raise ValueError("score_of: a sequence has no target.")
     right = said == targets
     return float((right | ~asked).all(1).mean()), float(right[asked].mean())

@@ -1,4 +1,4 @@
-"""What a task is: sequences made from a seed and a step, the answers in them, and its lengths."""
+"""The base class of tasks: sequences made from a seed and a step, their answers and lengths."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import ClassVar
 import numpy as np
 
 IGNORED = -100
-"""The target where nothing is asked; what torch's cross_entropy leaves out."""
+"""The target of positions that are not scored; torch's cross_entropy ignores it."""
 _VALID, _TEST = 1 << 62, 1 << 63
-"""First halves of the keys of held-out sequences; those of training are seeds, and smaller."""
+"""First halves of random keys for held-out sequences; training uses seeds, which are smaller."""
 
 Row = tuple[np.ndarray, np.ndarray]
-"""The tokens of one sequence, and after each token the target."""
+"""The tokens of one sequence, and the target after each token."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One test: sequences of a length, in what the task counts; `variant` says how else they differ
-    from those of training, "" where they do not."""
+    """A test: sequences of one length, in units of `Task.counts`. `variant` names another
+    difference from training, "" if there is none."""
 
     length: int
     variant: str = ""
@@ -35,9 +35,9 @@ class Case:
 class Batch:
     """Sequences for a causal model.
 
-    tokens: (batch, len) int64, what it reads.
-    targets: (batch, len) int64, what it should say after each token, or IGNORED.
-    positions: (len, 2) int64 of (row, column) where the tokens lie on a grid; None: 0, 1, 2, ...
+    tokens: (batch, len) int64, the input.
+    targets: (batch, len) int64, the right answer after each token, or IGNORED.
+    positions: (len, 2) int64 of (row, column) for tokens on a grid; None: 0, 1, 2, ...
     """
 
     tokens: np.ndarray
@@ -46,18 +46,18 @@ class Batch:
 
 
 class Task(ABC):
-    """A task, with the lengths and the training that it has where the user asks for no others.
+    """A generated task, with default lengths and training.
 
-    name: as on the command line.
-    title: what is asked, in a few words.
-    counts: what a length is a number of.
-    metric: the score that its table shows, "exact match" or "token accuracy".
+    name: name on the command line.
+    title: a short description.
+    counts: unit of a length.
+    metric: score shown in its table, "exact match" or "token accuracy".
     vocabulary: number of tokens.
-    end: the token that ends an answer; None where answers have a fixed number of tokens.
+    end: token that ends an answer; None if answers have a fixed number of tokens.
     num_axes: components of a position.
     shortest: the shortest sequence in training.
-    least: the smallest training length at which there is something to ask.
-    most: the longest length that can be made; None: no limit.
+    least: the smallest training length with a target.
+    most: the longest possible length; None: no limit.
     """
 
     name: ClassVar[str]
@@ -77,46 +77,46 @@ class Task(ABC):
 
     @abstractmethod
     def row(self, random: np.random.Generator, case: Case) -> Row:
-        """One sequence."""
+        """Return one sequence."""
 
     @abstractmethod
     def tokens(self, case: Case) -> int:
-        """How many tokens the model reads in such a sequence, at most."""
+        """Return the maximum number of tokens that the model reads in such a sequence."""
 
     def shape_length(self, train_length: int) -> int:
-        """How long an encoding is told that sequences are in training."""
+        """Return the training length that an encoding is built for."""
         return self.tokens(Case(train_length))
 
     def cases(self, test_lengths: Sequence[int]) -> tuple[Case, ...]:
-        """What a trained model is tested on, the training length first; of that length alone there
-        is one test, with sequences as in training."""
+        """Return the tests of a trained model, the training length first. With that length only,
+        there is one test, with sequences as in training."""
         return tuple(Case(length) for length in test_lengths)
 
     def train_row(self, random: np.random.Generator, train_length: int) -> Row:
-        """One sequence of training, of a length drawn evenly up to the training length."""
+        """Return one training sequence, of a length drawn uniformly up to the training length."""
         return self.row(random, Case(int(random.integers(self.shortest, train_length + 1))))
 
     def train_batch(self, seed: int, step: int, batch: int, train_length: int) -> Batch:
-        """The batch of a step, drawn from the seed and the step and nothing else."""
+        """Return the batch of a step; it depends only on the seed and the step."""
         return self._drawn(_random(seed, step), batch, train_length)
 
     def valid_batch(self, batch: int, train_length: int) -> Batch:
-        """Held-out sequences like those of training, the same for all seeds."""
+        """Return held-out sequences like those of training, the same for all seeds."""
         return self._drawn(_random(_VALID, train_length), batch, train_length)
 
     def test_batch(self, case: Case, batch: int, train_length: int) -> Batch:
-        """Held-out sequences of a case, the same for all seeds and encodings. Only what lies beyond
-        the training length is asked where a sequence has targets within it too."""
+        """Return held-out sequences of a case, the same for all seeds and encodings. If a sequence
+        has targets within the training length too, only those beyond it are scored."""
         random = _random(_TEST, case.length, zlib.crc32(case.variant.encode()))
         rows = [self.row(random, case) for _ in range(batch)]
         return self.beyond(stacked(rows, len(rows[0][0])), case, train_length)
 
     def beyond(self, batch: Batch, case: Case, train_length: int) -> Batch:
-        """The batch with targets that need nothing unseen left out."""
+        """Return the batch without targets that the training length suffices for."""
         return batch
 
     def check(self, train_length: int, test_lengths: Sequence[int]) -> None:
-        """Raises: ValueError for lengths that the task cannot make."""
+        """Raise ValueError for lengths that the task cannot make."""
         for option, length, least in (
             ("--train-length", train_length, self.least),
             *(("--test-lengths", length, train_length) for length in test_lengths),
@@ -134,7 +134,7 @@ class Task(ABC):
 
 
 def stacked(rows: Sequence[Row], width: int) -> Batch:
-    """Rows of any lengths up to `width`, filled up behind with token 0 and no target."""
+    """Stack rows of lengths up to `width`, padded at the end with token 0 and no target."""
     tokens = np.zeros((len(rows), width), np.int64)
     targets = np.full((len(rows), width), IGNORED, np.int64)
     for i, (row, wanted) in enumerate(rows):
@@ -144,7 +144,7 @@ def stacked(rows: Sequence[Row], width: int) -> Batch:
 
 
 def answered(question: np.ndarray, answer: np.ndarray) -> Row:
-    """A question and its answer, of which each token is asked after the one before it."""
+    """Return a question and its answer; each answer token is the target of the one before it."""
     whole = np.concatenate([question, answer])
     targets = np.full(len(whole) - 1, IGNORED, np.int64)
     targets[len(question) - 1 :] = answer

@@ -1,4 +1,4 @@
-"""The contract that every encoding is held to, for encodings of your own.
+"""The contract that every encoding must pass, for your own encodings too.
 
 >>> from posenc import testing
 >>> [v.check for v in testing.verdicts(testing.maker("alibi"), testing.CHECKS) if v.failure]

@@ -1,4 +1,4 @@
-"""The contract as tests that pytest collects."""
+"""The contract as tests for pytest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posenc.testing.checks import every_check, maker
 def test_contract(
     *encodings: type[PositionEncoding] | str, harmless: Collection[str] = (), **options: Any
 ) -> Callable[..., None]:
-    """The whole contract as one test function, with a case for each encoding and check.
+    """Return the whole contract as one test function, with a case for each encoding and check.
 
     In a test file of your own:
 
@@ -22,11 +22,12 @@ def test_contract(
         test_my_encoding = testing.test_contract(MyEncoding, slope=2.0)
 
     Args:
-        encodings: classes, or texts that `posenc.create` takes.
-        harmless: names of numeric options that may leave the result as it is.
-        options: for the constructors, beside what the model's shape decides.
+        encodings: classes, or texts for `posenc.create`.
+        harmless: names of numeric options that need not change the result.
+        options: constructor arguments in addition to those from the model's shape.
 
-    Raises: TypeError for what is neither; ValueError for a text that names no encoding.
+    Raises: TypeError for anything but classes and texts; ValueError for a text that names no
+    encoding.
     """
     import pytest
 
@@ -52,4 +53,4 @@ def test_contract(
     return contract
 
 
-test_contract.__test__ = False  # type: ignore[attr-defined]  # a maker of tests, also where imported
+test_contract.__test__ = False  # type: ignore[attr-defined]  # it makes tests and is none

@@ -1,5 +1,4 @@
-"""Every check by its name. Each takes `make(shape)`, so that the contract and the mistakes planted
-against it run the same code."""
+"""Every check by its name. Each takes `make(shape)`, so planted mistakes run the same code."""
 
 from __future__ import annotations
 
@@ -40,27 +39,27 @@ VOIDING = {
     "rows_are_independent": "its results depend on other rows of the batch",
     "earlier_calls_leave_no_trace": "its results depend on earlier calls",
 }
-"""Checks without which the losses of a comparison mean nothing, and what it means to fail one."""
+"""Checks that a comparison requires, and the meaning of a failure."""
 
 
 HARMLESS = {
-    "every": "which layers of RNoPE rotate; layer 0, which is checked, always does",
-    "num_positions": "CoPE counts open gates, fewer than its rows at the length that is checked",
-    "init_std": "the start of parameters, which a checkpoint replaces",
+    "every": "decides which layers of RNoPE rotate; layer 0, which is checked, always does",
+    "num_positions": "limits CoPE's count of open gates, which is smaller at the checked length",
+    "init_std": "changes initial values, which a checkpoint replaces",
 }
-"""Numeric options that may leave the result as it is, and why."""
+"""Numeric options that need not change the result, and why."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found. failure: None where the encoding holds to it."""
+    """Result of a check. failure: the reason, or None if the encoding passed."""
 
     check: str
     failure: str | None
 
 
 def every_check(harmless: Collection[str] = ()) -> dict[str, Callable[[Make], None]]:
-    """The whole contract. harmless: more numeric options that may leave the result as it is."""
+    """Return the whole contract. harmless: more numeric options that need not change the result."""
     options = functools.partial(
         modules.assert_no_option_is_ignored, harmless=frozenset({*HARMLESS, *harmless})
     )
@@ -68,7 +67,8 @@ def every_check(harmless: Collection[str] = ()) -> dict[str, Callable[[Make], No
 
 
 def maker(encoding: type[PositionEncoding] | str, **options: Any) -> Make:
-    """Builds the encoding for a shape, from its class or from a text that `posenc.create` takes."""
+    """Return a function that builds the encoding for a shape, from a class or a text for
+    `posenc.create`."""
 
     def make(shape: ModelShape, **more: Any) -> PositionEncoding:
         if isinstance(encoding, str):
@@ -79,12 +79,12 @@ def maker(encoding: type[PositionEncoding] | str, **options: Any) -> Make:
 
 
 def verdicts(make: Make, checks: dict[str, Callable[[Make], None]]) -> Iterator[Verdict]:
-    """Run the checks one by one. An encoding that raises fails the check.
+    """Yield the result of each check. An encoding that raises an error fails the check.
 
-    Raises: ValueError under `python -O`, where checks see nothing.
+    Raises: ValueError under `python -O`, which removes assertions.
     """
     if not __debug__:
-        raise ValueError("The contract is made of assertions: run Python without -O.")
+        raise ValueError("The contract needs assertions: run Python without -O.")
     for name, check in checks.items():
         yield Verdict(name, _failure(check, make))
 
@@ -92,7 +92,7 @@ def verdicts(make: Make, checks: dict[str, Callable[[Make], None]]) -> Iterator[
 def _failure(check: Callable[[Make], None], make: Make) -> str | None:
     try:
         check(make)
-    except Exception as error:  # of somebody's encoding: it may raise anything
+    except Exception as error:  # a user's encoding may raise anything
         lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
         text = " ".join(lines)[:300] or "fails"
         return text if isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"

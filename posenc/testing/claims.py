@@ -1,4 +1,4 @@
-"""Claims, held both ways: made if and only if they hold."""
+"""Check that each claim is made exactly where it holds."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ from posenc.testing.harness import (
 )
 
 FAR = 20_011
-"""A shift that every method which looks at absolute positions can see: prime, so that it is no
-multiple of a group or a chunk."""
+"""A shift that changes every method with absolute positions: prime, so no multiple of a group."""
 
 
 def _hold(name: str, claimed: bool, holds: bool) -> None:
-    assert claimed == holds, f"{name} is claimed as {claimed}, and {'holds' if holds else 'fails'}"
+    assert claimed == holds, f"{name} is claimed as {claimed}, but {'holds' if holds else 'fails'}"
 
 
 def assert_shift_invariance_as_claimed(make: Make) -> None:
@@ -53,7 +52,7 @@ def assert_shift_invariance_as_claimed(make: Make) -> None:
 
 
 def assert_permutation_invariance_as_claimed(make: Make) -> None:
-    """Tokens that are attended to move in memory, with everything that belongs to them."""
+    """Permute keys in memory, with their values, positions and states."""
     encoding = build(make, dtype=torch.float64).for_layer(0)
     length = room(encoding)
     positions = tokens(encoding, length)
@@ -61,7 +60,7 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
     x, (q, k, v) = hidden(length), heads(length)
     state = encoding.state(x, positions)
     moved = encoding.state(x[:, order], positions[order])
-    # With several axes a causal mask means the order in memory, which is what moves here.
+    # With several axes a causal mask compares the order in memory, which is permuted here.
     mask = masks.causal if encoding.claims.num_axes == 1 else None
 
     def attend(k: Tensor, v: Tensor, kv_positions: Tensor, kv_state: Tensor | None) -> Tensor:
@@ -80,7 +79,8 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
 
 
 def assert_order_is_seen_without_a_mask(make: Make) -> None:
-    """causal_only is claimed where permuted tokens give permuted outputs, or no answer."""
+    """Check that an encoding without causal_only is not blind to order: permuted tokens must not
+    just give permuted outputs."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding)
@@ -90,11 +90,11 @@ def assert_order_is_seen_without_a_mask(make: Make) -> None:
         return
     x = hidden(length)
     seen = differs(model(x, positions, None)[:, order], model(x[:, order], positions, None))
-    assert seen, "not claimed causal_only, and blind to order without a mask"
+    assert seen, "causal_only is not claimed, but the encoding is blind to order without a mask"
 
 
 def assert_cache_safety_as_claimed(make: Make) -> None:
-    """Each step knows only the length so far; a full run knows the whole."""
+    """Compare steps, which know only the length so far, with one run over all tokens."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding)
@@ -110,13 +110,13 @@ def assert_cache_safety_as_claimed(make: Make) -> None:
 
 
 def assert_places_as_claimed(make: Make) -> None:
-    """Each place that is claimed does something, and no other does."""
+    """Check that each claimed place has an effect and no other place has."""
     encoding = build(make, dtype=torch.float64)
     methods = {1: "embed", 2: "transform", 3: "term", 4: "term"}
     for place, name in methods.items():
         acts = getattr(type(encoding), name) is not getattr(PositionEncoding, name)
         if place in encoding.claims.places:
-            assert acts, f"place {place} is claimed and {name} is not overridden"
+            assert acts, f"place {place} is claimed, but {name} is not overridden"
     length = room(encoding, 9)
     positions, x, (q, k, _) = tokens(encoding, length), hidden(length), heads(length)
     if 1 not in encoding.claims.places:
@@ -131,12 +131,12 @@ def assert_places_as_claimed(make: Make) -> None:
 
 
 def assert_additive_as_claimed(make: Make) -> None:
-    """The term adds the same numbers to any scores, or claims that it does not; one that says so
-    itself does."""
+    """Check that the term adds the same numbers to any scores exactly if `additive` is claimed, and
+    that a term with additive=True does."""
     encoding = build(make, dtype=torch.float64).for_layer(0)
     if 3 not in encoding.claims.places:
         return
-    length = room(encoding, 40)  # beyond the trained length, where scores may grow
+    length = room(encoding, 40)  # beyond the training length, where scores may grow
     positions, x, (q, k, _) = tokens(encoding, length), hidden(length), heads(length)
     state = encoding.state(x, positions)
     keys = k.repeat_interleave(2, 1) if encoding.claims.needs_raw_k else None
@@ -168,4 +168,4 @@ def assert_claims_have_their_types(make: Make) -> None:
     assert set(encoding.claims.places) <= {1, 2, 3, 4}
     assert encoding.claims.scope in ("model", "layer")
     assert encoding.claims.num_axes >= 1
-    assert any(c.isdigit() for c in encoding.claims.source), "source names no paper and year"
+    assert any(c.isdigit() for c in encoding.claims.source), "source must name paper and year"

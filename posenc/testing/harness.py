@@ -19,18 +19,17 @@ __all__ = [
 ]  # fmt: skip
 
 Make = Callable[[ModelShape], PositionEncoding]
-"""Builds the encoding under test for a model of this shape."""
+"""A function that builds the encoding under test for a model of this shape."""
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, num_kv_heads=2, head_dim=16, train_length=24)
 LENGTH = 41
-"""Odd, and longer than the trained length."""
+"""Odd, and longer than the training length."""
 
 
 def build(
     make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32
 ) -> PositionEncoding:
-    """The encoding in `dtype`, with parameters moved off their start, which may hide what they
-    do."""
+    """Build the encoding in `dtype` with parameters moved from their initial values."""
     torch.manual_seed(0)
     encoding = make(shape)
     with torch.no_grad():
@@ -40,13 +39,13 @@ def build(
 
 
 def layer(make: Make, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64) -> Layer:
-    """float64 by default: a claim that holds then differs by 1e-12 or less, one that does not by
-    far more."""
+    """Build a layer with the encoding. In float64 a claim that holds differs by at most 1e-12,
+    another by far more."""
     return Layer(build(make, shape, dtype), shape).to(dtype)
 
 
 def room(encoding: PositionEncoding, want: int = LENGTH) -> int:
-    """How many of `want` tokens the encoding has positions for."""
+    """Return how many of `want` tokens the encoding has positions for."""
     return probe.room(encoding, want)
 
 
@@ -58,14 +57,14 @@ def hidden(
     dtype: torch.dtype = torch.float64,
     seed: int = 2,
 ) -> Tensor:
-    """Random token embeddings (batch, length, embed_dim)."""
+    """Return random token embeddings (batch, length, embed_dim)."""
     return probe.hidden(length, shape, batch, seed).to(dtype)
 
 
 def heads(
     length: int, *, shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random q, k, v for one sequence, before place 2."""
+    """Return random q, k, v of one sequence, from before place 2."""
     generator = torch.Generator().manual_seed(3)
     head_dim = shape.head_dim
     assert shape.num_kv_heads is not None and head_dim is not None
@@ -78,14 +77,14 @@ def heads(
 
 
 def assert_same(got: Tensor, want: Tensor, message: str) -> None:
-    """Equal but for rounding in float64."""
+    """Check that both are equal up to rounding in float64."""
     torch.testing.assert_close(
         got, want, rtol=0, atol=1e-9, msg=lambda detail: f"{message}: {detail}"
     )
 
 
 def differs(a: Tensor, b: Tensor) -> bool:
-    """Whether two float64 results differ by more than rounding can explain."""
+    """Return True if two float64 results differ by more than rounding."""
     return (a - b).abs().max().item() > 1e-6
 
 
@@ -98,14 +97,14 @@ def sides(
     kv_state: Tensor | None = None,
     num_axes: int = 1,
 ) -> tuple[Tokens, Tokens]:
-    """Queries and keys as an encoding takes them."""
+    """Return queries and keys as Tokens."""
     return Tokens(q, q_positions, q_state, num_axes), Tokens(k, kv_positions, kv_state, num_axes)
 
 
 def turned(
     encoding: PositionEncoding, q: Tensor, k: Tensor, q_positions: Tensor, kv_positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Place 2."""
+    """Apply place 2."""
     axes = encoding.claims.num_axes
     return encoding.transform(*sides(q, k, q_positions, kv_positions, num_axes=axes))
 
@@ -121,7 +120,7 @@ def scored(
     kv_state: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Place 3 of all pairs at once, on a copy of the scores."""
+    """Apply place 3 to all pairs at once, on a copy of the scores."""
     term = encoding.term(*sides(q, k, q_positions, kv_positions, q_state, kv_state))
     assert term is not None
     rows, keys = slice(0, scores.shape[-2]), slice(0, scores.shape[-1])

@@ -1,4 +1,4 @@
-"""What is measured: one attention layer around an encoding, and inputs for it."""
+"""One attention layer around an encoding, and inputs for it, for checks and measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posenc.masks import Mask
 
 
 class Layer(nn.Module):
-    """Place 1, then one attention layer, so that every place of the encoding acts."""
+    """Apply place 1, then one attention layer, so that every place of the encoding acts."""
 
     def __init__(self, encoding: PositionEncoding, shape: ModelShape, impl: str = "auto") -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Layer(nn.Module):
         self.encoding = encoding
         with torch.no_grad():
             for module in self.attention.children():
-                if isinstance(module, nn.Linear):  # scores of a trained model's size, about +-2
+                if isinstance(module, nn.Linear):  # scores of about +-2, as in trained models
                     module.weight *= 2.5
 
     def forward(
@@ -44,12 +44,12 @@ class Layer(nn.Module):
 
 
 def first_layer(encoding: PositionEncoding) -> PositionEncoding:
-    """What acts in the first layer and, unlike `for_layer`, at the embeddings."""
+    """Return the encoding of the first layer, with what acts at the embeddings."""
     return encoding.members[0] if isinstance(encoding, PerLayer) else encoding
 
 
 def moved(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
-    """The encoding with its parameters moved off their start, which may hide what they do."""
+    """Move the encoding's parameters from their initial values, which can hide their effect."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -58,13 +58,13 @@ def moved(encoding: PositionEncoding, amount: float = 0.2) -> PositionEncoding:
 
 
 def room(encoding: PositionEncoding, want: int) -> int:
-    """How many of `want` tokens in a row the encoding has positions for."""
+    """Return how many of `want` tokens the encoding has positions for."""
     limit = encoding.claims.max_positions
     return want if limit is None or encoding.claims.num_axes > 1 else min(want, limit)
 
 
 def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
-    """Positions offset, offset + 1, ...; with several axes the cells of a grid, row by row."""
+    """Return positions offset, offset + 1, ...; with several axes, cells of a grid row by row."""
     steps = torch.arange(length)
     if encoding.claims.num_axes == 1:
         return steps + offset
@@ -75,20 +75,20 @@ def tokens(encoding: PositionEncoding, length: int, offset: int = 0) -> Tensor:
 
 
 def line(encoding: PositionEncoding, steps: Tensor) -> Tensor:
-    """Positions `steps`; with several axes all components are equal, as for text among images."""
+    """Return positions `steps`; with several axes all components are equal."""
     if encoding.claims.num_axes == 1:
         return steps
     return steps[..., None].expand(*steps.shape, encoding.claims.num_axes).contiguous()
 
 
 def hidden(length: int, shape: ModelShape, batch: int = 1, seed: int = 2) -> Tensor:
-    """Random token embeddings (batch, length, embed_dim) in float64."""
+    """Return random token embeddings (batch, length, embed_dim) in float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, length, shape.embed_dim, generator=generator, dtype=torch.float64)
 
 
 def heads(x: Tensor, shape: ModelShape) -> Tensor:
-    """Embeddings (batch, length, embed_dim) split into heads without any projection."""
+    """Split embeddings (batch, length, embed_dim) into heads without any projection."""
     assert shape.head_dim is not None
     return x.unflatten(-1, (shape.num_heads, shape.head_dim)).transpose(1, 2)
 
@@ -101,13 +101,13 @@ def pair_scores(
     q_steps: Tensor,
     kv_steps: Tensor,
 ) -> Tensor:
-    """The score of one query and one key at each pair of positions: (pairs, num_heads, steps), for
-    a permutation-invariant encoding.
+    """Return the score of one query and one key at each pair of positions: (pairs, num_heads,
+    steps), for a permutation-invariant encoding.
 
     x_q, x_k (pairs, embed_dim) are token embeddings, split into heads without any projection, so
-    that only the encoding acts. The log-sum-exp of a query that sees one key is that score, in
-    every implementation: so query i sees only key i, or, if kv_steps are all equal, all queries see
-    one key.
+    that only the encoding acts. The log-sum-exp of a query that sees one key is its score in every
+    implementation; so query i sees only key i, or, if kv_steps are all equal, all queries see one
+    key.
     """
     assert encoding.claims.permutation_invariant
     one_key = bool((kv_steps == kv_steps[:1]).all())

@@ -1,6 +1,5 @@
-"""Whether a result depends on its inputs alone, whoever needs gradients: memory that nobody has
-written holds NaN or large numbers here, and each way is compared with the reference
-twice."""
+"""Check that results do not depend on uninitialised memory: it has NaN or large numbers here, and
+each way is compared with the reference, with and without gradients."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ from posenc.attend.choose import WAYS
 from posenc.testing.harness import SHAPE, Layer, Make, build, hidden, room, tokens
 
 LENGTH, BATCH = 130, 4
-"""Enough for several blocks of queries and for tables by distance."""
+"""Large enough for several blocks of queries and for tables by distance."""
 BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-9}
-"""Errors, as a part of the largest number. By name, ways run in float64 alone, which
-FlexAttention does not take: it compiles for seconds."""
+"""Largest errors, relative to the largest number. Single ways run in float64 only, which
+FlexAttention refuses; it would compile for seconds."""
 
 Setting = Callable[[Layer, Tensor], list[Tensor]]
-"""Outputs of a layer for its inputs, and maybe gradients of the encoding's parameters."""
+"""Returns outputs of a layer, and possibly gradients of the encoding's parameters."""
 
 
 def assert_frozen_parameters_change_nothing(make: Make) -> None:
-    """No parameter needs a gradient, and grad mode is on."""
+    """Run without parameters that need gradients, in grad mode."""
     _compare(make, lambda model, x: _outputs(model.requires_grad_(False), x))
 
 
@@ -38,7 +37,7 @@ def assert_inference_mode_changes_nothing(make: Make) -> None:
 
 
 def assert_inputs_need_no_gradient(make: Make) -> None:
-    """Queries, keys and values need no gradient, and the encoding's parameters do."""
+    """Run with gradients for the encoding's parameters, but not for queries, keys and values."""
 
     def train(model: Layer, x: Tensor) -> list[Tensor]:
         model.attention.requires_grad_(False)
@@ -69,7 +68,7 @@ def _compare(make: Make, setting: Setting) -> None:
 
 
 def _outputs(model: Layer, x: Tensor) -> list[Tensor]:
-    """Of a whole sequence, and of its last token with the others in a cache."""
+    """Return outputs of a whole sequence, and of its last token with the others in a cache."""
     positions, length = tokens(model.encoding, x.shape[1]), x.shape[1]
     cache = KVCache()
     pieces = (slice(0, length - 1), slice(length - 1, length))
@@ -96,7 +95,7 @@ def _spoiled(
 
 @contextmanager
 def _nan() -> Iterator[None]:
-    """torch fills what it allocates with NaN."""
+    """Make torch fill new memory with NaN."""
     before = torch.are_deterministic_algorithms_enabled()
     only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -108,7 +107,7 @@ def _nan() -> Iterator[None]:
 
 @contextmanager
 def _large() -> Iterator[None]:
-    """Memory of many sizes that has held large numbers is free to be taken."""
+    """Leave freed memory of many sizes filled with large numbers."""
     held = [torch.full((count << size,), 1e30) for size in range(6, 18) for count in (2, 3)]
     del held
     yield

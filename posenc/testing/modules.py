@@ -1,4 +1,4 @@
-"""Encodings as modules: devices, state, several instances, options, wrong shapes."""
+"""Check encodings as modules: devices, state, several instances, options, wrong shapes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from posenc.testing.harness import (
 
 
 def assert_device_follows_input(make: Make) -> None:
-    """Runs on the meta device, which has no values: nothing may be read from it or made
-    elsewhere."""
+    """Run on the meta device, from which nothing may be read."""
     model = layer(make).to("meta")
     encoding = model.encoding
     length = room(encoding, 9)
@@ -55,7 +54,7 @@ def assert_meta_construction_materialises(make: Make) -> None:
 
 
 def _spoil(module: torch.nn.Module) -> None:
-    """Memory that nobody has written may hold good numbers; NaN shows who relied on them."""
+    """Fill parameters and buffers with NaN, because uninitialised memory can have valid numbers."""
     with torch.no_grad():
         for value in (*module.parameters(), *module.buffers()):
             if value.is_floating_point():
@@ -75,7 +74,7 @@ def assert_state_dict_round_trip(make: Make) -> None:
 
 
 def assert_positions_survive_a_cast(make: Make) -> None:
-    """float64 -> bfloat16 -> float64 rounds parameters and nothing else."""
+    """Check that float64 -> bfloat16 -> float64 rounds nothing but parameters."""
     model = layer(make)
     encoding = model.encoding
     with torch.no_grad():
@@ -89,7 +88,7 @@ def assert_positions_survive_a_cast(make: Make) -> None:
 
 
 def assert_instances_share_nothing(make: Make) -> None:
-    """Instances of other shapes, built and run between two runs, change nothing."""
+    """Check that instances of other shapes, built and run between two runs, change nothing."""
     first = layer(make)
     encoding = first.encoding
     length = room(encoding, 9)
@@ -103,7 +102,7 @@ def assert_instances_share_nothing(make: Make) -> None:
 
 
 def options(make: Make) -> dict[str, float]:
-    """Constructor arguments with a number as default, which the model's shape does not decide."""
+    """Return constructor arguments with a number as default that are not in the model's shape."""
     cls = type(make(SHAPE))
     return {
         name: parameter.default
@@ -113,8 +112,7 @@ def options(make: Make) -> dict[str, float]:
 
 
 def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
-    """Every numeric option changes the result: none is ignored, none is missing from a cache's
-    key."""
+    """Check that each numeric option changes the result, also after earlier instances."""
     length = room(make(SHAPE))
     x = hidden(length)
     for name, default in options(make).items():
@@ -140,11 +138,11 @@ def assert_no_option_is_ignored(make: Make, harmless: frozenset[str]) -> None:
         b = layer(lambda shape, n=name, v=value, d=default: make(shape, **{n: type(d)(v)}))(  # type: ignore[call-arg]
             x, positions
         )
-        assert differs(a, b), f"{name}={value} gives what {name}={default} gives"
+        assert differs(a, b), f"{name}={value} gives the same result as {name}={default}"
 
 
 def assert_wrong_shapes_are_named(make: Make) -> None:
-    """A head count or size that does not fit raises ValueError that says so, or simply works."""
+    """Check that heads of another number or size work or raise a ValueError that names them."""
     encoding = build(make)
     length = room(encoding, 5)
     positions = tokens(encoding, length)
@@ -164,7 +162,7 @@ def assert_wrong_shapes_are_named(make: Make) -> None:
             assert any(re.search(rf"\b{n}\b", str(error)) for n in (count, 64 // count)), error
         else:
             assert out.isfinite().all()
-            assert not names_heads(encoding), f"built for 4 heads, and runs with {count}"
+            assert not names_heads(encoding), f"built for 4 heads, but runs with {count}"
 
 
 def names_heads(encoding: PositionEncoding) -> bool:
@@ -172,7 +170,7 @@ def names_heads(encoding: PositionEncoding) -> bool:
 
 
 def assert_masks_are_optional(make: Make) -> None:
-    """No mask is the full mask."""
+    """Check that no mask is the same as the full mask."""
     encoding = build(make)
     if encoding.claims.causal_only:
         return

@@ -1,4 +1,4 @@
-"""Values: dtypes, precision, gradients, far positions."""
+"""Check values: dtypes, precision, gradients, far positions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from posenc.encodings.queries_keys.xpos import XPos
 from posenc.testing.harness import LENGTH, SHAPE, Make, build, heads, hidden, layer, room, tokens
 
 ROUNDINGS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
-"""Allowed error in units of the dtype's epsilon times the size of the values. Half types: q and k
-are rounded after place 2, and the output. float32: sums over channels and keys, and the softmax of
-scores near 10."""
+"""Allowed error in units of the dtype's epsilon times the size of the values. 16 bits: q and k are
+rounded after place 2, and so is the output. float32: sums over channels and keys, and the softmax
+of scores near 10."""
 
 
 def outputs(
@@ -31,7 +31,8 @@ def outputs(
     shape: ModelShape = SHAPE,
     causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Place 1, and places 2 to 4, for inputs rounded to `source` and computed in `dtype`."""
+    """Return results of place 1, and of places 2 to 4, for inputs rounded to `source`, in
+    `dtype`."""
     positions = tokens(encoding, length, offset)
     x = hidden(length, shape=shape, dtype=source).to(dtype)
     q, k, v = (t.to(dtype) for t in heads(length, shape=shape, dtype=source))
@@ -48,11 +49,11 @@ def outputs(
 def precision(
     make: Make, dtype: torch.dtype, length: int = LENGTH, offset: int = 0, shape: ModelShape = SHAPE
 ) -> None:
-    """Inputs and parameters of `dtype` give what float64 gives for the same numbers."""
+    """Check that inputs and parameters of `dtype` give the float64 result of the same numbers."""
     encoding = build(make, shape, dtype)
     length = room(encoding, length)
     limit = encoding.claims.max_positions
-    if isinstance(encoding, XPos):  # float16 ends earlier than the claim says for float32
+    if isinstance(encoding, XPos):  # its limit is lower in float16 than the claim for float32
         limit = min(limit or 0, encoding.reach(dtype))
     if limit is not None:
         offset = 0 if encoding.claims.num_axes > 1 else min(offset, limit - length)
@@ -61,7 +62,7 @@ def precision(
     exact = copy.deepcopy(encoding).double()
     want = outputs(exact, torch.float64, dtype, length, offset, shape, causal)
     for place, a, b in zip(("embed", "attention"), got, want, strict=True):
-        assert a.shape == b.shape, f"{place}: shape {tuple(a.shape)} for {tuple(b.shape)}"
+        assert a.shape == b.shape, f"{place}: shape {tuple(a.shape)}, expected {tuple(b.shape)}"
         assert a.dtype == dtype, f"{place}: {dtype} became {a.dtype}"
         bound = ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, b.abs().max().item())
         error = (a.double() - b).abs().max().item()
@@ -79,7 +80,7 @@ def assert_bfloat16_is_precise_far_out(make: Make) -> None:
 
 
 def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
-    """Half of the tokens look at the other half, 8,192 positions away, and at nothing else."""
+    """Let half of the tokens see only the other half, 8,192 positions away."""
     model = layer(make, dtype=torch.bfloat16)
     encoding = model.encoding
     length = room(encoding)
@@ -91,14 +92,14 @@ def assert_bfloat16_is_precise_at_far_distances(make: Make) -> None:
     x = hidden(length, dtype=torch.bfloat16)
     got = model(x, positions, far).double()
     want = copy.deepcopy(model).double()(x.double(), positions, far)
-    # The layer rounds its projections too, once each.
+    # The layer also rounds its projections, once each.
     bound = 2 * torch.finfo(torch.bfloat16).eps * max(1.0, want.abs().max().item())
     error = (got - want).abs().max().item()
     assert error <= bound, f"across 8,192 positions: off by {error:.3g} > {bound:.3g}"
 
 
 class _NoHalves(TorchDispatchMode):
-    """Fails at the first operation that makes a bfloat16 or float16 tensor."""
+    """Fail at the first operation that makes a bfloat16 or float16 tensor."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -109,7 +110,7 @@ class _NoHalves(TorchDispatchMode):
 
 
 def assert_float32_is_never_halved(make: Make) -> None:
-    """Rounding that the same code does in every dtype, no comparison of dtypes can see."""
+    """Find rounding to 16 bits that happens in every dtype, so that comparisons miss it."""
     model = layer(make, dtype=torch.float32)
     encoding = model.encoding
     length = room(encoding)
@@ -144,11 +145,11 @@ def assert_works_or_refuses_beyond_training(make: Make) -> None:
     except ValueError as error:
         assert str(limit) in str(error), f"refuses position {limit} without naming it: {error}"
     else:
-        raise AssertionError(f"max_positions is {limit}, and position {limit} gets an answer")
+        raise AssertionError(f"max_positions is {limit}, but position {limit} is accepted")
 
 
 def assert_outputs_are_finite(make: Make) -> None:
-    """Inside the trained length and beyond it."""
+    """Check lengths within and beyond the training length."""
     model = layer(make, dtype=torch.float32)
     encoding = model.encoding
     for length in (room(encoding, 9), room(encoding)):
@@ -157,7 +158,7 @@ def assert_outputs_are_finite(make: Make) -> None:
 
 
 def assert_gradients_are_right(make: Make) -> None:
-    """Against differences of the output, for the inputs and every parameter."""
+    """Compare with differences of the output, for the inputs and every parameter."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding, 5)

@@ -1,4 +1,4 @@
-"""Sequences among others: decoding, batches, padding, packing, the future."""
+"""Check sequences: decoding, batches, padding, packing, the future."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posenc.testing.harness import Make, assert_same, differs, hidden, layer, ro
 
 
 def assert_decoding_matches_prefill(make: Make) -> None:
-    """Token by token, in pieces, and at once; under one explicit length."""
+    """Decode token by token, in pieces and at once, with one explicit length."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding)
@@ -29,7 +29,7 @@ def assert_decoding_matches_prefill(make: Make) -> None:
 
 
 def assert_rows_are_independent(make: Make) -> None:
-    """A row gives the same alone, beside others, and beside others with far positions."""
+    """Check that a row's result does not depend on other rows, even at far positions."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding, 17)
@@ -42,7 +42,7 @@ def assert_rows_are_independent(make: Make) -> None:
     assert_same(together[:1], alone, "first of three rows")
     other = x.clone()
     other[1:] = 7 * x[1:]
-    assert_same(model(other, torch.stack([near, far, near]))[:1], alone, "beside other rows")
+    assert_same(model(other, torch.stack([near, far, near]))[:1], alone, "next to other rows")
     assert_same(together[2:], model(x[2:], near), "batched against shared positions")
 
 
@@ -61,7 +61,7 @@ def assert_earlier_calls_leave_no_trace(make: Make) -> None:
 
 
 def padded(encoding: PositionEncoding, lengths: list[int], *, left: bool) -> tuple[Tensor, Tensor]:
-    """Validity (batch, longest) and positions of sequences that begin at position 0."""
+    """Return validity (batch, longest) and positions of sequences that begin at position 0."""
     total = max(lengths)
     valid = torch.zeros(len(lengths), total, dtype=torch.bool)
     rows = []
@@ -116,7 +116,7 @@ def assert_the_future_is_invisible(make: Make) -> None:
 
 
 def assert_blind_rows_give_zeros(make: Make) -> None:
-    """A query that may see nothing gives zeros, and nothing flows back through it."""
+    """Check that a query without visible keys gives zeros and gets no gradient."""
     model = layer(make)
     encoding = model.encoding
     length = room(encoding, 11)
@@ -127,9 +127,8 @@ def assert_blind_rows_give_zeros(make: Make) -> None:
     assert (out[:, :4] == 0).all(), "rows without a visible key"
     (grad,) = torch.autograd.grad(out.square().sum(), x)
     assert grad.isfinite().all()
-    # A running sum over the tokens (FoX) takes what a hidden token adds and gives it back: zero up
-    # to rounding.
+    # In a running sum over the tokens (FoX) contributions of hidden tokens cancel up to rounding.
     state, later = encoding.state(x, positions), encoding.state(x[:, 4:], positions[4:])
     sums = state is not None and later is not None and differs(later, state[:, :, 4:])
     bound = 1e-14 if sums else 0
-    assert (grad[:, :4].abs() <= bound).all(), "gradient of tokens that nobody sees and see nobody"
+    assert (grad[:, :4].abs() <= bound).all(), "gradient of tokens that see none and are not seen"

@@ -1,4 +1,4 @@
-"""torch.compile and torch.export."""
+"""Check torch.compile and torch.export."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from posenc.testing.harness import Layer, Make, assert_same, hidden, layer, room
 
 
 def assert_compiles_without_recompiling_per_length(make: Make) -> None:
-    """One graph, and one more when the length is first seen to change."""
+    """Allow one graph, and one more when the length first changes."""
     model = layer(make)
     encoding = model.encoding
     lengths = sorted({room(encoding, n) for n in (7, 12, 19, 31)})
@@ -24,9 +24,9 @@ def assert_compiles_without_recompiling_per_length(make: Make) -> None:
 
 
 class Causal(nn.Module):
-    """A layer whose inputs are all tensors, as an exported program's must be.
+    """A layer with tensors as its only inputs, as an exported program needs.
 
-    The implementation is named: "auto" chooses by the length, which would limit the program to it.
+    The implementation is fixed, because "auto" would specialise the program to one length.
     """
 
     def __init__(self, model: Layer) -> None:

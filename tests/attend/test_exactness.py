@@ -1,4 +1,4 @@
-"""Results that must not depend on memory layout, length, or who watches the computation."""
+"""Results that must not depend on memory layout, length, or gradients and tracers."""
 
 import copy
 
@@ -117,7 +117,7 @@ def test_terms_of_queries_and_keys_have_second_gradients():
 
 
 @torch.no_grad()
-def test_what_nobody_sees_may_hold_anything():
+def test_hidden_keys_may_be_nan():
     valid = torch.ones(1, 12, dtype=torch.bool)
     valid[0, :3] = False
     q, k, v = (random(1, 2, 12, 8) for _ in range(3))

@@ -1,4 +1,4 @@
-"""One query, and a few: short ways that must give the last rows of the whole attention."""
+"""One query or a few: fast paths that must give the last rows of the whole attention."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Terms that are written out as masks of torch's kernel: what the reference computes in float64."""
+"""Terms passed as masks to torch's kernel, against the reference in float64."""
 
 import itertools
 

@@ -34,7 +34,7 @@ def q():
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["alibi", "t5", "kerple", "sandwich", "alibi+t5"])
-def test_it_gives_what_it_gives_unprepared(name, q):
+def test_a_prepared_encoding_equals_the_unprepared_one(name, q):
     encoding = posenc.create(name, posenc.ModelShape(HEADS * 16, HEADS))
     ready = encoding.prepare(POSITIONS)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Attention checks what it is handed once: a wrong call says what came, and changes nothing."""
+"""Attention checks its arguments once: a wrong call is named and changes nothing."""
 
 import pickle
 
@@ -66,7 +66,7 @@ def test_a_rotation_takes_positions_of_its_own_tokens_only():
     for rope in (ROPE, posenc.RoPE(8, interleaved=True), posenc.XPos(8, interleaved=True)):
         with pytest.raises(ValueError, match=r"must have shape \(1,\)"):
             rope(q[:, :, -1:], k[:, :, -1:], torch.arange(16))
-        with pytest.raises(ValueError, match="of the same tokens"):
+        with pytest.raises(ValueError, match="the same batch and length"):
             rope(q[:, :, -1:], k, torch.arange(1))
         with pytest.raises(ValueError, match="must have shape"):  # (batch, len, heads, head_dim)
             rope(q.transpose(1, 2), k.transpose(1, 2), torch.arange(16))
@@ -171,9 +171,9 @@ def test_a_failed_call_leaves_its_cache_as_it_was():
 @pytest.mark.parametrize(
     ("other", "error", "message"),
     [
-        (qkv(batch=2), ValueError, "batch, heads and width must stay"),
-        (qkv(heads=4), ValueError, "batch, heads and width must stay"),
-        (qkv(dtype=torch.float64), TypeError, "it holds k in torch.float32"),
+        (qkv(batch=2), ValueError, "batch, heads and width must not change"),
+        (qkv(heads=4), ValueError, "batch, heads and width must not change"),
+        (qkv(dtype=torch.float64), TypeError, "it has k in torch.float32"),
     ],
 )
 def test_a_cache_holds_one_kind_of_token(other, error, message):
@@ -212,7 +212,7 @@ def test_a_cache_tells_encodings_of_one_class_apart_by_their_arguments():
             attend(second, P + 5, cache=cache)
             assert cache.length == 10
             continue
-        with pytest.raises(ValueError, match=r"its keys were made for .* and attention has"):
+        with pytest.raises(ValueError, match=r"its keys were made for .* but attention has"):
             attend(second, P + 5, cache=cache)
         assert cache.length == 5
 

@@ -13,6 +13,7 @@ from posenc.attend import choose
 from posenc.attend.choose import WAYS
 from posenc.attend.ways import blocks, key_rows, reference, sdpa, strips, strips_backward
 from posenc.encodings.base import distance_bias
+from tests.kinds import one_of_each_kind
 
 HEADS, KV_HEADS, HEAD_DIM, EMBED = 4, 2, 16, 64
 IMPLS = [n for n in WAYS if n not in ("reference", "flex")]
@@ -244,7 +245,7 @@ def test_ways_that_cannot_drop_weights_refuse():
         case.run("sdpa", dropout_p=0.1)
 
 
-@pytest.mark.parametrize("name", posenc.names())
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_the_host_traces_without_a_graph_break(name):
     case = setup(name, torch.arange(41), masks.causal)
 

@@ -1,4 +1,4 @@
-"""How the scripts of experiments/ end where something is wrong: one line, and posenc's codes."""
+"""Wrong input to the scripts of experiments/: one line, and posenc's exit codes."""
 
 import argparse
 import errno

@@ -1,4 +1,4 @@
-"""Scalings after tuning: a table that stands on the exported model, measured once."""
+"""Scalings after tuning: the table is measured once, on the exported model."""
 
 import csv
 import math

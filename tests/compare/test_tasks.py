@@ -86,13 +86,16 @@ def test_each_task_brings_its_own_lengths_steps_and_batch():
     "options, words",
     [
         ({"task": ["copi"]}, r"Unknown task 'copi'\. Did you mean 'copy'"),
-        ({"task": ["copy", "recall"], "test_lengths": "40"}, "--test-lengths: each task counts"),
-        ({"task": ["copy", "recall"], "train_length": 9}, "--train-length: each task counts"),
+        (
+            {"task": ["copy", "recall"], "test_lengths": "40"},
+            "--test-lengths: tasks have different",
+        ),
+        ({"task": ["copy", "recall"], "train_length": 9}, "--train-length: tasks have different"),
         ({"task": ["copy_512"], "test_lengths": "600"}, r"takes 20 to 512 symbols, got 600"),
         ({"task": ["offset"], "train_length": 9}, r"--train-length: the task offset takes 14"),
         ({"task": ["copy"], "test_lengths": "8"}, "8 is below --train-length 20"),
-        ({"task": ["copy"], "text": ["book.txt"]}, "--text: no task here reads a text"),
-        ({"task": ["grid"]}, "--task grid: rope counts tokens one after the other"),
+        ({"task": ["copy"], "text": ["book.txt"]}, "--text: none of the tasks reads a text"),
+        ({"task": ["grid"]}, "--task grid: rope encodes one-dimensional positions"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(options, words):

@@ -1,5 +1,5 @@
-"""Each rule fires on what bit people, with their values, and is E only where it bites a named
-runtime."""
+"""Each rule fires on configs of reported failures, and is an error only if a named runtime is
+affected."""
 
 import json
 import re

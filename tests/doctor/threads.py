@@ -1,6 +1,6 @@
-"""Configs that bit people in public threads: the rotary values are the threads' own, and where a
-thread leaves one out (a base, a length) its family's usual one; the model is a small one of the
-same family.
+"""Configs of failures in public threads: the rotary values are the threads' own, and where a thread
+leaves one out (a base, a length) its family's usual one; the model is a small one of the same
+family.
 """
 
 from typing import Any

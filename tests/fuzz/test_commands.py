@@ -1,4 +1,4 @@
-"""A short run of the fuzzer over command lines, and what it must be able to see."""
+"""A short run of the fuzzer over command lines, whose checks detect planted failures."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A short run of the kills, and what they must be able to see."""
+"""A short run of the kills, whose checks detect planted damage."""
 
 import sys
 

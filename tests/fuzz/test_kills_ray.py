@@ -1,4 +1,4 @@
-"""What the kills over a Ray sweep must be able to see."""
+"""The checks of killed Ray sweeps detect planted damage."""
 
 import subprocess
 import sys

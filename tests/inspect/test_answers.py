@@ -1,5 +1,5 @@
-"""The sentences at the top of a page and under its figures, on data that say the one and data that
-say the opposite."""
+"""Answers and captions of a page, on data that show a property and on data that show its
+opposite."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -43,9 +43,9 @@ def test_only_encodings_in_common_count():
     assert spearman(OURS, {"t5": 1.0, "rope": 2.0, "fire": 0.0}) is None
     assert spearman(OURS, dict.fromkeys(OURS, 1.0)) is None
     for wrong in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="have none: rope"):
+        with pytest.raises(ValueError, match="not finite: rope"):
             spearman(OURS | {"rope": wrong}, OURS)
-        with pytest.raises(ValueError, match="have none: rope"):
+        with pytest.raises(ValueError, match="not finite: rope"):
             sign_agreement(OURS | {"rope": wrong}, [])
 
 
@@ -61,7 +61,7 @@ def test_pairs_are_those_beyond_the_seeds():
     assert separated_pairs(means, dict.fromkeys(means, float("nan")), 5) == []
 
 
-def test_signs_are_counted_of_what_we_have():
+def test_sign_agreement_counts_only_encodings_in_common():
     pairs = [("t5", "rope"), ("rope", "alibi"), ("t5", "fire")]
     assert sign_agreement(OURS, pairs) == (1, 2)
     assert sign_agreement(dict.fromkeys(OURS, 1.0), pairs) == (0, 2)  # a tie agrees with nothing

@@ -1,5 +1,4 @@
-"""What holds on tasks like these, held to every draw that there is, to scipy, and to simulated
-truth."""
+"""Estimates for other tasks against all possible draws, scipy, and simulated truth."""
 
 import itertools
 import math
@@ -78,7 +77,7 @@ def test_the_interval_of_a_probability_is_that_of_every_draw():
     assert other.interval[0] < other.value < other.interval[1] == 1  # cut
 
 
-def test_what_all_draws_say_is_no_evidence_of_another_task():
+def test_equal_draws_are_no_evidence_for_other_tasks():
     values = np.stack([np.full((4, 3), 0.2), np.full((4, 3), 0.6)])
     scores = Scores("ab", range(4), range(3), values)
     found = probability_of_improvement(scores, "a", "b")

@@ -61,12 +61,12 @@ def test_pairing_takes_out_what_a_seed_does_to_both():
         ([NAN], [1.0]),
     ],
 )
-def test_what_says_nothing_is_told_apart_from_nothing(a, b):
+def test_unknown_errors_give_infinite_intervals(a, b):
     found = paired_difference(a, b)
     assert found.half == math.inf and found.p == 1
 
 
-def test_a_resolution_tells_what_all_seeds_say_without_spread():
+def test_a_resolution_bounds_the_error_of_equal_differences():
     """Accuracies of 0 and 1 in all of three seeds, each over 512 sequences."""
     assert paired_difference([0, 0, 0], [1, 1, 1], resolution=1 / 512).p < 0.001
     assert paired_difference([0, 0, 0], [0, 0, 0.001], resolution=1 / 512).p > 0.05
@@ -75,7 +75,7 @@ def test_a_resolution_tells_what_all_seeds_say_without_spread():
 def test_missing_partners_are_left_out():
     found = paired_difference([1.0, 1.1, NAN, 1.3], [2.0, 2.3, 9.0, 2.2])
     assert found == paired_difference([1.0, 1.1, 1.3], [2.0, 2.3, 2.2]) and found.count == 3
-    with pytest.raises(ValueError, match="as many of each, got 2 and 1"):
+    with pytest.raises(ValueError, match="equal numbers, got 2 and 1"):
         paired_difference([1, 2], [1])
 
 

@@ -103,7 +103,10 @@ def test_what_did_not_learn_is_counted_and_kept_out():
         ({"values": np.zeros((2, 3))}, r"expected the shape \(2, 2, 1\), got \(2, 3\)"),
         ({"tasks": ["x", "x"]}, "must come once"),
         ({"values": np.full((2, 2, 1), np.inf)}, "is infinite"),
-        ({"values": np.full((2, 2, 1), NAN), "not_learned": np.ones((2, 2, 1))}, "missing cannot"),
+        (
+            {"values": np.full((2, 2, 1), NAN), "not_learned": np.ones((2, 2, 1))},
+            "missing trial cannot",
+        ),
     ],
 )
 def test_wrong_scores_are_refused(change, said):

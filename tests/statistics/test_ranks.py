@@ -64,14 +64,14 @@ def told(*pairs):
     return rank({"a": 3.0, "b": 2.0, "c": 1.0}, values)
 
 
-def test_a_tier_stands_on_what_is_told_and_not_on_estimates():
+def test_tiers_depend_on_significant_differences_only():
     assert told(("b", "c")).tiers == (("a", "b"), ("c",))  # although none tells c from a
     assert told(("b", "a")).tiers == (("b", "c"), ("a",))  # pairs may stand on other trials
     assert told(("b", "a")).order == ("b", "c", "a")
     assert told(("a", "b"), ("b", "c"), ("a", "c")).tiers == (("a",), ("b",), ("c",))
 
 
-def test_what_goes_round_in_a_circle_is_one_tier():
+def test_cycles_of_differences_are_one_tier():
     found = told(("a", "b"), ("b", "c"), ("c", "a"))
     assert found.tiers == (("a", "b", "c"),) and set(found.ranks.values()) == {(2, 2)}
 
@@ -86,7 +86,7 @@ def test_a_tie_is_named_a_tie_although_its_means_differ():
 
 
 def test_all_pairs_are_needed():
-    with pytest.raises(ValueError, match=r"without one: \[\('a', 'b'\)\]"):
+    with pytest.raises(ValueError, match=r"missing: \[\('a', 'b'\)\]"):
         rank({"a": 1, "b": 2}, {})
 
 

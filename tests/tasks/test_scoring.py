@@ -49,10 +49,10 @@ def test_a_model_that_stops_too_early_scores_without_the_end_symbol_only():
     "targets, said, cut, end, words",
     [
         ([[1, 2]], [[1]], None, None, r"\(1, 1\) answers for \(1, 2\) targets"),
-        ([[1], [IGNORED]], [[1], [1]], None, None, "asks nothing"),
+        ([[1], [IGNORED]], [[1], [1]], None, None, "has no target"),
         ([[1]], [[1]], None, 2, "said_cut"),
         ([[1]], [[1]], [[1]], None, "said_cut"),
-        (np.zeros((0, 3)), np.zeros((0, 3)), None, None, "asks nothing"),
+        (np.zeros((0, 3)), np.zeros((0, 3)), None, None, "has no target"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(targets, said, cut, end, words):

@@ -74,4 +74,4 @@ def test_an_encoding_that_raises_fails_the_check_with_its_error():
 def test_checks_that_assertions_cannot_make_are_refused():
     code = "from posenc import testing as t; list(t.verdicts(t.maker('rope'), t.CHECKS))"
     done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True)
-    assert "ValueError: The contract is made of assertions: run Python without -O." in done.stderr
+    assert "ValueError: The contract needs assertions: run Python without -O." in done.stderr

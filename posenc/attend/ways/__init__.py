@@ -1,1 +1,1 @@
-"""The ways to run one attention: reference defines what is correct, the others are cheaper."""
+"""The ways to run one attention: reference defines the result, the others are cheaper."""

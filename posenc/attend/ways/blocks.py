@@ -1,5 +1,5 @@
-"""Query blocks, recomputed in the backward pass: any encoding in memory that grows only with the
-length."""
+"""Attend by blocks of queries, recomputed in the backward pass: any encoding, in memory that grows
+linearly with the length."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from posenc.attend.ways.cost import Cost, dense_bytes
 from posenc.encodings.numbers.precision import without_autocast
 
 BLOCK_BYTES, MOST_BYTES = 2 * 2**20, 8 * 2**20
-"""Bytes of one block's scores where it has at least `ROWS` queries, and where it has fewer. Larger
-blocks leave the cache, smaller ones pay more for their overhead."""
+"""Bytes of one block's scores with at least `ROWS` queries, and with fewer. Larger blocks do not
+fit the cache; smaller ones have more overhead."""
 ROWS = 64
 
 
 def cost(problem: Problem) -> Cost:
-    """Return what it is expected to cost."""
+    """Return the expected cost."""
     return Cost("O(q_len * kv_len)", dense_bytes(problem, min(problem.q_len, block_rows(problem))))
 
 
 def block_rows(problem: Problem) -> int:
-    """Return the queries per block: a power of two from 16 to 512 that keeps the scores in the
-    cache, or has enough of them for a product."""
+    """Return the queries per block: a power of two from 16 to 512 for which scores fit the cache,
+    or, if larger, matrix products are efficient."""
     batch, heads = problem.q.shape[:2]
     row_bytes = batch * heads * problem.kv_len * max(4, problem.q.element_size())
     fit, most = (size // max(row_bytes, 1) for size in (BLOCK_BYTES, MOST_BYTES))
@@ -35,8 +35,8 @@ def block_rows(problem: Problem) -> int:
 
 
 def masks(problem: Problem) -> bool:
-    """True if a block hands what the term adds to torch's kernel as a mask: it only adds, and
-    nobody differentiates."""
+    """Return True if blocks pass the term as a mask to torch's kernel: the term only adds, and no
+    gradients are needed."""
     term, known = problem.term, problem.known
     adds = term is not None and term.additive and term.combine is None
     free = not (known.needs_grad or known.compiling or problem.dropout_p)
@@ -44,7 +44,7 @@ def masks(problem: Problem) -> bool:
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
-    """Attend block by block of queries, each over the keys that the mask may show to it."""
+    """Attend by blocks of queries, each over the keys that may be visible to it."""
     rows = block_rows(problem)
     spans = [(start, min(start + rows, problem.q_len)) for start in range(0, problem.q_len, rows)]
     problem = problem.ready(rows)
@@ -69,17 +69,16 @@ def _recomputed(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor
 
 
 def _masked(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-    """Attend by torch's kernel, with what the term adds as its mask. Autocast rounds what is
-    multiplied, not the mask."""
+    """Attend by torch's kernel with the term as its mask. Autocast does not round masks."""
     with without_autocast(problem.q.device):
         bias = problem.bias(start, stop)
-        if bias.requires_grad:  # through weights that are no parameters of the encoding
+        if bias.requires_grad:  # through tensors that are no parameters of the encoding
             return reference.attend(problem, start, stop)
-        bias = bias.expand(*problem.q.shape[:2], -1, -1).contiguous()  # one batch row may serve all
+        bias = bias.expand(*problem.q.shape[:2], -1, -1).contiguous()  # may have one batch row
         visible = problem.hide(bias, start, stop, -torch.inf)
         tensors = (problem.q[:, :, start:stop], problem.k, problem.v)
         q, k, v = flash.same_width(*(t.to(problem.product_dtype) for t in tensors))
-        if visible is not None:  # what nobody sees may hold anything, NaN too
+        if visible is not None:  # keys that no query sees may be NaN
             unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]
             k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
         out, lse = flash.attend(q, k, v, bias, problem.scale)

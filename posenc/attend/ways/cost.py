@@ -1,4 +1,4 @@
-"""What a way is expected to cost, for `explain`."""
+"""The expected cost of a way, for `explain`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from posenc.attend.problem import Problem
 
 class Cost(NamedTuple):
     time: str
-    """How time grows."""
+    """Growth of time."""
     extra_bytes: int
-    """The most memory held at once beyond inputs, output and gradients; of the backward pass too
-    where gradients are needed."""
+    """Peak of memory in addition to inputs, output and gradients, including the backward pass if
+    gradients are needed."""
 
 
 def scores_bytes(problem: Problem, rows: int) -> int:
@@ -22,10 +22,10 @@ def scores_bytes(problem: Problem, rows: int) -> int:
 
 
 def dense_bytes(problem: Problem, rows: int) -> int:
-    """Return the bytes of scores, weights, in a backward pass a gradient, and what the term makes
-    on the way, for `rows` queries."""
+    """Return the bytes for `rows` queries of scores, weights, temporary results of the term and, in
+    a backward pass, a gradient."""
     known = problem.known
     arrays = 2 if problem.term is None else 2 + problem.term.held(known.needs_grad)
-    if known.needs_grad:  # weights are kept as they were before rows without a key were emptied
+    if known.needs_grad:  # weights are saved before rows without a key are set to zero
         arrays += 1 if known.every_row_sees_a_key else 2
     return int(arrays * scores_bytes(problem, rows))

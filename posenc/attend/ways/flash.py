@@ -1,8 +1,8 @@
 """torch's flash attention on the CPU with its log-sum-exp, forward and backward.
 
-These two operators are the only private names of torch that attention uses: torch's public function
-returns no log-sum-exp, and without it neither attention over parts of the keys can be joined nor a
-part be differentiated. Where a version of torch lacks them, plain operations take their place.
+These two operators are the only private names of torch that attention uses. torch's public function
+returns no log-sum-exp, which is needed to join attention over parts of the keys and to
+differentiate a part. Plain operations replace them in versions of torch that lack them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def attend(
     """Return softmax(scale * q k^T + bias) v and the log-sum-exp of each row.
 
     q (batch, num_heads, rows, width); k, v (batch, num_kv_heads, keys, width), all of one width as
-    `same_width` gives them; bias broadcasts to (batch, num_heads, rows, keys) and has four axes.
+    after `same_width`; bias broadcasts to (batch, num_heads, rows, keys) and has four axes.
     """
     if _FORWARD is None:
         return _plain(q, k, v, bias, scale)
@@ -37,7 +37,8 @@ def gradients(
     mine: Sequence[Tensor], theirs: tuple[Tensor, Tensor], bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v. `mine` are the gradient of the output, q, the output and
-    the log-sum-exp; `theirs` are k and v, with as many heads, or a part of them, with its bias."""
+    the log-sum-exp; `theirs` are k and v with the heads of q, possibly only a part of the keys,
+    with its bias."""
     if _BACKWARD is None:
         return _plain_gradients(mine, theirs, bias, scale)
     (grad, q, out, lse), (k, v) = mine, theirs
@@ -45,8 +46,8 @@ def gradients(
 
 
 def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return attention over all keys from attention over disjoint parts of them, each (out,
-    log-sum-exp); -inf for a row that sees no key of a part, whose output is 0."""
+    """Join attention over disjoint parts of the keys, each (out, log-sum-exp). In a part without
+    visible keys for a row, the log-sum-exp is -inf and the output 0."""
     out, lse = parts[0]
     for more, more_lse in parts[1:]:
         share = (more_lse - lse).nan_to_num(0).sigmoid()  # NaN: neither part has a key
@@ -56,15 +57,15 @@ def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def same_width(*tensors: Tensor) -> list[Tensor]:
-    """Return the tensors padded to one width, with the channels of a head next to each other in
-    memory: the operators read as many channels of each as q has."""
+    """Return the tensors padded to one width, with contiguous channels: the operators read as many
+    channels of each as q has."""
     width = max(t.shape[-1] for t in tensors)
     missing = [width - t.shape[-1] for t in tensors]
     return [adjacent(F.pad(t, (0, m)) if m else t) for t, m in zip(tensors, missing, strict=True)]
 
 
 def adjacent(t: Tensor) -> Tensor:
-    """Return t, copied unless its channels are next to each other in memory."""
+    """Return t, copied unless its channels are contiguous."""
     return t if t.stride(-1) == 1 else t.clone(memory_format=torch.contiguous_format)
 
 

@@ -1,4 +1,4 @@
-"""FlexAttention, compiled, with the encoding's own score_mod and a block mask."""
+"""Attend by compiled FlexAttention, with the encoding's score_mod and a block mask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = 128
 
 
 def cost(problem: Problem) -> Cost:
-    """Return what it is expected to cost."""
+    """Return the expected cost."""
     heads, term = problem.q.shape[1], problem.term
     table = 0
     if term is not None:
@@ -50,8 +50,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def _score_mod(problem: Problem) -> ScoreMod | None:
-    """Return the term's own; for a bias by distance over consecutive positions, one that reads a
-    row per head."""
+    """Return the term's score_mod; for a bias by distance at consecutive positions, one that reads
+    a row per head."""
     term = problem.term
     if term is None:
         return None
@@ -88,5 +88,5 @@ def _block_mask(problem: Problem) -> Any:
 def _compiled(device: str) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # For any length, Inductor (torch 2.13) writes C++ for the CPU that does not compile.
+    # With dynamic lengths, Inductor (torch 2.13) generates C++ for the CPU that does not compile.
     return torch.compile(flex_attention, dynamic=False if device == "cpu" else None)

@@ -1,9 +1,9 @@
-"""A bias that is a term of the query minus a term of the key: one row of numbers for many queries.
+"""Attend with a bias that is a term of the query minus a term of the key, from one row per block.
 
-score[i, j] += row[i] - key[j]. Under a causal mask row[i] cancels in the softmax, so a block of
-queries shares one row of bias, which torch's flash kernel reads as a mask without a stride along
-the queries. It counts from the middle of the block: the numbers that matter to a block are then
-small, and no coarser at key 100,000 than at key 100.
+score[i, j] += row[i] - key[j]. With a causal mask row[i] cancels in the softmax, so a block of
+queries needs only one row of bias, which torch's flash kernel reads as a mask with stride 0 along
+the queries. The bias is relative to the middle of the block, so it is small near the block and as
+precise at key 100,000 as at key 100.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 
 ROWS, STEEP_ROWS = 512, 128
-"""Queries that share a row: fewer where the terms fall by more than 64 on the way, as large numbers
+"""Queries per row; fewer if the terms fall by more than 64 within a block, because large numbers
 are coarse and small weights slow."""
 
 
 def run(problem: Problem) -> tuple[Tensor, None]:
-    """Attend block by block of queries; choose.py has checked that the term is of this kind and the
-    mask causal."""
+    """Attend by blocks of queries; choose.py has checked the kind of term and the mask."""
     assert problem.term is not None and problem.term.per_key is not None
     row, key = (t if t.ndim == 3 else t[None] for t in problem.term.per_key())
     dtype = problem.product_dtype
@@ -40,18 +39,18 @@ def run(problem: Problem) -> tuple[Tensor, None]:
 
 
 class _Part(NamedTuple):
-    """Queries `rows` over `keys`, with what is added to their scores, -inf for what is hidden."""
+    """Queries `rows` and keys `keys`, with the bias of their scores, -inf for hidden pairs."""
 
     rows: slice
     keys: slice
     bias: Tensor
     blind: Tensor | None
-    """(batch or 1, num_heads or 1, rows): queries that see none of these keys; None: each sees
-    one."""
+    """(batch or 1, num_heads or 1, rows): True for queries that see none of these keys; None: all
+    see some."""
 
 
 def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[_Part]]:
-    """Yield the parts of each block of queries: keys that all of them see, and the others."""
+    """Yield the parts of each block of queries: keys that all of them see, and the other keys."""
     q_len, heads, dtype = problem.q_len, problem.q.shape[1], at_least_float32(problem.q.dtype)
     fall = float((key.amax(-1) - key.amin(-1)).amax()) / key.shape[-1]
     size = ROWS if fall * ROWS <= 64 else STEEP_ROWS
@@ -75,7 +74,7 @@ def _blocks(problem: Problem, row: Tensor, key: Tensor) -> Iterator[list[_Part]]
 
 
 def _seen(t: Tensor, part: _Part) -> Tensor:
-    """Return the keys or values of the part, with zeros where nobody looks: NaN may be there."""
+    """Return the part's keys or values; those that no query sees may be NaN and become zeros."""
     t = t[:, :, part.keys]
     if part.blind is None:
         return t
@@ -112,7 +111,7 @@ class _KeyRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, row, key, out, lse = ctx.saved_tensors
         problem = ctx.problem
-        if torch.is_grad_enabled():  # a gradient of this gradient is asked for
+        if torch.is_grad_enabled():  # for a gradient of this gradient
             visible = problem.visible(0, problem.q_len)
             bias = row[..., :, None] - key[..., None, :]
             hidden = torch.zeros_like(bias[:1, :1], dtype=torch.bool)
@@ -128,12 +127,12 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return the gradients of q, k, v, row and key; that of row is zero.
 
-    q has a column of ones and k one of zeros, whose gradient sums the gradients of a key's scores:
-    that of its term.
+    q gets a column of ones and k one of zeros, whose gradient sums the gradients of a key's scores,
+    which is the gradient of its term.
     """
     heads, kv_heads, width, v_dim = q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]
-    lse = lse.masked_fill(lse == -torch.inf, 0)  # of rows that see no key, whose weights are 0
-    size = -(-(max(width, v_dim) + 1) // 8) * 8  # kernels like widths that are a multiple of 8
+    lse = lse.masked_fill(lse == -torch.inf, 0)  # rows that see no key have weights 0
+    size = -(-(max(width, v_dim) + 1) // 8) * 8  # kernels are faster at multiples of 8
     every = [q, *(for_every_head(t, heads) for t in (k, v)), out, grad]
     q, k, v, out, grad = (flash.adjacent(F.pad(t, (0, size - t.shape[-1]))) for t in every)
     q[..., width] = 1

@@ -1,5 +1,4 @@
-"""Dense scores and a plain softmax: defines what is correct. Any encoding, any dtype, all
-gradients."""
+"""Attend by dense scores and a plain softmax; defines the result for every other way."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from posenc.attend.ways.cost import Cost, dense_bytes
 
 
 def cost(problem: Problem) -> Cost:
-    """Return what it is expected to cost."""
+    """Return the expected cost."""
     return Cost("O(q_len * kv_len)", dense_bytes(problem, problem.q_len))
 
 
@@ -22,12 +21,12 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-    """Return attention of queries start .. stop to all keys, and the log-sum-exp where the problem
-    needs it."""
+    """Attend from queries [start, stop) to all keys; return the output, and the log-sum-exp if
+    needed."""
     visible = problem.visible(start, stop)
     scores = problem.scores(start, stop, visible)
-    # The lowest finite number, not -inf: a row that sees no key must not become NaN on the way to
-    # zero.
+    # The lowest finite number, not -inf: a row that sees no key must not become NaN before it is
+    # set to zero.
     lowest, known = torch.finfo(scores.dtype).min, problem.known
     if not (known.needs_grad or known.compiling or known.transformed):
         problem.hide(scores, start, stop, lowest)

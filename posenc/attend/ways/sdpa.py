@@ -1,5 +1,4 @@
-"""torch's own kernel: where nothing is added to the scores, or the bias can be handed to it. Which
-of the forms runs is decided in choose.py."""
+"""Attend by torch's kernel, without a bias or with one that it can read; see choose.py."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from posenc.attend.ways.cost import Cost, scores_bytes
 from posenc.encodings.numbers.precision import without_autocast
 
 MASKED_ROWS = 256
-"""Queries that share one mask written out."""
+"""Queries per materialized mask."""
 
 
 def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
@@ -37,7 +36,7 @@ def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
 
 
 def cost(problem: Problem, form: str) -> Cost:
-    """Return what the form is expected to cost."""
+    """Return the expected cost of the form."""
     size, (batch, heads) = problem.q.element_size(), problem.q.shape[:2]
     known, mask = problem.known, problem.mask
     time = "O(q_len * kv_len)"
@@ -57,38 +56,39 @@ def cost(problem: Problem, form: str) -> Cost:
         row = 4 * heads * (problem.q_len + problem.kv_len)
         return Cost(time, row + problem.q.numel() * size + block + backward)
     dense_mask = 0
-    if mask is not None and not known.causal_by_index:  # torch makes numbers of it
+    if mask is not None and not known.causal_by_index:  # torch converts it to floats
         rows = problem.q_len if _mask_in_one(problem) else min(problem.q_len, MASKED_ROWS)
         dense_mask = batch * rows * problem.kv_len * (1 + size)
-        dense_mask += size * (problem.k.numel() + problem.v.numel())  # without what nobody sees
+        dense_mask += size * (problem.k.numel() + problem.v.numel())  # copies with hidden keys 0
     copied = 0
-    if form == "key rows":  # what the mask hides of a block, and with gradients a copy of all
+    if form == "key rows":  # a block's mask, and with gradients copies of q, k and v
         dense_mask = scores_bytes(problem, key_rows.ROWS) // max(1, problem.kv_len // key_rows.ROWS)
         copied = 2 * sum(t.numel() for t in (problem.q, problem.k, problem.v))
         copied *= 1 if known.needs_grad else 0
     if problem.v.shape[-1] < problem.q.shape[-1]:  # v and the output as wide as q
         copied += problem.q.numel() + problem.k.numel()
-    if known.needs_grad:  # what the kernel makes of the three on the way back
+    if known.needs_grad:  # the kernel's copies of the three in the backward pass
         copied += max(copied, problem.q.numel() + problem.k.numel())
     return Cost(time, dense_mask + copied * size)
 
 
 def _mask_in_one(problem: Problem) -> bool:
-    """True if one mask serves all queries: for a backward pass, or a graph for any length."""
+    """Return True if the mask is materialized for all queries: the backward pass keeps it anyway,
+    and a compiled graph must not depend on the length."""
     return problem.known.needs_grad or problem.known.compiling
 
 
 def _kernel(
     problem: Problem, start: int, stop: int, *, causal: bool = False, bias: Tensor | None = None
 ) -> Tensor:
-    """Call torch's kernel for queries start .. stop."""
+    """Call torch's kernel for queries [start, stop)."""
     visible = None if causal else problem.visible(start, stop)
     if visible is not None:
-        # Every axis in full, else torch falls back to its dense path.
+        # Expand every axis, otherwise torch falls back to its dense path.
         visible = visible.expand(*visible.shape[:-2], stop - start, problem.kv_len)
     q, k, v = problem.q, problem.k, problem.v
     q = q if stop - start == q.shape[2] else q[:, :, start:stop]
-    if visible is not None:  # what nobody sees may hold anything, NaN too
+    if visible is not None:  # keys that no query sees may be NaN
         unseen = ~visible.any(-2).any(1, keepdim=True)[..., None]
         k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
     width, v_dim = q.shape[-1], v.shape[-1]
@@ -101,7 +101,7 @@ def _kernel(
     with nullcontext() if bias is None else without_autocast(q.device):  # it would round the bias
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=problem.scale,
-            enable_gqa=bool(q.shape[1] != k.shape[1]),  # a trace counts in tensors
+            enable_gqa=bool(q.shape[1] != k.shape[1]),  # in a trace, sizes are tensors
         )  # fmt: skip
     if visible is not None and not problem.known.every_row_sees_a_key:
         out = out.masked_fill(~visible.any(-1, keepdim=True), 0)

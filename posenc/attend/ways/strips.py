@@ -1,19 +1,19 @@
-"""A bias that depends only on the distance, without a number for every pair.
+"""Attend with a bias by distance without materializing it for every pair.
 
 For n queries and m keys at consecutive positions, a head's bias is one row of n + m - 1 numbers:
 
     row       b[4]  b[3]  b[2]  b[1]  b[0]  -inf  -inf      by falling distance
-              \\________________/                            what the last query sees of 3 keys
-                    \\________________/                      what the query before it sees
+              \\________________/                            bias of the last query for 3 keys
+                    \\________________/                      bias of the query before it
                           \\__________________/              ...
 
-Each query reads a part of the row that begins one entry later than that of the query after it. With
-the queries in reverse order, entry (i, j) of the bias is row[offset + i + j]: a view of the row
-with strides (1, 1), which takes no memory. torch's flash kernel reads it as its mask. So a bias by
-distance costs what attention without one costs, forward and, if it is constant, backward.
+Each query reads a part of the row that begins one entry later than that of the next query. With the
+queries in reverse order, entry (i, j) of the bias is row[offset + i + j]: a view of the row with
+strides (1, 1), which takes no memory. torch's flash kernel reads it as its mask. So attention with
+a bias by distance costs as much as without, forward and, if the bias is constant, backward.
 
-Three files: this one makes the row; `strips_forward` runs blocks ("strips") of queries, each over
-the keys that the mask shows to it; `strips_backward` differentiates, the row included.
+This file makes the row; `strips_forward` runs blocks ("strips") of queries, each over the keys that
+the mask shows to it; `strips_backward` computes gradients, also of the row.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from posenc.encodings.base.base import check_heads
 from posenc.encodings.numbers.precision import at_least_float32
 
 ROWS = 256
-"""Queries per strip: what a causal mask hides of a strip is computed all the same."""
+"""Queries per strip; pairs that a causal mask hides inside a strip are computed too."""
 TOGETHER = 1024
-"""Queries that attend at once to the keys which all of them see: torch's kernel is up to a fifth
-faster with 768 queries and more."""
+"""Queries that attend at once to keys visible to all of them: torch's kernel is up to a fifth
+faster with 768 queries or more."""
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -48,7 +48,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def _group(problem: Problem, row: Tensor, begin: int) -> Group:
-    """Return the strips from query `begin` on, and the keys that they look at together."""
+    """Return the strips from query `begin` on, and the keys that all their queries see."""
     end = min(begin + TOGETHER, problem.q_len)
     size = ROWS if problem.mask is not None else TOGETHER
     strips = []
@@ -56,7 +56,7 @@ def _group(problem: Problem, row: Tensor, begin: int) -> Group:
         stop = min(start + size, end)
         strips.append(Strip(start, stop, *problem.reach(start, stop)))
     first, last = problem.clear(begin, end)
-    # One key less on either side, so that every query has one of its own there.
+    # One key less on both sides, so that each query sees at least one of the remaining keys.
     shared = Strip(begin, end, first + 1 if first else 0, last - 1)
     if len(strips) == 1 or shared.last - shared.first < ROWS:
         return Group(strips, None)
@@ -68,7 +68,7 @@ def falling_row(problem: Problem) -> Tensor:
     """Return the bias by falling distance, (num_heads, q_len + kv_len - 1), -inf where the mask
     hides it; its first entry is for the last query and the first key."""
     size = problem.q_len + problem.kv_len - 1
-    first, last = _visible(problem)  # what the mask hides is not computed
+    first, last = _visible(problem)  # entries that the mask hides are not computed
     if problem.term is None:
         dtype = at_least_float32(problem.q.dtype)
         row = problem.q.new_zeros(problem.q.shape[1], last - first, dtype=dtype)
@@ -82,7 +82,7 @@ def falling_row(problem: Problem) -> Tensor:
 
 
 def _visible(problem: Problem) -> tuple[int, int]:
-    """Return the range first, last of the entries of the row that the mask shows."""
+    """Return the range [first, last) of entries of the row that the mask shows."""
     mask, runs = problem.mask, problem.known.mask_runs
     size = problem.q_len + problem.kv_len - 1
     first, last = 0, size
@@ -97,7 +97,7 @@ def _visible(problem: Problem) -> tuple[int, int]:
 
 
 def _sees_a_key(problem: Problem) -> Tensor:
-    """True for the queries, (q_len), that see a key."""
+    """Return True for queries, (q_len), that see a key."""
     first, last = _visible(problem)
     own = torch.arange(problem.q_len - 1, -1, -1, device=problem.q.device)  # where a row begins
     return (own < last) & (own + problem.kv_len > first) & (first < last)

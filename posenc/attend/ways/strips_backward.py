@@ -1,4 +1,4 @@
-"""Attention with a bias by distance, strip by strip of queries: gradients."""
+"""Gradients of attention with a bias by distance, by strips of queries."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32, without_autocast
 
 ROWS, BYTES = 128, 8 * 2**20
-"""Queries whose scores are materialized at once, and bytes that those of some heads may take."""
+"""Queries whose scores are materialized at once, and the limit of their bytes over heads."""
 KEYS = 4096
-"""Keys that torch's backward kernel sees at once: its results are copies."""
+"""Keys per call of torch's backward kernel, whose results are copies."""
 
 
 class Strips(torch.autograd.Function):
-    """Attend forward; backward without scores for all pairs at once.
+    """Attend by strips; the backward pass does not materialize scores for all pairs.
 
     Inputs: q (batch, num_heads, q_len, width), k and v (batch, num_kv_heads, kv_len, ...), row
     (num_heads, q_len + kv_len - 1), scale, groups. Outputs: out and the log-sum-exp.
@@ -40,7 +40,7 @@ class Strips(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, row, out, lse = ctx.saved_tensors
         grad, grad_lse = grads
-        if torch.is_grad_enabled():  # a gradient of this gradient is asked for
+        if torch.is_grad_enabled():  # for a gradient of this gradient
             entry = torch.arange(q.shape[2] - 1, -1, -1)[:, None] + torch.arange(k.shape[2])
             bias = row[:, entry.to(row.device)]
             found = dense_gradients((q, k, v, row), bias, bias == -torch.inf, ctx.scale, grads)
@@ -59,7 +59,7 @@ class Strips(torch.autograd.Function):
 
 
 def _of_groups(grad: Tensor, t: Tensor) -> Tensor:
-    """Return the gradient of t, whose heads served groups of heads, in the dtype of t."""
+    """Return the gradient of t, whose heads were used by groups of heads, in t's dtype."""
     if grad.shape[1] != t.shape[1]:
         grad = grad.unflatten(1, (t.shape[1], -1)).sum(2)
     return grad.to(t.dtype)
@@ -69,7 +69,7 @@ def _gradients(
     q: Tensor, k: Tensor, v: Tensor, row: Tensor, out: Tensor, lse: Tensor, grad: Tensor,
     scale: float, strips: list[Strip],
 ) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
-    """Return the gradients of q, k and v by torch's own kernel, where the row is constant."""
+    """Return the gradients of q, k and v by torch's own kernel, if the row is constant."""
     width, v_dim, wide = q.shape[-1], v.shape[-1], at_least_float32(q.dtype)
     q, k, v, grad, out = flash.same_width(q, k, v, grad, out)
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=wide, device=t.device) for t in (q, k, v))
@@ -84,7 +84,7 @@ def _gradients(
             d_q[:, :, rows] += found[0].flip(2)
             d_k[:, :, keys] += found[1]
             d_v[:, :, keys] += found[2]
-            del found  # else it takes its memory beside the next part's
+            del found  # free its memory before the next part
     return d_q[..., :width], d_k[..., :width], d_v[..., :v_dim], None
 
 
@@ -92,8 +92,9 @@ def _all_gradients(
     q: Tensor, k: Tensor, v: Tensor, row: Tensor, grad: Tensor, grad_lse: Tensor | None,
     scale: float, strips: list[Strip],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k, v and the row by plain products. That of the row sums those of
-    the scores along their diagonals in a fixed order: the same bits from run to run."""
+    """Return the gradients of q, k, v and the row by plain products. The gradient of the row sums
+    those of the scores along diagonals in a fixed order, so results are reproducible bit for bit.
+    """
     d_q, d_k, d_v, d_row = (torch.zeros_like(t, dtype=row.dtype) for t in (q, k, v, row))
     size = q.shape[0] * ROWS * k.shape[2] * row.element_size()
     at_once = max(1, BYTES // size)  # heads whose scores of a strip are materialized
@@ -115,27 +116,27 @@ def _add_gradients(
     tensors: list[Tensor], row: Tensor, grad_lse: Tensor | None, scale: float, strip: Strip,
     into: list[Tensor],
 ) -> None:  # fmt: skip
-    """Add what one strip of queries gives to the gradients of q, k, v and the row."""
+    """Add the gradients from one strip of queries to those of q, k, v and the row."""
     (start, stop, first, last), wide, q_len = strip, row.dtype, tensors[0].shape[2]
     rows, keys = slice(start, stop), slice(first, last)
     queries, grads = (tensors[i][:, :, rows].flip(2).to(wide) for i in (0, 3))
     k, v = (tensors[i][:, :, keys].to(wide) for i in (1, 2))
     d_q, d_k, d_v, d_row = into
     bias = reversed_bias(row, q_len, strip)
-    # Normalised here: far from the start the log-sum-exp is too coarse for weights that sum to one.
+    # Normalised here, because far from the start the log-sum-exp is too coarse for weights that sum
+    # to 1.
     weights = torch.softmax(((queries * scale) @ k.mT).add_(bias), -1)
     weights = _without_blind_rows(weights, bias)
     d_v[:, :, keys] += weights.mT @ grads
     d_scores = (grads @ v.mT).mul_(weights)
-    # The sum is of these weights, not of the rounded output: what all keys share must cancel.
+    # Sum over these weights, not the rounded output, so that terms common to all keys cancel.
     d_scores.addcmul_(weights, d_scores.sum(-1, keepdim=True), value=-1)
     if grad_lse is not None:
         d_scores.addcmul_(weights, grad_lse[:, :, rows, None].flip(2).to(wide))
     del weights
     d_q[:, :, rows] += (d_scores @ k).mul_(scale).flip(2)
     d_k[:, :, keys] += (d_scores.mT @ queries).mul_(scale)
-    # Row i of the sheared buffer has row i of d_scores shifted right by i, so that diagonals are
-    # columns.
+    # Row i of the buffer is row i of d_scores shifted right by i, so diagonals become columns.
     heads, count, width = len(row), stop - start, last - first
     sheared = torch.zeros(heads, count, count + width, dtype=wide, device=row.device)
     diagonal = (count * (count + width), count + width + 1, 1)

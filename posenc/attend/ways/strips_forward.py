@@ -1,4 +1,4 @@
-"""Attention with a bias by distance, strip by strip of queries: the forward pass."""
+"""Forward pass of attention with a bias by distance, by strips of queries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHORT_BYTES = 2 * 2**20
 
 
 class Strip(NamedTuple):
-    """Queries start .. stop and the keys first .. last that they may look at."""
+    """Queries [start, stop) and keys [first, last) that may be visible to them."""
 
     start: int
     stop: int
@@ -22,8 +22,8 @@ class Strip(NamedTuple):
 
 
 def reversed_bias(row: Tensor, q_len: int, strip: Strip) -> Tensor:
-    """Return the bias (1, num_heads, rows, keys) of a strip whose queries are in reverse order, as
-    a view of the row (num_heads, q_len + kv_len - 1)."""
+    """Return the bias (1, num_heads, rows, keys) of a strip with queries in reverse order, as a
+    view of the row (num_heads, q_len + kv_len - 1)."""
     start, stop, first, last = strip
     shape = (1, row.shape[0], stop - start, last - first)
     offset = row.storage_offset() + q_len - stop + first
@@ -41,7 +41,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, row: Tensor, scale: float, groups: list[Group]
 ) -> tuple[Tensor, Tensor]:
     """Return the output (batch, num_heads, q_len, v_dim) and the log-sum-exp (batch, num_heads,
-    q_len) in the dtype of the row."""
+    q_len), in the dtype of the row."""
     v_dim, q_len = v.shape[-1], q.shape[2]
     q, k, v = flash.same_width(q, k, v)
     row = row.contiguous()
@@ -52,7 +52,7 @@ def forward(
             out, lse = flash.attend(q, k[:, :, keys], v[:, :, keys], bias.flip(2), scale)
             return out[..., :v_dim], lse
 
-    # Heads inside tokens, so that joining heads later costs no copy.
+    # Store heads within tokens, so that joining heads later needs no copy.
     out = q.new_zeros(len(q), q_len, q.shape[1], q.shape[3]).transpose(1, 2)
     lse = row.new_zeros(q.shape[:3])
     for group in groups:

@@ -15,9 +15,9 @@ def dense_gradients(
     scale: float,
     grads: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
-    """Return the gradients of the inputs, which are q, k, v and what the bias was computed from, by
-    plain operations with all scores at once, which have gradients themselves. `grads` are those of
-    the output and of the log-sum-exp."""
+    """Return the gradients of the inputs, q, k, v and those of the bias, by plain operations with
+    all scores at once, which can be differentiated again. `grads` are those of the output and the
+    log-sum-exp."""
     q, k, v = inputs[:3]
     scores = grouped_matmul(q.to(bias.dtype) * scale, k.to(bias.dtype).mT)
     scores = (scores + bias.masked_fill(hidden, 0)).masked_fill(hidden, torch.finfo(bias.dtype).min)

@@ -1,1 +1,1 @@
-"""What will be trained, what it costs, and what is refused."""
+"""Plan a comparison: trials to train, their cost, and refusals."""

@@ -1,5 +1,4 @@
-"""Encodings of the user are held to the part of the contract without which a comparison of losses
-means nothing."""
+"""Check users' encodings against the part of the contract that a comparison of losses requires."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ _CHECKS = {name: CHECKS[name] for name in VOIDING}
 
 
 def find_void(compared: Sequence[Compared], allowed: bool) -> dict[str, str]:
-    """Why a comparison with an encoding would mean nothing, by its text. posenc's own are held to
-    the contract by its tests.
+    """Return why a comparison with an encoding is invalid, by its text. posenc's own encodings are
+    checked by its tests.
 
     Raises: ValueError for the first one, unless `allowed`.
     """
@@ -26,8 +25,8 @@ def find_void(compared: Sequence[Compared], allowed: bool) -> dict[str, str]:
             continue
         if not allowed:
             raise ValueError(
-                f"{each.label}: {why}. Losses of it would mean nothing; --unchecked compares it "
-                "all the same, and the report says so."
+                f"{each.label}: {why}. Its losses would be meaningless. --unchecked compares it "
+                "anyway, with a note in the report."
             )
         found[each.text] = why
     return found
@@ -39,11 +38,11 @@ def _why_void(compared: Compared) -> str | None:
             continue  # posenc's own
         try:
             create(str(part), SHAPE)
-        except Exception as error:  # of somebody's constructor
+        except Exception as error:  # a user's constructor may raise anything
             text = " ".join(str(error).split())[:300].rstrip(".")
             return (
-                f"it could not be checked, because it cannot be built for {SHAPE.num_heads} heads "
-                f"of {SHAPE.head_dim} with {SHAPE.num_kv_heads} for keys: {text}"
+                f"it could not be checked, because it cannot be built for {SHAPE.num_heads} query "
+                f"heads and {SHAPE.num_kv_heads} key/value heads of {SHAPE.head_dim}: {text}"
             )
         for verdict in verdicts(maker(str(part)), _CHECKS):
             if verdict.failure is not None:

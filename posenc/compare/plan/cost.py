@@ -1,4 +1,4 @@
-"""What a comparison will cost; one that the machine cannot run is refused before it starts."""
+"""Estimate the cost of a comparison, and refuse one that the machine cannot run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from posenc.tasks.task import Case
 FLOPS_PER_SECOND = {"bfloat16": 195_000_000_000, "float32": 75_000_000_000}
 """Measured on one core with this kind of model."""
 START_SECONDS = 3
-"""How long a trial's process takes to import torch."""
+"""Time that a trial's process needs to import torch."""
 BYTES_PER_PARAMETER = 16
 """Weights, gradients and AdamW's two averages in float32."""
 BYTES_PER_TRIAL = 2000
@@ -41,15 +41,15 @@ def check_cost(
     yes: bool,
     here: int | None = None,
 ) -> None:
-    """Refuse a study that needs more memory than there is, or that is expected to take more than a
-    week, unless `yes`. Allocates nothing itself.
+    """Refuse a study that needs more memory than is available, or, unless `yes`, more than a week.
+    Allocates nothing itself.
 
     planned: one trial for each task.
     workers: trials at a time.
-    here: how many of them on this machine, None for all; its memory must do for them.
+    here: number of them on this machine, None for all; they must fit into its memory.
 
-    Raises: ValueError, also if an encoding cannot be built for a model of these sizes, or has fewer
-    positions than training takes.
+    Raises: ValueError, also if an encoding cannot be built for this model or has too few positions
+    for training.
     """
     each = seeds * len(encodings)
     count = each * len(planned)
@@ -57,7 +57,7 @@ def check_cost(
         f"{count:,} trials", count * BYTES_PER_TRIAL, machine.memory_bytes(), "Take fewer --seeds."
     )
     for trial in planned:
-        # The model first: its sizes may be beyond what a tensor can have.
+        # Check the model first: its sizes may exceed those of a tensor.
         _check_model(trial, here or workers, 0)
         own = 0
         for name in encodings:
@@ -74,8 +74,8 @@ def check_cost(
 
 
 def seconds_of(trial: TrialConfig, count: int, workers: int) -> int:
-    """Roughly how long `count` trials like this one take on a CPU with free cores. Whole numbers
-    throughout, because what a user can ask for may not fit in a float."""
+    """Estimate how long `count` trials like this one take on a CPU with free cores. Uses whole
+    numbers, because requested sizes may not fit in a float."""
 
     def flops(length: int) -> int:
         attention = 4 * trial.layers * trial.width * length
@@ -89,7 +89,7 @@ def seconds_of(trial: TrialConfig, count: int, workers: int) -> int:
 
 
 def tested_tokens(trial: TrialConfig) -> list[tuple[int, int, int]]:
-    """Of each test of a trial: the tokens of a sequence, of all of them, and how often they are
+    """Return, for each test of a trial: tokens of a sequence, tokens of all, and how often they are
     read."""
     task = task_of(trial)
     if task is None:
@@ -99,7 +99,7 @@ def tested_tokens(trial: TrialConfig) -> list[tuple[int, int, int]]:
 
 
 def opening(study: Study, workers: int, folder: Path, seconds: int) -> str:
-    """One sentence: what is about to run, on how much text, for how long, and where results go."""
+    """Return one sentence: what will run, on how much text, for how long, and where results go."""
     trial, text, names = study.trials[0], study.corpus, len(study.encodings)
     count, tasks = len(study.trials), list(dict.fromkeys(t.task for t in study.trials))
     drawn = [task for task in tasks if task != TEXT]
@@ -120,18 +120,18 @@ def opening(study: Study, workers: int, folder: Path, seconds: int) -> str:
 
 
 def _steps(trials: Sequence[TrialConfig]) -> str:
-    """The steps of a trial: of all, or from the fewest to the most."""
+    """Return the steps of a trial, or the range over all trials."""
     steps = sorted({trial.steps for trial in trials})
     return f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
 
 
 def _parameters(trial: TrialConfig) -> int:
-    """Numbers in the model's matrices, without what the encoding learns."""
+    """Count the parameters in the model's matrices, without those of the encoding."""
     vocabulary = vocabulary_of(trial)
     sizes = DecoderConfig(vocabulary, trial.width, trial.layers, trial.heads, trial.kv_heads)
     attention = 4 * trial.width**2
     layer = attention + trial.width * 3 * (sizes.ffn_dim or 0)
-    stacks = len(objective_of(trial).stacks)  # of which the later ones attend to the first too
+    stacks = len(objective_of(trial).stacks)  # all but the first also attend to the first
     return trial.layers * (stacks * (layer + attention) - attention) + vocabulary * trial.width
 
 
@@ -143,19 +143,20 @@ def _windows(trial: TrialConfig) -> str:
 
 
 def _built(trial: TrialConfig, encoding: str) -> PositionEncoding:
-    """One copy of the encoding, without memory if it can be made so."""
+    """Build the encoding, without allocating memory if possible."""
     try:
         with torch.device("meta"):
             return create(encoding, shape_of(trial))
     except (NotImplementedError, RuntimeError, TypeError):
         if not any(part.attribute for part in parse(encoding).parts):
             raise
-        # Somebody's constructor, which reads what it computes; NumPy says TypeError then.
+        # A user's constructor that reads computed values; NumPy raises TypeError then.
         return create(encoding, shape_of(trial))
 
 
 def _check_positions(trial: TrialConfig, name: str, encoding: PositionEncoding) -> None:
-    """What has too few positions for a test says so there; for training, there is no trial."""
+    """Raise ValueError if the encoding has too few positions for training. Tests that are too long
+    are reported with the results instead."""
     task = task_of(trial)
     if task is not None:
         why = cannot_run(encoding, task, Case(trial.train_length))
@@ -166,7 +167,7 @@ def _check_positions(trial: TrialConfig, name: str, encoding: PositionEncoding) 
     if why is not None:
         raise ValueError(
             f"{name} cannot be trained on {trial.task} at --train-length {trial.train_length}: "
-            f"{why}. Take a shorter one, give the encoding more positions, or leave it out."
+            f"{why}. Use a shorter one, give the encoding more positions, or leave it out."
         )
 
 
@@ -176,7 +177,7 @@ def _check_model(trial: TrialConfig, workers: int, own: int) -> None:
     logits = 2 * 4 * vocabulary_of(trial) * trial.batch * train_tokens(trial)
     each = BYTES_PER_PARAMETER * parameters + logits
     available = machine.memory_bytes()
-    if trial.device == "cuda" and torch.cuda.is_available():  # else it is elsewhere
+    if trial.device == "cuda" and torch.cuda.is_available():  # otherwise on another machine
         available = torch.cuda.mem_get_info()[1]
     check_memory(
         f"{workers} {'worker' if workers == 1 else 'workers'} at a model of {parameters:,} "

@@ -1,4 +1,4 @@
-"""What a comparison would do: trials, tokens and time, with nothing trained."""
+"""Show the trials, tokens and time of a comparison without training."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from posenc.report.page.progress import clock
 
 
 def tokens_of(trial: TrialConfig) -> int:
-    """Tokens that a trial trains on; where a task's sequences vary in length, at most."""
+    """Return the number of tokens that a trial trains on, at most."""
     return trial.steps * trial.batch * train_tokens(trial)
 
 
 def show_dry_run(study: Study, cut: Cut | None, workers: int, here: int, show: bool) -> Study:
-    """Measure what a study would take and, with `show`, print it; the study, without results."""
+    """Measure the cost of a study, print it if `show`, and return the study without results."""
     table, sentence = dry_run(study.trials, cut, workers, here)
     if show:
         stdout(160).print(table)
@@ -34,10 +34,10 @@ def show_dry_run(study: Study, cut: Cut | None, workers: int, here: int, show: b
 def dry_run(
     trials: Sequence[TrialConfig], cut: Cut | None, workers: int, here: int
 ) -> tuple[Table, str]:
-    """A row for each encoding and task, and all of them in one sentence.
+    """Return a table with a row for each encoding and task, and a sentence for all.
 
-    The time comes from steps that are measured now, in processes like those of the trials, `here`
-    of them at a time. Nothing stays on the disk.
+    Times are from steps measured now, in processes like those of the trials, `here` at a time.
+    Nothing is left on disk.
     """
     with tempfile.TemporaryDirectory(prefix="posenc-") as scratch:
         folder = Path(scratch)
@@ -63,7 +63,7 @@ def dry_run(
 
 
 def by_kind(trials: Sequence[TrialConfig]) -> dict[str, list[TrialConfig]]:
-    """The trials that take as long as each other."""
+    """Group trials that take equally long."""
     found: dict[str, list[TrialConfig]] = {}
     for trial in trials:
         found.setdefault(kind_of(trial), []).append(trial)

@@ -1,4 +1,4 @@
-"""What a comparison's encodings are: read, found, named, and told apart by the code behind them."""
+"""Read and name the encodings of a comparison, and hash their code."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from posenc.encodings.registry.spec import Option, Part, Spec
 class Compared:
     """One row of a comparison.
 
-    text: what `posenc.create` takes in any process that starts in the same folder.
-    label: what the user sees.
-    code: hash of the files that are not posenc's; "" without any.
+    text: argument for `posenc.create` in any process started in the same folder.
+    label: name shown to the user.
+    code: hash of files outside posenc; "" if there are none.
     """
 
     text: str
@@ -27,9 +27,9 @@ class Compared:
 
 
 def read_encodings(texts: Sequence[str]) -> tuple[Compared, ...]:
-    """Each encoding once, in the order given; files and modules are imported, nothing is built.
+    """Read each encoding once, in the order given. Files are imported; nothing is built.
 
-    Raises: ValueError for a text that names no encoding, and for two that cannot be told apart.
+    Raises: ValueError for a text that names no encoding, and for two equal ones.
     """
     found = tuple(dict.fromkeys(map(read_encoding, texts)))
     for i, one in enumerate(found):
@@ -37,7 +37,7 @@ def read_encodings(texts: Sequence[str]) -> tuple[Compared, ...]:
             if one.label == other.label:
                 raise ValueError(
                     f"{one.label!r} names two encodings, {other.text} and {one.text}: give one of "
-                    f"them a label of its own, as in {one.label}-2={one.text}."
+                    f"them another label, as in {one.label}-2={one.text}."
                 )
             if one.text == other.text:
                 raise ValueError(
@@ -48,7 +48,7 @@ def read_encodings(texts: Sequence[str]) -> tuple[Compared, ...]:
 
 
 def read_encoding(text: str) -> Compared:
-    """What one text says."""
+    """Read one text."""
     spec = parse(text)
     code = code_of(text)
     here = replace(
@@ -57,14 +57,14 @@ def read_encoding(text: str) -> Compared:
     shown = str(replace(spec, layers=tuple(tuple(map(_tidy, layer)) for layer in spec.layers)))
     if spec.label in names() and spec.label != shown:
         raise ValueError(
-            f"{spec.label!r} is the name of another encoding than {shown}, and the table would say "
-            f"of one what is true of the other: take another label, as in my-{spec.label}={shown}."
+            f"{spec.label!r} is the name of an encoding, and {shown} is another one: use another "
+            f"label, as in my-{spec.label}={shown}."
         )
     return Compared(str(here), spec.label or shown, code)
 
 
 def _anywhere(spec: Spec, part: Part) -> Part:
-    """The part as another process finds it: without names that live in this one only."""
+    """Return the part without names that only this process knows."""
     if part.attribute:
         return _tidy(part)
     try:
@@ -80,15 +80,15 @@ def _anywhere(spec: Spec, part: Part) -> Part:
     for option in defaults:
         if not isinstance(option.value, int | float | bool | str | None):
             why = (
-                f"{part.where} was registered with {option.key}={option.value!r}, which another "
-                "process cannot be told; give numbers, words, true or false."
+                f"{part.where} was registered with {option.key}={option.value!r}, which cannot be "
+                "passed to another process; give numbers, words, true or false."
             )
             raise SpecError(spec.text, part.column, why)
     return _tidy(Part(*place, options=(*defaults, *part.options), column=part.column))
 
 
 def _tidy(part: Part) -> Part:
-    """A file by its path from the current folder, however it was written."""
+    """Return the part with its file as a path from the current folder."""
     if not part.is_file:
         return part
     path = Path(part.where).expanduser()

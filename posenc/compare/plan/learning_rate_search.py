@@ -1,4 +1,4 @@
-"""Which learning rate an encoding is compared at: tried in distribution, before anything else."""
+"""Choose each encoding's learning rate by validation loss, before its trials."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from posenc.compare.results import RateCheck, RateTried, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 
 FACTORS = (0.5, 1.0, 2.0)
-"""Times the learning rate that was asked for."""
+"""Factors of --lr that are tried."""
 TITLE = "Learning rates, by the loss on validation data like that of training"
 MEANING = (
-    "Each rate was tried with one seed, and the bits per byte or target are those on validation "
-    "data of the training length: how an encoding does beyond it was not measured in these trials, "
-    "so it had no part in the choice. Where the rate taken is the lowest or the highest tried, a "
-    "better one may lie beyond."
+    "Each rate was tried with one seed. Bits per byte or target are on validation data of the "
+    "training length; longer lengths were not measured in these trials, so they had no influence "
+    "on the choice. If the chosen rate is the lowest or the highest tried, a better one may lie "
+    "beyond."
 )
 
 
 def check_rates(lr: float) -> None:
-    """Raises: ValueError where a rate that would be tried is not positive and finite."""
+    """Raise ValueError if a rate that would be tried is not positive and finite."""
     tried = [lr * factor for factor in FACTORS]
     if min(tried) <= 0 or max(tried) == math.inf:
         raise ValueError(
             f"--check-lr tries --lr {lr:g} times {', '.join(f'{factor:g}' for factor in FACTORS)}, "
-            f"and {min(tried):g} to {max(tried):g} are not all positive and finite. Take another "
+            f"and {min(tried):g} to {max(tried):g} are not all positive and finite. Use another "
             "--lr."
         )
 
 
 def rate_trials(trials: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:
-    """Of every task and encoding its first seed at each rate, tested at the training length alone:
-    what lies beyond is not even measured."""
+    """Return trials of every task and encoding with its first seed at each rate, tested at the
+    training length only."""
     first = {(trial.task, trial.encoding): trial for trial in reversed(trials)}
     return tuple(
         replace(trial, lr=trial.lr * factor, test_lengths=(trial.train_length,))
@@ -43,8 +43,8 @@ def rate_trials(trials: Sequence[TrialConfig]) -> tuple[TrialConfig, ...]:
 
 
 def choose(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
-    """For every task and encoding the rate with the lowest validation loss at the end of training;
-    one that failed is never chosen.
+    """Choose, for every task and encoding, the rate with the lowest validation loss at the end of
+    training, never one whose trial failed.
 
     Raises: ValueError for a trial that was tested beyond the training length.
     """
@@ -53,8 +53,8 @@ def choose(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
         config = result.config
         if config.test_lengths != (config.train_length,):
             raise ValueError(
-                f"A learning rate is chosen at the training length of {config.train_length} alone, "
-                f"and this trial was tested at {', '.join(map(str, config.test_lengths))}."
+                f"A learning rate is chosen at the training length {config.train_length} only, "
+                f"but this trial was tested at {', '.join(map(str, config.test_lengths))}."
             )
         bits = result.training[-1].valid if result.reason is None and result.training else None
         tried = RateTried(config.lr, bits, result.reason)
@@ -66,8 +66,8 @@ def choose(results: Sequence[TrialResult]) -> tuple[RateCheck, ...]:
 
 
 def at_chosen_rates(study: Study, results: Sequence[TrialResult]) -> Study:
-    """The study with its trials at the rates that `results` of `rate_trials` choose; where no rate
-    could be trained, at the one asked for."""
+    """Return the study with its trials at the rates chosen from `results` of `rate_trials`, or at
+    --lr if no rate could be trained."""
     rates = choose(results)
     chosen = {(each.task, each.encoding): each.chosen for each in rates}
     trials = tuple(
@@ -78,7 +78,7 @@ def at_chosen_rates(study: Study, results: Sequence[TrialResult]) -> Study:
 
 
 def rate_rows(study: Study) -> list[list[str]]:
-    """The header and a row for each task and encoding; nothing where no rate was checked."""
+    """Return the header and a row for each task and encoding; [] if no rates were checked."""
     if not study.rates:
         return []
     rows = [["task", "encoding", *(f"x{factor:g}" for factor in FACTORS), "taken"]]
@@ -94,7 +94,7 @@ def _best(tried: Sequence[RateTried]) -> float | None:
 
 
 def _taken(check: RateCheck) -> str:
-    """The rate, and whether a better one may lie beyond those that were tried."""
+    """Return the chosen rate, and a note if it is the lowest or highest tried."""
     if check.chosen is None:
         return "none trained"
     rates = sorted(t.lr for t in check.tried)

@@ -1,5 +1,4 @@
-"""What a comparison trains: one `Plan`, made once from the options, checked before anything is read
-or allocated."""
+"""The `Plan` of a comparison, made once from the options and checked before allocation."""
 
 from __future__ import annotations
 
@@ -43,13 +42,13 @@ OWN = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A comparison as it was asked for, resolved once: all that a study hands on.
+    """A comparison with all options resolved; every later step reads it.
 
-    options: with those that a suite stands for.
-    seeds: how many.
+    options: the options, including those of a suite.
+    seeds: number of seeds.
     compared: the encodings.
     tasks: one trial for each task, of the first encoding and seed 0.
-    cut: the text; None where no task reads one, and before `with_text`.
+    cut: the text; None if no task reads one, and before `with_text`.
     """
 
     options: Options
@@ -60,12 +59,12 @@ class Plan:
 
     @property
     def count(self) -> int:
-        """How many trials are compared."""
+        """Return the number of trials that are compared."""
         return self.seeds * len(self.compared) * len(self.tasks)
 
     @property
     def trials(self) -> tuple[TrialConfig, ...]:
-        """Those that are compared, of each task the first seed of all encodings first."""
+        """Return the trials that are compared, by task, then seed, then encoding."""
         return tuple(
             replace(trial, encoding=each.text, code=each.code, seed=seed)
             for trial in self.tasks
@@ -75,7 +74,7 @@ class Plan:
 
     @property
     def checks(self) -> tuple[TrialConfig, ...]:
-        """Those that run before, to choose learning rates."""
+        """Return the trials that run first, to choose learning rates."""
         return rate_trials(self.trials) if self.options.check_lr else ()
 
 
@@ -92,10 +91,10 @@ def make_plan(options: Options) -> Plan:
 
 
 def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
-    """Refuse what costs too much, and encodings that fail the contract.
+    """Refuse a plan that costs too much or has encodings that fail the contract.
 
     workers, here: trials at a time, and those of them on this machine.
-    Returns: why losses of an encoding that is compared all the same mean nothing, by its text.
+    Returns: for --unchecked, why the losses of an encoding are meaningless, by its text.
     Raises: ValueError.
     """
     seeds = plan.seeds + (len(FACTORS) if plan.options.check_lr else 0)
@@ -105,9 +104,8 @@ def check_plan(plan: Plan, workers: int, here: int) -> dict[str, str]:
 
 
 def with_text(plan: Plan, folder: Path) -> Plan:
-    """The plan with its text, cut as its trial needs it.
-
-    folder: on the disk that the copy of the text goes to.
+    """Return the plan with its text, cut for its trials.
+    folder: a folder on the disk to which the text will be copied.
     Raises: ValueError for a text that cannot be read or is too short.
     """
     trial = next((trial for trial in plan.tasks if trial.task == TEXT), None)
@@ -121,7 +119,7 @@ def with_text(plan: Plan, folder: Path) -> Plan:
 
 
 def chosen(options: Options) -> Budget:
-    """The budget that --budget names, with --seeds and --steps in place of its own.
+    """Return the budget that --budget names, with --seeds and --steps if given.
 
     Raises: ValueError for an unknown name.
     """
@@ -136,16 +134,16 @@ def chosen(options: Options) -> Budget:
 
 
 def with_suite(options: Options) -> Options:
-    """With `--suite` the options that it stands for, but for those that the user gave.
+    """Fill in the options that `--suite` implies, except those that the user gave.
 
-    Raises: ValueError for an unknown budget, or for tasks beside the suite's own.
+    Raises: ValueError for an unknown budget, or for --task.
     """
     if not options.suite:
         return options
     budget = chosen(options)
     if options.task:
         raise ValueError(
-            f"--task: --suite brings its own ({', '.join(budget.tasks)}). Leave one of both out."
+            f"--task: --suite has its own tasks ({', '.join(budget.tasks)}). Leave out one of both."
         )
     sizes = {} if options.config is not None else SUITE_SIZES
     return replace(
@@ -157,7 +155,7 @@ def with_suite(options: Options) -> Options:
 
 
 def check_engine(options: Options) -> None:
-    """Raises: ValueError for an unknown engine, or for an option of another."""
+    """Raise ValueError for an unknown engine, or for an option of another."""
     own = OWN.get(options.engine)
     if own is None:
         raise ValueError(f"--engine must be {', '.join(OWN)}, got {options.engine!r}.")
@@ -172,7 +170,7 @@ def check_engine(options: Options) -> None:
 
 
 def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialConfig, ...]:
-    """One trial per task, of the first encoding and seed 0 and without its text's hash.
+    """Return one trial per task, of the first encoding and seed 0, without the hash of its text.
 
     Raises: ValueError if the options do not fit together, or an encoding does not fit a task.
     """
@@ -184,11 +182,13 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
     if len(names) > 1 and (options.train_length is not None or options.test_lengths is not None):
         option = "--train-length" if options.train_length is not None else "--test-lengths"
         raise ValueError(
-            f"{option}: each task counts something else, and there are {len(names)} of them "
+            f"{option}: tasks have different units, and there are {len(names)} tasks "
             f"({', '.join(names)}). Leave it out, or compare one task at a time."
         )
     if TEXT not in names and options.text:
-        raise ValueError("--text: no task here reads a text. Add --task text, or leave it out.")
+        raise ValueError(
+            "--text: none of the tasks reads a text. Add --task text, or leave it out."
+        )
     objective = OBJECTIVES.get(options.objective)
     if objective is None:
         raise ValueError(
@@ -205,15 +205,15 @@ def plan_trials(options: Options, compared: Sequence[Compared]) -> tuple[TrialCo
 
 
 def _shared(options: Options, encoding: str) -> dict[str, Any]:
-    """What the trials of all tasks have in common."""
+    """Return the options that the trials of all tasks share."""
     device = machine.default_device() if options.device == "auto" else options.device
     if device not in ("cpu", "cuda"):
         raise ValueError(f"--device must be auto, cpu or cuda, got {options.device!r}.")
     elsewhere = options.engine != "local" and not torch.cuda.is_available()
     if device == "cuda" and elsewhere and options.precision == "auto":
         raise ValueError(
-            "--precision auto asks this machine, which has no CUDA device. Say float32 or bfloat16 "
-            "for the machines that the trials run on."
+            "--precision auto checks this machine, which has no CUDA device. Give float32 or "
+            "bfloat16 for the machines that run the trials."
         )
     if device == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no CUDA device here. Use --device cpu.")
@@ -286,20 +286,20 @@ def _lengths(given: str | None, train_length: int, factors: Sequence[int]) -> tu
 def _check_both_directions(
     objective: Objective, names: Sequence[str], compared: Sequence[Compared]
 ) -> None:
-    """A text alone has what such an objective asks, and a stack that is not causal takes only
-    encodings that are defined there."""
+    """Raise ValueError for tasks other than text, and for encodings that a stack without causal
+    attention cannot use."""
     if names != [TEXT]:
         drawn = next(name for name in names if name != TEXT)
         raise ValueError(
-            f"--objective {objective.name}: the task {drawn} is asked of a causal decoder. Compare "
-            "on text."
+            f"--objective {objective.name}: the task {drawn} needs a causal decoder. Use --task "
+            "text."
         )
     shape = ModelShape(embed_dim=128, num_heads=4, train_length=16, causal=False)
     for each in compared:
         if create(each.text, shape).claims.causal_only:
             raise ValueError(
-                f"--objective {objective.name}: {each.label} works in causal attention only; where "
-                "a byte sees the future too, it is undefined or blind to order. Leave it out."
+                f"--objective {objective.name}: {each.label} works in causal attention only; if a "
+                "byte also sees later ones, it is undefined or blind to order. Leave it out."
             )
 
 
@@ -309,14 +309,14 @@ def _check_axes(task: Task, compared: Sequence[Compared]) -> None:
         claims = create(each.text, shape).claims
         if claims.places and claims.num_axes < task.num_axes:
             raise ValueError(
-                f"--task {task.name}: {each.label} counts tokens one after the other, and this "
-                "task asks for rows and columns. Compare those that have them, such as axial_rope "
-                "or sincos_2d, and nope."
+                f"--task {task.name}: {each.label} encodes one-dimensional positions, but this "
+                "task needs rows and columns. Compare encodings such as axial_rope, sincos_2d and "
+                "nope."
             )
 
 
 def _read(texts: Sequence[str]) -> tuple[Compared, ...]:
-    """The encodings asked for. Raises: ValueError, which knows a text's file for what it is."""
+    """Read the encodings. Raises ValueError, with a hint if one is the path of a text."""
     try:
         return read_encodings(texts)
     except ValueError as error:

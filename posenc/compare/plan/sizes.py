@@ -1,4 +1,4 @@
-"""The sizes of the decoder that is trained: as given, or as a Hugging Face config has them."""
+"""Sizes of the trained decoder, from options or a Hugging Face config."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ _KEYS = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
 }
-"""Where families of checkpoints keep a size."""
+"""Names of each size in the configs of different families."""
 _KV = ("num_key_value_heads", "num_kv_heads")
 SMALL_LAYERS, SMALL_HEADS, SMALL_HEAD_DIM = 4, 4, 64
 
 
 def sizes_of(options: Options) -> dict[str, int]:
-    """width, layers, heads and kv_heads: the options given, before the config, before defaults.
+    """Return width, layers, heads and kv_heads: from the options, otherwise the config, otherwise
+    defaults.
 
-    Raises: ValueError for a config that cannot be read or has no such sizes, naming the key.
+    Raises: ValueError, with the key, for a config that cannot be read or lacks a size.
     """
     given = {name: getattr(options, name) for name in (*DEFAULTS, "kv_heads")}
     given = {name: size for name, size in given.items() if size is not None}
     if options.config is None:
         if options.small:
-            raise ValueError("--small makes the model of a --config smaller; give one.")
+            raise ValueError("--small needs --config, whose model it makes smaller.")
         sizes = {**DEFAULTS, **given}
     else:
         path = Path(options.config)
         path = path / "config.json" if path.is_dir() else path
         sizes = {**_of_config(read_json(path), path, options.small, given), **given}
-        if "heads" in given:  # another number of query heads asks for its own of keys
+        if "heads" in given:  # the config's kv_heads may not fit another number of query heads
             sizes["kv_heads"] = given.get("kv_heads", given["heads"])
     return {"kv_heads": sizes["heads"], **sizes}
 
@@ -56,21 +57,21 @@ def _of_config(
     heads = sizes["heads"]
     kv_heads = next((raw[key] for key in _KV if raw.get(key) is not None), heads)
     if heads % kv_heads:
-        raise ValueError(f"{path}: {heads} heads cannot share {kv_heads} key/value heads evenly.")
+        raise ValueError(f"{path}: {kv_heads} key/value heads do not divide {heads} query heads.")
     head_dim = raw.get("head_dim") or sizes["width"] // heads
     if small:
         return _small(sizes["layers"], heads // kv_heads, kv_heads, head_dim)
     if not {"width", "heads"} & given.keys() and heads * head_dim != sizes["width"]:
         raise ValueError(
-            f"{path}: {heads} heads of {head_dim} make {heads * head_dim}, and its hidden_size is "
-            f"{sizes['width']}; the decoder here has heads that fill its width. Add --small, or "
+            f"{path}: {heads} heads of {head_dim} have {heads * head_dim} channels, but its "
+            f"hidden_size is {sizes['width']}; here both must be equal. Add --small, or "
             f"--width {heads * head_dim}."
         )
     return {**sizes, "kv_heads": kv_heads}
 
 
 def _small(layers: int, group: int, kv_heads: int, head_dim: int) -> dict[str, int]:
-    """As many query heads on each key/value head, and little of everything else."""
+    """Return small sizes with the same number of query heads per key/value head."""
     kv_heads = max(1, min(kv_heads, SMALL_HEADS // group))
     heads = kv_heads * group
     return {

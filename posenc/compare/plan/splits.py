@@ -1,5 +1,5 @@
-"""The text of a study as bytes, split into training, validation and test; a file is never in two
-of them unless there are fewer than three files."""
+"""Split the text of a study, as bytes, into training, validation and test. With three files or
+more, each file is in one split only."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from posenc.report.files.bounds import check_disk
 from posenc.text import Source
 
 SEPARATOR = 256
-"""The symbol after each file."""
+"""Symbol after each file."""
 HELD_OUT = 0.05
-"""Share of the bytes in validation, and again in test."""
+"""Fraction of the bytes in validation, and the same in test."""
 
 _CHUNK = 1 << 24
 ADVICE = "Give less text, or choose an --out on another disk."
 
 Stretch = tuple[str, int, int]
-"""A file's name, and the bytes start .. stop - 1 of it."""
+"""A file's name, and its range of bytes [start, stop)."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """How many bytes each split must have at least.
+    """Minimum of bytes in each split.
 
-    Training needs one batch of windows that do not overlap, validation and test need eight of their
+    Training needs one batch of windows without overlap; validation and test need eight of their
     longest windows.
     """
 
@@ -64,9 +64,9 @@ class Need:
 
 @dataclass(frozen=True)
 class Cut:
-    """A text and where it is cut.
+    """A text and its splits.
 
-    written: when each file was last written, in nanoseconds, at the time of cutting.
+    written: modification time of each file when it was cut, in nanoseconds.
     """
 
     source: Source
@@ -75,12 +75,10 @@ class Cut:
     written: dict[str, int]
 
     def write(self, folder: Path) -> str | None:
-        """Write the splits into a folder below `folder`, named by the hash. Splits that are already
-        there are compared with the text byte by byte, and written again if they differ.
-
-        Returns: what was wrong with the splits that were there, or None.
-        Raises: ValueError if the text has changed since it was cut, or if the disk is too small for
-        its copy.
+        """Write the splits into a folder below `folder`, named by the hash. Existing splits are
+        compared with the text and written again if they differ.
+        Returns: what was wrong with existing splits, or None.
+        Raises: ValueError if the text has changed after it was cut, or does not fit on the disk.
         """
         target = path_of(folder, self.info.hash)
         wrong = self._difference(target) if target.exists() else None
@@ -104,7 +102,7 @@ class Cut:
         return wrong
 
     def _symbols(self, split: str) -> Iterator[bytes]:
-        """The content of a split's file, in pieces."""
+        """Yield the content of a split's file, in pieces."""
         files = dict(self.source.files)
         for name, start, stop in self.stretches[split]:
             for chunk in _chunks(files[name], start, stop):
@@ -112,7 +110,7 @@ class Cut:
             yield np.array([SEPARATOR], "<u2").tobytes()
 
     def _difference(self, target: Path) -> str | None:
-        """How the splits in `target` differ from the text; None where they do not."""
+        """Return how the splits in `target` differ from the text, or None."""
         for split in SPLITS:
             path = target / f"{split}.u16"
             if not path.is_file():
@@ -130,7 +128,7 @@ class Cut:
                 raise ValueError(f"{path} changed while it was read. Start again.")
 
     def _size(self) -> int:
-        """Bytes on disk."""
+        """Return the bytes on disk."""
         return 2 * sum(b - a + 1 for split in SPLITS for _, a, b in self.stretches[split])
 
 
@@ -138,11 +136,11 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
     """Cut a text into training, validation and test.
 
     With three files or more each file belongs to one split, chosen by a hash of its name, the
-    largest to training; with fewer, each file is cut into three contiguous stretches. Every machine
-    cuts the same text in the same places.
+    largest to training. With fewer, each file is cut into three contiguous stretches. Every machine
+    cuts the same text at the same places.
 
-    Raises: ValueError if a split comes out shorter than `need`, or if the text is larger than the
-    disk that `folder` is on; both before the text is read.
+    Raises: ValueError, before the text is read, if a split is shorter than `need` or the text is
+    larger than the disk of `folder`.
     """
     stats = {name: path.stat() for name, path in source.files}
     sizes = {name: stat.st_size for name, stat in stats.items()}
@@ -174,7 +172,7 @@ def cut_text(source: Source, need: Need, folder: Path) -> Cut:
 
 
 def _entropy(counts: np.ndarray) -> float:
-    """In bits, of what occurs so often."""
+    """Return the entropy of these frequencies in bits."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
 
@@ -213,15 +211,15 @@ def _by_stretch(sizes: dict[str, int], need: Need) -> dict[str, list[Stretch]]:
 
 
 def _chunks(path: Path, start: int, stop: int) -> Iterator[bytes]:
-    """The bytes start .. stop - 1 of a file, in pieces. Raises: ValueError where it has fewer."""
+    """Yield the bytes [start, stop) of a file in pieces. Raises ValueError if it is shorter."""
     with path.open("rb") as file:
         file.seek(start)
         while start < stop:
             chunk = file.read(min(_CHUNK, stop - start))
             if not chunk:
                 raise ValueError(
-                    f"{path} ends after {start:,} bytes and should have at least {stop:,}. Is it "
-                    "being written, or is it not an ordinary file?"
+                    f"{path} ends after {start:,} bytes, expected at least {stop:,}. Is it being "
+                    "written, or is it not an ordinary file?"
                 )
             yield chunk
             start += len(chunk)

@@ -1,4 +1,4 @@
-"""How long a comparison will take, from steps that are measured before it starts."""
+"""Estimate the time of a comparison from steps measured before it starts."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from posenc.compare.trial.config import TrialConfig
 
 WARM_UP, STEPS = 2, 2
-"""Steps that are not timed, in which memory is taken from the system, and steps that are."""
+"""Untimed steps, in which memory is allocated, and timed steps."""
 WORTH = 30
-"""Seconds: of what is expected to be shorter nothing is measured."""
+"""Expected seconds below which nothing is measured."""
 
 
 def expected_seconds(
     trials: Sequence[TrialConfig], folder: Path, workers: int, here: int | None = None
 ) -> int:
-    """Seconds that these trials, whose text lies in `folder`, take on as many workers.
+    """Return the seconds that these trials, with text in `folder`, take on `workers` workers.
 
-    Each encoding is measured in a process like those of the trials, as many at a time as trials
-    will run on this machine (`here`, None for all of them): cores share what they read.
+    Each encoding is measured in a process like those of the trials, `here` at a time (None:
+    `workers`), because cores share caches and memory.
     """
     from posenc.compare.plan.cost import seconds_of
 
@@ -49,8 +49,8 @@ def expected_seconds(
 
 
 def seconds_by_kind(trials: Sequence[TrialConfig], folder: Path, at_once: int) -> dict[str, float]:
-    """Seconds of one trial of each kind, measured as many at a time; of one that cannot be
-    measured, roughly."""
+    """Return the seconds of one trial of each kind, measured `at_once` at a time, or a rough
+    estimate if it cannot be measured."""
     from posenc.compare.plan.cost import seconds_of
 
     one_each = {kind_of(trial): trial for trial in trials}
@@ -69,19 +69,19 @@ def seconds_by_kind(trials: Sequence[TrialConfig], folder: Path, at_once: int) -
 
 
 def kind_of(trial: TrialConfig) -> str:
-    """Trials of a kind take as long as each other."""
+    """Return the kind of a trial; trials of a kind take equally long."""
     return trial.encoding if trial.task == TEXT else f"{trial.encoding} on {trial.task}"
 
 
 def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
-    """Seconds of one trial of each encoding; one that cannot be measured is left out, and the log
-    of the first trial says why."""
+    """Return the seconds of one trial of each encoding. One that cannot be measured is left out;
+    the log of the first trial has the reason."""
     homes = [folder / trial.folder for trial in trials]
     with (
         (homes[0] / "log.txt").open("a", encoding="utf-8") as log,
         subprocess.Popen(
             process.command("posenc.compare.plan.time_estimate", folder, *homes),
-            stdin=subprocess.PIPE,  # the process ends when this one does, which closes it
+            stdin=subprocess.PIPE,  # closes when this process ends, and the other one ends too
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -91,14 +91,14 @@ def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
     ):
         assert measuring.stdout is not None
         answer = measuring.stdout.read()
-        measuring.wait()  # before stdin closes, which would end it
+        measuring.wait()  # closing stdin earlier would end it
     return json.loads(answer or "{}")
 
 
 def main(parent: str, study_folder: str, *trial_folders: str) -> int:
-    """The process that measures: prints one object, from the kind of a trial to its seconds."""
+    """Run the measuring process: print one object, from the kind of a trial to its seconds."""
     process.end_with_parent(int(parent))
-    # What an encoding of the user prints must not come between.
+    # Prints of a user's encoding must not mix with the result.
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     import torch
@@ -110,7 +110,7 @@ def main(parent: str, study_folder: str, *trial_folders: str) -> int:
     for trial in [read_trial(Path(each)) for each in trial_folders]:
         try:
             seconds[kind_of(trial)] = _seconds_of_one(trial, Path(study_folder))
-        except Exception:  # of torch, of an encoding
+        except Exception:  # torch or an encoding may raise anything
             print(f"{kind_of(trial)} could not be timed:", file=sys.stderr, flush=True)
             traceback.print_exc()
     answer.write(json.dumps(seconds))
@@ -145,7 +145,8 @@ def _seconds_per_step(model: nn.Module, trial: TrialConfig, symbols: np.ndarray)
 
 
 def _seconds_of_cases(model: nn.Module, trial: TrialConfig) -> float:
-    """Of a task's validations and tests: one piece of each case is timed, after one that is not."""
+    """Return the seconds of a task's validations and tests; one piece of each case is timed after
+    an untimed one."""
     from posenc.compare.trial import evaluate, forward, train
     from posenc.compare.trial.material import task_of
 
@@ -168,8 +169,8 @@ def _seconds_of_cases(model: nn.Module, trial: TrialConfig) -> float:
 
 
 def _seconds_without_gradients(model: nn.Module, trial: TrialConfig) -> float:
-    """Of the validations and of the test: one piece at each length is timed, after one that is
-    not."""
+    """Return the seconds of validations and test; one piece at each length is timed after an
+    untimed one."""
     import torch
 
     from posenc.compare.trial import evaluate, train, windows

@@ -1,1 +1,1 @@
-"""One trial in its own process: train, test, and write what it gave."""
+"""Run one trial in its own process: train, test, and write the result."""

@@ -1,4 +1,4 @@
-"""A half-done trial on disk: tensors in safetensors, everything else in JSON."""
+"""Checkpoints of unfinished trials: tensors in safetensors, everything else in JSON."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class CorruptCheckpoint(Exception):
 def write_checkpoint(
     folder: Path, cursor: Cursor, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Save model, optimizer and cursor. The JSON names the file with the tensors and is replaced
-    last, so the two always fit together."""
+    """Save model, optimizer and cursor. The JSON names the file of the tensors and is replaced
+    last, so the two always match."""
     content = save(_tensors(model, optimizer))
     name = f"checkpoint-{cursor.step}.safetensors"
     write_atomically(folder / name, content)
@@ -41,7 +41,7 @@ def write_checkpoint(
 def restore_checkpoint(
     folder: Path, trial: str, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Cursor | None:
-    """Load the checkpoint into model and optimizer; None if there is none.
+    """Load the checkpoint into model and optimizer; return None if there is none.
 
     Raises: CorruptCheckpoint, with model and optimizer untouched.
     """
@@ -53,7 +53,7 @@ def restore_checkpoint(
             raise ValueError("it belongs to another trial")
         content = (folder / cursor.tensors).read_bytes()
         if hashlib.sha256(content).hexdigest() != cursor.tensors_sha256:
-            raise ValueError(f"{cursor.tensors} is not what was written")
+            raise ValueError(f"{cursor.tensors} was changed after it was written")
         tensors = load(content)
         rng = torch.frombuffer(bytearray(base64.b64decode(cursor.rng)), dtype=torch.uint8)
         if {k: v.shape for k, v in tensors.items()} != _shapes(model, tensors):
@@ -74,7 +74,7 @@ def restore_checkpoint(
 
 
 def clear_checkpoint(folder: Path, keep: str | None = None) -> None:
-    """Delete the tensors of all checkpoints but `keep`; without it, the whole checkpoint."""
+    """Delete the tensors of all checkpoints except `keep`; without it, the whole checkpoint."""
     if keep is None:
         (folder / STATE).unlink(missing_ok=True)
     for path in folder.glob("checkpoint-*.safetensors"):
@@ -91,11 +91,11 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""What AdamW keeps of a parameter that has had a gradient."""
+"""AdamW's state of a parameter that has had a gradient."""
 
 
 def _shapes(model: nn.Module, tensors: Container[str]) -> dict[str, torch.Size]:
-    """What belongs to the model, and to its optimizer for parameters that have had a gradient."""
+    """Return the shapes of the model's tensors, and of AdamW's state for those with gradients."""
     shapes = {f"model/{name}": value.shape for name, value in model.state_dict().items()}
     for name, p in model.named_parameters():
         if not any(f"{key}/{name}" in tensors for key in _MOMENTS):

@@ -1,4 +1,4 @@
-"""One trial: a frozen config, and the folder that its hash names."""
+"""The frozen config of a trial, and the folder named by its hash."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from posenc.report.files.atomic import write_atomically
 from posenc.tasks.known import TEXT
 
 RECIPE = 5
-"""Increase it when the same config would give other numbers, so that old results are not reused.
-5: training runs in plain PyTorch, whose sums differ from those of compiled C in the last bits."""
+"""Increase it if the same config would give other numbers, so that old results are not reused. 5:
+training runs in plain PyTorch, whose sums differ from those of compiled C in the last bits."""
 
 CAUSAL = "causal"
-"""The objective of a decoder: the next byte."""
+"""The objective of a decoder: predict the next byte."""
 SEPARATE = "separate"
 LONGEST_NAME = 60
-"""Letters of an encoding in the name of a folder."""
+"""Maximum of letters of an encoding in the name of a folder."""
 
 
 @dataclass(frozen=True)
 class TrialConfig:
-    """Everything that decides a trial's numbers.
+    """Everything that determines the numbers of a trial.
 
     Args:
-        encoding: what `posenc.create` takes: a name, or a text in the grammar of encodings.
+        encoding: argument for `posenc.create`: a name, or a text in the grammar of encodings.
         seed: draws the initial weights and the batches; shared by all encodings.
         corpus: hash of the text, or of sequences that the task makes.
-        train_length: training window, in bytes; of a task, the longest sequence in training, in
-            what the task counts.
+        train_length: training window, in bytes; for a task, the longest sequence in training, in
+            the task's unit.
         test_lengths: lengths of the evaluation in the same unit, ascending, train_length first.
         steps: optimizer steps.
         batch: windows per step.
@@ -40,13 +40,12 @@ class TrialConfig:
         lr: peak learning rate of the model's weights.
         device: "cpu" or "cuda".
         precision: "float32", or "bfloat16" for autocast.
-        torch: version of torch, whose kernels decide the last bits.
+        torch: version of torch, whose kernels determine the last bits.
         recipe: version of the training and evaluation code.
         code: hash of the files that define the encoding; "" for posenc's own.
-        task: what is learned: "text", or a name in posenc.tasks.known.
-        objective: what is asked of a text, a name in posenc.compare.trial.objectives; of a task
-            "causal".
-        projections: which of queries, keys and values share a projection, see posenc.Attention.
+        task: "text", or a name in posenc.tasks.known.
+        objective: for text, a name in posenc.compare.trial.objectives; for tasks "causal".
+        projections: shared projections of queries, keys and values, see posenc.Attention.
     """
 
     encoding: str
@@ -72,13 +71,13 @@ class TrialConfig:
 
     @property
     def hash(self) -> str:
-        """Twelve hexadecimal digits that change with any field."""
+        """Return twelve hexadecimal digits that change with any field."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def name(self) -> str:
-        """What the trial is, in letters that a folder's name may have."""
+        """Return a description in letters that a folder's name may have."""
         name = re.sub(r"[^\w.]+", "-", self.encoding).strip("-.")[:LONGEST_NAME]
         task = "" if self.task == TEXT else f"-{self.task}"
         task += "" if self.objective == CAUSAL else f"-{self.objective}"
@@ -86,14 +85,14 @@ class TrialConfig:
 
     @property
     def folder(self) -> str:
-        """Name of the trial's folder."""
+        """Return the name of the trial's folder."""
         return f"{self.name}-{self.hash}"
 
 
 def name_of(trial: TrialConfig) -> str:
-    """The trial in words, for messages."""
+    """Describe the trial in messages."""
     task = "" if trial.task == TEXT else f" on {trial.task}"
-    near = len(trial.test_lengths) == 1  # as trials are that differ in their learning rate
+    near = len(trial.test_lengths) == 1  # a trial of the learning-rate search
     return f"{trial.encoding}{task} seed {trial.seed}{f' at lr {trial.lr:g}' if near else ''}"
 
 
@@ -103,8 +102,7 @@ def write_trial(folder: Path, config: TrialConfig) -> None:
 
 
 def read_trial(folder: Path) -> TrialConfig:
-    """What `write_trial` wrote. Raises: ValueError where the folder's name says that it is another
-    trial's."""
+    """Read a trial from its folder. Raises ValueError if the folder has another trial's name."""
     fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = TrialConfig(**fields | {"test_lengths": tuple(fields["test_lengths"])})
     if config.folder != folder.name:

@@ -1,4 +1,4 @@
-"""The effective spec of an encoding: what ran, in words and numbers, and of which code."""
+"""The effective spec of an encoding: its settings as it ran, and a hash of its code."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from posenc.encodings.registry.build import class_of_part
 from posenc.encodings.registry.content import hash_of
 
 AXES = "components of a position"
-"""A key of the spec of an encoding that has several."""
+"""Key in the spec of an encoding whose positions have several components."""
 
 
 def code_of(text: str) -> str:
-    """Hash the files behind an encoding that are not posenc's, as they are now; "" without any."""
+    """Hash the current files behind an encoding, except posenc's; "" if there are none."""
     spec = parse(text)
     return hash_of([class_of_part(spec, part) for part in spec.parts])
 
 
 def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> dict[str, str]:
-    """Every constructor argument of `encoding`, given or not, and what it claims; of several that
-    make one, the text `name` that made them."""
+    """Return every constructor argument of `encoding`, given or not, and its claims; for several
+    encodings, the text `name` that built them."""
     spec = {"name": name, "class": type(encoding).__name__}
     parts = parse(name).parts
     spec |= _arguments(name, encoding, shape) if len(parts) == 1 else {"made of": name}
@@ -50,7 +50,7 @@ def _arguments(name: str, encoding: PositionEncoding, shape: ModelShape) -> dict
     found = {}
     for argument, parameter in inspect.signature(type(encoding)).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue  # of a class without a constructor of its own
+            continue  # the class has no constructor of its own
         value: Any = getattr(encoding, argument, known.get(argument, parameter.default))
         found[argument] = str(value)
     return found

@@ -1,5 +1,4 @@
-"""Test a trained model at every length, always on the same held-out bytes, and on every case of its
-task."""
+"""Test a trained model at every length on the same held-out bytes, or on every case of its task."""
 
 from __future__ import annotations
 
@@ -18,16 +17,16 @@ from posenc.tasks.scoring import score_of
 from posenc.tasks.task import Case, Task
 
 TOKENS_AT_ONCE = 1 << 12
-"""Keeps a dense forward at 1024 below 0.5 GB."""
+"""Tokens in one pass: a dense forward at length 1024 stays below 0.5 GB."""
 BUCKETS = 64
 SEQUENCES = 512
-"""Of a case; the standard error of an exact match is at most 0.022."""
+"""Sequences of a case: the standard error of exact match is at most 0.022."""
 TASK_TOKENS_AT_ONCE = 1 << 13
 VALID_SEQUENCES = 256
 
 
 def cannot(encoding: PositionEncoding, length: int) -> str | None:
-    """Why the encoding cannot run at this length, or None."""
+    """Return why the encoding cannot run at this length, or None."""
     limit = encoding.claims.max_positions
     if limit is not None and length > limit:
         return f"it has {limit} positions"
@@ -38,8 +37,8 @@ def cannot(encoding: PositionEncoding, length: int) -> str | None:
 def evaluate_lengths(
     model: nn.Module, symbols: np.ndarray, config: TrialConfig
 ) -> tuple[tuple[LengthScore, ...], tuple[PositionScore, ...], tuple[LengthScore, ...]]:
-    """Bits per byte by window length, by position inside the longest window, and by the length of
-    context before the same targets. A separator counts as a byte."""
+    """Return bits per byte by window length, by position inside the longest window, and by length
+    of context before the same targets. A separator counts as a byte."""
     model.eval()
     held_out = held_out_windows(symbols, config)
     encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
@@ -62,7 +61,7 @@ def evaluate_lengths(
         if reason:
             by_context.append(LengthScore(length, None, reason))
             continue
-        last = at_the_end.get(length)  # the same windows, where they end with the held-out text
+        last = at_the_end.get(length)  # reuse windows that end with the held-out text
         if last is None or (held_out.shape[1] - 1) % length:
             last = _losses(model, held_out[:, -(length + 1) :], config)[:, -targets:]
         by_context.append(LengthScore(length, bits(last.mean().item())))
@@ -72,8 +71,8 @@ def evaluate_lengths(
 def _non_overlapping(
     model: nn.Module, held_out: Tensor, length: int, config: TrialConfig
 ) -> list[Tensor]:
-    """Losses of windows of `length`, then of the shorter windows that remain at the end of each
-    held-out window."""
+    """Return losses of windows of `length`, then of the shorter windows at the end of each held-out
+    window."""
     longest = held_out.shape[1] - 1
     whole = longest // length * length
     rows = torch.cat([held_out[:, s : s + length + 1] for s in range(0, whole, length)])
@@ -84,7 +83,7 @@ def _non_overlapping(
 
 
 def _losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
-    """(rows, length) nats in float64, on the CPU."""
+    """Return (rows, length) nats in float64, on the CPU."""
     at_once = max(1, TOKENS_AT_ONCE // (rows.shape[1] - 1))
     parts = [token_losses(model, part, config).double().cpu() for part in rows.split(at_once)]
     losses = torch.cat(parts)
@@ -103,18 +102,18 @@ def _buckets(losses: Tensor) -> tuple[PositionScore, ...]:
 
 
 def bits(nats: float) -> float:
-    """Bits, from nats."""
+    """Convert nats to bits."""
     return nats / math.log(2)
 
 
 def score_cases(model: nn.Module, task: Task, config: TrialConfig) -> tuple[CaseScore, ...]:
-    """The scores of every case, the training length first."""
+    """Return the scores of every case, the training length first."""
     model.eval()
     return tuple(_score(model, task, case, config) for case in task.cases(config.test_lengths))
 
 
 def cannot_run(encoding: PositionEncoding, task: Task, case: Case) -> str | None:
-    """Why the encoding cannot run a case, or None."""
+    """Return why the encoding cannot run a case, or None."""
     limit = encoding.claims.max_positions
     needed = task.tokens(case) if task.num_axes == 1 else case.length
     if limit is None or needed <= limit:
@@ -125,7 +124,7 @@ def cannot_run(encoding: PositionEncoding, task: Task, case: Case) -> str | None
 
 @torch.no_grad()
 def validation_bits(model: nn.Module, task: Task, config: TrialConfig) -> float:
-    """Bits per target on held-out sequences like those of training."""
+    """Return bits per target on held-out sequences like those of training."""
     model.eval()
     batch = task.valid_batch(VALID_SEQUENCES, config.train_length)
     bits = target_loss(model, batch, config).item() / math.log(2)

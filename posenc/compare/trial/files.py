@@ -1,5 +1,4 @@
-"""The files of a trial and of its text: names, the result, the cursor of a checkpoint; loads no
-torch."""
+"""Files of a trial and of its text: result and cursor. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from posenc.report.files.atomic import write_atomically
 from posenc.report.files.record import Record
 
 SPLITS = ("train", "valid", "test")
-"""The files of a text, without their suffix."""
+"""The files of a text, without suffix."""
 PARTIAL = ".partial"
-"""Ends the name of a text's folder while it is being written."""
+"""Suffix of a text's folder while it is being written."""
 STATE = "checkpoint.json"
 
 
 def path_of(folder: Path, corpus_hash: str) -> Path:
-    """The folder of the text with this hash below a study's folder."""
+    """Return the folder of the text with this hash in a study's folder."""
     return folder / f"corpus-{corpus_hash}"
 
 
@@ -29,21 +28,21 @@ class CorruptResult(Exception):
 
 
 def save_result(home: Path, result: TrialResult) -> None:
-    """Write a finished trial into its folder: result.json, which depends only on the config, after
-    timing.json."""
+    """Write a finished trial into its folder: timing.json, then result.json, which depends only on
+    the config."""
     assert result.timing is not None
     write_atomically(home / "timing.json", result.timing.to_json())
     write_atomically(home / "result.json", replace(result, timing=None).to_json())
 
 
 def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
-    """The result of `trial` below the study's folder; None where there is none yet.
+    """Return the result of `trial` in the study's folder, or None if there is none yet.
 
     Raises: CorruptResult.
     """
     path = folder / trial.folder / "result.json"
     for file in (path, path.with_name("timing.json")):
-        if file.exists() and not file.is_file():  # a pipe would be waited for
+        if file.exists() and not file.is_file():  # reading a pipe would wait
             raise CorruptResult(f"{file} is not an ordinary file")
     try:
         result = TrialResult.from_json(path.read_text(encoding="utf-8"))
@@ -64,21 +63,21 @@ def load_result(folder: Path, trial: TrialConfig) -> TrialResult | None:
 def load_results(
     folder: Path, trials: Iterable[TrialConfig]
 ) -> tuple[dict[TrialConfig, TrialResult], list[str]]:
-    """The results that are below the study's folder, and a line about each damaged one."""
+    """Return the results in the study's folder, and a line about each damaged one."""
     found, damaged = {}, []
     for trial in trials:
         try:
             result = load_result(folder, trial)
         except CorruptResult as error:
             at = folder / trial.folder / "result.json"
-            damaged.append(f"{at} is damaged ({error}); the same posenc compare makes it again")
+            damaged.append(f"{at} is damaged ({error}); the same posenc compare repeats it")
         else:
             found |= {} if result is None else {trial: result}
     return found, damaged
 
 
 def is_done(folder: Path, trial: TrialConfig) -> bool:
-    """Whether the trial has a whole result that is no failure."""
+    """Return True if the trial has a complete result that is no failure."""
     try:
         result = load_result(folder, trial)
     except CorruptResult:
@@ -88,12 +87,12 @@ def is_done(folder: Path, trial: TrialConfig) -> bool:
 
 @dataclass(frozen=True)
 class Cursor(Record):
-    """Where training stands. The batches and the learning rate of a step follow from its number.
+    """State of training. The batch and learning rate of a step depend only on its number.
 
     trial: hash of the trial's config.
     loss_sum and loss_count: nats since the last point of the training curve.
     rng: torch's generator state, base64.
-    tensors and tensors_sha256: the file that holds model and optimizer, and its hash.
+    tensors and tensors_sha256: the file of model and optimizer, and its hash.
     """
 
     trial: str

@@ -1,5 +1,4 @@
-"""A causal model on windows of a text, and on the sequences of a task: the loss at its targets, and
-what it says there."""
+"""Run a causal model on windows of a text or sequences of a task: losses and answers."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from posenc.tasks.task import IGNORED, Batch
 
 
 def autocast(config: TrialConfig) -> contextlib.AbstractContextManager:
-    """The precision of a trial's matrix products."""
+    """Return the autocast context for a trial's precision."""
     if config.precision == "float32":
         return contextlib.nullcontext()
     return torch.autocast(config.device, dtype=torch.bfloat16)
 
 
 def token_losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
-    """Cross-entropy in nats, (batch, length), of rows with length + 1 symbols."""
+    """Return cross-entropy in nats, (batch, length), of rows with length + 1 symbols."""
     rows = rows.to(config.device)
     with autocast(config):
         logits = model(rows[:, :-1], length=rows.shape[1] - 1)
@@ -32,7 +31,7 @@ def token_losses(model: nn.Module, rows: Tensor, config: TrialConfig) -> Tensor:
 
 
 def target_loss(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
-    """Mean cross-entropy in nats over the targets of a batch."""
+    """Return the mean cross-entropy in nats over the targets of a batch."""
     logits = task_logits(model, batch, config)
     targets = torch.from_numpy(batch.targets).to(logits.device)
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
@@ -42,10 +41,10 @@ def target_loss(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
 def answers(
     model: nn.Module, batch: Batch, config: TrialConfig, end: int | None, at_once: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The likeliest token after each token, (sequences, len), of all tokens and of all but `end`.
+    """Return the likeliest token after each token, (sequences, len), among all and all but `end`.
 
-    at_once: sequences in one pass.
-    Raises: FloatingPointError where a logit that decides is not finite.
+    at_once: number of sequences in one pass.
+    Raises: FloatingPointError if a logit of a target is not finite.
     """
     said, cut = [], []
     for start in range(0, len(batch.tokens), at_once):
@@ -65,7 +64,7 @@ def answers(
 
 
 def task_logits(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
-    """(batch, len, vocabulary) in float32."""
+    """Return logits (batch, len, vocabulary) in float32."""
     tokens = torch.from_numpy(batch.tokens).to(config.device)
     positions = positions_for(model.encoding, batch, config.device)  # type: ignore[arg-type]
     length = tokens.shape[1] if positions is None else None
@@ -74,9 +73,9 @@ def task_logits(model: nn.Module, batch: Batch, config: TrialConfig) -> Tensor:
 
 
 def positions_for(encoding: PositionEncoding, batch: Batch, device: str) -> Tensor | None:
-    """The positions as an encoding takes them: None for 0, 1, 2, ...; (row, column); or for three
-    axes those of multimodal RoPE, where the name of the offset is a text of one token at time 0 and
-    the grid an image at time 1 whose rows and columns begin at 1."""
+    """Return positions for the encoding: None for 0, 1, 2, ...; (row, column); or three axes as in
+    multimodal RoPE. There the name of the offset is a text token at time 0, and the grid an image
+    at time 1 with rows and columns from 1 on."""
     axes = encoding.claims.num_axes
     if batch.positions is None or axes == 1:
         return None

@@ -1,4 +1,4 @@
-"""What a trial learns from, a text or a task, in the numbers that its model needs."""
+"""Sizes of a trial's model that depend on its text or task."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from posenc.tasks.task import Case, Task
 
 
 def task_of(config: TrialConfig) -> Task | None:
-    """What makes a trial's sequences; None for the windows of a text."""
+    """Return the task that makes a trial's sequences, or None for text."""
     return None if config.task == TEXT else TASKS[config.task]
 
 
 def vocabulary_of(config: TrialConfig) -> int:
-    """Number of tokens."""
+    """Return the number of tokens."""
     task = task_of(config)
     if task is not None:
         return task.vocabulary
@@ -25,13 +25,13 @@ def vocabulary_of(config: TrialConfig) -> int:
 
 
 def train_tokens(config: TrialConfig) -> int:
-    """Tokens of a row of a training batch, at most."""
+    """Return the maximum number of tokens in a row of a training batch."""
     task = task_of(config)
     return config.train_length if task is None else task.tokens(Case(config.train_length))
 
 
 def shape_length(config: TrialConfig) -> int:
-    """How long an encoding is told that sequences are in training."""
+    """Return the training length that an encoding is built for."""
     task = task_of(config)
     if task is None:
         return objective_of(config).longest_part(config.train_length)
@@ -39,8 +39,7 @@ def shape_length(config: TrialConfig) -> int:
 
 
 def content_hash(task: Task, train_length: int, test_lengths: tuple[int, ...]) -> str:
-    """A hash of sequences that the task makes: it changes when they do, so that results of other
-    sequences are told apart."""
+    """Hash sequences that the task makes; a changed task gives another hash."""
     digest = hashlib.sha256()
     made = [task.train_batch(0, 0, 8, train_length), task.valid_batch(8, train_length)]
     made += [task.test_batch(case, 2, train_length) for case in task.cases(test_lengths)]

@@ -1,4 +1,4 @@
-"""The process of a trial: how it is started, what it tells, and how it ends."""
+"""The process of a trial: start it, read its events, and find how it ended."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from posenc.report.files.atomic import write_atomically
 if sys.platform == "linux":
     import fcntl
 
-# The process must run the same posenc as this one, wherever that is installed, and no module from
-# the current folder, which is the user's. -P keeps the current folder out of the path; the folder
-# of the package is in the path only for one import.
+# The process must run the same posenc as this one, and no module from the user's current folder. -P
+# keeps the current folder out of the path; the folder of the package is in the path for one import
+# only.
 _START = """\
 import importlib, sys, typing
 sys.path.insert(0, sys.argv[1])
@@ -33,26 +33,26 @@ del sys.path[0]
 sys.exit(importlib.import_module(sys.argv[2]).main(*sys.argv[3:]))
 """
 WORKER = "posenc.compare.trial.worker"
-"""What a trial's process runs."""
+"""The module that a trial's process runs."""
 Tell = Callable[[dict[str, Any]], None]
-"""Hears an event of a trial."""
+"""A function that receives an event of a trial."""
 ORPHANED = 3
-"""Exit code of a process whose starting process is gone."""
+"""Exit code of a process whose parent has ended."""
 
 
 def command(module: str, *arguments: object) -> list[str]:
-    """The command that calls `main` of a module with this process's number and the arguments, as
-    strings. `main` calls `end_with_parent` first."""
+    """Return the command that calls `main` of a module with this process's id and the arguments, as
+    strings. `main` must call `end_with_parent` first."""
     package = Path(__file__).resolve().parents[3]
     given = [package, module, os.getpid(), *arguments]
     return [sys.executable, "-P", "-c", _START, *map(str, given)]
 
 
 def environment(device: str) -> dict[str, str]:
-    """The environment in which a trial is trained, and its speed is measured."""
+    """Return the environment in which trials are trained and timed."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if device == "cpu":
-        # One thread each: bit-identical sums, and processes scale better than threads do.
+        # One thread each: sums are bit-identical, and processes scale better than threads.
         environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         # glibc keeps freed blocks instead of returning them to the system at every step.
         environment |= {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "-1"}
@@ -62,29 +62,29 @@ def environment(device: str) -> dict[str, str]:
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when `parent` ends, which holds the other end of stdin.
+    """End this process when `parent` ends, whose end of the stdin pipe then closes.
 
-    On Linux the kernel tells of the closed pipe with SIGIO, which ends the process whatever it is
-    doing; elsewhere a thread that reads stdin ends it when Python next runs.
+    On Linux the kernel then sends SIGIO, which ends the process at any time. On other systems a
+    thread that reads stdin ends it when Python next runs.
     """
     if sys.platform == "linux":
         fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
-        if os.getppid() != parent:  # gone before the kernel was asked
+        if os.getppid() != parent:  # it ended before the calls above
             os._exit(ORPHANED)
     else:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
 
 
 def _end_with_stdin() -> None:
-    # Not sys.stdin, whose lock a thread must not hold when the interpreter ends.
+    # Not sys.stdin, whose lock must be free when the interpreter ends.
     while os.read(0, 1):
         pass
     os._exit(ORPHANED)
 
 
 class TrialProcess:
-    """A trial that has been started below `folder`, where its text is too."""
+    """A running trial below `folder`, which also has its text."""
 
     def __init__(
         self, folder: Path, trial: TrialConfig, checkpoint_steps: int, module: str = WORKER
@@ -100,28 +100,28 @@ class TrialProcess:
                 text=True,
                 encoding="utf-8",
                 env=environment(trial.device),
-                start_new_session=True,  # Ctrl-C is for the sweep, which then ends its workers
+                start_new_session=True,  # only the sweep gets Ctrl-C, and ends its workers
             )
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield what the trial tells, until its process has ended."""
+        """Yield the events of the trial until its process has ended."""
         with self.process as running:
             assert running.stdout is not None
             for line in running.stdout:
-                with contextlib.suppress(ValueError):  # half a line of a process that was killed
+                with contextlib.suppress(ValueError):  # an incomplete line of a killed process
                     yield json.loads(line)
-            running.wait()  # before stdin closes, which would end it
+            running.wait()  # closing stdin earlier would end it
 
     def kill(self) -> None:
         self.process.kill()
 
     def killed_by(self) -> str | None:
-        """Return the signal that ended the process, after `events`; None if it ended by itself."""
+        """Return the signal that ended the process, after `events`; None if there was none."""
         code = self.process.returncode
         return signal.Signals(-code).name if code < 0 else None
 
     def result(self) -> TrialResult:
-        """Return the result that the process wrote, or a failure that says how it ended."""
+        """Return the result that the process wrote, or a failure with the way it ended."""
         try:
             result = load_result(self.folder, self.trial)
         except CorruptResult as error:
@@ -152,7 +152,7 @@ def make_home(folder: Path, trial: TrialConfig) -> Path:
 
 
 def every(seconds: float, tell: Tell) -> Tell:
-    """Tell all but steps that follow the last event sooner than this."""
+    """Return a function that passes on events, except steps within `seconds` of the last one."""
     last = 0.0
 
     def told(event: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ def every(seconds: float, tell: Tell) -> Tell:
 
 
 def write_failure(home: Path, result: TrialResult) -> None:
-    """Keep why a trial failed, if there is room for it."""
+    """Write why a trial failed, if the disk has room."""
     with contextlib.suppress(OSError):  # the disk may be full
         home.mkdir(parents=True, exist_ok=True)
         write_atomically(home / "result.json", result.to_json())

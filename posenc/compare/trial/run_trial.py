@@ -1,4 +1,4 @@
-"""One trial: train, test, and write result.json, timing.json and the model.
+"""Run one trial: train, test, and write result.json, timing.json and the model.
 
 result.json depends only on the config.
 """
@@ -36,12 +36,12 @@ def run_trial(
     event: Any,
     checkpoint_steps: int,
 ) -> None:
-    """Train the trial from its last checkpoint in `folder`, test it, and write what it gave.
+    """Train the trial from its last checkpoint in `folder`, test it, and write the result.
 
-    event: called as training goes on, for example event("step", step=3, loss=2.5).
+    event: called during training, for example event("step", step=3, loss=2.5).
     """
     if config.device == "cpu":
-        torch.set_num_threads(1)  # how a sum is shared between threads decides its last bits
+        torch.set_num_threads(1)  # the last bits of sums depend on the number of threads
     else:
         torch.use_deterministic_algorithms(True, warn_only=True)
     task = task_of(config)
@@ -60,7 +60,7 @@ def run_trial(
     else:
         by_case = score_cases(model, task, config)
     shape = train.shape_of(config)
-    encoding = create(config.encoding, shape)  # one layer's, where each has its own
+    encoding = create(config.encoding, shape)  # of one layer, if each has its own
     result = TrialResult(
         config=config,
         parameters=sum(p.numel() for p in model.parameters()),
@@ -77,7 +77,7 @@ def run_trial(
             time.perf_counter() - began,
         ),
     )
-    # Copies: layers may share a parameter, and safetensors writes no memory twice.
+    # Copies, because layers may share a parameter, and safetensors refuses shared memory.
     weights = {name: value.cpu().clone() for name, value in model.state_dict().items()}
     write_atomically(folder / "model.safetensors", save(weights))
     if task is None and type(model) is Decoder and expressible(model):
@@ -87,7 +87,7 @@ def run_trial(
 
 
 def reason_of(error: Exception) -> str:
-    """One line for the user; the traceback is in the trial's log."""
+    """Return one line for the user; the traceback is in the trial's log."""
     text = " ".join(str(error).split())[:300]
     if isinstance(error, train.TrialFailed | FloatingPointError):
         return text

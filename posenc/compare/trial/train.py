@@ -1,4 +1,4 @@
-"""Train one trial with checkpoints; interruptions do not change a single bit of the result."""
+"""Train one trial with checkpoints; interruptions do not change the result, bit for bit."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ from posenc.encodings.registry import create
 from posenc.models import DecoderConfig
 
 ENCODING_LR = 20.0
-"""How many times faster than the model an encoding's tables and scalars learn. Its linear layers
-learn at the model's rate. Neither has weight decay.
+"""Learning rate of an encoding's tables and scalars, in multiples of the model's. Its linear layers
+use the model's rate. Neither has weight decay.
 
-AdamW moves every number by about the learning rate per step, however large its gradient. A weight
-in a matrix acts together with its whole row, but a bias in the scores acts by itself and must move
-by several logits. At the model's rate it would still be close to its start when a short training
-ends, and the comparison would measure that instead of the method. T5 on a novel, 200 steps,
+AdamW moves every parameter by about the learning rate per step, however large its gradient. A
+weight in a matrix acts together with its whole row, but a bias in the scores acts by itself and
+must move by several logits. At the model's rate it would stay close to its initial value in a short
+training, and the comparison would measure that instead of the method. T5 on a novel, 200 steps,
 float32, perplexity per byte at 128, 256, 512 and 1024: 7.54, 7.87, 8.72 and 9.86 with a factor of
-8; 5.84, 5.85, 6.04 and 6.68 with 20 (RoPE, which learns nothing: 6.66, 7.14, 9.07 and 12.22).
+8; 5.84, 5.85, 6.04 and 6.68 with 20 (RoPE, without parameters: 6.66, 7.14, 9.07 and 12.22).
 """
 WEIGHT_DECAY = 0.1
 CLIP = 1.0
 BETAS = (0.9, 0.98)
-"""Short trainings want a shorter memory of squared gradients than 0.999."""
+"""Short trainings need a shorter average of squared gradients than 0.999."""
 VALID_ROWS = 32
-"""Windows of validation in one pass."""
+"""Number of validation windows in one pass."""
 VALIDATIONS = 10
-"""How often a training is validated; each time takes about as long as a step."""
+"""Number of validations in a training; each takes about as long as a step."""
 
 Event = Callable[..., None]
-"""Called as training goes on, for example event("step", step=3, loss=2.5)."""
+"""Called during training, for example event("step", step=3, loss=2.5)."""
 
 
 class TrialFailed(Exception):
-    """The trial has no result; the message says why."""
+    """The trial has no result; the message has the reason."""
 
 
 def shape_of(config: TrialConfig, stack: int = -1) -> ModelShape:
-    """What the encoding of one of the model's stacks is built for."""
+    """Return the shape for the encoding of one of the model's stacks."""
     return ModelShape(
         config.width,
         config.heads,
@@ -66,7 +66,7 @@ def shape_of(config: TrialConfig, stack: int = -1) -> ModelShape:
 
 
 def build_model(config: TrialConfig) -> nn.Module:
-    """The model with its initial weights, which are the same for all encodings of a seed."""
+    """Return the model with its initial weights, which are the same for all encodings of a seed."""
     objective = objective_of(config)
     torch.manual_seed(config.seed)
     shapes = [shape_of(config, stack) for stack in range(len(objective.stacks))]
@@ -84,14 +84,13 @@ def build_model(config: TrialConfig) -> nn.Module:
 
 
 def learned_by_encodings(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters of the model's encodings, each once."""
+    """Return the parameters of the model's encodings, each once."""
     encodings = [m for m in model.modules() if isinstance(m, PositionEncoding)]
     return list({id(p): p for each in encodings for p in each.parameters()}.values())
 
 
 def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay only on the model's matrices, and with `ENCODING_LR` for what an
-    encoding learns."""
+    """Return AdamW with weight decay on matrices, and `ENCODING_LR` for the encodings."""
     in_linear = {id(p) for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
     in_encoding = {id(p) for p in learned_by_encodings(model)}
     encoding, matrices, vectors = [], [], []
@@ -110,8 +109,8 @@ def optimizer_for(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
 
 
 def learning_rate(config: TrialConfig, step: int) -> float:
-    """The rate at step 0, 1, ...: linear warm-up over the first twentieth of the steps, then a
-    cosine down to a tenth of the peak."""
+    """Return the rate at step 0, 1, ...: linear warm-up over the first twentieth of the steps, then
+    a cosine to a tenth of the peak."""
     warm_up = max(1, config.steps // 20)
     if step < warm_up:
         return config.lr * (step + 1) / warm_up
@@ -127,10 +126,10 @@ def train_model(
     event: Event,
     checkpoint_steps: int,
 ) -> tuple[nn.Module, Cursor]:
-    """Train to the end, from the checkpoint in `folder` where there is one.
+    """Train to the end, from the checkpoint in `folder` if there is one.
 
-    A checkpoint is written every `checkpoint_steps` steps, which does not change the numbers.
-    The symbols are those of a text; a task makes its own.
+    Writes a checkpoint every `checkpoint_steps` steps, which does not change the numbers. The
+    symbols are those of a text; tasks ignore them.
     """
     model = build_model(config)
     optimizer = optimizer_for(model, config)
@@ -177,7 +176,7 @@ def take_step(
     symbols: np.ndarray,
     step: int,
 ) -> float:
-    """One step of the optimizer; the loss before it, in nats."""
+    """Take one step of the optimizer; return the loss before it, in nats."""
     rate = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate * group["factor"]
@@ -193,7 +192,7 @@ def take_step(
 
 
 def loss_of_step(model: nn.Module, config: TrialConfig, symbols: np.ndarray, step: int) -> Tensor:
-    """The mean loss of a step's batch, in nats."""
+    """Return the mean loss of a step's batch, in nats."""
     task = task_of(config)
     if task is None:
         objective = objective_of(config)

@@ -1,8 +1,8 @@
-"""The process of one trial.
+"""Run one trial in a process.
 
-It reads config.json in the trial's folder and writes there what `run_trial` writes, or a
-result.json that says why the trial failed. Progress goes to stdout as lines of JSON. The process
-ends when the one that started it ends; it arranges that before it imports torch.
+Reads config.json in the trial's folder and writes the files of `run_trial` there, or a result.json
+with the reason of failure. Progress goes to stdout as lines of JSON. The process ends with its
+parent; this is set up before torch is imported.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from posenc.compare.trial.process import ORPHANED, end_with_parent, every
 
 
 def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: str) -> int:
-    """Run the trial. Returns: the exit code."""
+    """Run the trial and return the exit code."""
     end_with_parent(int(parent))
-    # What libraries print must not come between the events.
+    # Prints of libraries must not mix with the events.
     events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     from posenc.compare.results import TrialResult
@@ -40,10 +40,10 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
         if config.code and code_of(config.encoding) != config.code:
             raise TrialFailed(
                 f"the code of {config.encoding} has changed since the comparison began; the same "
-                "command begins one of the new code"
+                "command starts one with the new code"
             )
         run_trial(config, Path(study_folder), folder, tell, int(checkpoint_steps))
-    except Exception as error:  # of torch, of the system, of an encoding: all end in a result
+    except Exception as error:  # every error, of torch, the system or an encoding, is a result
         traceback.print_exc()
         failed = TrialResult(config, reason=reason_of(error))
         write_atomically(folder / "result.json", failed.to_json())
@@ -55,5 +55,5 @@ def _write(stream: TextIO, event: dict[str, Any]) -> None:
     """Write a line of JSON."""
     try:
         stream.write(json.dumps(event) + "\n")
-    except BrokenPipeError:  # the sweep is gone: stop as if killed, which fails nothing
+    except BrokenPipeError:  # the sweep has ended: stop as if killed, without a result
         os._exit(ORPHANED)

@@ -1,4 +1,4 @@
-"""What a position encoding is: four places where position enters attention, and claims."""
+"""The base class of position encodings, its claims, and ways to combine encodings."""
 
 from posenc.encodings.base.base import Pass, PositionEncoding
 from posenc.encodings.base.claims import Claims

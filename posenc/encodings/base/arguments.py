@@ -1,4 +1,4 @@
-"""The numbers that an encoding is built from, checked by the annotations of its constructor."""
+"""Check and record the arguments of an encoding's constructor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POSITIVE = ("base", "rope_theta", "init_L", "bias_max", "partial_rotary_factor"
 
 
 class UnknownOption(ValueError):
-    """Options that an encoding does not take: `name` is the first; it takes `accepted`."""
+    """Options that an encoding does not accept: `name` is the first; it takes `accepted`."""
 
     def __init__(self, owner: str, given: Iterable[str], accepted: Iterable[str]) -> None:
         self.accepted = tuple(accepted)
@@ -36,19 +36,18 @@ class UnknownOption(ValueError):
 
 
 def checked(init: Callable[..., None]) -> Callable[..., None]:
-    """The constructor, which raises TypeError or ValueError for an argument that is not what its
-    annotation says: bool, int or float, or one of these or None. NaN and infinity are no numbers
-    that a model can have."""
+    """Wrap a constructor so that each bool, int and float, also with `| None`, must match its
+    annotation; NaN and infinity are refused. Raises TypeError or ValueError."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)
     def built(*args: Any, **kwargs: Any) -> None:
         given: dict[str, Any] = {}
-        with contextlib.suppress(TypeError):  # Python says it better
+        with contextlib.suppress(TypeError):  # calling init below raises Python's own message
             bound = signature.bind(*args, **kwargs)
             given = dict(bound.arguments)
             own = list(given.items())[1:]
-            vars(args[0]).setdefault("_given", dict(own))  # as a file may keep them
+            vars(args[0]).setdefault("_given", dict(own))  # unchanged, to be saved in files
             bound.apply_defaults()
             kept = {n: _comparable(v) for n, v in list(bound.arguments.items())[1:]}
             vars(args[0]).setdefault("_arguments", kept)
@@ -64,17 +63,16 @@ def checked(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def alike(a: nn.Module, b: nn.Module) -> bool:
-    """Whether two encodings are of the same classes, built from the same arguments, with all
-    encodings in them."""
+    """Return True if both encodings, with all inside them, have equal classes and arguments."""
     own, other = a.__dict__, b.__dict__
-    prepared = own.get("_arguments") is other.get("_arguments")  # one of them from the other
+    prepared = own.get("_arguments") is other.get("_arguments")  # one is a shallow copy
     if prepared and own["_modules"] is other["_modules"]:
         return type(a) is type(b)
     return _likeness(a) == _likeness(b)
 
 
 def _likeness(encoding: nn.Module) -> tuple[Any, ...]:
-    """The class of each, and its arguments as it keeps them: a default may stand for a number."""
+    """Return class and arguments of each module; attributes replace defaults of None."""
     return tuple(
         (type(m), *(_comparable(vars(m).get(name, given)) for name, given in arguments.items()))
         for m in encoding.modules()
@@ -83,13 +81,13 @@ def _likeness(encoding: nn.Module) -> tuple[Any, ...]:
 
 
 def _comparable(value: Any) -> Any:
-    """An argument for comparison: 10000 and 10000.0 are one base."""
+    """Return an argument in a form to compare: 10000 and 10000.0 are equal."""
     return float(value) if isinstance(value, Real) else _text(value)
 
 
 def described(built: Any) -> str:
-    """The arguments that make an encoding what it is, as `print` shows them: those without a
-    default or unlike it, and always the base and the scaling of angles."""
+    """Return the arguments that `print` shows: those that differ from their default, and always the
+    base and the scaling of angles."""
     shown = []
     for name, parameter in inspect.signature(type(built)).parameters.items():
         given = getattr(built, "_built_with", {}).get(name) or _text(parameter.default)
@@ -102,17 +100,17 @@ def described(built: Any) -> str:
 
 _ALWAYS = ("rope_theta", "base", "scaling")
 _LONGEST = 200
-"""Letters of an argument; lists of frequencies have thousands."""
+"""Characters shown of one argument; a list of frequencies can have thousands."""
 
 
 def _text(value: Any) -> str:
-    """An argument in words; none for tensors and modules, which `print` shows by themselves."""
+    """Return an argument as text; "" for tensors and modules, which `print` shows separately."""
     if not (value is None or isinstance(value, str | int | float | tuple) or is_dataclass(value)):
         return ""
     if isinstance(value, tuple) and not all(map(_text, value)):
         return ""
     text = repr(value)
-    if " at 0x" in text:  # an object that has no words for itself
+    if " at 0x" in text:  # the default repr of an object: an address
         return ""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 

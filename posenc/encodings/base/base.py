@@ -1,4 +1,4 @@
-"""The base of every position encoding: eight methods, and what the encoding claims."""
+"""The base class of every position encoding: eight methods and the claims."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ EmbeddedPositions = Real[Tensor, "*#batch len"] | Real[Tensor, "*#batch len axes
 Hidden = Float[Tensor, "batch len embed_dim"]
 State = Shaped[Tensor, "batch heads len *state"]
 Past = Shaped[Tensor, "batch heads past_len *state"]
-"""The state of the tokens before."""
+"""The cached state of earlier tokens."""
 QueriesKeys = tuple[
     Float[Tensor, "batch num_heads {len(q)} width"],
     Float[Tensor, "batch num_kv_heads {len(k)} width"],
 ]
-"""What becomes of `q` and `k`, which are Tokens."""
+"""Queries and keys after place 2, for `q` and `k` given as Tokens."""
 
 _PLACES = {"embed": (1,), "transform": (2,), "term": (3, 4)}
-"""The method of each place."""
+"""The places at which each method acts."""
 
 
 @dataclass(frozen=True)
 class Pass:
     """One ordinary attention among several that are merged by log-sum-exp.
 
-    q_positions and kv_positions are what the encoding sees in this pass. `mask` shows the pairs
-    that the pass is responsible for (None: all); attention binds it to the true positions.
+    q_positions and kv_positions are the positions that the encoding sees in this pass. `mask`
+    selects the pairs that the pass computes (None: all); attention binds it to the true positions.
     `q_factor` (q_len) or (batch, q_len) multiplies the queries.
 
     >>> (one,) = posenc.RoPE(16, interleaved=False).passes(torch.arange(4), torch.arange(4))
@@ -59,7 +59,7 @@ class Pass:
 
 
 class PositionEncoding(nn.Module):
-    """A position encoding; used as it is, the one that does nothing (NoPE).
+    """Base class of all position encodings; the class itself encodes nothing (NoPE).
 
     A subclass overrides the places where it acts and states its claims; the contract tests check
     them.
@@ -68,8 +68,7 @@ class PositionEncoding(nn.Module):
     num_kv_heads, kv_len, head_dim); positions (len) or (batch, len), integer or float, with a last
     axis of components where num_axes > 1. Distance is q_position - kv_position: positive for the
     past.
-    Raises: TypeError when a subclass is made that overrides a place without claiming it, or a
-    member of earlier releases.
+    Raises: TypeError when a subclass is defined that overrides a method without claiming its place.
     Source: Haviv et al. 2022, arXiv:2203.16634, and Kazemnejad et al. 2023, arXiv:2305.19466, for
     NoPE.
 
@@ -89,7 +88,7 @@ class PositionEncoding(nn.Module):
     )
 
     _kept: Kept | None = None
-    """Of a prepared encoding: its tables."""
+    """Tables of a prepared encoding; None before `prepare`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -106,8 +105,7 @@ class PositionEncoding(nn.Module):
 
     @classmethod
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
-        """Build the encoding for a model: constructor arguments named like a field of `shape`
-        come from it."""
+        """Build the encoding for a model: arguments named like a field of `shape` come from it."""
         accepted = inspect.signature(cls).parameters
         fields = {f.name: getattr(shape, f.name) for f in dataclasses.fields(shape)}
         if set(options) - set(accepted):
@@ -116,95 +114,93 @@ class PositionEncoding(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Number of trainable parameters of one instance; what members share counts once."""
+        """Count the trainable parameters of one instance; shared parameters count once."""
         return sum(p.numel() for p in self.parameters())
 
     def extra_repr(self) -> str:
-        """What `print` shows of it: its arguments, such as base, layout and scaling."""
+        """Return the arguments that `print` shows, such as base, layout and scaling."""
         return described(self)
 
     def reset_parameters(self) -> None:
         """Draw fresh initial values; a no-op where there are none."""
 
     def shallow_copy(self) -> Self:
-        """A second object over the same parameters, for `prepare`; torch.compile cannot trace
-        copy.copy."""
+        """Return a shallow copy, for `prepare`; torch.compile cannot trace copy.copy."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
 
     def with_kept_tables(self) -> Self:
-        """Return a copy over the same parameters that keeps what `kept` computes, for `prepare`."""
+        """Return a copy with the same parameters that caches results of `kept`, for `prepare`."""
         prepared = self.shallow_copy()
         prepared._kept = Kept()
         return prepared
 
     def kept(self, key: Any, compute: Callable[[], T], *given: Shaped[Tensor, "..."] | None) -> T:
-        """Return `compute()`; of a prepared encoding once for this key, until one of the tensors
-        `given`, which it is made from, is written into."""
+        """Return `compute()`; a prepared encoding caches it until a tensor in `given` changes."""
         return compute() if self._kept is None else self._kept(key, compute, *given)
 
     def for_layer(self, index: int) -> PositionEncoding:
-        """The encoding that attention in layer `index` uses. What acts at the embeddings is left
-        out: the model has applied it already."""
+        """Return the encoding that attention in layer `index` uses. Encodings of embeddings are
+        left out: the model has applied them already."""
         return without_position(self.claims.num_axes) if self.claims.places == (1,) else self
 
     def prepare(self, positions: Positions, length: int | None = None) -> PositionEncoding:
-        """Return the same encoding, with what depends only on `positions` computed already.
+        """Return a copy with everything that depends only on `positions` precomputed.
 
-        A model calls it once per forward and hands the result to every layer, as the encoding or as
-        `attention(prepared=...)`; nothing is stored on the encoding itself. Tables made from
-        weights are made anew once an optimizer has changed these. `length` is the
-        current length in tokens for methods whose frequencies depend on it; None means the trained
+        A model calls it once per forward and passes the result to every layer, as the encoding or
+        as `attention(prepared=...)`. Nothing is stored on the encoding itself. Tables made from
+        weights are recomputed after an optimizer changes the weights. `length` is the current
+        length in tokens, for methods whose frequencies depend on it; None means the training
         length.
         """
         return self
 
     def scale(self, head_dim: int) -> float:
-        """The factor of q @ k.mT; head_dim is the width before place 2."""
+        """Return the factor of q @ k.mT; head_dim is the width before place 2."""
         return head_dim**-0.5
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
-        """The ordinary attentions that make up this one; their results are merged by
-        log-sum-exp."""
+        """Return the ordinary attentions to compute; their results are merged by log-sum-exp."""
         return (Pass(q_positions, kv_positions),)
 
     def state(self, x: Hidden, positions: Places, past: Past | None = None) -> State | None:
-        """What places 2 and 3 need to know of each token, (batch, heads, len, ...), cached beside
-        k and v.
+        """Return the state per token that places 2 and 3 read, (batch, heads, len, ...).
 
-        `past` is the cached state of the tokens before x, for states that accumulate.
+        It is cached next to k and v. `past` is the cached state of the tokens before x, for states
+        that accumulate.
         """
         return None
 
     def embed(self, x: Embedded, positions: EmbeddedPositions) -> Embedded:
-        """Place 1: embeddings."""
+        """Encode the embeddings (place 1)."""
         return x
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
-        """Place 2: queries and keys. May widen both. With a cache, k are the new tokens only,
-        unless the encoding claims needs_raw_k."""
+        """Encode queries and keys (place 2); may widen both. With a cache, k has the new tokens
+        only, unless the encoding claims needs_raw_k."""
         assert q.x is not None and k.x is not None
         return q.x, k.x
 
     def term(self, q: Tokens, k: Tokens) -> Term | None:
-        """Places 3 and 4: what becomes of the scores and the values. Called once per pass.
+        """Return the term that changes scores or values (places 3 and 4). Called once per pass.
 
-        q and k come from before place 2; k.x has as many heads as q.x, and is None unless the
+        q and k come from before place 2. k.x has as many heads as q.x; it is None unless the
         encoding claims needs_raw_k.
         """
         return None
 
 
 def without_position(num_axes: int) -> PositionEncoding:
-    """NoPE for positions of `num_axes` components."""
+    """Return NoPE for positions of `num_axes` components."""
     nope = PositionEncoding()
     nope.claims = dataclasses.replace(nope.claims, num_axes=num_axes)
     return nope
 
 
 def require_encoding(owner: str, encoding: Any) -> PositionEncoding:
-    """The encoding; None is none. Raises TypeError for anything but a PositionEncoding."""
+    """Return the encoding, or NoPE for None. Raises TypeError for anything but a
+    PositionEncoding."""
     if encoding is None:
         return PositionEncoding()
     if not isinstance(encoding, PositionEncoding):

@@ -1,4 +1,4 @@
-"""What the user hands in, checked once: tensors and encodings."""
+"""Check tensors and encodings that users pass in, once."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 def check_encoding(owner: str, encoding: Any) -> PositionEncoding:
-    """The encoding that attention uses; None means none. Raises TypeError for anything but a
-    PositionEncoding, and ValueError for one that acts at the embeddings, where attention cannot."""
+    """Return the encoding that attention uses, NoPE for None. Raises TypeError for anything but a
+    PositionEncoding, ValueError for one that acts at the embeddings."""
     encoding = require_encoding(owner, encoding)
     if 1 in encoding.claims.places:
         raise ValueError(
             f"{owner}: {type(encoding).__name__} acts at the embeddings, which attention does not "
             "see, so it would be ignored. Call x = encoding.embed(x, positions) before the first "
-            "layer, and hand attention encoding.for_layer(i)."
+            "layer, and pass encoding.for_layer(i) to attention."
         )
     return encoding
 
 
 def check_dtype(owner: str, x: Tensor, weight: Any) -> None:
-    """Raise TypeError where a layer's input has another dtype than its weights, unless autocast
-    casts both or the weights are quantised."""
+    """Raise TypeError if x has another dtype than the layer's weights, unless autocast casts both
+    or the weights are quantised."""
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return
     device = x.device.type
@@ -83,10 +83,10 @@ def check_embedded(
     *,
     name: str = "x",
 ) -> Tensor | range:
-    """Return the positions of the tokens of x (..., len, embed_dim): (len), as many axes as x has
-    before its last, each of the size of x or 1, or a range.
+    """Return the positions of the tokens of x (..., len, embed_dim): (len), or all axes of x but
+    its last, each of x's size or 1, or a range.
 
-    Raises: as check_positions, and for x that is no floating tensor of that width.
+    Raises: as check_positions, and for an x that is no floating tensor of width embed_dim.
     """
     wanted = f"(batch, len, {embed_dim or 'embed_dim'})"
     if not isinstance(x, Tensor):
@@ -101,12 +101,12 @@ def check_embedded(
 def check_pair(
     owner: str, q: Any, k: Any, positions: Any, num_axes: int = 1
 ) -> tuple[Tokens, Tokens]:
-    """q and k of the same tokens, as a rotation called on its own takes them."""
+    """Return q and k of the same tokens, for a rotation that is called directly."""
     check_vectors(owner, q=q, k=k)
     checked = check_positions(owner, "positions", positions, q, num_axes)
     if k.shape[2] != q.shape[2] or k.shape[0] != q.shape[0]:
         raise ValueError(
-            f"{owner}: q and k must be of the same tokens, got {tuple(q.shape)} and "
+            f"{owner}: q and k must have the same batch and length, got {tuple(q.shape)} and "
             f"{tuple(k.shape)}. For a query against a longer past use posenc.attention, or rotate "
             "each with its own positions."
         )
@@ -114,8 +114,8 @@ def check_pair(
 
 
 def check_tokens(owner: str, tokens: Any, vocab_size: int, name: str = "tokens") -> None:
-    """Raise TypeError or ValueError unless tokens are integers (batch, len) of the vocabulary, at
-    which one looks on the CPU only."""
+    """Raise TypeError or ValueError unless tokens (batch, len) are integers in the vocabulary. The
+    range is checked on the CPU only."""
     if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
         got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
         raise TypeError(f"{owner}: {name} must be a tensor of int64 or int32, got {got}.")
@@ -130,7 +130,7 @@ def check_tokens(owner: str, tokens: Any, vocab_size: int, name: str = "tokens")
 
 
 def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError unless q, k and v are of one attention."""
+    """Raise ValueError unless the shapes of q, k and v fit together."""
     if q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
         raise ValueError(
             f"attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit: "
@@ -143,7 +143,7 @@ def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_state(name: str, state: Any, x: Tensor) -> None:
-    """Raise ValueError unless the state is None or of the tokens of x."""
+    """Raise ValueError unless the state is None or has the batch and length of x."""
     if state is None:
         return
     if not isinstance(state, Tensor) or state.ndim < 3:
@@ -162,7 +162,7 @@ def check_state(name: str, state: Any, x: Tensor) -> None:
 def either(encoding: Any, prepared: Any) -> Any:
     """Return the prepared encoding if there is one.
 
-    Raises: TypeError for what is no encoding, ValueError for one of another encoding.
+    Raises: TypeError for anything but an encoding, ValueError if `prepared` is of another one.
     """
     if prepared is None:
         return encoding
@@ -170,6 +170,6 @@ def either(encoding: Any, prepared: Any) -> Any:
     if encoding is not None and not alike(prepared, require_encoding("attention", encoding)):
         raise ValueError(
             f"attention: prepared is a {prepared}, and encoding is a {encoding}. "
-            "Hand over encoding.prepare(positions) of the same encoding."
+            "Pass encoding.prepare(positions) of the same encoding."
         )
     return prepared

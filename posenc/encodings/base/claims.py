@@ -1,4 +1,4 @@
-"""What an encoding says of itself; the contract tests check it."""
+"""Claims of an encoding about itself; the contract tests check them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Claims:
-    """What holds for an encoding; tests check each claim where it is made and where it is not.
+    """Properties of an encoding; tests check that each holds exactly where it is claimed.
 
     Args:
         places: where it acts: 1 embeddings, 2 queries and keys, 3 scores, 4 values.
         source: the paper, with year and section or equation.
         shift_invariant: adding one number to all positions changes nothing.
         permutation_invariant: moving keys in memory together with their positions changes nothing.
-        causal_only: undefined, or blind to order, where a query may look at the future.
-        cache_safe: keys cached at one length stay right at another, so that step-by-step decoding
-            equals one pass.
-        needs_raw_k: the term reads k, or keys are rotated more than once: the cache keeps k as it
-            was before place 2.
+        causal_only: undefined, or blind to order, if queries see future keys.
+        cache_safe: keys cached at one length are valid at another, so decoding step by step equals
+            one pass.
+        needs_raw_k: the term reads k, or keys are rotated more than once: the cache stores k from
+            before place 2.
         additive: the term adds the same numbers to any scores.
         reads_scale: the term multiplies with scale(), so no other encoding may change the scale.
-        state_kept: which tokens' state the cache keeps: "all", for terms that read the states of
-            the keys, or "last", where only place 2 and the next state read it.
+        state_kept: tokens whose state is cached: "all" if the term reads the states of keys, "last"
+            if only place 2 and the next state read it.
         scope: "model": one instance serves all layers; "layer": each layer has parameters of its
             own.
-        shared_parameters: names of the parameters that all layers share although scope is "layer".
+        shared_parameters: names of parameters that all layers share although scope is "layer".
         max_positions: positions must be below this number; None: no limit.
         num_axes: number of components of a position.
 
@@ -56,7 +56,7 @@ class Claims:
 
     @classmethod
     def all(cls, encodings: Sequence[PositionEncoding]) -> Claims:
-        """What holds for several encodings that act together, or one per layer.
+        """Return the claims of several encodings that act together, or one per layer.
 
         max_positions is the smallest and num_axes the largest; causal_only holds if an encoding
         that acts claims it. scope and shared_parameters are left to the caller.

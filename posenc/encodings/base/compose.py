@@ -1,4 +1,4 @@
-"""Several encodings in one attention, each at its own places."""
+"""Combine several encodings in one attention."""
 
 from __future__ import annotations
 
@@ -27,26 +27,25 @@ from posenc.encodings.terms.tokens import Tokens
 from posenc.positions import KeyPlaces, Places, Positions, QueryPlaces
 
 _SINGLE = {"scale": "scale", "state": "state per token", "passes": "passes"}
-"""Methods that only one encoding of an attention may define, and what they decide."""
+"""Methods that only one of the composed encodings may define, and their names in messages."""
 
 
 class Compose(PositionEncoding):
-    """Several encodings in one attention, each at its own places, in the order given.
+    """Combine several encodings in one attention, each at its own places, in the order given.
 
-    Embeddings, rotations and terms are chained. An attention has only one scale, one state per
-    token, one list of passes and one place 4, so two encodings that define the same one cannot be
-    composed. Encodings that differ per layer are composed within each layer:
-    PerLayer([Compose(a, b), ...]). A position map asks for passes at positions of its own; the
-    other encodings still see the true ones.
+    Embeddings, rotations and terms are chained. An attention has one scale, one state per token,
+    one list of passes and one place 4; two encodings that define the same of these cannot be
+    composed. Compose encodings that differ per layer within each layer: PerLayer([Compose(a, b),
+    ...]). A position map computes passes at mapped positions; the other encodings still see the
+    true ones.
 
     Args:
-        encodings: two or more; a Compose among them is taken apart.
+        encodings: two or more; a Compose among them is flattened.
 
     A claim holds if it holds for every encoding; causal_only if one that acts claims it. Parameters
     of scope "model" stay shared by all layers when another encoding is of scope "layer".
-    Raises: ValueError where two define the same thing, or take positions of different numbers of
-    components.
-    Source: the encodings it holds.
+    Raises: ValueError if two define the same of these or need different numbers of position axes.
+    Source: the composed encodings.
 
     >>> from posenc import ALiBi, Compose, RoPE
     >>> Compose(RoPE(64, interleaved=False), ALiBi(num_heads=8)).claims.places
@@ -116,7 +115,7 @@ class Compose(PositionEncoding):
             e.reset_parameters()
 
     def for_layer(self, index: int) -> PositionEncoding:
-        """Without those that act at the embeddings only."""
+        """Return the encoding for attention, without members that act at the embeddings only."""
         if 1 not in self.claims.places:
             return self
         acting = [e for e in self.members if e.claims.places != (1,)]
@@ -165,8 +164,8 @@ class Compose(PositionEncoding):
         return Chain(q, k, terms) if len(terms) > 1 else next(iter(terms), None)
 
     def _seen_by(self, member: PositionEncoding, tokens: Tokens) -> Tokens:
-        """The tokens as this member sees them: the state only if it defines it, and the positions
-        of a pass only if it asked for the pass."""
+        """Return the tokens as this member sees them: the state only if it defines the state, and
+        mapped positions only if it defines the passes."""
         if tokens.state is not None and member is not self._owner("state"):
             tokens = tokens.with_state(None)
         true = tokens.true_positions
@@ -176,7 +175,7 @@ class Compose(PositionEncoding):
 
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
-        """The encodings, prepared where this one is."""
+        """Return the encodings, each prepared if this one is."""
         return tuple(self.encodings) if self._ready is None else self._ready  # type: ignore[return-value]
 
     def _owner(self, method: str) -> PositionEncoding | None:
@@ -189,7 +188,7 @@ def _overrides(encoding: PositionEncoding, method: str) -> bool:
 
 
 def _owner(method: str, what: str, members: Sequence[PositionEncoding]) -> int | None:
-    """Which member decides it."""
+    """Return the index of the member that defines `method`, or None."""
     if method == "scale":
         claimants = [i for i, e in enumerate(members) if e.scale(64) != 64**-0.5]
     else:

@@ -1,4 +1,4 @@
-"""A score bias that depends only on the distance."""
+"""Score biases that depend only on the distance."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from posenc.positions import FlatKeys, FlatQueries, Positions, distances, in_dou
 
 BiasMatrix = Float[Tensor, "*batch num_heads q_len kv_len"]
 KEYS = 128
-"""Keys whose distances to every 128th query are all distances there are."""
+"""Every 128th query against 128 consecutive keys gives each distance once."""
 
 
 class DistanceBias(PositionEncoding):
-    """A score bias that depends only on the distance: a subclass needs to define only `bias`.
+    """Add a bias that depends only on the distance to the scores; a subclass only defines `bias`.
 
     score[h, i, j] += bias(q_position[i] - kv_position[j])[h]
 
@@ -39,34 +39,34 @@ class DistanceBias(PositionEncoding):
     claims = Claims(places=(3,), source="see the subclass")
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
-        """Return the same bias, whose table is computed by the first layer that asks for it."""
+        """Return a copy whose bias table is computed once, by the first layer that needs it."""
         return self.with_kept_tables()
 
     def bias(self, distance: Real[Tensor, "*where"]) -> Float[Tensor, "num_heads *where"]:
-        """(num_heads, *distance.shape), in logits, for distances in tokens, positive for the past.
+        """Return the bias in logits, (num_heads, *distance.shape); past distances are positive.
 
-        `distance` is integer or real, of any shape; the result is in float32, in float64 where
-        distance or parameters are: posenc.encodings.numbers.precision has `real` and `per_head`.
+        `distance` is in tokens, integer or real, of any shape. The result is float32, or float64 if
+        distance or parameters are; see `real` and `per_head` in posenc.encodings.numbers.precision.
         """
         raise NotImplementedError(f"{type(self).__name__} must define bias(distance)")
 
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
-        batched positions."""
+        """Return the dense bias, (num_heads, q_len, kv_len), with a leading batch if positions have
+        one."""
         return self.dense(*check_distances(type(self).__name__, q_positions, kv_positions))
 
     def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """The same as `forward`, for positions that have been checked."""
+        """Return the bias like `forward`, for positions that have been checked."""
         values = self.bias(distances(q_positions, kv_positions))
         return values if values.ndim == 3 else values.movedim(0, 1)
 
     def falling(
         self, farthest: int, count: int, like: Float[Tensor, "..."]
     ) -> Float[Tensor, "num_heads {count}"]:
-        """The bias of the distances farthest, farthest - 1, ..., on the device of `like` and in at
-        least float32, in float64 where that is."""
-        # A few queries over a few keys have all these distances, which some methods compute faster
-        # than one by one. Positions carry the precision that the bias is asked for.
+        """Return the bias of the distances farthest, farthest - 1, ... on the device of `like`, in
+        at least float32."""
+        # Some methods compute a grid of few queries and keys faster than a list of distances. The
+        # dtype of the positions sets the precision of the bias.
         precise = torch.float64 if like.dtype == torch.float64 else torch.int64
 
         def compute() -> Tensor:
@@ -84,7 +84,7 @@ class DistanceBias(PositionEncoding):
 
         def values(q: Tokens, k: Tokens) -> Tensor:
             where = q.positions, k.positions
-            # Positions carry the precision that the bias is asked for.
+            # The dtype of the positions sets the precision of the bias.
             values = self.dense(*(in_double(*where) if double else where))
             check_heads(self, values.shape[-3], heads)
             return values

@@ -1,5 +1,4 @@
-"""Encodings that differ per layer: parameters of its own for each, or another method, or another
-window."""
+"""Use another encoding, other parameters or another window in each layer."""
 
 from __future__ import annotations
 
@@ -29,16 +28,16 @@ class PerLayer(PositionEncoding):
 
     Args:
         layers: the encoding of each layer; an encoding that appears twice is shared.
-        windows: for each of them, how many keys a query sees, counting its own; or a mask, such as
-            masks.chunked(n); or None for no limit. The model's own mask still holds.
+        windows: for each layer, the number of keys visible to a query, counting itself; or a mask
+            such as masks.chunked(n); or None for no limit. The model's own mask still applies.
         repeat: start again from layers[0] after the last, for any number of layers.
 
-    It acts only through `for_layer(i)`. Place 1 is the exception: it acts once per model, through
-    the first layer's encoding. A claim holds if it holds in every layer; causal_only if it holds in
-    any layer that acts.
+    It acts only through `for_layer(i)`, except at place 1: the first layer's encoding acts there,
+    once per model. A claim holds if it holds in every layer; causal_only if it holds in any layer
+    that acts.
     Raises: ValueError if layers is empty, windows has another length, or only a later layer
     embeds.
-    Source: the encodings it holds.
+    Source: the encodings of the layers.
 
     >>> fire = posenc.FIRE(num_heads=4)
     >>> each = posenc.PerLayer.replicate(fire, 3)
@@ -79,11 +78,10 @@ class PerLayer(PositionEncoding):
 
     @classmethod
     def replicate(cls, encoding: PositionEncoding, num_layers: int) -> PerLayer:
-        """A copy of `encoding` with fresh parameters for each of num_layers layers.
+        """Copy `encoding` with new parameters for each of num_layers layers.
 
-        What the encoding names in `shared_parameters` stays one parameter for all. A PerLayer that
-        repeats gives layer i a copy of its layers[i % n], or that very encoding where its scope is
-        the model.
+        Parameters named in `shared_parameters` stay shared by all layers. Of a PerLayer that
+        repeats, layer i gets a copy of layers[i % n], or the same object if its scope is "model".
         """
         pattern = encoding.members if isinstance(encoding, PerLayer) else (encoding,)
         layers = [_own_copy(pattern[i % len(pattern)]) for i in range(num_layers)]
@@ -125,7 +123,7 @@ class PerLayer(PositionEncoding):
 
     @property
     def members(self) -> tuple[PositionEncoding, ...]:
-        """The encodings of the layers, prepared where this one is."""
+        """Return the encodings of the layers, each prepared if this one is."""
         return self._ready if self._ready is not None else tuple(self.layers)  # type: ignore[return-value]
 
 
@@ -137,7 +135,7 @@ def _narrow(encoding: PositionEncoding, window: int | Mask | None) -> PositionEn
 
 
 def _own_copy(encoding: PositionEncoding) -> PositionEncoding:
-    """A deep copy with fresh parameters, except those that all layers share."""
+    """Return a deep copy with new parameters, except those that all layers share."""
     if encoding.claims.scope == "model":
         return encoding
     shared = [encoding.get_parameter(name) for name in encoding.claims.shared_parameters]

@@ -1,4 +1,4 @@
-"""Positions that the user hands in, checked once."""
+"""Check positions that users pass in, once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posenc.encodings.numbers.tracking import free_ends
 from posenc.positions import check_flat, tensor
 
 _NEIGHBOURS = {torch.float32: 2**24, torch.float64: 2**53}
-"""From here on a dtype cannot hold every whole number."""
+"""The first whole number from which a dtype cannot represent every whole number."""
 
 
 def check_positions(
@@ -21,16 +21,15 @@ def check_positions(
     """Return the positions of the tokens of x (batch, heads, len, width): int64, float32 or
     float64, (len) or (batch, len), plus a last axis of components where num_axes > 1; or a range.
 
-    Raises: TypeError for what is no position, ValueError where the shape does not fit, and for
-    numbers that are not finite or that their dtype cannot tell from their neighbours (looked at on
-    the CPU only).
+    Raises: TypeError for anything but positions; ValueError for a wrong shape and, checked on the
+    CPU only, for numbers that are not finite or too large for their dtype to represent every
+    integer.
     """
     return positions_of((x.shape[0], x.shape[2]), x, owner, name, positions, num_axes)
 
 
 def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Tensor, Tensor]:
-    """Return the positions between which a bias is asked for on its own, each (len) or (batch,
-    len).
+    """Return the positions of a bias that is called directly, each (len) or (batch, len).
 
     Raises: as check_positions.
     """
@@ -43,7 +42,7 @@ def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Te
     rows = {t.shape[0] for t in (q_positions, kv_positions) if t.ndim == 2} - {1}
     if len(rows) > 1:
         raise ValueError(
-            f"{owner}: q_positions and kv_positions must be of one batch, "
+            f"{owner}: q_positions and kv_positions must have the same batch size, "
             f"got {tuple(q_positions.shape)} and {tuple(kv_positions.shape)}."
         )
     return (
@@ -53,7 +52,7 @@ def check_distances(owner: str, q_positions: Any, kv_positions: Any) -> tuple[Te
 
 
 def require_whole(name: str, *positions: Tensor) -> None:
-    """Raise TypeError where a method that counts whole tokens is given real positions."""
+    """Raise TypeError if positions are real numbers; for methods that need integers."""
     for p in positions:
         if p.is_floating_point():
             raise TypeError(
@@ -65,16 +64,16 @@ def require_whole(name: str, *positions: Tensor) -> None:
 def positions_of(
     sizes: Sequence[int], x: Tensor, owner: str, name: str, positions: Any, num_axes: int
 ) -> Tensor | range:
-    """Return the positions of tokens in an array of these sizes, which are those of x."""
+    """Return the checked positions of the tokens of x, whose batch and length are `sizes`."""
     if isinstance(positions, range):
-        # Its own step and stop, not len(): torch.compile follows no len() of a range.
+        # step and stop instead of len(): torch.compile cannot trace len() of a range.
         if num_axes == 1 and positions.step == 1 and positions.stop - positions.start == sizes[-1]:
             return positions
         positions = tensor(positions, x.device)
     _check_kind(owner, name, positions)
     tokens = positions.shape[: positions.ndim - (num_axes > 1)]
     components = num_axes == 1 or (positions.ndim > 1 and positions.shape[-1] == num_axes)
-    # Compared one by one: a set would hash the sizes, and torch.compile would start anew for each.
+    # Compared one by one: a set would hash the sizes, and torch.compile would recompile for each.
     fits = 1 <= len(tokens) <= len(sizes) and tokens[-1] == sizes[-1]
     for token, size in zip(tokens[-2::-1], sizes[-2::-1], strict=False):
         fits = fits and (token == 1 or token == size)
@@ -93,7 +92,7 @@ def positions_of(
 
 
 def _numbers(owner: str, name: str, positions: Tensor) -> Tensor:
-    """The positions as int64, or as the floats that they are."""
+    """Return the positions as int64, or unchanged if they are floats."""
     if positions.is_floating_point():
         _check_floats(owner, name, positions)
         return positions

@@ -1,4 +1,4 @@
-"""The sizes of the model that an encoding serves."""
+"""Sizes of the model that an encoding is built for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes an encoding may need to know about the model it serves.
+    """Sizes of a model from which an encoding is built.
 
     Args:
         embed_dim: width of the residual stream.
@@ -15,7 +15,7 @@ class ModelShape:
         num_kv_heads: number of key/value heads; None means num_heads.
         head_dim: size of one head; None means embed_dim / num_heads.
         train_length: the longest sequence seen in training, in tokens.
-        causal: whether the model looks at the past only.
+        causal: True if queries see no future keys.
 
     Raises: ValueError where the sizes do not fit together.
 

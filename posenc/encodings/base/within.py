@@ -1,4 +1,4 @@
-"""A mask as an encoding."""
+"""Use a mask as an encoding."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from posenc.positions import KeyPlaces, QueryPlaces
 
 
 class Within(PositionEncoding):
-    """Let a query look at what `mask` shows and at nothing else: a window that travels with an
-    encoding.
+    """Restrict attention to the pairs that `mask` shows; compose it with another encoding.
 
-    Compose(RoPE(...), Within(masks.sliding_window(4096))) rotates and looks 4096 tokens back,
-    whatever mask the model is given besides.
+    Compose(RoPE(...), Within(masks.sliding_window(4096))) rotates and shows 4096 keys, in addition
+    to the mask that the model is given.
 
     Args:
         mask: an unbound mask; it is bound to the positions of each call.
 
-    shift_invariant is claimed for masks that depend only on the distance (exact ones), not for
-    chunks.
+    shift_invariant is claimed only for masks that depend only on the distance, not for chunks.
     Raises: ValueError for a mask that is bound already.
 
     >>> from posenc import Within, masks

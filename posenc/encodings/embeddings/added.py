@@ -1,4 +1,4 @@
-"""What all encodings share that add a vector to each embedding."""
+"""The base class of encodings that add a vector to each embedding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posenc.positions import tensor
 
 
 class AddedEmbedding(PositionEncoding):
-    """Add a vector to each embedding: a subclass defines `table` and has everything else.
+    """Add a vector to each embedding; a subclass only defines `table`.
 
     x += table(positions)
 
@@ -30,7 +30,7 @@ class AddedEmbedding(PositionEncoding):
     def table(
         self, positions: Real[Tensor, "..."], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """The embedding of each position."""
+        """Return the embedding of each position."""
         raise NotImplementedError(f"{type(self).__name__} must define table(positions, dtype)")
 
     def embed(self, x: Embedded, positions: Real[Tensor, "..."]) -> Embedded:

@@ -1,4 +1,4 @@
-"""BERT's input embeddings: words, segments, and an encoding of place 1."""
+"""BERT's input embeddings: words, segments and positions."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from posenc.encodings.embeddings.learned import Learned
 
 
 class BertEmbedding(nn.Module):
-    """Sum of word, segment and position embeddings, normalised.
+    """Add word, segment and position embeddings and normalise the sum.
 
     dropout(LayerNorm(words[token] + segments[segment] + position))
 
     Args:
         vocab_size: number of tokens.
         embed_dim: width of the embeddings.
-        encoding: an encoding of place 1; None means a learned table of 512 rows, as BERT's.
-        num_segments: rows of the segment table; 0 leaves segments out.
+        encoding: an encoding of place 1; None means a learned table of 512 rows, as in BERT.
+        num_segments: rows of the segment table; 0 means no segments.
         padding_idx: a token whose word embedding starts at zero and gets no gradient.
         dropout: probability of dropping a channel in training.
         eps: LayerNorm's epsilon.
-        init_std: standard deviation of the initial values (truncated at two).
+        init_std: standard deviation of the initial values (normal, truncated at two of them).
 
     Shapes: tokens, segments (batch, seq_len); positions (seq_len) or (batch, seq_len) -> (batch,
     seq_len, embed_dim). RoBERTa's positions: positions_from_mask(valid, start=padding_idx + 1).
-    Raises: ValueError where segments are given to a model without them.
+    Raises: ValueError for an encoding that acts in attention, or for segments if num_segments=0.
     Source: Devlin et al. 2019, arXiv:1810.04805, section 3 and figure 2.
 
     >>> bert = posenc.BertEmbedding(vocab_size=100, embed_dim=64)
@@ -56,8 +56,8 @@ class BertEmbedding(nn.Module):
             encoding = Learned(512, embed_dim, init="truncated_normal", init_std=init_std)
         if set(require_encoding("BertEmbedding", encoding).claims.places) - {1}:
             raise ValueError(
-                f"BertEmbedding: {type(encoding).__name__} acts in attention, where embeddings do "
-                "not reach. Hand it to the attention layers."
+                f"BertEmbedding: {type(encoding).__name__} acts in attention, not at the "
+                "embeddings. Pass it to the attention layers."
             )
         self.encoding = encoding
         self.norm = nn.LayerNorm(embed_dim, eps=eps)
@@ -89,5 +89,5 @@ class BertEmbedding(nn.Module):
             check_tokens("BertEmbedding", segments, self.segments.num_embeddings, "segments")
             x = x + self.segments(segments)
         elif segments is not None:
-            raise ValueError("BertEmbedding: built with num_segments=0, and segments were given.")
+            raise ValueError("BertEmbedding: built with num_segments=0, but segments were given.")
         return self.dropout(self.norm(self.encoding.embed(x, positions)))

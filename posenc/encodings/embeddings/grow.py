@@ -1,4 +1,4 @@
-"""Four ways to make a learned table of position embeddings longer; chosen rows stay as they are."""
+"""Four ways to lengthen a learned table of position embeddings; leading rows can be kept."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def interpolate(
     align_corners: bool,
     offset_rows: int = 0,
 ) -> Float[Tensor, "new_rows dim"]:
-    """Read the table linearly between its rows.
+    """Lengthen the table by linear interpolation between its rows.
 
-    align_corners=True: row p reads p * (old - 1) / (new - 1), the ends stay the ends; False: row p
-    reads (p + 0.5) * old / new - 0.5, the spacing of image resizing.
+    align_corners=True: row p reads p * (old - 1) / (new - 1), so both ends stay; False: row p reads
+    (p + 0.5) * old / new - 0.5, as in image resizing.
 
     Args:
         table: the learned rows.
         num_positions: positions wanted, without offset rows.
-        align_corners: which of the two; models differ, so there is no default.
-        offset_rows: leading rows that stand for no position and are kept (RoBERTa and OPT: 2).
+        align_corners: which of the two; required, because models differ.
+        offset_rows: leading rows without a position, which are kept (RoBERTa and OPT: 2).
 
-    Raises: ValueError where the table has no rows to read.
+    Raises: ValueError if the table has no rows to read.
     Source: torch.nn.functional.interpolate(mode="linear").
     """
     kept, rows = _split(table, num_positions, offset_rows)
@@ -42,7 +42,7 @@ def interpolate(
 def tile(
     table: Float[Tensor, "rows dim"], num_positions: int, *, offset_rows: int = 0
 ) -> Float[Tensor, "new_rows dim"]:
-    """Repeat the table: row p is old row p mod old, a start for models with local windows.
+    """Repeat the table: row p is old row p mod old. Used to train models with local windows.
 
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 5.
     """
@@ -58,15 +58,15 @@ def hierarchical(
     alpha: float = 0.4,
     offset_rows: int = 0,
 ) -> Float[Tensor, "new_rows dim"]:
-    """Decompose a position into two digits in base n, each with its own vector: n rows become up to
-    n^2.
+    """Split a position into two digits in base n, each with its own vector: n rows give up to n^2.
 
     q[i n + j] = alpha u[i] + (1 - alpha) u[j], u[i] = (p[i] - alpha p[0]) / (1 - alpha)
 
-    The first n rows stay as they are.
+    The first n rows stay unchanged.
 
     Args:
-        alpha: share of the higher digit, in (0, 1) and not 0.5, where (i, j) and (j, i) are one.
+        alpha: weight of the higher digit, in (0, 1); not 0.5, which gives (i, j) and (j, i) one
+            row.
 
     Raises: ValueError for more than n^2 positions or a wrong alpha.
     Source: Su 2020, kexue.fm/archives/7947; github.com/bojone/bert4keras.
@@ -89,15 +89,15 @@ def interpolate_2d(
     antialias: bool = False,
     extra_rows: int = 0,
 ) -> Float[Tensor, "new_rows dim"]:
-    """Resize a table of image patches, row by row, with bicubic interpolation.
+    """Resize a table of image patches, stored row by row, with bicubic interpolation.
 
     Args:
         old_grid, new_grid: (height, width) in patches; need not be square.
-        align_corners, antialias: False, as MAE, DeiT and ViT do; a checkpoint that was trained with
-            another choice needs it here too (DINOv2: antialias).
-        extra_rows: leading rows that are no patches (class token, registers) and are kept.
+        align_corners, antialias: False as in MAE, DeiT and ViT; use what the checkpoint was trained
+            with (DINOv2: antialias).
+        extra_rows: leading rows without a patch (class token, registers), which are kept.
 
-    Raises: ValueError where the table does not have height * width rows.
+    Raises: ValueError if the table does not have height * width rows.
     Source: He et al. 2022, arXiv:2111.06377, github.com/facebookresearch/mae util/pos_embed.py.
     """
     kept, rows = table[:extra_rows], table[extra_rows:]
@@ -105,10 +105,10 @@ def interpolate_2d(
     if len(rows) != height * width or min(new_grid) < 1:
         raise ValueError(
             f"interpolate_2d: the table has {len(table)} rows, {extra_rows} of them extra, "
-            f"and cannot go from a grid of {old_grid} to {new_grid}."
+            f"and cannot be resized from a grid of {old_grid} to {new_grid}."
         )
     image = rows.to(_wide(table)).unflatten(0, old_grid).permute(2, 0, 1)[None]
-    # The size itself and no scale factor: rounding the factor would lose a row or a column.
+    # size instead of a scale factor: rounding the factor would lose a row or a column.
     grown = F.interpolate(
         image, size=new_grid, mode="bicubic", align_corners=align_corners, antialias=antialias
     )
@@ -118,8 +118,9 @@ def interpolate_2d(
 def _split(table: Tensor, num_positions: int, offset_rows: int) -> tuple[Tensor, Tensor]:
     if table.ndim != 2 or not 0 <= offset_rows < len(table) or num_positions < 1:
         raise ValueError(
-            f"A table (rows, dim) with more than offset_rows={offset_rows} rows is needed, and at "
-            f"least one position; got shape {tuple(table.shape)}, num_positions={num_positions}."
+            f"The table must be (rows, dim) with more than offset_rows={offset_rows} rows, and "
+            "num_positions at least 1; "
+            f"got shape {tuple(table.shape)}, num_positions={num_positions}."
         )
     return table[:offset_rows], table[offset_rows:]
 

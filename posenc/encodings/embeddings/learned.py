@@ -23,14 +23,14 @@ class Learned(AddedEmbedding):
 
     x[p] += weight[p]
 
-    To make the table longer, see posenc.encodings.embeddings.grow.
+    posenc.encodings.embeddings.grow makes the table longer.
 
     Args:
-        max_positions: rows of the table; a position at or above it has no embedding.
+        max_positions: rows of the table; positions must be below it.
         embed_dim: width of the embeddings.
-        init: how the table starts: "normal" as in GPT-2, "truncated_normal" (at two standard
-            deviations) as in BERT's own code, "sinusoidal" as the table of Sinusoidal.
-        init_std: standard deviation of the random starts: GPT-2 and BERT use 0.02.
+        init: initial values: "normal" as in GPT-2, "truncated_normal" (at two standard deviations)
+            as in BERT's code, "sinusoidal" as in Sinusoidal.
+        init_std: standard deviation of random initial values; GPT-2 and BERT use 0.02.
 
     Shapes: x (batch, seq_len, embed_dim), integer positions (seq_len) or (batch, seq_len) -> like
     x.
@@ -73,7 +73,7 @@ class Learned(AddedEmbedding):
 
     @classmethod
     def from_table(cls, table: Float[Tensor, "max_positions embed_dim"]) -> Learned:
-        """The encoding whose weights are this table, (max_positions, embed_dim)."""
+        """Return an encoding whose weights are this table, (max_positions, embed_dim)."""
         encoding = cls(*table.shape).to(table)
         with torch.no_grad():
             encoding.weight.copy_(table)
@@ -93,7 +93,7 @@ class Learned(AddedEmbedding):
     def table(
         self, positions: Integer[Tensor, "*where"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """The embedding of each position."""
+        """Return the embedding of each position."""
         if positions.is_floating_point():
             raise TypeError(f"Learned: positions must be integers, got {positions.dtype}.")
         check_rows("Learned", "position", positions, self.weight.shape[0])
@@ -101,7 +101,7 @@ class Learned(AddedEmbedding):
 
 
 def check_rows(name: str, what: str, index: Int[Tensor, "..."], rows: int) -> None:
-    """Raise ValueError for an index outside of a table, where looking costs no synchronisation."""
+    """Raise ValueError for an index outside of a table; checked on the CPU only."""
     low, high = free_ends(index) or (0, 0)
     if low < 0 or high >= rows:
         outside = high if high >= rows else low

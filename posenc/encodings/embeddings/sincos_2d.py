@@ -1,4 +1,4 @@
-"""Sines and cosines of rows and columns, for image patches."""
+"""Sinusoidal embeddings of rows and columns, for image patches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SinCos2D(AddedEmbedding):
     x += [sin(c w) | cos(c w) | sin(r w) | cos(r w)],  w_t = base^(-4t/embed_dim), t < embed_dim/4
 
     The column comes first, as in the code of MAE and MoCo v3. A token whose row or column is a
-    whole number below 0 stands for no place (the class token) and gets zeros.
+    negative integer (the class token) gets zeros.
 
     Args:
         embed_dim: width of the embeddings, a multiple of 4.
@@ -52,7 +52,7 @@ class SinCos2D(AddedEmbedding):
     def table(
         self, positions: Real[Tensor, "*where 2"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """The embedding of each (row, column)."""
+        """Return the embedding of each (row, column)."""
         cos, sin = self.angles.cos_sin(positions.flip(-1), dtype)  # (..., column and row, pairs)
         rows = torch.stack([sin, cos], dim=-2).flatten(-3)
         return rows.masked_fill(placeless(positions)[..., None], 0)

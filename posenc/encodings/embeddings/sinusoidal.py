@@ -21,8 +21,8 @@ class Sinusoidal(AddedEmbedding):
     x[p, 2t] += sin(p w_t);  x[p, 2t+1] += cos(p w_t);  w_t = base^(-2t/embed_dim)
 
     Channel 0 is the fastest (period 2 pi), the last pair the slowest. The paper multiplies token
-    embeddings by sqrt(embed_dim) first; that belongs to the model. Checkpoints of one order are
-    wrong in another:
+    embeddings by sqrt(embed_dim) first; that is left to the model. A checkpoint needs the order
+    that it was trained with:
 
     interleaved: [sin, cos, sin, cos, ...], the paper.
     concatenated: [all sin | all cos] of the same wavelengths, Transformer-XL.
@@ -30,14 +30,14 @@ class Sinusoidal(AddedEmbedding):
         tensor2tensor and fairseq. An odd last channel stays zero.
 
     Args:
-        embed_dim: width of the embeddings; even, but for the order "fairseq".
+        embed_dim: width of the embeddings; must be even unless order is "fairseq".
         base: timescale (period / 2 pi) of the slowest pair, or just beyond it.
-        order: one of the three.
-        min_timescale: timescale of the fastest pair. tensor2tensor's min_timescale multiplies
-            frequencies where this divides them: its (min_timescale=m, max_timescale=M) is
+        order: order of sines and cosines, one of the three.
+        min_timescale: timescale of the fastest pair. tensor2tensor multiplies frequencies by its
+            min_timescale, this class divides them: its (min_timescale=m, max_timescale=M) is
             (min_timescale=1/m, base=M/m^2) here.
-        padding_idx: a position that gets zeros; fairseq's positions begin at padding_idx + 1, see
-            posenc.positions.positions_from_mask.
+        padding_idx: position that gets zeros; fairseq's positions begin at padding_idx + 1
+            (posenc.positions.positions_from_mask).
 
     Shapes: x (batch, seq_len, embed_dim), positions (seq_len) or (batch, seq_len) -> like x.
     Units: positions in tokens. Precision: exact angles (posenc.encodings.numbers.angles); added in
@@ -72,7 +72,7 @@ class Sinusoidal(AddedEmbedding):
     def table(
         self, positions: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where {self.embed_dim}"]:
-        """The embedding of each position."""
+        """Return the embedding of each position."""
         cos, sin = self.angles.cos_sin(positions, dtype)
         if self.order == "interleaved":
             rows = torch.stack([sin, cos], dim=-1).flatten(-2)

@@ -1,1 +1,1 @@
-"""Exact numbers: frequencies, biases, angles, precision, heads, copies on devices."""
+"""Numbers of encodings: frequencies, biases, angles; rules for dtypes, heads and devices."""

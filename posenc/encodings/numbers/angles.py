@@ -1,4 +1,4 @@
-"""cos and sin of position times frequency, right at any position an int64 can hold."""
+"""Cosine and sine of position times frequency, accurate at every int64 position."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _RADIANS_PER_UNIT = 2 * math.pi / frequencies.TURN
 class Angles:
     """Compute cos and sin of p * inv_freq for integer or real positions p.
 
-    The angle is reduced to a turn in 64-bit fixed point, where p * turns wraps for free, before
-    anything is rounded: cos and sin are right to 1.5e-7 in float32 at every integer position up to
-    2^31, and to 5e-7 up to 2^40. Real positions are split into a whole and a fractional part and
-    are as exact as they are given.
+    The angle is reduced modulo a full turn in 64-bit fixed point before anything is rounded: cos
+    and sin are accurate to 1.5e-7 in float32 at every integer position up to 2^31, and to 5e-7 up
+    to 2^40. Real positions are split into a whole and a fractional part and add no error of their
+    own.
 
-    Only Python numbers are kept, and a device's own copy of them: no cast of a module can round
+    The frequencies are Python numbers with a copy per device, so casting a module cannot round
     them.
     """
 
     def __init__(
         self, inv_freq: Sequence[Decimal | float], axes: Sequence[int] | None = None
     ) -> None:
-        """Keep the frequencies.
+        """Store the frequencies.
 
-        `axes`: for each frequency the component of a position that it turns with, where positions
+        `axes`: for each frequency, the component of the position that it multiplies, if positions
         have a last axis of components.
         """
         self.inv_freq = tuple(inv_freq)
@@ -55,10 +55,10 @@ class Angles:
         return cos.to(dtype), sin.to(dtype)
 
     def reduced(self, positions: Tensor) -> Tensor:
-        """Return the angle in radians modulo a turn, float64, (..., len(inv_freq)), within
-        (-2 pi, 2 pi).
+        """Return the angle in radians modulo a turn, float64, (..., len(inv_freq)), within (-2 pi,
+        2 pi).
 
-        `...` is the shape of `positions`, less its axis of components where `axes` is given.
+        `...` is the shape of `positions`, without its axis of components if `axes` is given.
         """
         if self.axes is None:
             positions = positions[..., None]

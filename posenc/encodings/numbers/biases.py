@@ -1,4 +1,4 @@
-"""The numbers of score biases by distance: plain Python, read by every framework."""
+"""Constants of score biases by distance, in plain Python for every framework."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from functools import lru_cache
 
 
 def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
-    """The authors' slopes for any number of heads: 2^(-8h/P), steepest first, for the largest power
-    of two P, then every second slope of 2P heads; 8 is `bias_max`."""
+    """Return ALiBi's slopes for any number of heads, as the authors' code computes them.
+
+    With P the largest power of two up to num_heads: 2^(-bias_max h / P) for h = 1 .. P. Further
+    heads get every second slope of 2P heads.
+    """
     power = 1 << (num_heads.bit_length() - 1)
     own = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
     between = [2 ** (-bias_max * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
@@ -17,7 +20,7 @@ def slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
 def alibi_heads(
     num_heads: int, left_right: bool, bias_max: float = 8.0
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """ALiBi's slope of each head, and the side that it sees where `left_right`: 1 the past, -1 the
+    """Return ALiBi's slope of each head, and its side for `left_right`: 1 the past, -1 the
     future."""
     halves = 2 if left_right else 1
     sides = [1.0] * (num_heads // 2) + [-1.0] * (num_heads - num_heads // 2)
@@ -25,11 +28,10 @@ def alibi_heads(
 
 
 def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
-    """First distance of bucket 1, 2, ...: exact up to half of the buckets, then logarithmic.
+    """Return the first distance of buckets 1, 2, ...: linear in the first half, then logarithmic.
 
-    Compared in whole numbers, so that a distance on a boundary falls where the formula says:
-    bucket b >= e starts at the least x with ln(x/e) / ln(max_distance/e) * (num_buckets - e) >= b -
-    e, e = num_buckets/2.
+    Computed in whole numbers, so that distances on a boundary are exact: bucket b >= e starts at
+    the least x with ln(x/e) / ln(max_distance/e) * (num_buckets - e) >= b - e, e = num_buckets/2.
     """
     exact = num_buckets // 2
     steps = num_buckets - exact
@@ -44,7 +46,7 @@ def bucket_edges(num_buckets: int, max_distance: int) -> tuple[int, ...]:
 def t5_edges(
     num_buckets: int, max_distance: int, bidirectional: bool, name: str
 ) -> tuple[int, ...]:
-    """T5's bucket edges for one direction; `name` is who complains where none can be laid out."""
+    """Return T5's bucket edges for one direction; `name` begins the error message."""
     per_side = num_buckets // 2 if bidirectional else num_buckets
     odd = bidirectional and num_buckets % 2
     if per_side < 2 or odd or max_distance <= per_side // 2:
@@ -58,11 +60,10 @@ def t5_edges(
 
 @lru_cache(maxsize=16)
 def deberta_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
-    """The last distance of DeBERTa's bucket m, m + 1, ..., 2m - 2, m = num_buckets / 2.
+    """Return the last distance of DeBERTa's buckets m, m + 1, ..., 2m - 2, m = num_buckets / 2.
 
-    Distance x > m is in bucket m + ceil(ln(x/m) / ln((max_distance-1)/m) * (m-1)), and further ones
-    in the last; compared in whole numbers, so that a distance on a boundary falls where the formula
-    says.
+    Distance x > m is in bucket m + ceil(ln(x/m) / ln((max_distance-1)/m) * (m-1)), at most the
+    last. Computed in whole numbers, so that distances on a boundary are exact.
     """
     middle, furthest = num_buckets // 2, max_distance - 1
     steps = middle - 1
@@ -76,6 +77,6 @@ def deberta_ends(num_buckets: int, max_distance: int) -> tuple[int, ...]:
 
 KERPLE_LOW = 0.01
 KERPLE_POWER_HIGH = 2.0
-"""Between these the authors' code clamps KERPLE's parameters; only the power has the upper one."""
+"""Bounds to which the authors' code clamps KERPLE's parameters; the upper only for the power."""
 KERPLE_STARTS = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
-"""r1 and r2 start uniformly between 0 and these."""
+"""Initial values of r1 and r2 are uniform between 0 and these."""

@@ -1,8 +1,7 @@
-"""Frequencies as exact numbers: decimals from plain configuration, and turns per position in 64-bit
-fixed point.
+"""Exact frequencies: as decimals, and as turns per position in 64-bit fixed point.
 
 float64 is not enough: an inverse frequency rounded to 53 bits is off by 2.4e-7 radians at position
-2^31. Nothing here needs torch or NumPy, so that every framework reads the same numbers.
+2^31. Nothing here imports torch or NumPy, so every framework uses the same numbers.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ TURN = 1 << 64
 
 @lru_cache(maxsize=256)
 def geometric(count: int, base: float, step: Decimal | float) -> tuple[Decimal, ...]:
-    """(1, r, r^2, ...) of `count` terms with r = base^-step, to 45 digits or better.
+    """Return (1, r, r^2, ...), `count` terms with r = base^-step, to 45 digits or better.
 
-    With step = 2 / rotary_dim this is RoPE's inv_freq; it is also the sinusoidal encoding's.
+    With step = 2 / rotary_dim these are the inv_freq of RoPE and the sinusoidal encoding.
     """
     with localcontext(PRECISION):
         ratio = Decimal(base) ** -Decimal(step)
@@ -34,13 +33,13 @@ def geometric(count: int, base: float, step: Decimal | float) -> tuple[Decimal, 
 
 
 def inverse_frequencies(dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
-    """base^(-2t/dim) for t = 0 .. dim/2 - 1, in radians per position; fastest first."""
+    """Return base^(-2t/dim) for t = 0 .. dim/2 - 1, in radians per position; fastest first."""
     with localcontext(PRECISION):
         return geometric(dim // 2, base, Decimal(2) / dim)
 
 
 def endpoint_frequencies(count: int, base: float = 10000.0) -> tuple[Decimal, ...]:
-    """base^(-t/(count-1)) for t = 0 .. count - 1: from 1 to 1/base, both included."""
+    """Return base^(-t/(count-1)) for t = 0 .. count - 1: from 1 to 1/base, both included."""
     with localcontext(PRECISION):
         return geometric(count, base, Decimal(1) / max(count - 1, 1))
 
@@ -51,7 +50,7 @@ SINUSOIDAL_ORDERS = ("interleaved", "concatenated", "fairseq")
 def sinusoidal_frequencies(
     embed_dim: int, base: float, order: str, min_timescale: float
 ) -> tuple[Decimal, ...]:
-    """The frequencies of the sinusoidal encoding; see posenc.encodings.embeddings.sinusoidal."""
+    """Return the frequencies of posenc.encodings.embeddings.sinusoidal."""
     if order not in SINUSOIDAL_ORDERS:
         raise ValueError(f"Sinusoidal: order must be one of {SINUSOIDAL_ORDERS}, got {order!r}.")
     if embed_dim % 2 and order != "fairseq":
@@ -73,25 +72,23 @@ def sinusoidal_frequencies(
 
 
 def turns(inv_freq: Sequence[Decimal | float]) -> tuple[int, ...]:
-    """Turns per position in units of 2^-64 turn, as signed 64-bit integers that wrap like the phase
-    does."""
+    """Return turns per position in units of 2^-64, as signed 64-bit integers that wrap."""
     with localcontext(PRECISION):
         units = [int((Decimal(f) / TWO_PI * TURN).to_integral_value()) for f in inv_freq]
     return tuple((u + TURN // 2) % TURN - TURN // 2 for u in units)
 
 
 DIGIT_BITS = 11
-"""Positions below 2^31 are three digits of 11 bits; a digit times a 20-bit number fits in an
-int32."""
+"""A position below 2^31 is three digits of 11 bits; a digit times a 20-bit number fits an int32."""
 PART_BITS = 20
 
 
 def digit_turns(
     inv_freq: Sequence[Decimal | float],
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """Turns per unit of each of a position's three digits, for arithmetic that has only int32.
+    """Return turns per unit of each of a position's three digits, for arithmetic in int32 only.
 
-    Gives (high, low), each [digit][frequency]: one unit of digit k turns by high[k] / 2^20 +
+    Returns (high, low), each [digit][frequency]: one unit of digit k rotates by high[k] / 2^20 +
     low[k] / 2^40 of a full turn.
     """
     high, low = [], []

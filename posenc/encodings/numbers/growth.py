@@ -1,5 +1,4 @@
-"""Where the rows of a longer table of position embeddings come from: plain numbers, read by every
-framework."""
+"""Rows from which a longer table of embeddings is made, in plain numbers for all frameworks."""
 
 from __future__ import annotations
 
@@ -7,10 +6,11 @@ from __future__ import annotations
 def source_rows(
     num_rows: int, num_positions: int, align_corners: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
-    """Linear interpolation: position p reads (1 - share[p]) row lower[p] + share[p] row upper[p].
+    """Return (lower, upper, share) for linear interpolation: position p reads (1 - share[p]) row
+    lower[p] + share[p] row upper[p].
 
     align_corners=True: p reads row p * (old - 1) / (new - 1); False: (p + 0.5) * old / new - 0.5,
-    within the table. In whole numbers until the last division.
+    within the table. Computed in whole numbers until the last division.
     """
     if align_corners:
         steps = max(num_positions - 1, 1)
@@ -27,7 +27,7 @@ def source_rows(
 
 
 def check_hierarchical(num_rows: int, num_positions: int, alpha: float) -> None:
-    """Raise ValueError where two digits in base `num_rows` cannot tell the positions apart."""
+    """Raise ValueError if two digits in base `num_rows` cannot distinguish the positions."""
     if not 0 < alpha < 1 or alpha == 0.5:
         raise ValueError(f"hierarchical: alpha must be in (0, 1) and not 0.5, got {alpha}.")
     if num_positions > num_rows**2:

@@ -1,4 +1,4 @@
-"""Heads that share keys and values."""
+"""Attention heads that share keys and values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b over heads, where each head of b serves a group of consecutive heads of a."""
+    """Return a @ b over heads; each head of b is used for a group of consecutive heads of a."""
     batch, heads, rows, inner = a.shape
     if heads == b.shape[1]:
         return a @ b
@@ -15,6 +15,5 @@ def grouped_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def for_every_head(t: Tensor, num_heads: int, dim: int = 1) -> Tensor:
-    """t with its key/value heads, on axis `dim`, repeated to num_heads query heads; consecutive
-    query heads share one."""
+    """Repeat key/value heads, on axis `dim`, for consecutive groups of num_heads query heads."""
     return t if t.shape[dim] == num_heads else t.repeat_interleave(num_heads // t.shape[dim], dim)

@@ -1,4 +1,4 @@
-"""Tables that a prepared encoding makes from its weights once for all layers."""
+"""Cache tables that a prepared encoding makes from its weights, once for all layers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from posenc.positions import version
 
 T = TypeVar("T")
 MOST = 4
-"""Tables that are kept, the latest ones: a caller may prepare once and then go on for long."""
+"""Number of tables kept, the latest: one prepared encoding may be used for many calls."""
 
 
 class Kept:
-    """Results by key, each made anew once a tensor that it was made from has been written into.
+    """Cache results by key; a result is recomputed after a tensor that it was made from changes.
 
-    Kept only where no gradient is followed: a backward pass frees what it went through.
+    Nothing is cached where gradients are tracked, because a backward pass frees its graph.
 
     >>> from posenc.encodings.numbers.kept import Kept
     >>> kept, weight = Kept(), torch.ones(2)
@@ -34,14 +34,14 @@ class Kept:
         self._last: dict[Hashable, tuple[tuple[Tensor, ...], tuple[int | None, ...], Any]] = {}
 
     def __call__(self, key: Hashable, compute: Callable[[], T], *given: Tensor | None) -> T:
-        """Return `compute()`, or what it gave before for this key and these tensors; not to be
-        written into."""
+        """Return `compute()`, or its cached result for this key and tensors, not to be written
+        to."""
         made_from = tuple(t for t in given if t is not None)
         followed = torch.is_grad_enabled() and any(t.requires_grad for t in made_from)
         if followed or torch.compiler.is_compiling():
             return compute()
         versions = tuple(version(t) for t in made_from)
-        if None in versions:  # written into without being counted
+        if None in versions:  # torch does not count writes to this tensor
             return compute()
         key = key, torch.is_inference_mode_enabled()
         before = self._last.get(key)

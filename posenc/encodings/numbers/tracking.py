@@ -1,4 +1,4 @@
-"""What may be read of a tensor without changing what a tracer sees or waiting for a device."""
+"""Read numbers of a tensor only where this neither breaks a trace nor waits for a device."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def transformed() -> bool:
-    """True inside grad, jvp or vmap of torch.func, whose tensors have no numbers to read. torch has
-    no public way to ask."""
+    """Return True inside grad, jvp or vmap of torch.func, whose tensors have no readable numbers.
+    torch has no public function for this."""
     return torch._C._are_functorch_transforms_active()
 
 
 def free_ends(t: Tensor) -> tuple[float, float] | None:
-    """Return the smallest and the largest number of a tensor; None where it has none, or where
-    looking would wait for an accelerator, break a trace or meet a transform."""
+    """Return the smallest and the largest number of a tensor, or None if it is empty, on an
+    accelerator, traced or transformed."""
     if torch.compiler.is_compiling() or transformed() or t.device.type != "cpu" or not t.numel():
         return None
     low, high = t.detach().aminmax()

@@ -1,4 +1,4 @@
-"""RoPE over rows and columns: axial, with named settings of vision models, and learned mixed."""
+"""RoPE over rows and columns: axial, with presets of vision models, and learned mixed."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class AxialRoPE(Rotation):
     angle = row * rope_theta^(-4t/head_dim) or column * rope_theta^(-4t/head_dim),
     t < head_dim / 4
 
-    A token whose row or column is a whole number below 0 stands for no place (class and register
-    tokens) and is not rotated; nor is one at (0, 0), where the coordinates are real.
-    `rope_vit`, `dinov3` and `pixtral` build what these models use.
+    Tokens whose row or column is a negative integer (class and register tokens) are not rotated.
+    With real coordinates, place such tokens at (0, 0). `rope_vit`, `dinov3` and `pixtral` build the
+    variants of these models.
 
     Args:
         head_dim: size of one head, a multiple of 4.
         rope_theta: base of the geometric series of frequencies.
         interleaved: pairs are (2t, 2t+1); False: (t, t + head_dim/2).
-        column_first: the first half of the pairs turns with the column.
-        alternating: one series rope_theta^(-2t/head_dim) whose even terms serve the row and odd
-            ones the column; False: both have the same frequencies.
-        in_turns: frequencies count turns per unit, not radians: for coordinates within -1 .. 1.
+        column_first: rotate the first half of the pairs by the column.
+        alternating: use one series rope_theta^(-2t/head_dim), even terms for the row and odd terms
+            for the column; False: the same frequencies for both.
+        in_turns: frequencies are full turns per unit, not radians; for coordinates within -1 .. 1.
 
     Shapes: positions (len, 2) or (batch, len, 2) of (row, column), integer or real; q (batch,
     num_heads, q_len, head_dim) and k (batch, num_kv_heads, kv_len, head_dim) -> the same.
     Units: patches, or any unit. Precision: exact angles, rotated in float32, rounded once.
-    Raises: ValueError if head_dim is no multiple of 4.
+    Raises: ValueError if head_dim is not a multiple of 4.
     Source: Heo et al. 2024, arXiv:2403.13298, section 3.2.
 
     >>> rope = posenc.AxialRoPE(head_dim=64, interleaved=False)
@@ -86,48 +86,47 @@ class AxialRoPE(Rotation):
 
     @classmethod
     def rope_vit(cls, head_dim: int, rope_theta: float = 100.0) -> AxialRoPE:
-        """RoPE-ViT: interleaved pairs, columns first."""
+        """Build RoPE-ViT's variant: interleaved pairs, columns first."""
         return cls(head_dim, rope_theta, interleaved=True, column_first=True)
 
     @classmethod
     def dinov3(cls, head_dim: int, rope_theta: float = 100.0) -> AxialRoPE:
-        """DINOv3: half-split, rows first, over `centred_grid` coordinates."""
+        """Build DINOv3's variant: half-split, rows first, for `centred_grid` coordinates."""
         return cls(head_dim, rope_theta, interleaved=False, in_turns=True)
 
     @classmethod
     def pixtral(cls, head_dim: int, rope_theta: float = 10000.0) -> AxialRoPE:
-        """Pixtral: half-split, one series of frequencies, rows and columns in turn."""
+        """Build Pixtral's variant: half-split, frequencies alternate between rows and columns."""
         return cls(head_dim, rope_theta, interleaved=False, alternating=True)
 
 
 def centred_grid(
     height: int, width: int, device: torch.device | None = None
 ) -> Float[Tensor, "{height*width} 2"]:
-    """(height * width, 2), float64: centres of the patches, from -1 to 1 along either axis."""
+    """Return patch centres, (height * width, 2), float64, from -1 to 1 along each axis."""
     size = torch.tensor([height, width], dtype=torch.float64, device=device)
     return (grid(height, width, device) + 0.5) / size * 2 - 1
 
 
 class MixedRoPE(QueryKeyEncoding):
-    """Rotate by learned directions of the plane: RoPE-Mixed.
+    """Rotate each pair by the position along a learned direction of the plane: RoPE-Mixed.
 
     angle[h, t] = row * weight[0, h, t] + column * weight[1, h, t]
 
-    A token whose row or column is a whole number below 0 stands for no place (the class token) and
-    is not rotated.
+    Tokens whose row or column is a negative integer (the class token) are not rotated.
 
     Args:
         head_dim: size of one head, a multiple of 4.
-        num_kv_heads: heads with frequencies of their own; the query heads of a group share them.
-        rope_theta: base of the initial magnitudes rope_theta^(-4t/head_dim), twice in a row; each
-            head starts turned by a random angle.
+        num_kv_heads: number of key/value heads; each has its own frequencies, shared by its query
+            heads.
+        rope_theta: base of the initial magnitudes rope_theta^(-4t/head_dim), each for two
+            orthogonal directions; a random angle rotates the directions of each head.
         interleaved: pairs are (2t, 2t+1), as in the authors' code; False: (t, t + head_dim/2).
 
     Shapes: weight (2, num_kv_heads, head_dim/2); positions (len, 2) or (batch, len, 2) of (row,
     column).
-    Units: radians per patch. Precision: angles in float64 from the weights as they are, rotated in
-    float32, rounded once.
-    Raises: ValueError if head_dim is no multiple of 4, or k has other heads.
+    Units: radians per patch. Precision: angles in float64, rotated in float32, rounded once.
+    Raises: ValueError if head_dim is not a multiple of 4, or k has another shape.
     Source: Heo et al. 2024, arXiv:2403.13298, section 3.3; github.com/naver-ai/rope-vit.
 
     >>> rope = posenc.MixedRoPE(head_dim=64, num_kv_heads=8)
@@ -167,7 +166,7 @@ class MixedRoPE(QueryKeyEncoding):
         size = torch.tensor(magnitude, device=self.weight.device)
         turned = torch.rand(self.num_kv_heads, 1, device=self.weight.device) * 2 * math.pi
         turned = turned.expand(-1, len(size))
-        # Two orthogonal directions, each with all magnitudes; columns are the authors' x.
+        # Two orthogonal directions, each with all magnitudes; the authors' x is the column.
         direction = torch.cat([turned, turned + math.pi / 2], -1)
         self.weight.copy_(torch.stack([direction.sin(), direction.cos()]) * size.repeat(2))
 
@@ -192,21 +191,20 @@ class MixedRoPE(QueryKeyEncoding):
 
 
 def _on_the_grid(positions: Tensor) -> Tensor:
-    """Tokens that stand for no place moved to (0, 0), where no pair turns."""
+    """Move tokens without a place to (0, 0), where nothing is rotated."""
     return positions.masked_fill(placeless(positions)[..., None], 0)
 
 
 _FARTHEST = 2**32
-"""From here on float64 rounds position times weight by more than 1e-6 of a radian."""
+"""From this position on float64 rounds position times weight by more than 1e-6 radians."""
 
 
 def _check_reach(positions: Tensor) -> None:
-    """Raise ValueError for positions whose angles would be rounded, if reading them costs no
-    synchronisation."""
+    """Raise ValueError for positions whose angles would be rounded; checked on the CPU only."""
     low, high = free_ends(positions) or (0, 0)
     if low <= -_FARTHEST or high >= _FARTHEST:
         raise ValueError(
-            "MixedRoPE: positions must be below 2^32: beyond, float64 rounds a learned angle."
+            "MixedRoPE: positions must be below 2^32; beyond it float64 rounds learned angles."
         )
 
 

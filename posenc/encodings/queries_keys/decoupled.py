@@ -1,4 +1,4 @@
-"""Decoupled rotary embeddings: a rotary part of each head beside a part that knows no position."""
+"""Decoupled rotary embeddings: each head has a rotary part and a part without position."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from posenc.encodings.queries_keys.rope_scaling import Scaling
 
 
 class DecoupledRoPE(RoPE):
-    """Rotate the last rotary_dim channels of q and k; keep the content channels before them.
+    """Rotate the last rotary_dim channels of q and k and leave the content channels unchanged.
 
     score = scale * (q_content . k_content + rotate(q_rotary) . rotate(k_rotary)),  scale =
     head_dim^-1/2
 
-    In multi-head latent attention the content part is unfolded from a compressed latent and the
-    rotary key is one for all heads: `join` puts the parts together, head_dim counts both.
+    In multi-head latent attention the content part is expanded from a compressed latent and all
+    heads share one rotary key. `join` concatenates the parts; head_dim counts both.
 
     Args:
         head_dim: content and rotary channels together (DeepSeek-V2 and V3: 128 + 64).
         rope_theta: base of the geometric series of frequencies.
         interleaved: pairs are (2t, 2t+1) within the rotary part, as in DeepSeek's code; False: (t,
             t + rotary_dim/2).
-        rotary_dim: number of rotated channels, even; None means a third of head_dim, DeepSeek's
-            share.
-        scaling: how frequencies change for longer contexts, see RoPE.
+        rotary_dim: number of rotated channels, even; None means a third of head_dim, as in
+            DeepSeek.
+        scaling: scaling of the frequencies for longer contexts, see RoPE.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
     same.
     Units: positions in tokens, integer or real. Precision: exact angles, rotated in float32,
-    rounded once; content channels are not touched.
-    Raises: ValueError if rotary_dim is odd, or leaves no content channel.
+    rounded once; content channels are not changed.
+    Raises: ValueError if rotary_dim is odd or not below head_dim.
     Source: DeepSeek-AI 2024, arXiv:2405.04434 (DeepSeek-V2), section 2.1.3, equations 14-19.
 
     >>> encoding = posenc.DecoupledRoPE(head_dim=24, interleaved=True, rotary_dim=8)
@@ -79,8 +79,8 @@ def join(
     content: Float[Tensor, "batch heads len content_dim"],
     rotary: Float[Tensor, "batch rotary_heads len rotary_dim"],
 ) -> Float[Tensor, "batch heads len {content.shape[-1]+rotary.shape[-1]}"]:
-    """Content channels (batch, heads, len, c) and rotary channels (batch, heads or 1, len, r), one
-    for all heads where there is one, as q or k of width c + r."""
+    """Concatenate content (batch, heads, len, c) and rotary channels (batch, heads or 1, len, r) to
+    width c + r; one rotary head is used for all heads."""
     if rotary.shape[1] not in (1, content.shape[1]):
         raise ValueError(
             f"join: rotary must have 1 head or content's {content.shape[1]}, "

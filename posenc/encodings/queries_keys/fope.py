@@ -1,4 +1,4 @@
-"""FoPE: pairs of channels that turn with several frequencies at once."""
+"""FoPE: rotate each pair of channels with several frequencies at once."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 class FoPE(QueryKeyEncoding):
-    """Turn each pair of channels by a Fourier series of the frequencies that training shows whole.
+    """Rotate each pair of channels by a Fourier series of frequencies that turn once in training.
 
     (x_a, x_b) -> (x_a c_t - x_b s_t, x_b c_t + x_a s_t), pairs t and t + head_dim/2
     c_t(p) = sum_m cos_weight[h, m, t] cos(p theta_m), s_t with sin_weight and sin
-    theta_m = rope_theta^(-2m/head_dim), of which those stay that turn once in train_length
+    theta_m = rope_theta^(-2m/head_dim), only those with a period of at most train_length
 
-    The weights start as one frequency for each pair plus small random numbers, and stay as they
-    were drawn. There are at most head_dim/4 such pairs; the others get c = s = 1 at every position,
-    as in the authors' code.
+    The weights are one frequency for each pair plus small random numbers and are not trained. There
+    are at most head_dim/4 such pairs; the others get c = s = 1 at every position, as in the
+    authors' code.
 
     Args:
         head_dim: size of one head, even and at least 4.
-        num_kv_heads: heads with weights of their own; the query heads of a group share them.
-        train_length: tokens in training; slower frequencies are left out.
+        num_kv_heads: number of key/value heads; each has its own weights, shared by its query
+            heads.
+        train_length: tokens in training; frequencies with a longer period are left out.
         rope_theta: base of the geometric series of frequencies.
-        gain: size of the random numbers, as of Xavier's normal distribution over all heads. The
-            authors take 0.3 for 60 M parameters, 0.4 for 180 M and 0.6 for 1.2 G.
+        gain: gain of Xavier's normal distribution, over all heads, for the random numbers. The
+            authors use 0.3 for 60 M parameters, 0.4 for 180 M and 0.6 for 1.2 G.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
     same. cos_weight, sin_weight: (num_kv_heads, frequencies, pairs).
     Units: positions in tokens. Precision: exact angles, the series in float32, rounded once.
-    Raises: ValueError where no frequency turns once in train_length, or k has other heads.
-    Source: Hua et al. 2024, arXiv:2412.17739; the authors' training code, without the division by
-    the weights' sum of the paper's listing.
+    Raises: ValueError if no frequency completes a turn in train_length, or k has another shape.
+    Source: Hua et al. 2024, arXiv:2412.17739; the authors' training code, which does not divide by
+    the sum of weights as the paper does.
 
     >>> fope = posenc.FoPE(head_dim=16, num_kv_heads=4, train_length=128)
     >>> q, k = fope(torch.randn(1, 4, 6, 16), torch.randn(1, 4, 6, 16), torch.arange(6))
@@ -75,8 +76,8 @@ class FoPE(QueryKeyEncoding):
         kept = [f for f in inverse_frequencies(head_dim, rope_theta) if float(f) >= slowest]
         if not kept:
             raise ValueError(
-                f"FoPE: no frequency turns once in train_length={train_length}; it must be at "
-                "least 7."
+                f"FoPE: train_length must be at least 7, got {train_length}: no frequency would "
+                "complete a turn."
             )
         self.angles = Angles(kept)
         size = (num_kv_heads, len(kept), min(len(kept), head_dim // 4))
@@ -109,7 +110,8 @@ class FoPE(QueryKeyEncoding):
         return rotate(rows, cos, sin, interleaved=False).view_as(x)
 
     def _series(self, wave: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-        """(batch * num_heads, len, head_dim/2) of waves (len, frequencies) or (batch, len, ...)."""
+        """Return series (batch * num_heads, len, head_dim/2) of waves (len, frequencies) or (batch,
+        len, ...)."""
         series = wave.unsqueeze(-3) @ weight.to(wave.dtype)
         series = nn.functional.pad(series, (0, self.head_dim // 2 - series.shape[-1]), value=1.0)
         series = series.expand(x.shape[0], *series.shape[-3:])

@@ -1,4 +1,4 @@
-"""Move weights between RoPE's two layouts, without changing what the model computes."""
+"""Convert weights between RoPE's two layouts without changing the model's output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posenc.dialects.pairs import order
 def layout_permutation(
     head_dim: int, rotary_dim: int | None = None, *, to: Literal["half_split", "interleaved"]
 ) -> Int[Tensor, " {head_dim}"]:
-    """For each channel of a head in the new layout, its index in the old one: (head_dim,).
+    """Return, for each channel of a head in the new layout, its index in the old one: (head_dim,).
 
     Pair t is (2t, 2t+1) if interleaved, (t, t + rotary_dim/2) if half-split; channels from
     rotary_dim on stay.
@@ -45,21 +45,21 @@ def convert_layout(
 
     weight'[h * head_dim + c] = weight[h * head_dim + permutation[c]]
 
-    Convert everything that touches the channels of q and k: projection weights, their biases, and
-    the weights of q- and k-norms. v and o stay as they are. The number of heads follows from the
-    size, so grouped queries need no special case.
+    Convert every weight of the channels of q and k: projections, their biases, and q- and k-norms.
+    Do not convert v and o. The number of heads follows from the size, so grouped queries need no
+    special case.
 
     Args:
         weight: (num_heads * head_dim, in_features) as torch stores it, or a bias
             (num_heads * head_dim), or a norm's weight (head_dim) or (num_heads * head_dim).
         head_dim: size of one head.
-        to: the layout wanted; the weight is taken to be in the other one.
-        rotary_dim: the first channels are rotated; None means all of them.
+        to: the new layout; the weight must be in the other one.
+        rotary_dim: number of rotated channels, the first of each head; None means all.
         dim: the axis of output channels; -1 for kernels stored (in_features, out_features).
 
     Returns: a new tensor like `weight`.
-    Raises: ValueError where the sizes do not fit.
-    Source: Su et al. 2021, arXiv:2104.09864, for the pairs; the permutation is elementary.
+    Raises: ValueError if the sizes do not fit.
+    Source: Su et al. 2021, arXiv:2104.09864, for the pairs.
 
     >>> weight = torch.arange(4.0)[:, None]  # one head of four channels
     >>> posenc.convert_layout(weight, head_dim=4, to="half_split")[:, 0]
@@ -68,7 +68,7 @@ def convert_layout(
     channels = weight.shape[dim]
     if channels % head_dim:
         raise ValueError(
-            f"convert_layout: axis {dim} must hold whole heads of {head_dim} channels, "
+            f"convert_layout: axis {dim} must be whole heads of {head_dim} channels, "
             f"got {channels} (weight with shape {tuple(weight.shape)})."
         )
     order = layout_permutation(head_dim, rotary_dim, to=to)

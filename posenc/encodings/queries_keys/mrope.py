@@ -14,23 +14,23 @@ from posenc.encodings.queries_keys.rope_scaling import Scaling
 
 
 class MRoPE(RoPE):
-    """RoPE whose pairs turn with the time, the height or the width of a token.
+    """Rotate each pair by the time, the height or the width of a token.
 
     angle[t] = position[axis(t)] * rope_theta^(-2t/rotary_dim)
 
     Text has three equal components and is plain RoPE; `mrope_positions` builds positions for mixed
     input. Qwen2-VL gives time the fastest pairs, then height, then width (contiguous sections);
-    in Qwen3-VL the axes take turns, so that each has fast and slow pairs.
+    in Qwen3-VL the axes alternate, so each has fast and slow pairs.
 
     Args:
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
         sections: pairs for time, height and width, which sum to rotary_dim / 2; None means the
-            models' own shares, 1/4, 3/8 and 3/8 if contiguous, 3/8, 5/16 and 5/16 in turns.
-        in_turns: the axes take turns from pair to pair; False: contiguous sections.
+            models' fractions: 1/4, 3/8 and 3/8 if contiguous, 3/8, 5/16 and 5/16 if alternating.
+        in_turns: the axes alternate from pair to pair; False: contiguous sections.
 
     Shapes: positions (len, 3) or (batch, len, 3); q and k as in RoPE.
     Units: components in tokens, frames and patches. Precision: as RoPE.
-    Raises: ValueError where the sections do not fit.
+    Raises: ValueError if the sections do not fit rotary_dim.
     Source: Wang et al. 2024, arXiv:2409.12191, section 2.1; Qwen3-VL, arXiv:2511.21631.
 
     >>> mrope = posenc.MRoPE(head_dim=64, interleaved=False)
@@ -80,7 +80,8 @@ def _contiguous(sections: Sequence[int]) -> list[int]:
 
 
 def _in_turns(sections: Sequence[int]) -> list[int]:
-    """Pairs 1, 4, 7, ... height, 2, 5, 8, ... width, as many as asked for; all others time."""
+    """Return the axis of each pair: 1, 4, 7, ... height, 2, 5, 8, ... width, up to their numbers;
+    all others time."""
     axes = [0] * sum(sections)
     for axis in (1, 2):
         for t in range(axis, min(3 * sections[axis], len(axes)), 3):
@@ -93,9 +94,9 @@ def mrope_positions(
     start: int = 0,
     device: torch.device | None = None,
 ) -> Int[Tensor, "len 3"]:
-    """Positions (len, 3) of text runs (their length) and grids (time, height, width) in a row.
+    """Return positions (len, 3) of a sequence of texts (lengths) and grids (time, height, width).
 
-    A grid starts at one past the largest component so far, and so does the text after it.
+    Each segment starts at one past the largest component so far.
 
     >>> posenc.mrope_positions([2, (1, 2, 2), 1]).T
     tensor([[0, 1, 2, 2, 2, 2, 4],

@@ -24,18 +24,18 @@ class PoPE(QueryKeyEncoding):
     score[i, j] = scale * sum_c softplus(q_ic) softplus(k_jc) cos((i - j) theta_c - delta_hc),
     theta_c = rope_theta^(-c/head_dim)
 
-    A channel's phase no longer depends on its content, so that content and position do not mix. q
-    and k become twice as wide.
+    A channel's phase does not depend on its content, so content and position do not mix. q and k
+    become twice as wide.
 
     Args:
         head_dim: size of one head.
-        num_kv_heads: heads with phases of their own; the query heads of a group share them.
+        num_kv_heads: number of key/value heads; each has its own phases, shared by its query heads.
         rope_theta: base of the geometric series of frequencies.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
     same, twice as wide. weight: (num_kv_heads, head_dim), delta before it is clamped to -2 pi .. 0.
     Units: positions in tokens, delta in radians. Precision: exact angles, float32, rounded once.
-    Raises: ValueError where k has other heads.
+    Raises: ValueError if k has another shape.
     Source: Gopalakrishnan et al. 2025, arXiv:2509.10534, section 3.
 
     >>> pope = posenc.PoPE(head_dim=16, num_kv_heads=4)

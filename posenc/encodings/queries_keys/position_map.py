@@ -1,4 +1,4 @@
-"""RoPE over positions that a method maps into the trained range, in several passes."""
+"""RoPE in several passes over positions that a method maps into the trained range."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from posenc.positions import KeyPlaces, Positions, QueryPlaces, Remembered, same
 
 
 class PositionMap(RoPE):
-    """RoPE in several passes; a subclass defines `parts`.
+    """Apply RoPE in several passes at mapped positions; a subclass defines `parts`.
 
-    `log_n_length`: queries are multiplied by max(1, ln(p + 1) / ln(log_n_length)); None: they are
-    not.
+    `log_n_length`: multiply queries by max(1, ln(p + 1) / ln(log_n_length)); None: do not.
     """
 
     claims = replace(RoPE.claims, needs_raw_k=True, causal_only=True)
@@ -44,7 +43,7 @@ class PositionMap(RoPE):
         self._prepared: tuple[Remembered, tuple[Pass, ...]] | None = None
 
     def parts(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
-        """The passes: mapped positions, and which true positions they are for."""
+        """Return the passes: mapped positions, and the mask of pairs that each computes."""
         raise NotImplementedError(f"{type(self).__name__} must define parts()")
 
     def passes(self, q_positions: QueryPlaces, kv_positions: KeyPlaces) -> tuple[Pass, ...]:
@@ -60,7 +59,7 @@ class PositionMap(RoPE):
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         prepared = super().prepare(positions, length)
-        if isinstance(positions, range):  # mapped on the device of the first queries
+        if isinstance(positions, range):  # mapped later, on the device of the first queries
             return prepared
         parts = self.passes(positions, positions)
         mapped = [p for part in parts for p in (part.q_positions, part.kv_positions)]
@@ -72,6 +71,6 @@ class PositionMap(RoPE):
 
     def forward(self, q: Any, k: Any, positions: Any) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__} rotates q and k once for each of its passes: use it through "
+            f"{type(self).__name__} rotates q and k once for each of its passes: pass it to "
             "posenc.attention or posenc.Attention."
         )

@@ -1,7 +1,7 @@
-"""Longer contexts without training: RoPE over positions mapped into the trained range.
+"""Methods for longer contexts without training: RoPE at positions mapped into the trained range.
 
-Each method is two or three ordinary attentions over disjoint sets of keys, which attention merges.
-The cache keeps keys unrotated. All methods are for causal attention.
+Each method computes two or three ordinary attentions over disjoint sets of keys and merges them.
+The cache stores keys unrotated. All methods need causal attention.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from posenc.positions import KeyPlaces, QueryPlaces, in_double
 
 
 class ReRoPE(PositionMap):
-    """RoPE whose relative position stops growing at a window, or grows slower beyond it.
+    """Apply RoPE with relative positions that stop growing, or grow slower, beyond a window.
 
     relative = D for D < window, else window (leak=None) or window + (D - window) / leak
 
     Args:
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
         window: distance in tokens up to which positions are exact.
-        leak: Leaky ReRoPE's divisor of the distance beyond the window, at least 1; None: infinite.
+        leak: Leaky ReRoPE's divisor of the distance beyond the window, at least 1; None: ReRoPE.
         log_n_length: also multiply queries by max(1, ln(p + 1) / ln(log_n_length)).
 
     Shapes: as RoPE; two passes. Units: tokens. Precision: as RoPE.
@@ -82,23 +82,23 @@ class ReRoPE(PositionMap):
 
 
 class SelfExtend(PositionMap):
-    """RoPE with exact positions nearby and positions shared by groups of tokens far away.
+    """Apply RoPE with exact positions nearby and one position per group of tokens far away.
 
     relative = D for D < window, else floor(i/group_size) - floor(j/group_size)
     + window - window/group_size
 
-    Reaches (train_length - window) * group_size + window tokens.
+    Extrapolates to (train_length - window) * group_size + window tokens.
 
     Args:
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
-        group_size: tokens that share a position.
+        group_size: number of tokens with one position.
         window: distance in tokens up to which positions are exact.
         log_n_length: also multiply queries by max(1, ln(p + 1) / ln(log_n_length)).
 
     Shapes: as RoPE; two passes. Units: tokens. Precision: as RoPE.
     Raises: ValueError if group_size or window < 1.
-    Source: Jin et al. 2024, arXiv:2401.01325, section 3; the released code shifts by
-    window - window/group_size without rounding, and so do we.
+    Source: Jin et al. 2024, arXiv:2401.01325, section 3; the shift window - window/group_size is
+    not rounded, as in the released code.
 
     >>> encoding = posenc.create("self_extend", posenc.ModelShape(64, 4, train_length=32))
     >>> layer = posenc.Attention(64, 4, encoding=encoding)
@@ -149,13 +149,13 @@ class SelfExtend(PositionMap):
 def _near_and_far(
     q_positions: Tensor, kv_positions: Tensor, window: int, q_far: Tensor, kv_far: Tensor
 ) -> tuple[Pass, Pass]:
-    """True positions for distances below the window, mapped ones from it on."""
+    """Return two passes: true positions for distances below the window, mapped ones beyond."""
     beyond = Mask(lambda sight: sight.q_position - sight.kv_position >= window)
     return (Pass(q_positions, kv_positions, sliding_window(window)), Pass(q_far, kv_far, beyond))
 
 
 class DualChunk(PositionMap):
-    """Dual chunk attention: positions within a chunk, and bounded ones to the chunks before.
+    """Apply RoPE with exact positions within a chunk and bounded ones to earlier chunks.
 
     With s = chunk_size - local_window, a key is at j mod s; a query is at i mod s for its own
     chunk, at min(i mod s + s, chunk_size) for the one before, and at min(2s - 1, chunk_size) for
@@ -163,8 +163,8 @@ class DualChunk(PositionMap):
 
     Args:
         head_dim, rope_theta, interleaved, rotary_dim, scaling: as in RoPE.
-        chunk_size: the largest relative position, below the trained length.
-        local_window: how far distances stay exact across the border of two chunks.
+        chunk_size: the largest relative position, below the training length.
+        local_window: distance in tokens that stays exact across the border of two chunks.
         log_n_length: also multiply queries by max(1, ln(p + 1) / ln(log_n_length)).
 
     Shapes: as RoPE; three passes. Units: tokens. Precision: as RoPE.
@@ -206,7 +206,7 @@ class DualChunk(PositionMap):
 
     @classmethod
     def from_shape(cls, shape: ModelShape, **options: Any) -> Self:
-        """The authors' shares of the trained length: 3/4 and 1/16."""
+        """Build from the authors' fractions of the training length: 3/4 and 1/16."""
         sizes = {
             "chunk_size": max(1, shape.train_length * 3 // 4),
             "local_window": shape.train_length // 16,

@@ -17,22 +17,22 @@ from posenc.encodings.terms.tokens import Tokens
 
 Where = Real[Tensor, "*where"]
 Factors = Float[Tensor, "*where"]
-"""One for each position."""
+"""One factor for each position."""
 
 
 def log_n(positions: Where, train_length: int, dtype: torch.dtype = torch.float32) -> Factors:
-    """max(1, ln(p + 1) / ln(train_length)), in the shape of `positions`."""
-    seen = positions.double().clamp(min=0) + 1  # before position 0 nothing changes
+    """Return max(1, ln(p + 1) / ln(train_length)), in the shape of `positions`."""
+    seen = positions.double().clamp(min=0) + 1  # negative positions get factor 1
     return (seen.log() / math.log(train_length)).clamp(min=1).to(dtype)
 
 
 class QueryTemperature(QueryKeyEncoding):
-    """Multiply each query by a factor of its position; a subclass defines `factor`."""
+    """Multiply each query by a factor that depends on its position; a subclass defines `factor`."""
 
     claims = replace(QueryKeyEncoding.claims, shift_invariant=False, causal_only=True)
 
     def factor(self, positions: Where, dtype: torch.dtype = torch.float32) -> Factors:
-        """What the query at each position is multiplied with, in the shape of `positions`."""
+        """Return the factor of the query at each position, in the shape of `positions`."""
         raise NotImplementedError(f"{type(self).__name__} must define factor(positions)")
 
     def transform(self, q: Tokens, k: Tokens) -> QueriesKeys:
@@ -42,12 +42,12 @@ class QueryTemperature(QueryKeyEncoding):
 
 
 class LogN(QueryTemperature):
-    """Multiply queries beyond the trained length by ln(p + 1) / ln(train_length).
+    """Multiply queries beyond the training length by ln(p + 1) / ln(train_length).
 
     q[p] *= max(1, ln(p + 1) / ln(train_length))
 
-    Keeps the entropy of attention level while the number of visible keys grows. It says nothing
-    else about order: combine it with another encoding.
+    Keeps the entropy of attention constant as the number of visible keys grows. It does not encode
+    order: combine it with another encoding.
 
     Args:
         train_length: length in tokens up to which nothing changes, at least 2.
@@ -77,13 +77,13 @@ class LogN(QueryTemperature):
 
 
 class Llama4Temperature(QueryTemperature):
-    """Multiply queries by a logarithm of how many trained lengths lie before them.
+    """Multiply queries by a logarithm of the number of training lengths before them.
 
     q[p] *= 1 + attn_scale * ln(1 + floor((p + offset) / floor_scale))
 
     Args:
         floor_scale: length in tokens up to which nothing changes.
-        attn_scale: strength.
+        attn_scale: factor of the logarithm.
         offset: 1 in Llama 4 (in layers without RoPE), 0 in Ministral 3 and Mistral 4 (with RoPE).
 
     Shapes: q (batch, num_heads, q_len, head_dim) -> the same; k is untouched.

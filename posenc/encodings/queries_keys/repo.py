@@ -1,4 +1,4 @@
-"""RePo: rotary embeddings at positions that a small network reads off each token."""
+"""RePo: rotary embeddings at positions that a small network computes from each token."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 class RePo(PositionEncoding):
-    """Rotate q and k as RoPE does, at real positions that each token's hidden state decides.
+    """Rotate q and k as RoPE does, at real positions computed from each token's hidden state.
 
     position[h] = final_h . (silu(gate x) * (content x)), angle[h, t] = position[h] * inv_freq[t]
 
-    Where a token stands in memory has no part in it: a causal mask alone tells the order. The
-    authors keep RoPE in the lower layers: PerLayer([rope, ..., repo, ...]).
+    The index of a token is not used; order comes from the causal mask only. The authors keep RoPE
+    in the lower layers: PerLayer([rope, ..., repo, ...]).
 
     Args:
         embed_dim: width of the layer's input.
-        num_kv_heads: heads with positions of their own; the query heads of a group share them.
+        num_kv_heads: number of key/value heads; each has its own positions, shared by its query
+            heads.
         head_dim: size of one head, even.
         rope_theta: base of the geometric series of frequencies.
 
@@ -34,7 +35,7 @@ class RePo(PositionEncoding):
     biases; the state (batch, num_kv_heads, len) is the positions. Pairs are (t, t + head_dim/2).
     Units: positions in tokens. Precision: positions and angles in float64, rotated in float32,
     rounded once.
-    Raises: ValueError if head_dim is odd, or q or k has another one.
+    Raises: ValueError if head_dim is odd, or q or k has another head_dim.
     Source: Li et al. 2025, arXiv:2512.14391; github.com/SakanaAI/repo, dynamic_pe_mode SEXMH.
 
     >>> repo = posenc.RePo(embed_dim=64, num_kv_heads=4, head_dim=16)

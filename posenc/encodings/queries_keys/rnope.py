@@ -1,4 +1,4 @@
-"""Rotary embeddings in most layers, and no position encoding in every n-th."""
+"""Rotary embeddings in most layers, no position encoding in every n-th layer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from posenc.masks import Mask, chunked
 
 
 class RNoPE(PerLayer):
-    """RoPE in all layers but every n-th, which has no position encoding and sees everything.
+    """Use RoPE in all layers but every n-th, which has no position encoding and no window.
 
-    layer i: RoPE, with a window if asked, where (i + 1) mod every != 0; elsewhere NoPE, with a
-    temperature if asked
+    layer i: RoPE, optionally with a window, where (i + 1) mod every != 0; otherwise NoPE,
+    optionally with a temperature
 
     Without further options this is SmolLM3; with window_size Command A (RNoPE-SWA); with chunk_size
     and floor_scale Llama 4 (iRoPE: 8192 and 8192, interleaved).
@@ -26,15 +26,14 @@ class RNoPE(PerLayer):
         head_dim: size of one head.
         rope_theta: base of RoPE's frequencies.
         interleaved: RoPE's layout, see RoPE.
-        every: layers from one without RoPE to the next, at least 2.
-        window_size: keys that a query of a RoPE layer sees, counting its own; None for no limit.
-        chunk_size: RoPE layers see their own chunk of positions; not with window_size.
+        every: one layer in this many is without RoPE, at least 2.
+        window_size: keys visible to a query in a RoPE layer, counting itself; None for no limit.
+        chunk_size: queries in RoPE layers see keys of their own chunk only; not with window_size.
         floor_scale: multiply the queries of NoPE layers by Llama 4's temperature, 1 + 0.1 ln(1 +
             floor((p + 1) / floor_scale)); None for no temperature.
 
-    It acts through for_layer(i). The windows narrow the model's own mask, which decides whether
-    queries see the future.
-    Raises: ValueError if every < 2, or both windows are asked for.
+    It acts through for_layer(i). The windows are applied in addition to the model's own mask.
+    Raises: ValueError if every < 2, or both window_size and chunk_size are given.
     Source: Yang et al. 2025, arXiv:2501.18795 (RNoPE-SWA); Meta 2025, llama-models, llama4 (iRoPE);
     Hugging Face 2025, SmolLM3.
 
@@ -79,8 +78,8 @@ class RNoPE(PerLayer):
         windows: Literal["sliding", "chunked"] | None = None,
         **options: Any,
     ) -> RNoPE:
-        """`windows` sets sizes from the trained length: "sliding" half of it; "chunked" chunks, and
-        the temperature's scale, of all of it."""
+        """Build with sizes from the training length. `windows="sliding"`: half of it; "chunked":
+        chunks, and the temperature's scale, of all of it."""
         if windows == "sliding":
             options.setdefault("window_size", max(1, shape.train_length // 2))
         elif windows == "chunked":

@@ -29,19 +29,20 @@ class RoPE(Rotation):
 
     (q_a, q_b) -> m (q_a cos - q_b sin, q_b cos + q_a sin), angle = position * inv_freq[t]
 
-    inv_freq[t] = rope_theta^(-2t/rotary_dim) and m = 1, unless `scaling` says otherwise. The score
-    of a rotated query and key depends only on the difference of their positions.
+    inv_freq[t] = rope_theta^(-2t/rotary_dim) and m = 1, unless changed by `scaling`. The score of a
+    rotated query and key depends only on the difference of their positions.
 
     Args:
         head_dim: size of one head.
         rope_theta: base of the geometric series of frequencies.
-        interleaved: pairs are (2t, 2t+1), as in RoFormer, GPT-J and Meta's Llama; False: (t, t +
-            rotary_dim/2), as in GPT-NeoX and Hugging Face's Llama. Checkpoints of one layout are
-            wrong in the other, so there is no default.
-        rotary_dim: rotate only the first channels, with the whole spectrum; None means all.
-        partial_rotary_factor: the same as a share of head_dim, rounded down to an even number.
-        scaling: how frequencies change for longer contexts (encodings.queries_keys.rope_scaling).
-            Where it depends on the length, `prepare` takes it and the encoding is not cache_safe.
+        interleaved: pairs are (2t, 2t+1), as in RoFormer, GPT-J and Meta's Llama; False:
+            (t, t + rotary_dim/2), as in GPT-NeoX and Hugging Face's Llama. Required, because a
+            checkpoint needs the layout that it was trained with.
+        rotary_dim: rotate only this many first channels, with the whole spectrum; None means all.
+        partial_rotary_factor: rotary_dim as a fraction of head_dim, rounded down to an even number.
+        scaling: scaling of the frequencies for longer contexts
+            (encodings.queries_keys.rope_scaling). If it depends on the length, pass the length to
+            `prepare`; the encoding is not cache_safe.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
     same.
@@ -119,10 +120,8 @@ class RoPE(Rotation):
         partial_rotary_factor: float | None = None,
         **options: Any,
     ) -> Self:
-        """`scaling` may be a name: its parameters are then options of their own, and
-        original_max_positions is the shape's train_length unless given.
-
-        `partial_rotary_factor` gives rotary_dim as a share of head_dim.
+        """Build the encoding for a model. A `scaling` given by name takes its parameters from the
+        options; original_max_positions defaults to the shape's train_length.
         """
         if isinstance(scaling, str):
             scaling = _named_scaling(cls, scaling, shape.train_length, options)
@@ -139,11 +138,11 @@ class RoPE(Rotation):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if self.scaling is not None:  # another process may have made it
+        if self.scaling is not None:  # unpickled: this process may not have registered it
             recipe(self.rotary_dim, self.rope_theta, self.scaling)
 
     def frequencies(self, length: int | None = None) -> Frequencies:
-        """The frequencies of the pairs, and what multiplies cos and sin, at this length."""
+        """Return the frequencies of the pairs and the factor of cos and sin at this length."""
         return rope_frequencies(self.rotary_dim, self.rope_theta, self.scaling, length)
 
     def scale(self, head_dim: int) -> float:
@@ -176,12 +175,12 @@ class RoPE(Rotation):
 
 
 def partial_rotary_dim(head_dim: int, share: float) -> int:
-    """An even number of channels, at least 2: this share of head_dim, rounded down."""
+    """Return an even number of channels, at least 2: this fraction of head_dim, rounded down."""
     return max(2, int(head_dim * share) // 2 * 2)
 
 
 def _named_scaling(cls: type, name: str, train_length: int, options: dict[str, Any]) -> Scaling:
-    """Build the scaling `name` from the options that are its own, and take them out."""
+    """Build the scaling `name` from its options, and remove these from `options`."""
     if name not in SCALINGS:
         raise ValueError(f"{cls.__name__}: unknown scaling {name!r}; known: {', '.join(SCALINGS)}.")
     kind = SCALINGS[name]

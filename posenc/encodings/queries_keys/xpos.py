@@ -1,4 +1,4 @@
-"""xPos: RoPE whose pairs also fade with distance."""
+"""xPos: RoPE whose pairs also decay with distance."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from posenc.encodings.queries_keys.rotation.rotate import rotate
 from posenc.encodings.terms.tokens import Tokens
 
 _HEADROOM = 256
-"""How much larger than 1 a channel may be before scaling, at the last position allowed."""
+"""Largest absolute value of a channel that does not overflow at the last allowed position."""
 
 
 class XPos(Rotation):
-    """Rotate as RoPE does and let pair t fade by zeta_t^(distance / scale_base).
+    """Rotate as RoPE does and scale the score of pair t by zeta_t^(distance / scale_base).
 
     q *= zeta_t^((p - origin) / scale_base), k *= zeta_t^(-(p - origin) / scale_base),
     zeta_t = (2t/head_dim + 0.4) / 1.4
 
-    Fast pairs fade most. The score grows towards the future, so only the past may be seen. The
-    origin is fixed, so that cached keys stay right; positions far from it overflow the dtype.
+    Fast pairs decay most. Scores grow towards the future, so the encoding needs causal attention.
+    The origin is fixed, so cached keys stay valid; positions far from it overflow the dtype.
 
     Args:
         head_dim: size of one head, even.
         rope_theta: base of the geometric series of frequencies.
         interleaved: pairs are (2t, 2t+1), as in the authors' code; False: (t, t + head_dim/2).
-        scale_base: distance in tokens over which pair t shrinks by the factor zeta_t.
-        origin: the position that is not scaled; it changes no score.
+        scale_base: distance in tokens over which pair t decays by the factor zeta_t.
+        origin: the position with scale 1; it does not change scores.
 
     Shapes: q (batch, num_heads, q_len, head_dim), k (batch, num_kv_heads, kv_len, head_dim) -> the
     same.
@@ -77,8 +77,8 @@ class XPos(Rotation):
         self.claims = replace(self.claims, max_positions=limit)
 
     def reach(self, dtype: torch.dtype) -> int:
-        """How far from the origin a position may be for q and k of this dtype, in tokens; for
-        float64 as for float32, so that results in either can be compared."""
+        """Return the largest distance of positions from the origin for q and k of this dtype, in
+        tokens. float64 has the limit of float32, so that results in both can be compared."""
         largest = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
         room = math.log(largest / _HEADROOM)
         return int(room / -self._decay.values[0])
@@ -95,7 +95,7 @@ class XPos(Rotation):
         return out[0], out[1]
 
     def _faded_tables(self, tokens: Tokens, dtype: torch.dtype, sign: int) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, each multiplied by what the position fades."""
+        """Return cos and sin, each multiplied by the decay of its position."""
 
         def compute() -> tuple[Tensor, Tensor]:
             cos, sin = self.cos_sin(tokens.where, dtype, tokens.device)

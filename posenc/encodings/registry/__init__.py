@@ -1,4 +1,4 @@
-"""The names of encodings, and the grammar in which every command reads them.
+"""Names of encodings, and the grammar by which every command reads them.
 
 >>> posenc.encodings.registry.entry("alibi").path
 'posenc.encodings.scores.alibi:ALiBi'

@@ -1,4 +1,4 @@
-"""From a text to an encoding."""
+"""Build encodings from texts."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from posenc.encodings.registry.spec import Part, Spec, SpecError
 
 
 def encoding_class(text: str) -> type[PositionEncoding]:
-    """The class behind a name, module:Class or file.py:Class."""
+    """Return the class that a text names: a registered name, module:Class or file.py:Class."""
     spec = parse(text)
     part, *more = spec.parts
     if more:
-        raise ValueError(f"{text!r} names {len(spec.parts)} encodings, and this wants one class.")
+        raise ValueError(f"{text!r} names {len(spec.parts)} encodings; expected one class.")
     return class_of_part(spec, part)
 
 
 def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:
-    """The class of one part. Raises: SpecError with the column of what is wrong."""
+    """Return the class of one part. Raises SpecError with the column of the mistake."""
     try:
         if part.attribute and part.where not in _ENTRIES:
             return load(part.where, part.attribute)
@@ -36,7 +36,7 @@ def class_of_part(spec: Spec, part: Part) -> type[PositionEncoding]:
     except SpecError:
         raise
     except ValueError as error:
-        if spec.text.strip() == part.where:  # it says itself which name it is about
+        if spec.text.strip() == part.where:  # the message has the whole text already
             raise
         raise spec.error(part.column, str(error)) from error
     if part.attribute:
@@ -51,12 +51,12 @@ def create(name: str, shape: ModelShape, **options: Any) -> PositionEncoding:
     """Build the encoding that a text names for a model of this shape.
 
     Args:
-        name: a name of `posenc.names()`, module:Class or file.py:Class, with options after a colon;
-            several with + between them act together, with / between them they take turns by layer.
-            See `posenc.encodings.registry.grammar`.
-        options: options of a single encoding; they override the text's and the registry's.
+        name: a name of `posenc.names()`, module:Class or file.py:Class, with options after a colon.
+            Join encodings of one attention with +, alternate encodings by layer with /. See
+            `posenc.encodings.registry.grammar`.
+        options: options of a single encoding; they override those of the text and the registry.
 
-    Raises: ValueError that says at which character the text is wrong.
+    Raises: ValueError with the column of the mistake.
 
     >>> shape = posenc.ModelShape(embed_dim=64, num_heads=4, train_length=128)
     >>> posenc.create("yarn", shape, factor=8.0).scaling.factor

@@ -1,4 +1,4 @@
-"""Classes that a text names by their file or module."""
+"""Load the classes that a text names by file or module."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from posenc.encodings.base.base import PositionEncoding
 from posenc.report.page.failure import one_line
 
 MODULE = "posenc_file_"
-"""How the modules of files that are named by their path begin in sys.modules."""
+"""Prefix in sys.modules of modules that were loaded by path."""
 
 
 def load(where: str, attribute: str) -> type[PositionEncoding]:
-    """The encoding `attribute` of the file or module `where`, see `find`.
+    """Return the encoding class `attribute` of the file or module `where`, see `find`.
 
-    Raises: ValueError, also for what is no subclass of PositionEncoding.
+    Raises: ValueError, also if it is no subclass of PositionEncoding.
     """
     module = _imported(where)
     own = [
@@ -48,13 +48,11 @@ def load(where: str, attribute: str) -> type[PositionEncoding]:
 
 
 def find(where: str, attribute: str) -> Any:
-    """What `attribute` is in the file or module `where`.
+    """Return the object `attribute` of the file or module `where`.
 
-    A file needs no import path: its folder is searched last, so what lies beside it can be
-    imported, and nothing there takes the place of a library. A module may lie in the current
-    folder.
-
-    Raises: ValueError for what does not import, in a file with its line; AttributeError.
+    A file needs no import path. Its folder is searched last, so it can import its neighbours, but
+    they cannot shadow a library. A module may be in the current folder.
+    Raises: ValueError if it does not import, for a file with the line; AttributeError.
     """
     found: Any = _imported(where)
     for name in attribute.split("."):
@@ -63,7 +61,7 @@ def find(where: str, attribute: str) -> Any:
 
 
 def is_encoding(found: Any) -> TypeGuard[type[PositionEncoding]]:
-    """Whether it is a class of encodings."""
+    """Return True if it is a class of encodings."""
     return isinstance(found, type) and issubclass(found, PositionEncoding)
 
 
@@ -72,7 +70,7 @@ def _imported(where: str) -> ModuleType:
 
 
 def _file(path: Path) -> ModuleType:
-    """The module of a file, run once for each content."""
+    """Return the module of a file, run once for each content."""
     if not path.is_file():
         near = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         hint = difflib.get_close_matches(path.name, near, n=1)
@@ -115,7 +113,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _own_line(path: Path, error: BaseException) -> str:
-    """The error of a file as Python would show it: the deepest line that lies beside the file."""
+    """Return the error with file and line: the deepest line in the file's folder."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}."
     lines = [
@@ -133,7 +131,7 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _no_output() -> Iterator[None]:
-    """What somebody's module prints must not mix with what a command answers."""
+    """Redirect stdout, so that prints of a user's module do not mix with a command's output."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
 

@@ -1,4 +1,4 @@
-"""The content of the files behind an encoding, by which an edited one is told from the old."""
+"""Hash the files of an encoding, so that an edited encoding is not taken for the old one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def files_of(cls: type) -> tuple[Path, ...]:
-    """The file of a class, and those beside it that it imports, directly or not; none for posenc's
-    own."""
+    """Return the file of a class and the files next to it that it imports, directly or not; () for
+    posenc's own classes."""
     module = sys.modules[cls.__module__]
     found = getattr(module, "__file__", None)
     if cls.__module__.partition(".")[0] == "posenc" or found is None:
@@ -23,8 +23,7 @@ def files_of(cls: type) -> tuple[Path, ...]:
 
 
 def hash_of(classes: Iterable[type]) -> str:
-    """Twelve hexadecimal digits that change with the content of any file of the classes; "" where
-    all are posenc's own."""
+    """Return twelve hexadecimal digits that change with any file; "" if all are posenc's own."""
     files = dict.fromkeys(file for cls in classes for file in files_of(cls))
     if not files:
         return ""
@@ -33,8 +32,8 @@ def hash_of(classes: Iterable[type]) -> str:
 
 
 def _with_imports(start: Path, root: Path) -> set[Path]:
-    """The file and what it imports from below `root`; in a folder of installed packages, only from
-    its own package."""
+    """Return the file and its imports below `root`; in a folder of installed packages, only those
+    of its own package."""
     installed = {Path(sysconfig.get_path(n)).resolve() for n in ("purelib", "platlib", "stdlib")}
     own = start.relative_to(root).parts[0] if root in installed else None
     found, waiting = set(), [start]
@@ -51,7 +50,7 @@ def _with_imports(start: Path, root: Path) -> set[Path]:
 
 
 def _imported(source: bytes, package: tuple[str, ...]) -> Iterator[str]:
-    """The modules that a file may import, by their full names."""
+    """Yield the full names of modules that a file may import."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -66,7 +65,7 @@ def _imported(source: bytes, package: tuple[str, ...]) -> Iterator[str]:
 
 
 def _modules(root: Path, names: list[str]) -> Iterator[Path]:
-    """The files below `root` that an import of a.b.c runs."""
+    """Yield the files below `root` that an import of a.b.c runs."""
     for depth in range(1, len(names) + 1):
         place = root.joinpath(*names[:depth])
         for file in (place.with_suffix(".py"), place / "__init__.py"):
@@ -77,5 +76,5 @@ def _modules(root: Path, names: list[str]) -> Iterator[Path]:
 def _bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
-    except OSError:  # deleted since it was imported
+    except OSError:  # deleted after it was imported
         return b""

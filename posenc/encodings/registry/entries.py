@@ -1,5 +1,4 @@
-"""One line per encoding; that line puts it into the tests, the commands, the plots and the
-tables."""
+"""One line per encoding, which adds it to the tests, commands, plots and tables."""
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ class Entry(NamedTuple):
     path: str
     """module:Class"""
     checked: str
-    """What a test with that mark holds it to: "golden" (the authors' own numbers) or "reference"
-    (the paper in float64); "unchecked" for an encoding of somebody else."""
+    """Reference of its tests: "golden" (the authors' numbers) or "reference" (the paper in
+    float64); "unchecked" for encodings of other packages."""
     defaults: dict[str, Any] = {}  # noqa: RUF012 - read only
     origin: str = ""
-    """The package that brings it; "" for posenc."""
+    """The package that defines it; "" for posenc."""
 
 
 _QK = "posenc.encodings.queries_keys"

@@ -1,4 +1,4 @@
-r"""The grammar that every command reads encodings in.
+r"""The grammar by which every command reads encodings.
 
     spec    = [label "="] layer {"/" layer} ["every" number]
     layer   = part {"+" part}                                   several in one attention
@@ -6,10 +6,9 @@ r"""The grammar that every command reads encodings in.
     option  = key "=" value
     value   = number | true | false | none | word | "text" | [value, ...]
 
-What follows a colon is an option if an equals sign follows its first word, and else a class. A path
-ends with ".py" and holds none of the characters + = , : [ ] nor space or quotes unless it is
-quoted, so "rope / my.py:Mine" with its spaces are two layers. `A/B every 4` is B at each fourth
-layer; `A/B/C` alone repeats the three.
+Text after a colon is an option if an equals sign follows its first word, otherwise a class. A path
+ends with ".py". A path with a space, a quote or one of + = , : [ ] must be quoted, so "rope /
+my.py:Mine" is two layers. `A/B every 4` uses B at each fourth layer; `A/B/C` repeats the three.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"")
 _EVERY = re.compile(r"\s+every\b")
 _COUNT = re.compile(r"\s*(\d{1,6})(?!\w)")
 DEEPEST = 8
-"""Lists in lists; more would be no option of an encoding."""
+"""Limit of nested lists."""
 
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> Spec:
-    """The encoding that a text names; nothing is looked up or imported.
+    """Parse a text that names an encoding; nothing is looked up or imported.
 
     >>> spec = parse("rope:rope_theta=5e5+alibi")
     >>> str(spec), [part.where for part in spec.parts]
@@ -42,7 +41,7 @@ def parse(text: str) -> Spec:
     >>> str(parse("mine = ./my.py:LogALiBi/nope every 4"))
     './my.py:LogALiBi/nope every 4'
 
-    Raises: SpecError, a ValueError that says at which character.
+    Raises: SpecError, a ValueError with the column of the mistake.
     """
     return _Reader(text).spec()
 
@@ -55,7 +54,7 @@ class _Reader:
         label = self._take(_LABEL)
         if label is not None and not label[1]:
             self._refuse("a label is missing before the equals sign", 0)
-        if label is not None and not label[1][0].isalnum():  # figures hide what begins with _
+        if label is not None and not label[1][0].isalnum():  # matplotlib hides labels with _
             self._refuse("a label begins with a letter or a digit", 0)
         layers = [self._layer()]
         while self._take(re.compile(r"\s*/")):
@@ -95,12 +94,12 @@ class _Reader:
         found = self._take(_DOTTED)
         if found is None:
             rest = self.text[self.at :]
-            what = f"found {rest[:20]!r}" if rest.strip() else "nothing is there"
+            what = f"found {rest[:20]!r}" if rest.strip() else "found nothing"
             self._refuse(f"expected an encoding (a name, module:Class or file.py:Class), {what}")
         return found[0]
 
     def _attribute(self, where: str, file: bool) -> tuple[str, int]:
-        """The class after a colon, unless an equals sign makes it an option."""
+        """Read the class after a colon, unless an equals sign makes it an option."""
         found = re.compile(rf"\s*:(?!\s*{_KEY.pattern})\s*").match(self.text, self.at)
         if found is None:
             return "", self.at + 1
@@ -148,19 +147,19 @@ class _Reader:
             if self._take(re.compile(r"\s*\]")):
                 return tuple(values)
             if not self._take(re.compile(r"\s*,")):
-                self._refuse("the list that begins here has no end", start)
+                self._refuse("the list that begins here is not closed", start)
 
     def _quoted(self) -> str:
         start, found = self.at, self._take(_TEXT)
         if found is None:
-            self._refuse("the quote that begins here has no end", start)
+            self._refuse("the quote that begins here is not closed", start)
         return re.sub(r"\\(.)", r"\1", found[1] if found[1] is not None else found[2])
 
     def _every(self, layers: int) -> int:
         column = self.at
         count = self._take(_COUNT)
         if count is None or int(count[1]) < 2:
-            self._refuse("`every` wants a whole number from 2 on, as in rope/nope every 4", column)
+            self._refuse("`every` needs a whole number >= 2, as in rope/nope every 4", column)
         if layers != 2:
             self._refuse(
                 f"`every` is for two layers, as in rope/nope every 4; got {layers}", column

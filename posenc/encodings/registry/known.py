@@ -1,4 +1,4 @@
-"""Every encoding that has a name: posenc's own, those registered here, those of other packages."""
+"""Every encoding that has a name: posenc's own, registered ones and those of other packages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from posenc.encodings.registry.code import load
 from posenc.encodings.registry.entries import _ENTRIES, Entry
 
 GROUP = "posenc.encodings"
-"""The entry points in which another package names its encodings, as module:Class."""
+"""Group of entry points by which other packages name their encodings, as module:Class."""
 
 _registered: dict[str, Entry] = {}
 _classes: dict[str, type[PositionEncoding]] = {}
 
 
 def names() -> tuple[str, ...]:
-    """The registered encodings: posenc's own first, then those of `register` and of other packages.
+    """Return the names of encodings: posenc's own, then those of `register` and of other packages.
 
     >>> posenc.names()[:3]
     ('nope', 'sinusoidal', 'sinusoidal_concatenated')
@@ -32,8 +32,8 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """The registry line of `name`. Raises: ValueError, with the nearest name, if there is none."""
-    if name in _ENTRIES:  # without a look at what is installed
+    """Return the registry line of `name`. Raises ValueError, with the nearest name, if unknown."""
+    if name in _ENTRIES:  # no need to read the entry points of installed packages
         return _ENTRIES[name]
     if name in _registered:
         return _registered[name]
@@ -49,8 +49,8 @@ def entry(name: str) -> Entry:
 
 
 def class_of(name: str) -> type[PositionEncoding]:
-    """The class behind a registered name. Raises: ValueError, also where another package's does not
-    import."""
+    """Return the class behind a registered name. Raises ValueError, also if another package's class
+    does not import."""
     found = entry(name)
     if name in _classes:
         return _classes[name]
@@ -58,23 +58,23 @@ def class_of(name: str) -> type[PositionEncoding]:
     try:
         return load(module, attribute)
     except ValueError as error:
-        raise ValueError(f"{name!r}, which {found.origin} brings: {error}") from error
+        raise ValueError(f"{name!r}, defined by {found.origin}: {error}") from error
 
 
 def register(name: str, encoding: type[PositionEncoding], **defaults: Any) -> None:
-    """Give an encoding a name for this process: `posenc.create`, `posenc.names`, and the functions
-    `compare.run` and `inspect.run` take it.
+    """Give an encoding a name in this process, for `posenc.create`, `posenc.names`, `compare.run`
+    and `inspect.run`.
 
-    A package names its encodings for every process, and so for the command line, with an entry
-    point in the group "posenc.encodings" instead: `my_name = "my_package.encodings:MyEncoding"`.
+    For every process, and so for the command line, a package names its encodings by entry points in
+    the group "posenc.encodings": `my_name = "my_package.encodings:MyEncoding"`.
 
     Args:
         name: letters, digits and underscores.
         encoding: the class.
-        defaults: options that its constructor gets unless others are given.
+        defaults: default options of its constructor.
 
-    Raises: ValueError where the name is taken by another class, or is none; TypeError where
-    `encoding` is no subclass of PositionEncoding.
+    Raises: ValueError for an invalid name or one of another class; TypeError if `encoding` is no
+    subclass of PositionEncoding.
 
     >>> class Slow(posenc.ALiBi):
     ...     pass
@@ -90,17 +90,17 @@ def register(name: str, encoding: type[PositionEncoding], **defaults: Any) -> No
     taken = _ENTRIES.get(name) or _registered.get(name) or _installed()[0].get(name)
     if taken is not None and taken.path != path:
         if name in _classes and _source(_classes[name]) == _source(encoding):
-            return  # the same file, run under another name
+            return  # the same class of the same file, loaded under another module name
         raise ValueError(f"register: {name!r} is {taken.path} already; choose another name.")
     _registered[name] = Entry(path, "unchecked", defaults, "this program")
     _classes[name] = encoding
 
 
 def portable(name: str) -> tuple[str, str] | None:
-    """Where a new process finds what `register` was given: module or file, and class. None for
-    names that every process knows.
+    """Return module or file, and class, from which a new process can load a registered name. None
+    for names that every process knows.
 
-    Raises: ValueError for a class that no file holds.
+    Raises: ValueError for a class that is not at the top of a file.
     """
     if name not in _classes:
         return None
@@ -117,29 +117,29 @@ def portable(name: str) -> tuple[str, str] | None:
 
 
 def problems() -> tuple[str, ...]:
-    """A line about each encoding of another package that cannot be used by its name."""
+    """Return one line about each encoding of another package that cannot be used by its name."""
     return tuple(_installed()[1].values())
 
 
 @functools.cache
 def _installed() -> tuple[dict[str, Entry], dict[str, str]]:
-    """Names of other packages, whose modules are not imported, and what is wrong with the rest."""
+    """Return names of other packages, without importing them, and problems of invalid ones."""
     found: dict[str, Entry] = {}
     wrong: dict[str, str] = {}
     try:
         points = list(importlib.metadata.entry_points(group=GROUP))
-    except Exception as error:  # one broken package must not take the others' names away
+    except Exception as error:  # one broken package must not break posenc
         return {}, {"": f"Entry points of installed packages cannot be read: {error}."}
     for point in points:
         name, origin = point.name, _package(point)
         if not _is_name(name):
-            wrong[name] = f"{origin} brings an encoding {name!r}, which is no name."
+            wrong[name] = f"{origin} names an encoding {name!r}, which is no valid name."
         elif not re.fullmatch(r"[\w.]+:[\w.]+", point.value):
-            wrong[name] = f"{origin} brings {name!r} as {point.value!r}, which is no module:Class."
+            wrong[name] = f"{origin} defines {name!r} as {point.value!r}, which is no module:Class."
         elif name in _ENTRIES:
-            wrong[name] = f"{origin} brings {name!r}, which is an encoding of posenc."
+            wrong[name] = f"{origin} defines {name!r}, which is an encoding of posenc."
         elif name in found and found[name].path != point.value:
-            wrong[name] = f"{found[name].origin} and {origin} both bring an encoding {name!r}."
+            wrong[name] = f"{found[name].origin} and {origin} both define an encoding {name!r}."
         else:
             found[name] = Entry(point.value, "unchecked", {}, origin)
     return {name: each for name, each in found.items() if name not in wrong}, wrong
@@ -153,7 +153,7 @@ def _package(point: importlib.metadata.EntryPoint) -> str:
 
 
 def _source(cls: type) -> tuple[str, str | None]:
-    """What a class is called, and the file that it is in."""
+    """Return the name of a class and the file that defines it."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls.__qualname__, file and os.path.realpath(file)
 

@@ -1,4 +1,4 @@
-"""What a text in the grammar of encodings means: parts, sums of parts, and patterns of layers."""
+"""The parsed form of a text that names an encoding: options, parts and layers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from dataclasses import dataclass, field
 
 Value = int | float | bool | str | tuple["Value", ...] | None
-"""What an option can be."""
+"""Values that an option can have."""
 
 _WORD = re.compile(r"[^\W\d][\w.-]*")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 PATH = re.compile(r"(?:[A-Za-z]:[\\/])?[^\s+=,:\[\]'\"]+\.py(?![\w.])")
-"""A path that needs no quotes."""
+"""Matches a path that needs no quotes."""
 
 
 class SpecError(ValueError):
-    """A text that names no encoding. `column` counts from 1; the message says it."""
+    """A text that names no encoding. The message has the column of the mistake, from 1."""
 
     def __init__(self, text: str, column: int, problem: str) -> None:
         where = "" if column <= 1 else f", column {column}"
@@ -25,7 +25,7 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """key=value, and the column at which it stands."""
+    """An option key=value, with its column in the text."""
 
     key: str
     value: Value
@@ -37,7 +37,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Part:
-    """One encoding.
+    """One encoding in a text.
 
     where: a registered name; or, with an `attribute`, a module or the path of a file.
     attribute: the class there; "" for a registered name.
@@ -55,7 +55,7 @@ class Part:
 
     @property
     def target(self) -> str:
-        """The part without its options."""
+        """Return the part without its options."""
         where = self.where
         if self.is_file and not PATH.fullmatch(where):
             where = _quoted(where)
@@ -68,11 +68,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Spec:
-    """An encoding as a text says it; `str` gives the canonical text.
+    """A parsed text; `str` returns its canonical form.
 
-    layers: what the layers take in turn; each is the parts that act together.
-    every: None, or with two layers the n of "every n": the second at each n-th layer.
-    label: what the user calls it; "" for its canonical text.
+    layers: the encodings of successive layers, repeated; each is a tuple of parts to compose.
+    every: None, or n of "every n": the second of two layers is used at each n-th layer.
+    label: the user's name for it; "" for its canonical text.
     """
 
     layers: tuple[tuple[Part, ...], ...]
@@ -86,7 +86,7 @@ class Spec:
 
     @property
     def pattern(self) -> tuple[tuple[Part, ...], ...]:
-        """The layers until they repeat."""
+        """Return the layers until they repeat."""
         if self.every is None:
             return self.layers
         most, last = self.layers
@@ -98,14 +98,14 @@ class Spec:
     def __str__(self) -> str:
         text = ""
         for layer in self.layers:
-            if text:  # a path that begins here must not take what stands before the slash
+            if text:  # spaces separate a path from the slash before it
                 text += " / " if layer[0].is_file else "/"
             text += "+".join(map(str, layer))
         return text if self.every is None else f"{text} every {self.every}"
 
 
 def written(value: Value) -> str:
-    """A value as the grammar has it; a whole number has no decimal point."""
+    """Return a value as text of the grammar; a whole number has no decimal point."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -121,7 +121,7 @@ def written(value: Value) -> str:
 
 
 def read(word: str) -> Value:
-    """What a word without quotes means.
+    """Return the value of a word without quotes.
 
     >>> read("1e3"), read("true"), read("none"), read("half")
     (1000, True, None, 'half')

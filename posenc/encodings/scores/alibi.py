@@ -22,28 +22,26 @@ class ALiBi(DistanceBias):
 
     score[h, i, j] += -slope[h] * |position_i - position_j|
 
-    Under a causal mask this is the paper's method. Without one, form="symmetric" cannot tell left
-    from right; form="left_right" can: the first half of the heads sees the past and the token
-    itself, the second half the future and the token itself (-inf elsewhere), each half with the
-    slopes of num_heads / 2 heads.
+    With a causal mask this is the paper's method. Without one, form="symmetric" does not
+    distinguish past from future; form="left_right" does: the first half of the heads sees the past
+    and the token itself, the second half the future and the token itself (-inf elsewhere), each
+    half with the slopes of num_heads / 2 heads.
 
     Args:
-        num_heads: number of query heads here, > 0.
-        form: "symmetric" or "left_right"; the latter is for self-attention in encoders, where a
-            token sees at least itself.
-        learned: slopes are parameters (kept as logarithms) that start at the paper's values.
+        num_heads: number of query heads of this process, > 0.
+        form: "symmetric" or "left_right"; the latter is for self-attention in encoders.
+        learned: train the slopes, stored as logarithms, from the paper's values.
         bias_max: the exponent of the last slope of a power of two heads; MPT calls it
             alibi_bias_max.
-        total_heads: heads of the whole model, where num_heads are one rank's share of them.
-        head_offset: the first of those heads.
+        total_heads: heads of the whole model, if num_heads are those of one rank.
+        head_offset: index of the first head of this rank.
 
     Shapes: q_positions (batch, q_len), kv_positions (batch, kv_len) -> (batch, num_heads, q_len,
     kv_len).
     Units: positions in tokens; the bias is in logits (added before softmax, after
     1/sqrt(head_dim)).
-    Precision: computed in float32 from the distance, so that it does not lose bits at far
-    positions.
-    Raises: ValueError where the heads do not fit.
+    Precision: computed in float32 from the distance, so far positions lose no precision.
+    Raises: ValueError if the heads do not fit total_heads or the form.
     Source: Press et al. 2022, arXiv:2108.12409, section 3;
     github.com/ofirpress/attention_with_linear_biases, its issue 5 for encoders.
 
@@ -109,7 +107,8 @@ class ALiBi(DistanceBias):
         return term
 
     def _per_key(self, q_positions: Tensor, kv_positions: Tensor) -> tuple[Tensor, Tensor]:
-        """In float64 and not centred: kernels subtract the middle of each block."""
+        """Return the bias per query and per key, in float64 and not centred: kernels subtract the
+        middle of each block."""
         slope = self._slope(q_positions)[:, None]
         return -slope * q_positions.unsqueeze(-2), -slope * kv_positions.unsqueeze(-2)
 

@@ -1,5 +1,4 @@
-"""Contextual position encoding: a key's position is a sum of gates, which are computed from the
-content of the tokens."""
+"""Contextual position encoding: a key's position is a sum of gates computed from content."""
 
 from __future__ import annotations
 
@@ -19,28 +18,29 @@ from posenc.encodings.terms.term import Scores, Shown, Term
 from posenc.encodings.terms.tokens import Tokens
 
 KEYS = 128
-"""How many keys are counted at a time."""
+"""Number of keys per step of the running sum."""
 
 
 class CoPE(PositionEncoding):
-    """Count gates between key and query, and score the query against a vector for that count.
+    """Score the query with a learned vector for the number of open gates up to each key.
 
     score[i, j] += scale * q_i . e[p_ij],  p_ij = min(sum over visible l >= j of g_il,
     num_positions - 1),  g_il = sigmoid(scale * q_i . k_l)
 
-    e at a fractional count is interpolated between its neighbours. The sum runs along the keys in
-    the order they have in memory, and includes the query's own; positions are not read. It needs
-    whole rows of scores, so FlexAttention cannot run it. In a Compose the gates are computed from
-    the scores that the terms before it have changed.
+    e at a fractional count is interpolated between its neighbours. The sum follows the order of
+    keys in memory and includes the query's own; positions are not read. Whole rows of scores are
+    needed, so FlexAttention cannot run it. In a Compose the gates are computed from the scores
+    after earlier terms.
 
     Args:
         head_dim: size of one head; e is shared by all heads.
-        num_positions: rows of e; larger counts are clipped to the last (npos_max).
+        num_positions: rows of e; larger counts use the last (npos_max).
         divide: multiply the term by scale, as the authors' code does by default; False: as in the
             paper's listing and x-transformers.
-        gates: what the query is multiplied with to compute its gates: "key"; "separate_key", a
-            projection of its own; "value", the values, handed to posenc.attention as kv_state.
-        embed_dim, num_kv_heads: of the attention; needed only for "separate_key".
+        gates: vectors that are multiplied with the query to compute its gates: "key";
+            "separate_key", another projection; "value", the values, passed to posenc.attention as
+            kv_state.
+        embed_dim, num_kv_heads: sizes of the attention; required only for "separate_key".
 
     Shapes: scores (batch, num_heads, rows, kv_len) -> the same. e (num_positions, head_dim).
     Units: counts of open gates; the term is in logits. Precision: gates, their running sum and the
@@ -92,7 +92,7 @@ class CoPE(PositionEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """e starts at zero, as in the authors' code."""
+        """Set e to zero, as in the authors' code."""
         nn.init.zeros_(self.e)
         if self.gate_key is not None:
             self.gate_key.reset_parameters()
@@ -117,7 +117,7 @@ class CoPE(PositionEncoding):
 
 
 class CountedGates(Term):
-    """What CoPE adds to whole rows of scores."""
+    """Add CoPE's term to whole rows of scores."""
 
     reads_mask = True
 
@@ -129,8 +129,8 @@ class CountedGates(Term):
         return 9.0 if needs_grad else 1.0
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
-        """From the last key to the first, where reading is free: once all counts are at their
-        limit, no further gate is looked at."""
+        """Add from the last key to the first, and stop once all counts are at their limit, if
+        reading them needs no synchronisation."""
         cope, q = self.cope, self.q[rows].x
         assert q is not None
         q = q.to(at_least_float32(q.dtype))
@@ -149,7 +149,7 @@ class CountedGates(Term):
 
 def _parts(table: Tensor, gates: Tensor, mask: Tensor | None) -> Iterator[Part]:
     most, after, last = table.shape[-1] - 1, None, gates.shape[-1]
-    for part in reversed(gates.split(KEYS, -1)):  # one split: each slice has a gradient as large
+    for part in reversed(gates.split(KEYS, -1)):  # the gradient of a slice would be of full size
         if after is not None and bool((after >= most).all()):
             yield 0, last, table[..., -1:]
             return
@@ -161,7 +161,7 @@ def _parts(table: Tensor, gates: Tensor, mask: Tensor | None) -> Iterator[Part]:
 
 
 def _count(gates: Tensor, mask: Tensor | None) -> Tensor:
-    """Return how many gates are open from each key to the last."""
+    """Return the number of open gates from each key to the last."""
     open_gates = gates.sigmoid()
     if mask is not None:
         open_gates = open_gates.masked_fill(~mask, 0)
@@ -169,7 +169,7 @@ def _count(gates: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _at(table: Tensor, count: Tensor) -> Tensor:
-    """Return the table at fractional counts; NaN where the count is."""
+    """Return the table interpolated at fractional counts; NaN where the count is NaN."""
     known = count.detach().nan_to_num(0)
     below, above = known.floor(), known.ceil()
     low, high = (table.gather(-1, index.long()) for index in (below, above))

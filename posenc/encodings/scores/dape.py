@@ -36,23 +36,22 @@ BIASES: dict[str, tuple[type[PositionEncoding], dict[str, Any]]] = {
 
 
 class DAPE(PositionEncoding):
-    """Adapt another encoding's bias to the scores, with one small network for every query-key pair.
+    """Adapt another encoding's bias to the scores by a small network for each query-key pair.
 
     score[:, i, j] += B[:, i, j] + mlp([score[:, i, j]; B[:, i, j]]), mlp: 2 heads -> width -> heads
 
-    The network sees a pair's scores in all heads at once, so this runs where whole scores are
-    formed (reference and blocks). Each layer has its own network and its own inner bias, as in
-    the authors' code.
+    The network reads a pair's scores in all heads, so scores are materialized (the ways `reference`
+    and `blocks`). Each layer has its own network and its own inner bias, as in the authors' code.
 
     Args:
-        inner: the encoding that gives B at place 3, such as ALiBi, Kerple or FIRE; from_shape also
-            takes one of these by name.
+        inner: the encoding with bias B, such as ALiBi, Kerple or FIRE; from_shape also accepts
+            these by name.
         num_heads: number of query heads.
         mlp_width: width of the hidden layer.
 
     Shapes: scores (batch, num_heads, q_len, kv_len) -> the same.
-    Units: logits. Precision: the network in float32 or better; autocast does not reach it.
-    Raises: ValueError where `inner` acts elsewhere than at place 3, or is not additive.
+    Units: logits. Precision: the network in float32 or better, also under autocast.
+    Raises: ValueError if `inner` does not act at place 3 only, or is not additive.
     Source: Zheng et al. 2024, arXiv:2405.14722, section 3; github.com/chuanyang-Zheng/DAPE.
 
     >>> dape = posenc.DAPE(posenc.ALiBi(num_heads=4), num_heads=4)
@@ -118,7 +117,7 @@ class DAPE(PositionEncoding):
 
 
 class Adapted(Term):
-    """A bias, and what DAPE's network makes of it and of the scores."""
+    """Add a bias and the output of DAPE's network for scores and bias."""
 
     def __init__(self, q: Tokens, k: Tokens, inner: Term, dape: DAPE) -> None:
         super().__init__(q, k)
@@ -142,7 +141,8 @@ class Adapted(Term):
         return scores + bias + change + out.bias.to(hidden.dtype)[:, None, None]
 
     def _bias(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
-        """(batch or 1, num_heads, rows, keys): one row of the batch where all are alike."""
+        """Return the bias, (batch or 1, num_heads, rows, keys); 1 if rows of the batch are
+        equal."""
         if isinstance(self.inner, Dense):
             return self.inner.values(rows, keys).to(scores.dtype)
         return self.inner.add(torch.zeros_like(scores), rows, keys, None)

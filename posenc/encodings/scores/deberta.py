@@ -1,5 +1,4 @@
-"""DeBERTa's disentangled attention: scores of queries against distances and of distances against
-keys."""
+"""DeBERTa's disentangled attention: scores of queries with distances and of keys with distances."""
 
 from __future__ import annotations
 
@@ -32,19 +31,19 @@ class DeBERTa(PositionEncoding):
     K = pos_key(P), Q = pos_query(P),  r = clip(bucket(position_i - position_j) + span, 0,
     2 span - 1)
 
-    terms counts those in use, 3 by default. All layers share the table P; each has projections of
-    its own. The paper's equation reads row clip(bucket(position_j - position_i) + span)
-    in the last term, the released code the same row in both; the code is the default.
+    terms is the number of terms in use, 3 by default. All layers share the table P; each has its
+    own projections. In the last term the paper's equation reads row clip(bucket(position_j -
+    position_i) + span); the released code, and the default here, reads row r.
 
     Args:
         embed_dim: width of the table.
-        num_heads, num_kv_heads, head_dim: of the attention; None means num_heads, embed_dim /
-            num_heads.
-        max_distance: distances from here on share a row, or a bucket (max_relative_positions).
-        num_buckets: None for a row per distance (v1), or that many logarithmic buckets per side,
-            even (v2 and v3: 256 with max_distance 512); the nearer half is exact.
+        num_heads, num_kv_heads, head_dim: sizes of the attention; num_kv_heads=None means
+            num_heads, head_dim=None means embed_dim / num_heads.
+        max_distance: larger distances use one row, or one bucket (max_relative_positions).
+        num_buckets: None for a row per distance (v1), or an even number of buckets per side (v2 and
+            v3: 256 with max_distance 512), the nearer half exact, the rest logarithmic.
         layer_norm: normalise the table (v2 and v3).
-        share_att_key: project with the attention's own q_proj and k_proj (v3), handed over by
+        share_att_key: project with the attention's own q_proj and k_proj (v3), set by
             `share_projections`.
         c2p, p2c: which of the two terms to use.
         paper_p2c: the paper's index in the position-to-content term.
@@ -53,8 +52,8 @@ class DeBERTa(PositionEncoding):
     num_buckets or max_distance.
     Units: distances in tokens; the terms are in logits. Precision: bucket edges are exact whole
     numbers; products in float32 or better.
-    Raises: ValueError where the buckets cannot be laid out, or shared projections are missing;
-    TypeError for positions that are not integers.
+    Raises: ValueError for invalid buckets or missing shared projections; TypeError for positions
+    that are not integers.
     Source: He et al. 2020, arXiv:2006.03654, equation 4, and 2021, arXiv:2111.09543;
     github.com/microsoft/DeBERTa.
 
@@ -118,7 +117,7 @@ class DeBERTa(PositionEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal with standard deviation 0.02, biases zero, as in the authors' code."""
+        """Draw normal values with standard deviation 0.02; set biases to zero."""
         nn.init.normal_(self.table, std=0.02)
         for projection in (self.pos_key, self.pos_query):
             if projection is not None:
@@ -131,16 +130,16 @@ class DeBERTa(PositionEncoding):
         return ((1 + self.c2p + self.p2c) * head_dim) ** -0.5
 
     def share_projections(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
-        """Project the table with these two of an attention, whose parameters they remain."""
+        """Project the table with these modules of an attention, which keeps their parameters."""
         if not self.share_att_key:
             raise ValueError(
-                "DeBERTa: this one has projections of its own; build it with share_att_key=True."
+                "DeBERTa: this encoding has its own projections; build it with share_att_key=True."
             )
         self._attention_projections = (q_proj, k_proj)
 
     def bucket(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
-        """Signed buckets of integer distances (positive: the past); the distance itself without
-        buckets."""
+        """Return signed buckets of integer distances (positive: the past), or the distance if
+        num_buckets is None."""
         if self.num_buckets is None:
             return distance
         middle = self.num_buckets // 2
@@ -152,7 +151,7 @@ class DeBERTa(PositionEncoding):
         return torch.where(size <= middle, distance, far * distance.sign())
 
     def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
-        """The row of the table for each distance."""
+        """Return the row of the table for each distance."""
         return (self.bucket(distance) + self.span).clamp(0, 2 * self.span - 1)
 
     def _k_row(self, distance: Tensor) -> Tensor:
@@ -199,8 +198,8 @@ class DeBERTa(PositionEncoding):
     def _projected(
         self, projection: nn.Linear | None, rows: Int[Tensor, " rows"], dtype: torch.dtype
     ) -> Float[Tensor, "num_heads rows head_dim"]:
-        """These rows of the table by head; a projection of fewer heads serves its groups. A row
-        that several distances share is projected once."""
+        """Return these rows of the table, projected, by head. A projection with fewer heads is used
+        for groups of heads. A row that several distances share is projected once."""
         assert projection is not None
         ends = free_ends(rows)
         first, last = (0, 2 * self.span - 1) if ends is None else map(int, ends)
@@ -211,7 +210,7 @@ class DeBERTa(PositionEncoding):
         heads = projection.weight.to(dtype) @ table.mT
         if projection.bias is not None:
             heads = heads + projection.bias.to(dtype)[:, None]
-        heads = heads.unflatten(0, (-1, self.head_dim))  # the rows side by side
+        heads = heads.unflatten(0, (-1, self.head_dim))  # (heads, head_dim, rows)
         if shared:
             heads = heads[..., rows - first]
         return for_every_head(heads, self.num_heads, dim=0).mT

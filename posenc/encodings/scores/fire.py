@@ -22,25 +22,25 @@ from posenc.positions import FlatKeys, FlatQueries, distances
 
 
 class FIRE(PositionEncoding):
-    """Add a small network of the distance, relative to the query's position, to the scores.
+    """Add the output of a small network of distance divided by query position to the scores.
 
     score[h, i, j] += mlp(psi(i - j) / psi(max(|multiplier * init_L|, i)))[h], psi(x) = ln(|c x| +
     1)
 
-    The quotient stays between 0 and 1 at any length. It depends on the query's position as well as
-    on the distance, and is defined for the past: positions count from 0 at the start of a document.
+    The quotient is between 0 and 1 at any length. It depends on the query's position too, so
+    positions must start at 0 in each document. It is defined for the past only.
 
     Args:
         num_heads: number of query heads.
-        init_L: where the normalisation starts, in tokens, before `multiplier` learns; the paper's
-            512 is a quarter of its training length.
+        init_L: initial threshold in tokens; queries before it divide by it. `multiplier` learns to
+            scale it. The paper's 512 is a quarter of its training length.
         mlp_width: width of the hidden layer.
-        leaky: a leaky ReLU in place of the ReLU, as the authors of DAPE have it inside DAPE.
+        leaky: use a leaky ReLU instead of a ReLU, as DAPE's authors do.
 
     Shapes: q_positions (batch, q_len), kv_positions (batch, kv_len) -> (batch, num_heads, q_len,
     kv_len).
     Units: positions in tokens; the bias is in logits.
-    Precision: float32, float64 for float64 inputs; autocast does not reach it.
+    Precision: float32, float64 for float64 inputs, also under autocast.
     Raises: ValueError if init_L or mlp_width is not positive.
     Source: Li et al. 2023, arXiv:2310.04418, section 3 and appendix E.
 
@@ -58,7 +58,7 @@ class FIRE(PositionEncoding):
     )
 
     eps = 1e-6
-    """Added to the denominator; it matters only where c has become zero."""
+    """Added to the denominator, against division by zero if c becomes 0."""
 
     def __init__(
         self, num_heads: int, init_L: float = 512.0, *, mlp_width: int = 32, leaky: bool = False
@@ -83,8 +83,8 @@ class FIRE(PositionEncoding):
         nn.init.constant_(self.multiplier, 1.0)
 
     def forward(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """The dense bias, (num_heads, q_len, kv_len), or (batch, num_heads, q_len, kv_len) for
-        batched positions."""
+        """Return the dense bias, (num_heads, q_len, kv_len), with a leading batch if positions have
+        one."""
         q_positions, kv_positions = check_distances("FIRE", q_positions, kv_positions)
         q, k = Tokens(None, q_positions), Tokens(None, kv_positions)
         return self.of_share(self.share(q, k, q_positions.dtype))
@@ -92,7 +92,8 @@ class FIRE(PositionEncoding):
     def of_share(
         self, share: Float[Tensor, "*batch q_len kv_len"]
     ) -> Float[Tensor, "*batch num_heads q_len kv_len"]:
-        """What the network makes of `share`: (num_heads, q_len, kv_len), or with a batch before."""
+        """Return the network's output for `share`: (num_heads, q_len, kv_len), maybe with a
+        batch."""
         with without_autocast(share.device):
             hidden = self.activation(F.linear(share.unsqueeze(-1), *_as(self.hidden, share.dtype)))
             return F.linear(hidden, *_as(self.out, share.dtype)).movedim(-1, -3)
@@ -100,8 +101,8 @@ class FIRE(PositionEncoding):
     def share(
         self, q: Tokens, k: Tokens, like: torch.dtype
     ) -> Float[Tensor, "*batch q_len kv_len"]:
-        """Return what the network reads for each pair: (q_len, kv_len) or (batch, q_len, kv_len),
-        in float32, or in float64 where `like` or the parameters are."""
+        """Return the network's input for each pair, (q_len, kv_len) or (batch, q_len, kv_len), in
+        at least float32; float64 if `like` or the parameters are."""
         double = torch.float64 in (like, q.positions.dtype, self.c.dtype)
         dtype = torch.float64 if double else torch.float32
         c = self.c.to(dtype)
@@ -110,7 +111,7 @@ class FIRE(PositionEncoding):
         shift = shared_run(q, k)
         if shift is None:
             logs = (c * distances(q.positions, k.positions).to(dtype)).abs().log1p()
-        else:  # a row of them by falling distance, one number further for each earlier query
+        else:  # one row by falling distance; query i reads it from q_len - 1 - i on
             distance = run_distances(shift, len(q), len(k), reach.device).to(dtype)
             logs = (c * distance).abs().log1p().unfold(0, len(k), 1)[: len(q)].flip(0)
         return logs / reach.unsqueeze(-1)
@@ -122,11 +123,11 @@ class FIRE(PositionEncoding):
 
 
 class Network(Dense):
-    """FIRE's bias, which a kernel without gradients adds a few rows at a time."""
+    """FIRE's bias, computed a few rows at a time if no gradients are needed."""
 
     additive, owns_values = True, True
     HIDDEN_BYTES = 2**20
-    """Memory for the hidden layer, small enough to stay in the CPU's cache."""
+    """Memory of the hidden layer, small enough for the CPU's cache."""
 
     def __init__(self, q: Tokens, k: Tokens, fire: FIRE) -> None:
         assert q.x is not None
@@ -151,7 +152,7 @@ class Network(Dense):
         """Return the network's output, computed for some pairs at a time."""
         weight, bias = _as(self.fire.hidden, share.dtype)
         out_weight, out_bias = _as(self.fire.out, share.dtype)
-        # relu(w s + b) = max(w s, -b) + b, and b goes into the next layer's bias.
+        # relu(w s + b) = max(w s, -b) + b; the last b is added to the next layer's bias.
         constant = (out_weight @ bias + out_bias)[:, None]
         limit = -bias[:, None]
         step = max(1, self.HIDDEN_BYTES // (len(bias) * share.element_size()))

@@ -1,4 +1,4 @@
-"""FoX, the forgetting transformer: gates of the tokens after a key weaken attention to it."""
+"""FoX, the forgetting transformer: forget gates of later tokens weaken attention to a key."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ class FoX(PositionEncoding):
 
     score[h, i, j] += sum_{l = j+1 .. i} ln f[h, l],  f[h, l] = sigmoid(weight[h] . x_l + bias[h])
 
-    With a gate that is the same everywhere this is ALiBi of slope -ln f. CABLE (arXiv:2503.08067)
-    is this with weight and bias negated, since -softplus(a) = ln sigmoid(-a).
+    With a constant gate f this is ALiBi with slope -ln f. CABLE (arXiv:2503.08067) is FoX with
+    weight and bias negated, because -softplus(a) = ln sigmoid(-a).
 
-    The order is the order of the tokens in memory. Padding on the right of a prompt lies between
-    the prompt and what is decoded from the cache, and its gates would count: pad on the left.
+    The order is that of tokens in memory. Pad prompts on the left: gates of padding between the
+    prompt and decoded tokens would count.
 
     Args:
         embed_dim: width of x.
         num_heads: number of query heads.
-        bias_init: initial bias of every gate: 0 as the authors', so that f starts near 1/2; 5 in
-            x-transformers, so that it starts at 0.993.
-        bidirectional: for encoders: a key in the future gets the sum over l = i+1 .. j of a second
-            set of gates.
+        bias_init: initial bias of every gate: 0 in the authors' code (f near 1/2), 5 in
+            x-transformers (f = 0.993).
+        bidirectional: for encoders; a future key gets the sum over l = i+1 .. j of a second set of
+            gates.
 
     Shapes: x (batch, len, embed_dim) -> state (batch, num_heads, len), with a last axis of 2 if
     bidirectional: the running sum, from which scores take differences.
-    Units: logits. Precision: gates in float32 or better, the running sum in float64, so that a
-    difference is as exact at token 100000 as at the first.
-    Raises: ValueError where the states are missing.
+    Units: logits. Precision: gates in float32 or better, the running sum in float64, so differences
+    are as exact at token 100000 as at the first.
+    Raises: ValueError if the states are missing.
     Source: Lin et al. 2025, arXiv:2503.02130, section 3; github.com/zhixuan-lin.
 
     >>> fox = posenc.FoX(embed_dim=64, num_heads=4)
@@ -104,7 +104,7 @@ class FoX(PositionEncoding):
 
 
 class ForgottenBetween(Dense):
-    """The differences of the gates' running sums."""
+    """Add the differences of the gates' running sums."""
 
     def __init__(self, q: Tokens, k: Tokens, values: Callable[[Tokens, Tokens], Tensor]) -> None:
         super().__init__(q, k, values)
@@ -117,7 +117,7 @@ class ForgottenBetween(Dense):
 
 
 def _backwards(q: Tokens, k: Tokens) -> Tensor:
-    """(batch, num_heads, rows, keys): what the tokens after the key forget of it."""
+    """Return the sum of log gates after each key, (batch, num_heads, rows, keys)."""
     assert q.state is not None and k.state is not None
     return q.state[..., :, None] - k.state[..., None, :]
 

@@ -29,8 +29,8 @@ class Kerple(DistanceBias):
     Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len); r1, r2
     (num_heads), shared by all layers as in the authors' code.
     Units: distances in tokens; the bias is in logits.
-    Precision: float32. As in the authors' code r1 and r2 are raised to at least 0.01, and the
-    power's r2 is lowered to at most 2; their gradients ignore these bounds.
+    Precision: float32. As in the authors' code r1 and r2 are clamped to at least 0.01, and r2 of
+    "power" to at most 2; gradients ignore the clamps.
     Raises: ValueError for an unknown form.
     Source: Chi et al. 2022, arXiv:2205.09921, section 4; github.com/chijames/KERPLE.
 
@@ -62,7 +62,7 @@ class Kerple(DistanceBias):
 
 
 def _bounded(x: Tensor, high: float = torch.inf) -> Tensor:
-    """x clamped to [0.01, high], with the gradient of x: that of a plain clamp is zero outside, and
-    a parameter that starts there (r2 does one time in a hundred) would never learn. x is as wide as
-    the bias: half types have no 0.01."""
+    """Clamp x to [0.01, high] and keep the gradient of x. The gradient of a plain clamp is zero
+    outside, where a parameter that starts there would never learn (1 % of initial r2). x must have
+    the bias's dtype: 0.01 is not exact in 16 bits."""
     return x + (x.clamp(KERPLE_LOW, high) - x).detach()

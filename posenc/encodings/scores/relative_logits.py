@@ -19,27 +19,27 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 class RelativeLogits(PositionEncoding):
-    """Add a bias over the distance that each query composes from learned profiles.
+    """Add a bias by distance that each query mixes from learned profiles.
 
     score[h, i, j] += (state_proj x_i)[h] . profiles[:, position_i - position_j] below `extent`
     tokens of distance, 0 from there on
 
-    With log_scaling=(n, alpha) the whole score is then multiplied by 1 + alpha ln(max(1,
-    (position_i + 1) / n)), as in Inkling's global layers. Inkling normalises q and k per head and
-    scales by 1/head_dim; here scale() stays 1/sqrt(head_dim).
+    With log_scaling=(n, alpha) the sum is then multiplied by 1 + alpha ln(max(1, (position_i + 1) /
+    n)), as in Inkling's global layers. Inkling normalises q and k per head and scales by
+    1/head_dim; here scale() is 1/sqrt(head_dim).
 
     Args:
         embed_dim: width of x.
         num_heads: number of query heads.
-        extent: number of distances that have a profile, counting 0.
-        num_profiles: how many profiles there are to mix.
+        extent: number of distances in a profile, counting 0.
+        num_profiles: number of profiles to mix.
         log_scaling: (n, alpha) or None for no scaling.
 
     Shapes: x (batch, len, embed_dim) -> state (batch, num_heads, len, num_profiles); profiles
     (num_profiles, extent), shared by the heads.
-    Units: distances in whole tokens (real ones are rounded down); the bias is in logits.
-    Precision: states and bias in float32 or better; autocast does not reach them.
-    Raises: ValueError where sizes are not positive or the states are missing.
+    Units: distances in tokens, rounded down; the bias is in logits.
+    Precision: states and bias in float32 or better, also under autocast.
+    Raises: ValueError if sizes are not positive or the states are missing.
     Source: Inkling, Thinking Machines 2026, without a paper: transformers 5.23, models/inkling.
 
     >>> encoding = posenc.create("inkling", posenc.ModelShape(64, 4, train_length=32))
@@ -101,7 +101,7 @@ class RelativeLogits(PositionEncoding):
             )
         assert q.x is not None
         check_heads(self, self.num_heads, q.x)
-        # One more at either end, for the future and for what is too far: both add nothing.
+        # Zeros at both ends, for the future and for distances beyond `extent`.
         profiles = F.pad(self.profiles.to(q.state.dtype), (1, 1)).T
         extent = self.profiles.shape[1]
         return Profiles(
@@ -112,8 +112,8 @@ class RelativeLogits(PositionEncoding):
 
 
 class Profiles(ByDistance):
-    """The profiles that each query mixes; with log_scaling the whole score grows with the query's
-    position."""
+    """Add the mixed profiles of each query; with log_scaling, then multiply the scores by a factor
+    of its position."""
 
     def __init__(
         self, q: Tokens, k: Tokens, *, log_scaling: tuple[float, float] | None, **vectors: Any
@@ -130,7 +130,7 @@ class Profiles(ByDistance):
         return scores * (factor[:, None] if factor.ndim == 3 else factor)
 
     def _factor(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """(len, 1) or (batch, len, 1)"""
+        """Return the factor of each query, (len, 1) or (batch, len, 1)."""
         assert self.log_scaling is not None
         start, alpha = self.log_scaling
         share = (positions + 1).to(dtype) / start

@@ -1,4 +1,4 @@
-"""Sandwich: the inner products of sinusoidal embeddings as a score bias."""
+"""Sandwich: inner products of sinusoidal embeddings as a score bias."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from posenc.encodings.numbers.precision import per_head, real
 from posenc.positions import FlatKeys, FlatQueries
 
 CHUNK = 256
-"""Distances whose dim/2 cosines are held at a time."""
+"""Number of distances whose dim/2 cosines are in memory at a time."""
 
 
 class Sandwich(DistanceBias):
-    """Add the inner product of two positions' sinusoidal embeddings, smaller in later heads.
+    """Add the inner product of the sinusoidal embeddings of two positions, smaller in later heads.
 
     score[h, i, j] += sum_t cos((position_i - position_j) / 10000^(2t/dim)) / (8 (h+1) / num_heads)
 
     Args:
         num_heads: number of query heads.
-        dim: width of the sinusoidal embeddings, even; the paper's 128 whatever the model's.
+        dim: width of the sinusoidal embeddings, even; the paper uses 128 for every model.
         form: "paper", with t = 0 .. dim/2 - 1; or "nemo", NVIDIA NeMo's version, with t = 1 ..
             dim/2 and dim/2 subtracted, which differs by more than a constant.
 
     Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len). No parameters.
     Units: distances in tokens; the bias is in logits, up to num_heads * dim / 16.
     Precision: exact angles (encodings.numbers.angles), each cosine rounded once, summed in float64.
-    Raises: ValueError if dim is odd or the form unknown.
+    Raises: ValueError if dim is odd or the form is unknown.
     Source: Chi et al. 2022, arXiv:2212.10356, section 5 and its listing.
 
     >>> sandwich = posenc.Sandwich(num_heads=8)
@@ -65,7 +65,7 @@ class Sandwich(DistanceBias):
         return self._shared(total.view(distance.shape), dtype)
 
     def dense(self, q_positions: FlatQueries, kv_positions: FlatKeys) -> BiasMatrix:
-        """cos(a - b) = cos a cos b + sin a sin b: one product in place of a cosine per pair."""
+        """Compute cos(a - b) = cos a cos b + sin a sin b as one matrix product for all pairs."""
         q = torch.cat(self.angles.cos_sin(q_positions, torch.float64), dim=-1)
         k = torch.cat(self.angles.cos_sin(kv_positions, torch.float64), dim=-1)
         values = self._shared(q @ k.mT, real(q_positions).dtype)

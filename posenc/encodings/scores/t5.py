@@ -20,26 +20,27 @@ class T5Bias(DistanceBias):
 
     score[h, i, j] += weight[bucket(position_i - position_j), h]
 
-    Buckets are exact for the nearest half and logarithmic up to max_distance; all larger distances
-    share the last one (from 113 with the defaults, from 91 on either side if bidirectional). T5
-    has no 1/sqrt(head_dim): scale() is 1, and the model's initial weights must make up for it, so
-    that the table is added to logits of size 1. AdamW moves an entry by about the learning rate per
-    step, and an entry has to move by several logits: in a short training give the table a higher
-    rate than the weights (posenc compare gives 20 times, to everything that any encoding learns).
+    The nearest half of the buckets has one distance each; the others are logarithmic up to
+    max_distance. All larger distances are in the last one (from 113 on with the defaults, from 91
+    on if bidirectional). T5 has no 1/sqrt(head_dim): scale() is 1, and the model's initial weights
+    must compensate, so that logits have size 1. AdamW moves an entry by about the learning rate per
+    step, and entries must move by several logits: in a short training use a higher learning rate
+    for the table than for the weights (posenc compare uses 20 times, for parameters of any
+    encoding).
 
     Args:
         num_heads: number of query heads.
-        bidirectional: half of the buckets for either direction; False: the past only, the future
-            shares bucket 0.
+        bidirectional: half of the buckets for each direction; False: the past only, all future
+            distances are in bucket 0.
         num_buckets: rows of the table, at least 2 per direction, and even if bidirectional.
-        max_distance: where the logarithmic buckets end, in tokens.
+        max_distance: end of the logarithmic buckets, in tokens.
         init_std: standard deviation of the initial values.
 
     Shapes: q_positions (q_len), kv_positions (kv_len) -> (num_heads, q_len, kv_len). weight:
     (num_buckets, num_heads).
     Units: distances in tokens; the bias is in logits. Precision: bucket edges are exact whole
     numbers.
-    Raises: ValueError where the buckets cannot be laid out.
+    Raises: ValueError for invalid buckets.
     Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1; github.com/google-research/t5x.
 
     >>> t5 = posenc.T5Bias(num_heads=8)
@@ -62,7 +63,7 @@ class T5Bias(DistanceBias):
     ) -> None:
         super().__init__()
         self.bidirectional = bidirectional
-        # Otherwise one bucket serves all of the future.
+        # Otherwise all future distances are in one bucket.
         self.claims = replace(self.claims, causal_only=not bidirectional)
         self.init_std = init_std
         self.edges = t5_edges(num_buckets, max_distance, bidirectional, "T5Bias")
@@ -81,7 +82,7 @@ class T5Bias(DistanceBias):
         return 1.0
 
     def bucket(self, distance: Real[Tensor, "*where"]) -> Int[Tensor, "*where"]:
-        """The row of the table for each distance (positive: the past)."""
+        """Return the row of the table for each distance (positive: the past)."""
         near = distance.abs() if self.bidirectional else distance.clamp(min=0)
         bucket = torch.bucketize(near.contiguous(), self._edges.like(near), right=True)
         return bucket + (len(self.edges) + 1) * (distance < 0) if self.bidirectional else bucket

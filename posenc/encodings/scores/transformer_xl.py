@@ -1,5 +1,5 @@
-"""Transformer-XL's relative attention: learned biases in place of a query position, and a sinusoid
-of the distance in place of a key position."""
+"""Transformer-XL's relative attention: learned biases replace the position of the query, a sinusoid
+of the distance that of the key."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from posenc.positions import Positions, distances
 
 
 class TransformerXL(PositionEncoding):
-    """Score content against content and content against distance, each with a learned bias.
+    """Score the query against the key and against the distance, each with a learned bias.
 
     score[h, i, j] = scale * ((q_i + u_h) . k_j + (q_i + v_h) . W_h R(position_i - position_j)),
     R(D) = [sin(D w_t) | cos(D w_t)],  w_t = 10000^(-2t/embed_dim)
 
-    u joins the query at place 2, which adds u . k for every key. Where positions are runs, W R is
-    one table over distances and the scores are its skewed view. For any other positions, integer or
-    real, sin and cos of a difference are split into products of the query's and the key's, so that
-    the term is one matrix product of inner size embed_dim: exact, at num_heads/2 times the cost.
-    Earlier segments come in as Attention's `memory`, with their own positions.
+    u is added to the query at place 2, which adds u . k for every key. At contiguous positions W R
+    is one table over distances, and the scores are its skewed view. At other positions, integer or
+    real, sin and cos of a difference are split into products of those of query and key, so the term
+    is one matrix product of inner size embed_dim: exact, at num_heads/2 times the cost. Pass
+    earlier segments as Attention's `memory`, with their own positions.
 
     Args:
         embed_dim: width of the sinusoid, even.
         num_heads: number of query heads.
         head_dim: size of one head.
-        clamp_len: the largest distance; longer ones count as this one. None: no limit.
-        untied: every layer has its own u and v (the authors' untie_r); the paper shares them.
+        clamp_len: the largest distance; larger ones are clamped to it. None: no limit.
+        untied: each layer has its own u and v (the authors' untie_r); in the paper layers share
+            them.
 
     Shapes: q_positions (batch, q_len), kv_positions (batch, kv_len) -> (batch, num_heads, q_len,
     kv_len). u, v (num_heads, head_dim); projection.weight (num_heads * head_dim, embed_dim).
@@ -84,15 +85,14 @@ class TransformerXL(PositionEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal with standard deviation 0.02, as in the authors' code."""
+        """Draw normal values with standard deviation 0.02, as in the authors' code."""
         for parameter in (self.u, self.v, self.projection.weight):
             nn.init.normal_(parameter, std=0.02)
 
     def sinusoid(
         self, distance: Real[Tensor, "*where"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "*where embed_dim"]:
-        """R of each distance, clamped: (*distance.shape, embed_dim), all sines before all
-        cosines."""
+        """Return R of each clamped distance, (*distance.shape, embed_dim): sines, then cosines."""
         if self.clamp_len is not None:
             distance = distance.clamp(-self.clamp_len, self.clamp_len)
         cos, sin = self.angles.cos_sin(distance, dtype)
@@ -122,12 +122,12 @@ class TransformerXL(PositionEncoding):
         return projected.unflatten(0, self.u.shape).mT
 
     def weight(self, dtype: torch.dtype) -> Float[Tensor, "num_heads head_dim embed_dim"]:
-        """The projection by head."""
+        """Return the projection by head."""
         return self.projection.weight.to(dtype).unflatten(0, self.u.shape)
 
 
 class DistanceVectors(ByDistance):
-    """Queries against the projected sinusoid of the distance."""
+    """Add products of queries with the projected sinusoid of the distance."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class DistanceVectors(ByDistance):
         q_vectors: Tensor | None,
         k_vectors: Tensor | None,
     ) -> Tensor:
-        """Add the products with sinusoids of distances, which are not made for each distance."""
+        """Add the products with sinusoids of distances, without materializing them per distance."""
         assert q_vectors is not None
         coefficients, clamp = q_vectors @ self.xl.weight(q_vectors.dtype), self.xl.clamp_len
         values = self._by_difference(coefficients, q.positions, k.positions)
@@ -168,12 +168,12 @@ class DistanceVectors(ByDistance):
     def _by_difference(
         self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor
     ) -> Tensor:
-        """Return sin and cos of a difference as products of the query's and the key's own."""
+        """Return products with sin and cos of a difference, from those of query and key."""
         both = self.xl.angles.cos_sin(kv_positions, coefficients.dtype)
         return self._turned(coefficients, q_positions) @ torch.cat(both, dim=-1).unsqueeze(-3).mT
 
     def _turned(self, coefficients: Tensor, q_positions: Tensor) -> Tensor:
-        """Return what cos and sin of a key's position are multiplied with."""
+        """Return the coefficients of cos and sin of a key's position."""
         on_sin, on_cos = coefficients.chunk(2, dim=-1)
         cos, sin = (
             t.unsqueeze(-3) for t in self.xl.angles.cos_sin(q_positions, coefficients.dtype)

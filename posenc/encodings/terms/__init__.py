@@ -1,1 +1,1 @@
-"""What place 3 adds to scores: dense, by distance, in bands."""
+"""Terms that encodings add to scores: dense, by distance, in bands."""

@@ -1,7 +1,7 @@
-"""Terms that read a table by distance, where queries and keys are consecutive positions.
+"""Products with a table by distance, for queries and keys at consecutive positions.
 
-Only distances at which the table changes need products, read through skewed views; beyond them one
-number serves a whole row."""
+Products are computed only for distances at which the table changes and read through skewed views;
+beyond them a row has one value."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from posenc.encodings.terms.skew import Part, add_parts, shared_run, skew
 from posenc.encodings.terms.tokens import Tokens
 
 Table = Callable[[Tensor], Tensor]
-"""From distances to (num_heads or 1, distances, width)."""
+"""Maps distances to (num_heads or 1, distances, width)."""
 
 Keep = Callable[[Hashable, Callable[[], Tensor]], Tensor]
-"""From a key and what computes a table to the table."""
+"""Maps a key and a function that computes a table to the table, cached or computed."""
 
 QUERIES, KEYS = 128, 64
-"""Queries or keys whose products with the table are made at a time: each needs the vectors of as
-many distances more."""
+"""Queries or keys per tile; a tile needs vectors of that many distances more than its width."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """A table by distance that is constant from `high` on, and again up to `low`.
+    """A table by distance that is constant at distances >= `high`, and at distances <= `low`.
 
-    values (num_heads or 1, distances, width) begins at distance `first` and goes on by `step`, 1 or
-    -1; it has as many distances beyond `low` and beyond `high` as a block has queries.
+    values (num_heads or 1, distances, width) begins at distance `first` in steps of `step`, 1 or
+    -1. Beyond `low` and `high` it has as many distances as a block has queries.
     """
 
     values: Tensor
@@ -41,26 +40,29 @@ class Band:
     high: int
 
     def __getitem__(self, distances: tuple[int, int]) -> Tensor:
-        """Return `count` entries from `distance` on, in the order of the table; without the axis of
-        heads where they share the table, since that makes one product for all of them."""
+        """Return `count` entries from `distance` on, in table order; without the axis of heads if
+        they share the table, so that one product does for all."""
         distance, count = distances
         start = (distance - self.first) * self.step
         values = self.values[0] if len(self.values) == 1 else self.values
         return values.narrow(-2, start, count)
 
     def near(self, shift: int, rows: int, keys: int) -> tuple[int, int]:
-        """Return first, last: keys before `first` are at `high` or beyond for every query, those
-        from `last` on at `low` or beyond. `shift` is the distance of the first query to the first
-        key."""
+        """Return (first, last): every query is at distance `high` or more to keys before `first`,
+        and at `low` or less to keys from `last` on. `shift` is the distance of the first query to
+        the first key."""
         first = min(max(shift - self.high + 1, 0), keys)
         return first, min(max(shift + rows - 1 - self.low, first), keys)
 
 
 @dataclass(frozen=True)
 class Bands:
-    """What the blocks of one attention share: a band that queries are multiplied with, by falling
-    distance, and one for the keys, by rising distance; k_ends are the keys' products with its
-    lowest and highest entry, (batch, num_heads, 1, kv_len), or None where no key is that far."""
+    """Tables that all blocks of one attention share.
+
+    `for_q` is multiplied with queries and has falling distances; `for_k` is multiplied with keys
+    and has rising distances. `k_ends` are the products of the keys with the lowest and the highest
+    entry of for_k, (batch, num_heads, 1, kv_len), or None where no key is that far.
+    """
 
     kv_start: int
     for_q: Band | None
@@ -80,11 +82,11 @@ class Bands:
         k_vectors: Tensor | None = None,
         kept: Keep | None = None,
     ) -> Bands | None:
-        """Return the tables for blocks of at most `rows` queries; None where positions are not
+        """Return the tables for blocks of at most `rows` queries, or None unless positions are
         known to be consecutive.
 
-        `ends` are the lowest and highest distance at which the tables change; None: they always do.
-        If `causal`, the blocks ask for no distance below -rows.
+        `ends` are the lowest and highest distance at which the tables change; None: no limit. If
+        `causal`, blocks need no distance below -rows.
         """
         shift = shared_run(q, k)
         if shift is None:
@@ -120,8 +122,8 @@ class Bands:
         self, scores: Tensor, q: Tokens, k: Tokens, q_vectors: Tensor | None,
         k_vectors: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """Return the scores of a block, with its query vectors (batch, num_heads, rows, width) and
-        key vectors (batch, num_heads, keys, width) applied, in place.
+        """Add products with the block's query vectors (batch, num_heads, rows, width) and key
+        vectors (batch, num_heads, keys, width) to its scores, in place.
 
         scores[i, j] += q_vectors[i] . for_q[D] + k_vectors[j] . for_k[D],
         D = position_i - position_j
@@ -143,8 +145,7 @@ class Bands:
         return scores
 
     def weigh(self, weights: Tensor, q: Tokens, k: Tokens) -> Tensor:
-        """Return sum over j of weights[i, j] * for_q[position_i - position_j]: (batch, num_heads,
-        rows, width)."""
+        """Return sum_j weights[i, j] * for_q[position_i - position_j] of a block."""
         shift = _shift(q, k)
         tiles = enumerate(weights.split(QUERIES, -2))
         outs = [self._weigh(tile, shift + i * QUERIES) for i, tile in tiles]
@@ -157,7 +158,7 @@ class Bands:
         first, last = table.near(shift, rows, keys)
         out = weights[..., :first].sum(-1, keepdim=True) * table[table.high, 1]
         if first < last:
-            # The inverse of skew: row i moves rows - 1 - i columns to the right.
+            # The inverse of skew: shift row i by rows - 1 - i columns to the right.
             moved = F.pad(weights[..., first:last], (0, rows - 1)).flatten(-2)
             moved = F.pad(moved, (rows - 1, 1)).unflatten(-1, (rows, rows + last - first))
             out = out + moved @ table[shift + rows - 1 - first, rows + last - first]
@@ -169,7 +170,7 @@ class Bands:
 def _shift(q: Tokens, k: Tokens) -> int:
     """Return the distance of a block's first query to its first key."""
     shift = shared_run(q, k)
-    assert shift is not None  # a part of consecutive positions is consecutive
+    assert shift is not None  # a slice of consecutive positions is consecutive
     return shift
 
 

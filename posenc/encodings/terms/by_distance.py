@@ -1,4 +1,4 @@
-"""Scores from products of queries, of keys or of both with vectors that belong to the distance."""
+"""Scores from products of queries, keys or both with vectors by distance."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from posenc.positions import distances
 
 
 class ByDistance(Term):
-    """Add products with vectors that belong to the distance.
+    """Add products of queries, keys or both with a vector per distance.
 
     scores[i, j] += q_vectors[i] . for_q(D) + k_vectors[j] . for_k(D),  D = position_i - position_j
 
-    Where positions are runs, only the vectors of distances that occur are multiplied, and the
-    products are read through skewed views. Elsewhere, and where a single block has more queries
-    than there are vectors, all vectors are multiplied and the products gathered.
+    At contiguous positions only the vectors of distances that occur are multiplied, and the
+    products are read through skewed views. Otherwise, and if one block has more queries than there
+    are vectors, all vectors are multiplied and the products gathered.
 
     Args:
-        ends: (low, high): distances outside have the vector of the nearer end; real distances are
-            rounded down.
-        q_vectors, for_q: (batch, num_heads, q_len, width), and from distances to (num_heads or 1,
-            distances, width); or both None.
+        ends: (low, high); distances outside use the vector of the nearer end, and real distances
+            are rounded down.
+        q_vectors, for_q: (batch, num_heads, q_len, width), and a function from distances to
+            (num_heads or 1, distances, width); or both None.
         k_vectors, for_k: the same for the keys.
-        kept: from a key and what computes a table to the table, which it may have kept.
+        kept: a cache; maps a key and a function that computes a table to the table.
     """
 
     additive = True
@@ -55,7 +55,7 @@ class ByDistance(Term):
         self._all_k: Tensor | None = None
 
     def ready(self, rows: int, causal: bool) -> Self:
-        compiling = torch.compiler.is_compiling()  # for any length, so none is looked at
+        compiling = torch.compiler.is_compiling()  # the graph must not depend on lengths
         if (
             not compiling
             and self.ends is not None
@@ -115,14 +115,13 @@ class ByDistance(Term):
         return scores
 
     def _row(self, distance: Tensor) -> Tensor:
-        """The row of `_products` for each distance."""
+        """Return the row of `_products` for each distance."""
         assert self.ends is not None
         whole = distance.floor().long() if distance.is_floating_point() else distance
         return whole.clamp(*self.ends) - self.ends[0]
 
     def _products(self, q: Tensor | None, k: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Of queries and of keys with the vectors of all distances: (batch, num_heads, len,
-        distances)."""
+        """Return products with the vectors of all distances: (batch, num_heads, len, distances)."""
         return (
             None if q is None or self._all_q is None else q @ self._all_q.mT,
             None if k is None or self._all_k is None else k @ self._all_k.mT,

@@ -1,4 +1,4 @@
-"""The terms of several encodings, one after the other."""
+"""Apply the terms of several encodings one after the other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 class Chain(Term):
-    """Apply terms in order; a form that all of them offer, the chain offers too.
+    """Apply terms in order. The chain has each optional form that all its terms have.
 
-    Raises: ValueError where two act on the values.
+    Raises: ValueError if two act on the values.
     """
 
     def __init__(self, q: Tokens, k: Tokens, terms: Sequence[Term]) -> None:
@@ -23,7 +23,7 @@ class Chain(Term):
         self.reads_mask = any(t.reads_mask for t in terms)
         combining = [t.combine for t in terms if t.combine is not None]
         if len(combining) > 1:
-            raise ValueError("Two encodings act on the values, and there is only one place 4.")
+            raise ValueError("Two encodings act on the values (place 4); at most one may.")
         self.combine = combining[0] if combining else None
         if all(t.by_distance is not None for t in terms):
             self.by_distance = self._by_distance

@@ -1,4 +1,4 @@
-"""A term that adds one value to each pair of a query and a key."""
+"""A term that adds one number to each pair of a query and a key."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 class Dense(Term):
-    """Add values that are computed block by block.
+    """Add one number per pair to the scores, computed block by block.
 
     scores[b, h, i, j] += values(q[rows], k[keys])[b, h, i, j]
 
     Args:
-        values: from the tokens of a block to (num_heads, rows, keys) or (batch, num_heads, rows,
-            keys).
+        values: function from the tokens of a block to (num_heads, rows, keys) or (batch, num_heads,
+            rows, keys).
         by_distance, per_key: as in Term.
     """
 
@@ -41,7 +41,7 @@ class Dense(Term):
         self.by_distance, self.per_key = by_distance, per_key
 
     def values(self, rows: slice, keys: slice) -> Float[Tensor, "batch num_heads rows keys"]:
-        """What is added, (batch or 1, num_heads, rows, keys)."""
+        """Return the numbers to add, (batch or 1, num_heads, rows, keys)."""
         values = self._values(self.q[rows], self.k[keys])
         return values if values.ndim == 4 else values[None]
 

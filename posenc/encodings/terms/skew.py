@@ -1,4 +1,4 @@
-"""Values by distance as values by pair, through views of memory."""
+"""Turn values by distance into values by pair, through views."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from posenc.encodings.terms.tokens import Tokens
 
 
 def shared_run(q: Tokens, k: Tokens) -> int | None:
-    """Return the first query's position minus the first key's, where both are known to be
-    consecutive positions."""
+    """Return the first query's position minus the first key's, if both are consecutive."""
     if isinstance(q.where, range) and isinstance(k.where, range):
         return q.where.start - k.where.start
     return None
@@ -25,10 +24,10 @@ def run_distances(shift: int, q_len: int, kv_len: int, device: torch.device) -> 
 
 
 def skew(by_distance: Tensor, kv_len: int) -> Tensor:
-    """Turn (..., q_len, q_len + kv_len), with columns as in `run_distances`, into (..., q_len,
-    kv_len) by views.
+    """View (..., q_len, q_len + kv_len), with columns as in `run_distances`, as (..., q_len,
+    kv_len).
 
-    Query i starts q_len - 1 - i columns to the right, so each row moves by one column.
+    Query i starts at column q_len - 1 - i, so each row is shifted by one column.
     """
     q_len, width = by_distance.shape[-2:]
     flat = by_distance.flatten(-2).narrow(-1, q_len - 1, q_len * (width - 1))
@@ -36,19 +35,19 @@ def skew(by_distance: Tensor, kv_len: int) -> Tensor:
 
 
 Part = tuple[int, int, Tensor]
-"""first, last, and what is added to columns first .. last."""
+"""(first, last, values): values to add to columns [first, last)."""
 
 
 def add_parts(scores: Tensor, *tiles: Iterable[Part], rows: int | None = None) -> Tensor:
     """Add the parts, which cover all columns, to the scores in place. Each of `tiles` has the parts
-    of the next `rows` rows; None: there is one, for all rows."""
+    of the next `rows` rows; None: one tile has all rows."""
     blocks = scores.split(rows or scores.shape[-2], -2)
     if not torch.is_grad_enabled():
         for block, parts in zip(blocks, tiles, strict=True):
             for first, last, part in parts:
                 block[..., first:last].add_(part)
         return scores
-    # One addition: the gradient of one to a slice would be a copy of the whole.
+    # One addition, because the gradient of an addition to a slice copies the whole.
     added = [_joined(parts, block) for parts, block in zip(tiles, blocks, strict=True)]
     return scores.add_(added[0] if len(added) == 1 else torch.cat(added, -2))
 

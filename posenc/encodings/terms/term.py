@@ -1,4 +1,4 @@
-"""What an encoding makes of the scores and the values of one attention (places 3 and 4)."""
+"""The base class of terms: changes of scores and values (places 3 and 4)."""
 
 from __future__ import annotations
 
@@ -11,34 +11,33 @@ from torch import Tensor
 from posenc.encodings.terms.tokens import Tokens
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""FlexAttention's signature: (score, batch, head, q_idx, kv_idx) -> score, from operations that
-broadcast."""
+"""FlexAttention's signature: (score, batch, head, q_idx, kv_idx) -> score; must broadcast."""
 
 ByDistance = Callable[[int, int, Tensor], Tensor]
-"""(farthest, count, like) -> (num_heads, count), of the distances farthest, farthest - 1, ..., on
-the device of `like` and in at least float32, in float64 where that is."""
+"""(farthest, count, like) -> (num_heads, count), for the distances farthest, farthest - 1, ..., on
+the device of `like`, in at least float32 and the dtype of `like`."""
 
 
 Scores = Float[Tensor, "batch num_heads rows keys"]
 Shown = Bool[Tensor, "#batch #num_heads #rows #keys"]
-"""Where the mask shows a key to a query."""
+"""True where a key is visible to a query."""
 
 
 class Term:
-    """What an encoding makes of the scores of one attention; it knows the queries and the keys.
+    """Change the scores, or the sum of values, of one attention with known queries and keys.
 
-    Attention calls `ready` once, and then `add` for one block of the scores after the other. Each
-    other member is None if the term has no such form; posenc/attend/choose.py looks at them.
+    Attention calls `ready` once and then `add` for each block of the scores. The other members are
+    optional forms, None if the term has none; posenc/attend/choose.py reads them.
 
-    additive: `add` adds the same numbers to any scores, whatever the mask, so that they can be
-        asked for on their own; a subclass with an `add` of its own says it anew.
-    reads_mask: `add` needs to know which keys are visible.
-    by_distance: the term by falling distance, if it depends only on the distance and the head.
-    per_key: returns (row, key), each (num_heads, len) or (batch, num_heads, len): where the key is
-        not later than the query, row[i] - key[j] is added to the score and nothing else.
-    pair: makes a FlexAttention score_mod that only looks up single numbers and computes with them;
-        the tables it reads are computed when `pair` is called.
-    combine: place 4, from weights (batch, num_heads, rows, keys), v (batch, num_kv_heads, keys,
+    additive: `add` adds the same numbers to any scores under any mask, so they can be computed
+        without scores; a subclass that overrides `add` must set it again.
+    reads_mask: `add` reads which keys are visible.
+    by_distance: computes the term by falling distance, if only distance and head matter.
+    per_key: returns (row, key), each (num_heads, len) or (batch, num_heads, len): for keys not
+        later than the query, the term only adds row[i] - key[j].
+    pair: makes a FlexAttention score_mod that only looks up and combines single elements; the
+        tables are computed when `pair` is called.
+    combine: place 4; maps weights (batch, num_heads, rows, keys), v (batch, num_kv_heads, keys,
         v_dim), the rows and the keys to (batch, num_heads, rows, v_dim).
 
     >>> tokens = posenc.Tokens(torch.randn(1, 2, 3, 16), torch.arange(3))
@@ -65,29 +64,24 @@ class Term:
         self.q, self.k = q, k
 
     def ready(self, rows: int, causal: bool) -> Term:
-        """The term with everything computed that blocks of at most `rows` queries share.
-
-        If `causal`, the blocks ask for no distance below -rows.
-        """
+        """Return the term with everything computed that blocks of at most `rows` queries share. If
+        `causal`, blocks need no distance below -rows."""
         return self
 
     def copy(self) -> Self:
-        """A second object with the same members, for `ready`; torch.compile cannot trace
-        copy.copy."""
+        """Return a shallow copy, for `ready`; torch.compile cannot trace copy.copy."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
 
     def held(self, needs_grad: bool) -> float:
-        """How many arrays of the scores' size `add` holds at most beside them, with what it keeps
-        for a backward pass: what `explain` says of memory is made of it."""
+        """Return the memory that `add` needs in addition to the scores, in multiples of their size,
+        including what it saves for a backward pass; `explain` reports it."""
         return 2.5
 
     def add(self, scores: Scores, rows: slice, keys: slice, mask: Shown | None) -> Scores:
-        """Scaled scores (batch, num_heads, rows, keys) with the term applied; it may write into
-        them.
+        """Apply the term to scaled scores (batch, num_heads, rows, keys), possibly in place.
 
-        `mask` is True where a query may look, and None where it may look anywhere or the term
-        does not read it.
+        `mask` is True for visible pairs; None if all are visible or the term does not read it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define add")

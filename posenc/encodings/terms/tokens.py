@@ -1,4 +1,4 @@
-"""One side of an attention: vectors, positions, and what the encoding keeps of each token."""
+"""One side of an attention: vectors, positions and state of its tokens."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from posenc.positions import Positions, as_range, tensor
 
 
 class Tokens:
-    """The queries or the keys of one attention; sliceable along the tokens.
+    """Queries or keys of one attention; can be sliced along the tokens.
 
     Args:
-        x: (batch, heads, len, width). At place 2 the vectors to transform; in a term those from
+        x: vectors (batch, heads, len, width); at place 2 those to transform, in a term those from
             before place 2. A term's keys have as many heads as its queries, and are None unless the
             encoding claims needs_raw_k.
         positions: (len) or (batch, len), with a last axis of components where num_axes > 1; or a
             range.
-        state: what `state` gave for these tokens, (batch, heads, len, ...), or None.
+        state: the encoding's `state` of these tokens, (batch, heads, len, ...), or None.
         num_axes: number of components of a position.
-        true_positions: the tokens' own positions, if `positions` are what a position map made of
-            them; None: `positions` are their own.
-        device: of the positions, where neither x nor positions say it.
+        true_positions: original positions, if `positions` come from a position map; otherwise None.
+        device: device of the positions, if neither x nor positions is a tensor.
 
-    where: the positions as a range, if they are consecutive and that is known without
-        synchronising; else the tensor.
+    where: the positions as a range if they are known to be consecutive without synchronising;
+        otherwise the tensor.
 
     >>> import torch
     >>> keys = Tokens(torch.randn(1, 4, 10, 16), torch.arange(10))
@@ -56,7 +55,7 @@ class Tokens:
 
     @property
     def positions(self) -> Shaped[Tensor, "..."]:
-        """The positions as a tensor."""
+        """Return the positions as a tensor."""
         if self._tensor is None:
             self._tensor = tensor(self.where, self.device)
         return self._tensor
@@ -102,8 +101,8 @@ class Tokens:
         return copied
 
     def at(self, positions: Positions, *, mapped: bool = True) -> Tokens:
-        """Return the same tokens at other positions: those of a position map, beside which their
-        own are kept, or not `mapped`."""
+        """Return the same tokens at other positions: with `mapped` those of a position map, keeping
+        the original ones as true_positions."""
         own = self.where if self.true_positions is None else self.true_positions
         true = own if mapped else None
         return Tokens(self.x, positions, self.state, self.num_axes, true, self.device)

@@ -1,5 +1,4 @@
-"""Relative position representations: learned vectors added to keys and values by clipped
-distance."""
+"""Relative position representations: learned vectors for keys and values by clipped distance."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ class Shaw(PositionEncoding):
     score[i, j] = scale * q_i . (k_j + key_table[r]),  out_i = sum_j weight[i, j] (v_j +
     value_table[r]),  r = clip(position_j - position_i, -max_distance, max_distance) + max_distance
 
-    No tensor of q_len x kv_len x head_dim is made: q . key_table has a column per distance, and
-    weights are summed per distance before they are multiplied with value_table.
+    No tensor q_len x kv_len x head_dim is materialized: q . key_table has a column per distance,
+    and weights are summed per distance before they are multiplied with value_table.
 
     Args:
         head_dim: size of one head; the tables are shared by all heads.
-        max_distance: distances from here on share one row on either side (k in the paper).
-        values: whether place 4 acts; the paper finds little loss without.
+        max_distance: larger distances use the row of this one (k in the paper).
+        values: False leaves out value_table; the paper finds little loss without it.
 
     Shapes: q_positions (q_len), kv_positions (kv_len), integer -> like scores and values. Tables:
     (2 * max_distance + 1, head_dim), row 0 for keys max_distance or more behind the query's
@@ -66,13 +65,13 @@ class Shaw(PositionEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot uniform, as the authors' code draws them."""
+        """Draw Glorot uniform values, as the authors' code does."""
         nn.init.xavier_uniform_(self.key_table)
         if self.value_table is not None:
             nn.init.xavier_uniform_(self.value_table)
 
     def row(self, distance: Int[Tensor, "*where"]) -> Int[Tensor, "*where"]:
-        """The row of the tables for each distance (positive: the past)."""
+        """Return the row of the tables for each distance (positive: the past)."""
         return self.max_distance - distance.clamp(-self.max_distance, self.max_distance)
 
     def term(self, q: Tokens, k: Tokens) -> ShawTerm:
@@ -83,7 +82,7 @@ class Shaw(PositionEncoding):
 
 
 class ShawTerm(ByDistance):
-    """Scores of queries against vectors by distance, and such vectors weighted like values."""
+    """Add products of queries and key vectors by distance; combine weights with value vectors."""
 
     def __init__(self, q: Tokens, k: Tokens, shaw: Shaw) -> None:
         assert q.x is not None
@@ -117,7 +116,7 @@ class ShawTerm(ByDistance):
         if v.shape[-1] != shaw.head_dim:
             raise ValueError(
                 f"Shaw: built for head_dim={shaw.head_dim}, got v with shape {tuple(v.shape)}. "
-                "Use values=False where values have another width."
+                "Use values=False if values have another width."
             )
         out = grouped_matmul(weights, v.to(weights.dtype))
         mine, theirs = self.q[rows], self.k[keys]

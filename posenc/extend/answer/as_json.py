@@ -13,8 +13,8 @@ from posenc.extend.measure.intervals import Estimate
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
-    """Return all that was measured, recommended and written. Losses are in nats per token; null
-    marks what could not be measured."""
+    """Return all that was measured, recommended and written. Losses are in nats per token, null if
+    they could not be measured."""
     short = outcome.short_text()
     measured = {}
     for name, evaluation in outcome.evaluations().items():

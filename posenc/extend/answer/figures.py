@@ -92,8 +92,8 @@ def frequencies(outcome: Outcome) -> Iterator[Plot]:
     for setting in outcome.measured["none"][0].settings:
         yield Plot(
             wavelengths(outcome, setting),
-            "Wavelength of each pair of channels: the tokens that it takes to turn once. A pair "
-            "above the dotted line never finishes a turn within the training length, so that the "
+            "Wavelength of each pair of channels: the number of tokens for one full turn. A pair "
+            "above the dotted line does not finish a turn within the training length, so the "
             "model has not seen all of its angles.",
             f"{unfinished(setting)} of {setting.rotary_dim // 2} pairs never finish a turn in "
             f"{setting.original_length} tokens.",

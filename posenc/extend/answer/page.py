@@ -24,7 +24,7 @@ INEXACT = "yes, but its cache is inexact"
 
 
 def make_page(outcome: Outcome, command: str, caution: str | None) -> Page:
-    """Build the page. caution: what the reader must know about the text that was measured."""
+    """Build the page. caution: a warning about the measured text."""
     checkpoint = outcome.checkpoint
     page = Page(
         f"{checkpoint.folder.name}: {checkpoint.trained_length:,} to {outcome.target:,} tokens",

@@ -46,8 +46,8 @@ def extend_and_show(
     figures: Path | None = None,
     **asked: Any,
 ) -> None:
-    """Extend as asked, and show what came of it. Raises: ValueError for wrong input, before
-    anything is written."""
+    """Extend a checkpoint and show the outcome. Raises: ValueError for wrong input, before anything
+    is written."""
     if lm_eval is not None:
         check_lm_eval(lm_eval, out)
     console = Console(stderr=True)
@@ -118,7 +118,7 @@ def write_csv(outcome: Outcome, path: Path) -> None:
 def read_documents(texts: list[Path]) -> list[str]:
     """Read the documents of the files, or the embedded corpus if there are none.
 
-    Raises: ValueError for a file that is not there, is not UTF-8 or holds no text.
+    Raises: ValueError for a file that is missing, not UTF-8 or empty.
     """
     if not texts:
         from posenc.text import embedded
@@ -142,7 +142,7 @@ def read_documents(texts: list[Path]) -> list[str]:
 
 
 def show_losses(outcome: Outcome, console: Console) -> None:
-    """Print perplexity by position, and what the marks behind the methods' names mean."""
+    """Print perplexity by position, with a legend of the marks behind the methods' names."""
     for table in _tables(outcome, console.width):
         console.print(table)
     marks = {_mark(outcome, name) for name in outcome.evaluations()}

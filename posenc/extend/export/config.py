@@ -1,5 +1,5 @@
-"""Write the config.json of an extended checkpoint, by the recipe that most runtimes read as
-meant."""
+"""Write the config.json of an extended checkpoint, by the recipe that most runtimes read
+correctly."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from posenc.dialects.writers.recipes import Recipe, best, changes_with_length, s
 
 
 def exported(saved: Mapping[str, Any], longest: int) -> tuple[Recipe, Meaning | None]:
-    """Return the recipe that carries a model's rotary settings, and what they mean.
+    """Return the recipe for a model's rotary settings, and their meaning.
 
-    The weights stay as they are, so no temperature is folded into them.
+    The weights are not changed, so no temperature is folded into them.
 
     Args:
         saved: config.json as transformers 5 writes it.
         longest: the new length in tokens.
 
-    The meaning is None where no runtime but transformers is known to read such a model: of a
-    family without rotary keys, or of one that the dialects do not know.
+    The meaning is None for families without rotary keys and those unknown to the dialects: only
+    transformers is known to read them.
     """
     # The code that auto_map names is not in the new folder.
     config = {k: v for k, v in saved.items() if k != "auto_map"}

@@ -32,8 +32,8 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to export. method: in words. longest: the new length. cache_safe: True if
-    step-by-step decoding must equal one pass. changed: True if the weights differ from the
+    """Properties of an export. method: its description. longest: the new length. cache_safe: True
+    if step-by-step decoding must equal one pass. changed: True if the weights differ from the
     original's. extra: keys of config.json by which a server maps positions. adapter: a folder of
     adapters to include, if it exists."""
 
@@ -48,8 +48,7 @@ class Plan:
 def export_checkpoint(
     checkpoint: Checkpoint, out: Path, prover: Prover, tokens: Tensor, plan: Plan
 ) -> tuple[list[str], Proof]:
-    """Save the model as it is in memory and prove the folder; nothing is left at `out` if that
-    fails.
+    """Save the model in memory and prove the folder; nothing is left at `out` if that fails.
 
     Args:
         checkpoint: its model carries the settings to export.
@@ -59,7 +58,7 @@ def export_checkpoint(
             by its logits only.
 
     Returns: the lines in which the two configs differ, and the proof.
-    Raises: RunFailed where stock transformers does not see what was meant.
+    Raises: RunFailed if stock transformers computes something else.
     """
     with new_folder(out) as temporary:
         write_weights(checkpoint, temporary, changed=plan.changed)
@@ -124,7 +123,7 @@ def _described(
 
 
 def copy_tokenizer(source: Path, target: Path, longest: int) -> None:
-    """Copy what belongs to the tokenizer and is not there yet; it may read `longest` tokens."""
+    """Copy missing files of the tokenizer, and let it read `longest` tokens."""
     for path in tokenizer_files(source):
         if not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)

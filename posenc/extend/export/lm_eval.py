@@ -14,7 +14,7 @@ RESULTS = "lm-eval"
 
 
 def check_lm_eval(tasks: str, out: Path | None) -> None:
-    """Refuse, before anything is measured, what lm-eval could not run. Raises: ValueError."""
+    """Check, before anything is measured, that lm-eval can run. Raises ValueError."""
     if out is None:
         raise ValueError(f"--lm-eval {tasks} reads the exported folder: name one with --out.")
     if "," in str(out):

@@ -1,4 +1,4 @@
-"""Copy what makes a folder one of sentence-transformers: the modules after the encoder."""
+"""Copy the modules after the encoder, which make a folder one of sentence-transformers."""
 
 from __future__ import annotations
 

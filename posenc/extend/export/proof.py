@@ -1,4 +1,4 @@
-"""Check, run by path in its own process, that stock transformers reads a folder as meant.
+"""Check, run by path in its own process, that stock transformers reads a folder correctly.
 
 python proof.py PARENT  <  ["FOLDER", "EXPECTED.safetensors", "causal" or "masked", DTYPE, DEVICE]
     ->  one line of JSON with the largest errors. It ends with the process PARENT.
@@ -14,7 +14,7 @@ from typing import Any
 if __name__ == "__main__":
     # Before the imports, which take seconds and would go on if the parent were killed.
     def end_with(parent: int) -> None:
-        """End this process soon after the process `parent`, whatever it is doing."""
+        """End this process soon after the process `parent`, even in the middle of work."""
         while os.getppid() == parent:
             time.sleep(0.2)
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Compare a folder with what was meant, in a fresh process with stock transformers and without
+"""Compare a folder with the model in memory, in a fresh process with stock transformers and without
 posenc."""
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Proof:
 
 
 class Prover:
-    """The process. It may start early, so that its imports overlap with other work."""
+    """The fresh process. It may start early, so that its imports overlap with other work."""
 
     def __init__(self) -> None:
         self._scratch = tempfile.TemporaryDirectory()
         self._running: subprocess.Popen[str] | None = None
 
     def start(self) -> subprocess.Popen[str]:
-        """Start the process, which waits for a line that says what to compare."""
+        """Start the process, which waits for a line with the comparison."""
         if self._running is None:
             script = Path(__file__).with_name("proof.py")
             # -P: the script imports no posenc, and its folder is not on the path.
@@ -82,7 +82,7 @@ class Prover:
     def compare(
         self, folder: Path, expected: dict[str, Tensor], model: Any, *, masked: bool
     ) -> Proof:
-        """Compare the folder, in the model's dtype and on its device, with what was expected.
+        """Compare the folder with expectations, in the model's dtype and on its device.
 
         Raises: RunFailed where the folder does not load there.
         """

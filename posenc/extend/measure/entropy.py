@@ -19,9 +19,9 @@ def attention_entropy(model: Any, tokens: Tensor, *, whole: bool = False) -> Ten
     """Return the mean entropy, in nats, of each position's attention over layers and heads,
     (length). None if the model's attention does not go through the interface.
 
-    A sink logit counts as one more thing to look at. Tokens are read in pieces through the model's
-    cache, so that no mask of length times length is held; `whole` reads them at once, for models
-    without an exact cache.
+    A sink logit counts as one more key. Tokens are read in pieces through the model's cache, so
+    that no mask of length times length is held; `whole` reads them at once, for models without an
+    exact cache.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask

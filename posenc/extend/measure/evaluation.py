@@ -35,7 +35,7 @@ class Evaluation:
     tasks: dict[tuple[str, int], Score] = field(default_factory=dict)
     """By (task, length)."""
     left_out: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Why a task has no score at a length."""
+    """Reasons why a task has no score, by (task, length)."""
     short_text: np.ndarray | None = field(default=None, repr=False, compare=False)
     """Losses of short texts read by themselves; None if not measured."""
     seconds: float = 0.0
@@ -104,7 +104,7 @@ def measure_reader(
         tasks: the same for tasks in words.
         short_text: read short texts by themselves, too, see `regression`.
         entropy: measure the entropy of attention on the first window.
-        progress: called with what is being measured and the share done.
+        progress: called with the current measurement and the fraction done.
     """
     began = time.perf_counter()
     length = windows.tokens.shape[1]

@@ -34,7 +34,7 @@ def needle(rng: np.random.Generator, depth: float) -> Made:
 
 
 def needles(rng: np.random.Generator, depth: float) -> Made:
-    """Make a puzzle with several named numbers, one of which is asked for."""
+    """Make a puzzle with several named numbers and a question about one of them."""
     names, numbers = _names(rng, KEYS), _numbers(rng, KEYS)
     places = [depth, *rng.uniform(0, 1, KEYS - 1)]
     facts = tuple((at, _told(*pair)) for at, *pair in zip(places, names, numbers, strict=True))
@@ -42,7 +42,7 @@ def needles(rng: np.random.Generator, depth: float) -> Made:
 
 
 def variables(rng: np.random.Generator, depth: float) -> Made:
-    """Make a puzzle in which a number is passed from name to name, next to a second such chain."""
+    """Make a puzzle with two chains in which a number is passed from name to name."""
     names, (number, other) = _names(rng, 2 * HOPS), _numbers(rng, 2)
     facts = []
     for chain, value, first in ((names[:HOPS], number, depth), (names[HOPS:], other, 0.0)):

@@ -52,7 +52,7 @@ class Search:
 
     Args:
         reader: the model; settings: its rotation before.
-        windows: a third is held out for the last comparison.
+        windows: texts to score on; a third is reserved for the last comparison.
         trained: the training length in tokens.
         state: file that keeps the score of every genome; None: nothing is kept.
 
@@ -92,8 +92,8 @@ class Search:
     def evolve(self, tries: int, progress: Callable[[str, float], None]) -> Found:
         """Try this many sets of frequencies, the seeds first, and at least those.
 
-        Each follows from the scores before it. A restart takes the same way with the scores that
-        are kept, and ends where an uninterrupted search does.
+        Each depends on the scores before it. A restart reuses stored scores and ends with the
+        result of an uninterrupted search.
         """
         self.tried.clear()
         began, before = time.perf_counter(), len(self.known)

@@ -12,7 +12,8 @@ from posenc.report.machine.options import option
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """How to tune; the defaults are Position Interpolation's, fitted to the model's size.
+    """Settings of fine-tuning; the defaults are Position Interpolation's, adapted to the model's
+    size.
 
     Args:
         steps: optimizer steps.
@@ -20,13 +21,13 @@ class TuneConfig:
         lr: peak learning rate; None: 2e-5 for models of a billion parameters or more, as in the
             papers, and growing with the inverse root of the size below, up to 1e-3.
         lora_rank: rank of the adapters; None or 0 tunes all weights.
-        distill: within the training length learn what the checkpoint predicted before it was
-            stretched, not the text; takes a copy of the weights. Causal models only.
+        distill: within the training length, learn the predictions of the original checkpoint
+            instead of the text; needs a copy of the weights. Causal models only.
         adapter: train the adapters only and keep them apart, too. Needs lora_rank.
         recompute: keep no activations inside of layers; the same gradients in less memory.
         warmup: steps of linear warm-up; from half of the steps on the rate falls to zero.
-        seed: of the order of windows.
-        short_share: share of batches cut to the training length, so that short texts are not
+        seed: seed of the order of windows.
+        short_share: fraction of batches cut to the training length, so that short texts are not
             forgotten.
 
     Source: Chen et al. 2023, arXiv:2306.15595, section 3.1 (AdamW 0.9/0.95, no weight decay, 20
@@ -45,8 +46,8 @@ class TuneConfig:
     distill: Annotated[
         bool,
         option(
-            "Within the training length, tune on what the model predicted before, so that "
-            "short texts lose nothing; takes a copy of the weights."
+            "Within the training length, tune on the predictions of the original model, so "
+            "that short texts lose nothing; needs a copy of the weights."
         ),
     ] = True
     adapter: Annotated[

@@ -73,7 +73,7 @@ def add_lora(
 
 
 def projections(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Return path and layer of every linear map inside an attention module, whatever the family
+    """Return path and layer of every linear map inside an attention module, however the family
     calls it. Feed-forward layers, router and head are left out."""
     for path, module in model.named_modules():
         linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"

@@ -44,9 +44,9 @@ def save_tuning(
 def restore_tuning(
     folder: Path, whose: Identity, trainable: Trainable, optimizer: torch.optim.Optimizer
 ) -> list[float]:
-    """Load what was saved; its losses, none where there is nothing whole to go on from.
+    """Load saved state and return its losses; [] if there is no complete state.
 
-    Raises: ValueError where the folder holds another tuning.
+    Raises: ValueError if the folder has the state of another tuning.
     """
     kept = read_sealed(folder / STATE, whose)
     if kept is None:

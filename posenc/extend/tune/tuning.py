@@ -32,13 +32,13 @@ def tune(
     teacher: Any = None,
     keep_adapter: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """Train on the windows in place; the loss of each step in nats. `folder` holds what a restart
-    needs; with a mask token the model learns to fill in hidden tokens; `teacher` is the checkpoint
-    as it was, where its predictions are to be kept; keep_adapter is called before adapters are
-    merged, if they are to be kept.
+    """Train the model in place on the windows, and return the loss of each step in nats. `folder`
+    is for the state of restarts. With a mask token the model learns to predict masked tokens.
+    `teacher` is the original checkpoint, if its predictions are to be learned. `keep_adapter` is
+    called before adapters are merged.
 
-    Raises: ValueError where the folder holds the state of another tuning; RunFailed if the loss or
-    a gradient is not finite.
+    Raises: ValueError if the folder has the state of another tuning; RunFailed if the loss or a
+    gradient is not finite.
     """
     torch.manual_seed(config.seed)
     teaching = None if teacher is None else teacher.config.to_dict().get("rope_parameters", True)

@@ -43,8 +43,8 @@ def candidates(
     options: Options,
     progress: Progress,
 ) -> Builders:
-    """Return what to measure: the unchanged model, `method` (None: every method) and a sliding
-    window."""
+    """Return the variants to measure: the unchanged model, `method` (None: every method) and a
+    sliding window."""
     found: Builders = {"none": partial(as_is, checkpoint)}
     if checkpoint.rotary:
         for name in METHODS if method is None else {method} & METHODS.keys():

@@ -25,8 +25,8 @@ class Method:
 
 
 def _yarn(setting: RopeSetting, factor: float) -> rs.Scaling:
-    # At short training lengths no pair turns 32 times: the ramp then starts where half of the turns
-    # are reached.
+    # At short training lengths no pair completes 32 turns: the ramp then starts at half of the
+    # maximum of turns.
     beta_fast = min(32.0, max(2.0, setting.original_length / (4 * math.pi)))
     if isinstance(setting.scaling, rs.YaRN):
         temperature = setting.yarn_temperature(factor)
@@ -85,12 +85,12 @@ def stretch(
 ) -> tuple[RopeSetting, ...]:
     """Apply `method` to the setting of every layer that looks beyond a window.
 
-    A scaling that names the length before it is replaced, never stacked: the factor counts from
-    that length. A linear scaling from training is kept, and pairs that did not rotate in training
-    still do not.
+    A scaling with an original length is replaced, never stacked: the factor is relative to that
+    length. A linear scaling from training is kept, and pairs that did not rotate in training stay
+    unrotated.
 
-    Raises: ValueError where the method needs more pairs of channels than rotate, or has no form for
-    the fastest ones only.
+    Raises: ValueError if the method needs more pairs of channels than rotate, or cannot stretch
+    only the fastest ones.
     """
     stretched = []
     for setting in settings:
@@ -118,7 +118,7 @@ def _stretch_share(
 ) -> RopeSetting:
     """Stretch a setting in which only the fastest pairs rotate: the same pairs, slower.
 
-    Raises: ValueError for a method that no word of a config can say of some of the pairs.
+    Raises: ValueError for a method that no config can express for some of the pairs.
     """
     pairs = int(trained.p * setting.rotary_dim // 2)
     match method.scale(setting, factor):

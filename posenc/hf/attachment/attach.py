@@ -24,7 +24,7 @@ Own = Literal["replace", "keep"]
 
 @dataclass(eq=False)
 class Attachment:
-    """What `detach` restores. It is plain data, so that a copy of the model has its own.
+    """State that `detach` restores. It is plain data, so a copy of the model has its own.
 
     stacks: the modules whose layers have an encoding, an encoder's before its decoder's.
     """
@@ -48,8 +48,8 @@ def attach(
     """Attach `encoding` to a model, at all its places, and return the same model.
 
     Its parameters are the model's: optimizers, Trainer and peft see them under `posenc_encoding`.
-    The KV cache stores keys as projected, with their positions. `model.save_pretrained` writes
-    what `posenc.hf.load` needs to attach the encoding again.
+    The KV cache stores keys as projected, with their positions. `model.save_pretrained` also writes
+    the encoding, for `posenc.hf.load`.
 
     Args:
         model: a transformers model whose attention uses the attention interface: text decoders
@@ -88,7 +88,7 @@ def _attach(
     *,
     alone: bool = True,
 ) -> Any:
-    """Do what `attach` does. alone: True if no other layer may depend on the order of tokens."""
+    """Attach as `attach` does. alone: True if no other layer may depend on the order of tokens."""
     if own not in ("replace", "keep"):
         raise ValueError(f'attach: own must be "replace" or "keep", got {own!r}.')
     if not hasattr(model, "set_attn_implementation"):

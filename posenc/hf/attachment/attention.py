@@ -91,8 +91,8 @@ def lazy_mask(
     device: Any = "cpu",
     **options: Any,
 ) -> LazyMask | Tensor | None:
-    """Return the mask that transformers passes to `attend`. None stands for plain causal
-    attention or no mask, outside of an attached model's forward."""
+    """Return the mask that transformers passes to `attend`. Outside of an attached model's forward,
+    None means plain causal attention or no mask."""
     from transformers import masking_utils as theirs
 
     forward, sizes = FORWARD.get(), (batch_size, q_length, kv_length)
@@ -231,7 +231,7 @@ def _mask(
     """Return the mask by order in memory, because positions may restart in a packed row."""
     q_len, kv_len = lengths
     several = now is not None and now.encoding.claims.num_axes > 1
-    if several:  # such positions have no order
+    if several:  # positions with several components have no order
         device = kv_positions.device if isinstance(kv_positions, Tensor) else None
         kv_positions = counted(0, kv_len, device)
         q_positions = counted(kv_len - q_len, q_len, device)

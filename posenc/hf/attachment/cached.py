@@ -1,8 +1,7 @@
 """Positions and states of cached tokens, stored as extra channels of their keys.
 
-They are treated like the keys by all that transformers does with its cache: reordering beams,
-cropping, windows, moving to the CPU. The channels store bits, so that bfloat16 keys keep exact
-positions.
+So transformers treats them like keys when it reorders beams, crops, applies windows or moves the
+cache to the CPU. The channels store bits, so that bfloat16 keys keep exact positions.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """Bytes for each token."""
+        """Return the number of bytes per token."""
         size = self.axes * self.positions.itemsize
         return (
             size
@@ -86,7 +85,7 @@ class Columns:
 
 
 def self_attention(cache: Any) -> Any:
-    """Return the part of a cache that holds a stack's own tokens."""
+    """Return the part of a cache with a stack's own tokens."""
     return getattr(cache, "self_attention_cache", cache)
 
 

@@ -22,9 +22,10 @@ LAYER = "posenc_layer"
 class Forward:
     """One forward of a stack of layers.
 
-    encoding: the stack's, prepared for its positions. positions: (len) or (batch, len), plus an
-    axis of components if the encoding takes several; None if the model has none (ViT). documents:
-    (len) or (batch, len), the document of each token in a packed row; None for one document.
+    encoding: the stack's encoding, prepared for its positions. positions: (len) or (batch, len),
+    plus an axis of components if the encoding takes several; None if the model has none (ViT).
+    documents: (len) or (batch, len), the document of each token in a packed row; None for one
+    document.
     """
 
     stack: nn.Module

@@ -54,9 +54,9 @@ def example_of(model: Any) -> dict[str, Tensor]:
 
 
 def try_out(model: Any, example: dict[str, Any]) -> list[Stack]:
-    """Run the model, whose attention is posenc's, and see who attends.
+    """Run the model with posenc's attention, and record its attention modules.
 
-    Raises: ValueError where a module attends past the interface, or none arrives there.
+    Raises: ValueError if a module bypasses the interface, or none calls it.
     """
     called: set[nn.Module] = set()
     widths: dict[nn.Module, int] = {}

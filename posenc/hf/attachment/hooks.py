@@ -21,7 +21,8 @@ from posenc.positions import counted, documents_from_positions, positions_from_m
 class Layer:
     """Data that an attention module keeps while an encoding is attached.
 
-    index: of the encoding. cache_index: of the cache. own: the model's own bias if it is kept.
+    index: layer index for the encoding. cache_index: that for the cache. own: the model's own bias
+    if it is kept.
     told: True if forwards receive positions (a Vision Transformer's do not).
     """
 
@@ -59,7 +60,7 @@ def begin(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
 
 
 def end(stack: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """Forget the forward after a stack has run, also where it raised."""
+    """Forget the forward after a stack has run, even after an exception."""
     forward = FORWARD.get()
     if forward is not None and forward.stack is stack:
         FORWARD.reset(forward.token)
@@ -70,7 +71,7 @@ def embedded(table: nn.Module, args: tuple, out: Tensor) -> Tensor:
     forward = FORWARD.get()
     if forward is None:
         raise ValueError(
-            "posenc: the token embeddings were asked for outside of the model's forward, where "
+            "posenc: the token embeddings were called outside of the model's forward, where "
             "positions are unknown."
         )
     assert forward.positions is not None
@@ -112,7 +113,7 @@ def enter(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def leave(module: nn.Module, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-    """Forget the attention after its module has run, also where it raised."""
+    """Forget the attention after its module has run, even after an exception."""
     now = ATTENDING.get()
     if now is not None and now.module is module:
         ATTENDING.reset(now.token)
@@ -128,8 +129,8 @@ def _bound(stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, A
 def _positions(given: dict[str, Any], axes: int) -> tuple[Tensor | range | None, Tensor | None]:
     """Return the positions of the new tokens, and the documents of a packed row.
 
-    They are position_ids where they are given; else tokens are counted from the attention mask, so
-    that padding does not count; else from what the cache holds.
+    Positions are position_ids if given; otherwise tokens are counted in the attention mask, without
+    padding, or after those in the cache.
     """
     tokens = given.get("input_ids")
     tokens = given.get("inputs_embeds") if tokens is None else tokens

@@ -29,13 +29,13 @@ def load(
     """Load a folder's model with the encoding that was attached when it was saved.
 
     Args:
-        folder: what `model.save_pretrained` wrote.
+        folder: folder written by `model.save_pretrained`.
         encoding, decoder: for encodings of one's own classes, which are never imported because a
             file names them: objects built as before. Their numbers come from the folder.
-        options: of transformers' from_pretrained, such as dtype.
+        options: options of transformers' from_pretrained, such as dtype.
 
-    Raises: ValueError where there is no posenc.json, it belongs to other weights, or the encoding
-    is not what it says.
+    Raises: ValueError if posenc.json is missing, belongs to other weights, or names another
+    encoding.
     """
     folder = Path(folder)
     if not (folder / RECORD).is_file():
@@ -90,7 +90,7 @@ def _encoding(path: Path, stack: Any, given: PositionEncoding | None) -> Positio
         raise ValueError(f"{path}: each of stacks must be an object with an encoding.")
     if given is not None:
         if classes_of(given) != stack.get("is"):
-            raise ValueError(f"{path}: it holds {stack.get('is')}, got {classes_of(given)}.")
+            raise ValueError(f"{path}: it has {stack.get('is')}, got {classes_of(given)}.")
         return given
     if stack["encoding"] is None:
         raise ValueError(

@@ -29,7 +29,7 @@ HALF = 5e-2
 
 
 def hide(stack: nn.Module, model: Any) -> list[Any]:
-    """Keep rotations and tables of a stack from having an effect; the handles that undo it."""
+    """Disable rotations and tables of a stack; return the handles that undo it."""
     handles = [
         child.register_forward_hook(_no_turn)
         for child in {id(child): child for _, _, child in rotary_modules(stack)}.values()
@@ -148,7 +148,7 @@ def refuse_rest(model: Any, stacks: list[Stack], example: dict[str, Any]) -> Non
 
 
 def _read_by(stack: Stack, example: dict[str, Any]) -> str | None:
-    """Return the name of the argument that holds the stack's tokens."""
+    """Return the name of the argument with the stack's tokens."""
     length = stack.attentions[0].q_len
     for name in ("decoder_input_ids", "input_ids"):
         if name in example and example[name].shape[1] == length:
@@ -185,8 +185,8 @@ def _no_turn(module: nn.Module, args: tuple, out: Any) -> Any:
 
 
 def _without_end(module: nn.Module, args: tuple) -> None:
-    """Give the table rows of zeros for any position, in the memory of one row. No text is then too
-    long, also for tables that count tokens themselves (BART's)."""
+    """Give the table a row of zeros for every position, in the memory of one row, so that no text
+    is too long, also for tables that count tokens themselves (BART's)."""
     if isinstance(module, nn.Embedding):
         row = module.weight.new_zeros(1, module.embedding_dim)
         vars(module)["weight"] = row.expand(ROWS, -1)  # it hides the parameter, which stays

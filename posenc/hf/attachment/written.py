@@ -36,7 +36,7 @@ def written(encoding: PositionEncoding) -> dict[str, Any] | None:
 def rebuilt(record: Any) -> PositionEncoding:
     """Build the encoding that `written` described, with fresh parameters.
 
-    Raises: ValueError for what is no such record, or names a class that is not posenc's.
+    Raises: ValueError for an invalid record, or a class that is not posenc's.
     """
     found = _built(record)
     if not isinstance(found, PositionEncoding):

@@ -50,7 +50,7 @@ def export_llama(
 ) -> None:
     """Write a decoder with half-split RoPE as a folder that transformers loads as Llama.
 
-    Logits are the same there. Of `dropout` Llama has the part on attention weights only.
+    Its logits are the same. Llama applies `dropout` to attention weights only.
 
     Args:
         model: the decoder.
@@ -93,7 +93,7 @@ def expressible(model: Decoder) -> bool:
 def import_llama(folder: str | Path) -> Decoder:
     """Return the decoder that a Llama folder describes, in float32.
 
-    Raises: ValueError where it holds what Decoder cannot express, or a file is missing or damaged.
+    Raises: ValueError for a config that Decoder cannot express, or a missing or damaged file.
     """
     folder = Path(folder)
     config = read_config(folder)

@@ -50,10 +50,8 @@ class Checkpoint:
 
     @property
     def trained_length(self) -> int:
-        """The longest sequence that the config allows, in tokens.
-
-        Raises: ValueError where its config names none.
-        """
+        """Return the longest sequence that the config allows, in tokens. Raises ValueError if it
+        names none."""
         if self.max_positions is None:
             raise ValueError(
                 f"{self.folder}: a {self.config.model_type} config names no maximum length."
@@ -76,8 +74,8 @@ def load_checkpoint(
         encoder_decoder: load a model of two stacks, too, instead of refusing it.
         attention: transformers' name of an implementation; its own choice without one. Some
             families (Falcon) take it only here, not later.
-        dtype: of the weights, one of DTYPES; "auto" is that of the folder: weights on the CPU are
-            then read where their file is mapped into memory, and held once.
+        dtype: dtype of the weights, one of DTYPES; "auto" keeps that of the folder, and weights on
+            the CPU are then memory-mapped.
         device: one of DEVICES.
 
     Raises: ValueError for a folder without a config, a config that no model can have, weights that
@@ -108,7 +106,7 @@ def load_checkpoint(
         )
     causal, hidden = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM
     if type(config) not in causal._model_mapping and type(config) in hidden._model_mapping:
-        masked = True  # whatever the name of its class
+        masked = True  # even if the class is named otherwise
     auto = hidden if masked else causal
     if encoder_decoder and config.is_encoder_decoder:
         auto = transformers.AutoModelForSeq2SeqLM
@@ -138,15 +136,15 @@ def load_checkpoint(
         named, read_as = raw.get("architectures") or [], type(model).__name__
         if named and read_as not in named:
             raise ValueError(
-                f"{folder}: it holds a {named[0]}, without {missing[0]}: as a {read_as} it could "
+                f"{folder}: it has a {named[0]}, without {missing[0]}: as a {read_as} it could "
                 "predict no token."
             )
         raise ValueError(
-            f"{folder}: config.json asks for {len(missing)} weights that are not there, such as "
+            f"{folder}: {len(missing)} weights that config.json needs are missing, such as "
             f"{missing[0]}."
         )
     if surplus := sorted(told["unexpected_keys"]):
-        LOG.warning("%s: %d weights are left unread, such as %s.", folder, len(surplus), surplus[0])
+        LOG.warning("%s: %d weights are not used, such as %s.", folder, len(surplus), surplus[0])
     if place != "cpu" and not mapped:
         model = model.to(place)
     _refuse_not_finite(model, folder)
@@ -203,7 +201,7 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
 
 
 def _max_positions(config: Any) -> int | None:
-    """Return max_position_embeddings, whatever the family calls it."""
+    """Return max_position_embeddings, by its name in any family."""
     for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         value = getattr(config, name, None)
         if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Turn text into what a model reads: documents, tokens, windows."""
+"""Turn text into documents, tokens and windows for a model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def text_encoder(
 
     A checkpoint with 256 or 257 tokens and no tokenizer reads bytes (257: the last separates
     documents). as_ids: the text is token ids already, in words.
-    Raises: ValueError where there is no tokenizer to be had.
+    Raises: ValueError if there is no tokenizer.
     """
     kind = text_kind(folder, vocab_size, as_bytes=as_bytes, as_ids=as_ids)
     if kind == "ids":
@@ -116,7 +116,7 @@ def token_ids(text: str, vocab_size: int) -> list[int]:
 def encode_until(
     encode: Callable[[str], list[int]], documents: Sequence[str], tokens: int
 ) -> list[list[int]]:
-    """Encode documents until they hold `tokens` tokens, or all of them."""
+    """Encode documents until there are `tokens` tokens, or all of them."""
     encoded: list[list[int]] = []
     left = tokens
     for document in documents:

@@ -1,5 +1,4 @@
-"""Change a loaded model's rotation through its config only, so that the exported config computes
-what was measured."""
+"""Change a loaded model's rotation through its config only, so that exports compute the same."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ def rotary_modules(model: Any) -> list[tuple[nn.Module, str, Any]]:
 
 
 def rebuild_rotary(model: Any) -> int:
-    """Make every rotary module anew from the model's config; how many there were."""
+    """Build every rotary module again from the model's config, and return their number."""
     found = [each for each in rotary_modules(model) if hasattr(each[2], "config")]
     for parent, name, child in found:
         device = next(child.buffers()).device
@@ -69,7 +68,7 @@ def rotary_frequencies(model: Any) -> dict[str | None, tuple[Tensor, float]]:
 
 
 def other_frequencies(model: Any, settings: tuple[RopeSetting, ...]) -> bool:
-    """True if the model's rotary modules hold other frequencies than these settings, or NaN."""
+    """True if the model's rotary modules have other frequencies than these settings, or NaN."""
     running = rotary_frequencies(model)
     return any(
         not _same(*running[setting.layer_type], setting.frequencies())
@@ -109,7 +108,7 @@ def applied(
 ) -> Iterator[nn.Module]:
     """Apply these settings inside the block and restore the model after it.
 
-    Raises: ValueError where the model's code does not take them.
+    Raises: ValueError if the model's code refuses them.
     """
     config: Any = model.config
     before = {

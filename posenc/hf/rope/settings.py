@@ -39,8 +39,8 @@ class RopeSetting:
     mscale_all_dim: float | None = None
 
     def yarn_temperature(self, factor: float) -> float:
-        """Return what multiplies cos and sin under YaRN at this factor, as transformers computes
-        it: from mscale and mscale_all_dim if both are given, else from the factor."""
+        """Return YaRN's factor of cos and sin as transformers computes it: from mscale and
+        mscale_all_dim if both are given, otherwise from `factor`."""
         if self.mscale and self.mscale_all_dim:
             all_dim = rs.yarn_temperature(factor, self.mscale_all_dim)
             return rs.yarn_temperature(factor, self.mscale) / all_dim
@@ -48,12 +48,12 @@ class RopeSetting:
 
     @property
     def compressed_length(self) -> int:
-        """The original length, divided by the compression."""
+        """Return the original length divided by the compression."""
         return max(1, round(self.original_length / self.compression))
 
     @property
     def scaling_name(self) -> str:
-        """The name of its scaling."""
+        """Return the name of its scaling."""
         if self.scaling is None:
             return "none" if self.compression == 1.0 else rs.Linear.__name__
         return type(self.scaling).__name__
@@ -109,7 +109,7 @@ def _setting(layer_type: str | None, parameters: dict[str, Any], config: Any) ->
     original = parameters.get("original_max_position_embeddings") or (
         getattr(config, "original_max_position_embeddings", None) if kind == "longrope" else None
     )
-    if kind == "longrope":  # whose original length may be the largest one, so that nobody switches
+    if kind == "longrope":  # whose original length may be the largest one, so that none switches
         kept = getattr(config, TRAINED_KEY, None)
         original = kept if is_length(kept) else original
     theta, length = float(parameters["rope_theta"]), int(original or maximum)

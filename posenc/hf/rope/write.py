@@ -43,11 +43,11 @@ def rope_parameters(
 ) -> dict[str, Any]:
     """Return rope_parameters with which stock transformers computes the setting's frequencies.
 
-    Whatever transformers has no word for, or a family with few words does not take, is carried by
-    longrope with short factors equal to the long ones. cut: the model has the word proportional
-    already. Elsewhere its share would be read by attention, too, which rotates fewer channels then.
+    Frequencies that transformers, or a family with few rope types, has no type for are written as
+    longrope with equal short and long factors. cut: the model has the type proportional already. In
+    other models attention would read its fraction too, and rotate fewer channels.
 
-    Raises: ValueError where nothing can carry it.
+    Raises: ValueError if no type can express it.
     """
     scaling, theta, squeeze = setting.scaling, setting.rope_theta, setting.compression
     common: dict[str, Any] = {"rope_theta": theta}

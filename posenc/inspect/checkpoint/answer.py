@@ -47,8 +47,8 @@ def _of_kind(kind: Kind) -> str:
             )
         case Disentangled():
             return (
-                "Its table of relative positions serves every distance, far ones all by one row, "
-                "so that no length breaks it."
+                "Its table of relative positions covers every distance, with one row for all far "
+                "ones, so no length breaks it."
             )
 
 
@@ -80,7 +80,7 @@ def next_line(
 
 
 def who_saw_whom(swap: Swap) -> str:
-    """Return one sentence on what the exchange of two words changed, with and without positions."""
+    """Return one sentence about the effect of exchanging two words, with and without positions."""
     whose = "the last token's state" if swap.causal else "some token's state"
     said = (
         f"With {swap.words[0]} and {swap.words[1]} exchanged, {whose} "

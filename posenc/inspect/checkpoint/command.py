@@ -19,8 +19,7 @@ from posenc.report.page.progress import tell
 def inspect_checkpoint(
     request: Request, as_json: bool, out: Path | None, command: str, figures: Path | None = None
 ) -> None:
-    """Print the answer and what was measured, write the page and, into the folder `figures`, what
-    it draws."""
+    """Print the answer and the measurements, write the page, and its figures into `figures`."""
     check_figures(figures)
     sheet = measure_checkpoint(request, tell)
     tell("")

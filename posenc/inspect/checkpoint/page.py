@@ -83,7 +83,7 @@ def _swap(swap: Swap, labels: Sequence[str]) -> Iterator[str | Items | Rows | Pl
 
 
 def removed(swap: Swap) -> str:
-    """Return in words what was taken out."""
+    """Describe the removed positions."""
     if not swap.removed:
         return "nothing could be taken out"
     more = f" and {len(swap.removed) - 1} more" if len(swap.removed) > 1 else ""

@@ -26,8 +26,8 @@ SHOWN_DISTANCE = 128
 class Rotation:
     """Rotary settings of one kind of layer.
 
-    wavelengths: tokens per turn of each pair, as the model runs; None for a pair that does not
-    rotate. unscaled: before scaling. trained: the training length before any extension.
+    wavelengths: tokens per turn of each pair; None for a pair that does not rotate. unscaled: the
+    wavelengths before scaling. trained: the training length before any extension.
     """
 
     layers: str
@@ -229,8 +229,8 @@ def alibi_by_distance(model: Any, length: int) -> Tensor | None:
     """
     if model.config.model_type == "falcon" and model.config.alibi:
         raise ValueError(
-            "Falcon with ALiBi: transformers counts its bias twice where it shows attention, so "
-            "what could be drawn here is not what the model does."
+            "Falcon with ALiBi: transformers adds its bias twice if it returns attention, so a "
+            "figure would not show what the model does."
         )
     heads = model.config.num_attention_heads
     for module in model.modules():

@@ -81,8 +81,8 @@ def read_sentence(model: Any, ids: Sequence[int]) -> Reading:
 
 @contextmanager
 def last_layers(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
-    """Keep, inside the block, the output of the last module of each list, with the list's length,
-    in the order of running."""
+    """Record, inside the block and in the order of running, the output of the last module of each
+    nn.ModuleList, with the list's length."""
     kept: list[tuple[int, Tensor]] = []
 
     def keep(count: int, module: nn.Module, inputs: Any, handed: Any) -> None:
@@ -116,8 +116,8 @@ def by_group(weights: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
 
 @contextmanager
 def listening(model: Any) -> Iterator[list[Tensor]]:
-    """Keep, inside the block, what DeBERTa's first layer adds to its scores, (heads, length,
-    length)."""
+    """Record, inside the block, the terms that DeBERTa's first layer adds to its scores, (heads,
+    length, length)."""
     heard: list[Tensor] = []
     owner, name = _disentangled(model)
     if owner is None:

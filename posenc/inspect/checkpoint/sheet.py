@@ -22,10 +22,7 @@ from posenc.inspect.checkpoint.swap import Swap, swap_words
 
 DEFAULT_TEXT = "The company bought its rival."
 DEFAULT_WORDS = ("company", "rival")
-DEFAULT_REASON = (
-    "No --text was given: this sentence has the same words whoever buys whom, so that only their "
-    "positions tell."
-)
+DEFAULT_REASON = "No --text was given: in this sentence only positions tell who buys whom."
 DEFAULT_IDS = 16
 MOST_TOKENS = 512
 """Most tokens. The attention of all heads is kept, so a text is a sentence or a paragraph."""
@@ -33,7 +30,7 @@ MOST_TOKENS = 512
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asked for."""
+    """Arguments of the command line."""
 
     folder: Path
     text: str | None = None
@@ -45,8 +42,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Sheet:
-    """What a checkpoint does with position. longest: tokens that its config allows, None where it
-    names no limit. masked: it predicts masked tokens instead of the next one."""
+    """Findings about positions in a checkpoint. longest: tokens that its config allows, None
+    without a limit. masked: it predicts masked tokens instead of the next one."""
 
     folder: Path
     structure: Structure

@@ -21,8 +21,8 @@ _FEED_FORWARD = tuple(
 
 @dataclass(frozen=True)
 class Structure:
-    """Sizes of a model. parts: trainable numbers by part; a head tied to the embeddings counts
-    with those. decoder_layers: of the second stack, None where there is one stack."""
+    """Sizes of a model. parts: trainable numbers by part; a head tied to the embeddings counts with
+    those. decoder_layers: layers of the second stack, or None."""
 
     model_type: str
     layers: int

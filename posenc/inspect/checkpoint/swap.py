@@ -24,8 +24,8 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Change:
-    """What the exchange changes, for one setting of positions. Distances are relative: the length
-    of the difference over the length of the state.
+    """Changes by the exchange, with or without positions. Distances are relative: the length of the
+    difference over the length of the state.
 
     by_group: change of the last layer's state, for each group of the original sentence, followed to
     its new place. last_by_layer, outside_by_layer, all_by_layer: largest change of the last token,
@@ -60,7 +60,7 @@ class Swap:
 
     @property
     def verdicts(self) -> list[str]:
-        """The findings without positions, in words and numbers."""
+        """Return the findings without positions, in words and numbers."""
         change = self.without
         if change is None:
             return ["Nothing of this model's positions is known to be removable."]
@@ -111,8 +111,8 @@ def exchanged_order(length: int, a: Span, b: Span) -> list[int]:
 
 
 def swap_words(model: Any, sentence: Sentence, words: tuple[str, str], masked: bool) -> Swap:
-    """Run the sentence with two words exchanged, token for token, so that nothing but the order
-    changes. Raises: ValueError where the sentence has no such words."""
+    """Run the sentence with two words exchanged, token for token, so that only the order changes.
+    Raises: ValueError if the sentence lacks a word."""
     spans = [sentence.tokens_of(word) for word in words]
     order = exchanged_order(len(sentence), *spans)
     ids = [sentence.ids[i] for i in order]
@@ -167,7 +167,7 @@ def _largest(gaps: Tensor) -> list[float]:
 @contextmanager
 def without_positions(model: nn.Module) -> Iterator[list[str]]:
     """Remove the model's positions inside the block, so that only its mask depends on order; yields
-    what was removed.
+    names of the removed parts.
 
     Rotations become the identity, rows of tables and T5's biases zero, ALiBi's and DeBERTa's terms
     of the scores zero. Everything is as before after the block.
@@ -181,7 +181,8 @@ def without_positions(model: nn.Module) -> Iterator[list[str]]:
 
 
 def _remove(path: str, module: nn.Module, undo: ExitStack) -> str | None:
-    """Silence one module until `undo` runs; says what it was, None for one without positions."""
+    """Silence one module until `undo` runs; return its description, or None if it has no
+    positions."""
     name = path.rpartition(".")[2]
     if "RotaryEmbedding" in type(module).__name__:
         hook = module.register_forward_hook(_still)

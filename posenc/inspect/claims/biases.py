@@ -139,7 +139,7 @@ def _kazemnejad() -> Measured:
 @torch.no_grad()
 def _told_apart(encoding: PositionEncoding) -> int:
     """Count how many of the 120 orders of five words an encoder layer distinguishes by each word's
-    state, whatever its place."""
+    state, ignoring its place."""
     torch.manual_seed(0)
     layer = Attention(32, 8).double()
     words = torch.randn(5, 32, dtype=torch.float64)

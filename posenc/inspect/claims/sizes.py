@@ -59,7 +59,7 @@ def _published(claim: str, source: str, why: str) -> None:
 
 
 class Retold(NamedTuple):
-    """What a claim says, and what the text says that it retells."""
+    """Two versions of a fact: the claim's, and the one printed in its source."""
 
     said: str
     printed: str

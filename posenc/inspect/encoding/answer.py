@@ -56,8 +56,8 @@ def answer(sheet: SpecSheet) -> Answer:
 
 
 def near_and_far(decay: Decay, by_content: bool) -> str:
-    """Return what distance does to the weight of a key equal to the query, and of a different one,
-    as the end of a sentence."""
+    """Return, as the end of a sentence, the effect of distance on the weight of a key equal to the
+    query and of another one."""
     seen = [
         (d, same, other)
         for d, same, other in zip(decay.distances, decay.same, decay.mean, strict=True)
@@ -163,8 +163,8 @@ def new_angles(sheet: SpecSheet, encoding: PositionEncoding) -> tuple[int, int] 
     """Return the first position at which some pair turns further than ever in training, and how
     many pairs do so before twice that position. None if no pair does.
 
-    A scaled rotation is taken to be trained before its scaling. What maps positions into the
-    trained range, has several axes, or frequencies that follow the length, meets none here.
+    A scaled rotation is treated as trained before its scaling. Returns None for position maps,
+    several axes, and frequencies that depend on the length.
     """
     angles = angles_of(encoding)
     steps = torch.arange(2)

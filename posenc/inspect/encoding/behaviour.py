@@ -79,7 +79,7 @@ def norm_ratio(encoding: PositionEncoding, shape: ModelShape) -> tuple[float, fl
 
 
 def compiles(encoding: PositionEncoding, shape: ModelShape) -> str:
-    """ "yes", or why torch.compile(fullgraph=True) does not trace a layer."""
+    """Return "yes", or why torch.compile(fullgraph=True) does not trace a layer."""
     layer = Layer(copy.deepcopy(encoding), shape, impl="reference").eval()
     length = room(encoding, 12)
     x, positions = hidden(length, shape).float(), tokens(encoding, length)
@@ -93,7 +93,7 @@ def compiles(encoding: PositionEncoding, shape: ModelShape) -> str:
 
 
 def exports(encoding: PositionEncoding, shape: ModelShape) -> str:
-    """ "yes", or why torch.export does not make a program for any length."""
+    """Return "yes", or why torch.export does not make a program for any length."""
     layer = Layer(copy.deepcopy(encoding), shape, impl="reference").eval()
     length = room(encoding, 12)
     most = 4096 if encoding.claims.num_axes > 1 else room(encoding, 4096)

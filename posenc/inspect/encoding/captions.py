@@ -158,7 +158,8 @@ def in_slopes(slopes: Sequence[float]) -> str:
 
 
 def in_buckets(past: Sequence[int]) -> str:
-    """Return how far each distance has a bucket of its own, and where the last bucket begins."""
+    """Return up to which distance buckets have one distance each, and where the last bucket
+    begins."""
     shared = next((d for d in range(1, len(past)) if past[d] == past[d - 1]), len(past) + 1)
     if past[-1] == past[0]:
         return "All distances share one bucket."

@@ -1,4 +1,4 @@
-"""Measure what was asked for, print it, and write the page."""
+"""Measure encodings, print the result, and write the page."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def run(
     out: Path | None,
     figures: Path | None = None,
 ) -> None:
-    """Print the answers and the spec sheets, write the page and, into the folder `figures`, what it
-    draws."""
+    """Print the answers and the spec sheets, write the page, and its figures into `figures`."""
     check_figures(figures)
     sheets = measure_all(names, shape, tell)
     tell("")

@@ -52,7 +52,8 @@ def heat_map(values: Array, x_label: str, y_label: str, unit: str, step: int = 1
 def single_lines(
     values: Array, picked: Sequence[int], x_label: str, y_label: str, what: str
 ) -> Figure:
-    """Draw the columns `picked` of values (points, lines), one curve each, named "`what` 3"."""
+    """Draw the columns `picked` of values (points, lines) as curves labelled by `what` and their
+    index."""
     with figure(x_label, y_label) as (drawn, axes):
         styles = line_styles([f"{what} {i}" for i in picked])
         for index, (label, look) in zip(picked, styles.items(), strict=True):
@@ -188,7 +189,7 @@ def precision_map(
         axes.set_xticks(ticks, [_short(tick) for tick in ticks])
         axes.minorticks_off()
         axes.set_xlim(1, 2 * starts[-1])
-        drawn.colorbar(image, ax=axes, label="neighbours\ntold apart", ticks=[0, 0.5, 1])
+        drawn.colorbar(image, ax=axes, label="distinct\nneighbours", ticks=[0, 0.5, 1])
         frame(axes)
     return drawn
 

@@ -23,8 +23,8 @@ from posenc.testing.layer import first_layer, line
 SHOWN = 128
 """Positions drawn in a heat map."""
 MOST_ALONE = 3
-"""Encodings with sections of their own; more share tables and figures, so that a page stays
-below a megabyte."""
+"""Up to this many encodings get their own sections; more share tables and figures, so that a page
+stays below a megabyte."""
 
 
 def make_page(sheets: Sequence[SpecSheet], compare: bool, command: str) -> Page:
@@ -94,7 +94,7 @@ def _shared(sheets: Sequence[SpecSheet], prefix: str) -> Iterator[Plot]:
     )
     yield Plot(
         figures.score_by_distance(decays, same=False),
-        "Score of a key unrelated to the query: the line is the mean, nine of ten lie in the band.",
+        "Score of a key unrelated to the query: the line is the mean, the band has nine of ten.",
         "Mean and band of the scores of independent random vectors by distance.",
         captions.in_scores(decays, same=False),
         f"{named}score-of-strangers",
@@ -130,7 +130,7 @@ def _own(sheet: SpecSheet) -> Iterator[Plot]:
         reach = {"as used": found.as_used} | {f"plain {n}": p for n, p in found.plain.items()}
         yield Plot(
             figures.precision_map(found.apart, found.starts, reach),
-            "Where adjacent positions collide: the share of neighbours whose angles differ at all, "
+            "Where adjacent positions collide: the fraction of neighbours with different angles, "
             "as this encoding computes them and as position times frequency in a dtype. The mark "
             f"in each row is the last position with every angle within {precision.BOUND:g} rad of "
             "exact arithmetic: long before positions collide, their angles are wrong.",
@@ -204,7 +204,7 @@ def _rotation(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
     cos, _ = angles.cos_sin(own)
     yield Plot(
         figures.heat_map(cos.numpy(), "frequency pair", "position, tokens", "cosine of the angle"),
-        "How far each pair of channels has turned.",
+        "Angle of each pair of channels by position.",
         "Heat map of the cosine of the angle by position and frequency pair.",
         captions.in_turns([float(f) for f in angles.inv_freq], SHOWN),
         f"{sheet.name}-turns",
@@ -213,7 +213,7 @@ def _rotation(encoding: PositionEncoding, sheet: SpecSheet) -> Iterator[Plot]:
     yield Plot(
         figures.rotation_steps(per_step, 6),
         "The fastest pair of channels: where it points at tokens 0 to 5.",
-        "Six arrows from the centre of a circle, each turned on from the last.",
+        "Six arrows from the centre of a circle, each rotated from the last.",
         captions.in_steps(per_step),
         f"{sheet.name}-steps",
     )

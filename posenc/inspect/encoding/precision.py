@@ -26,8 +26,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Precision:
     """The largest tested position up to which all angles are within `BOUND` of exact.
 
-    plain: position times inverse frequency, both in that dtype, as many codebases do. as_used: what
-    this encoding computes, for positions below its own limit. starts: powers of two. apart: for
+    plain: for position times inverse frequency, both in that dtype, as many codebases do. as_used:
+    for the angles of this encoding, at positions below its limit. starts: powers of two. apart: for
     each way to compute angles, the fraction of neighbouring positions just after each start that
     differ in at least one angle; the others collide.
     """

@@ -23,10 +23,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Decay:
     """Scores in logits between the last position of the training length and keys before it.
 
-    mean, low, high: over unrelated queries and keys, and all heads; low and high leave out 5 %
-    each. Every pair counts with both signs of query and key, so that their product cancels in the
-    mean. mean_error: its standard error. same: the mean if query and key are the same vector. None
-    where no key is visible.
+    mean, low, high: mean and 5 % quantiles over unrelated queries and keys, and all heads. Every
+    pair counts with both signs of query and key, so that their product cancels in the mean.
+    mean_error: its standard error. same: the mean if query and key are the same vector. None where
+    no key is visible.
     """
 
     distances: list[int]
@@ -119,8 +119,8 @@ class Resolution:
 def resolution(encoding: PositionEncoding, shape: ModelShape) -> dict[str, Resolution] | None:
     """Return, by dtype, the distances at which a query distinguishes a key from its neighbour.
 
-    Told apart: the score of one query and one key changes from distance D to D + 1, and the change
-    measured in the dtype is within half of the change in float64, for half of the random pairs, in
+    Distances D and D + 1 are distinct if the score of one query and one key changes between them,
+    and the change in the dtype is within half of that in float64, for half of the random pairs, in
     the best head. Every distance up to 160 is tested, then powers of two up to FARTHEST or the
     encoding's last position. None for methods that read the tokens between.
     """

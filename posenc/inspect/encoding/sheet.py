@@ -24,20 +24,20 @@ from posenc.testing.layer import first_layer, moved
 
 @dataclass(frozen=True)
 class SpecSheet:
-    """What an encoding does in a model of `shape`, measured on random inputs.
+    """Properties of an encoding in a model of `shape`, measured on random inputs.
 
     parameters: trainable numbers of one instance.
     norm_ratio: smallest and largest norm of a query or key after place 2, relative to before.
-    axis_length: positions along one axis in training: its length, or the side of the smallest
-        square grid that holds as many cells.
-    unfinished_pairs: frequency pairs, counted from 0, that complete no period along their axis; of
-        num_pairs.
+    axis_length: positions along one axis in training: the training length, or the side of the
+        smallest square grid with at least that many cells.
+    unfinished_pairs: frequency pairs, of num_pairs and counted from 0, that complete no period
+        along their axis.
     scaling: the scaling of its frequencies with its numbers, None without one.
-    wavelengths: of the pairs, in tokens; None for a pair that does not turn.
+    wavelengths: of the pairs, in tokens; None for a pair that does not rotate.
     differences: between results that should be the same, see posenc.inspect.encoding.invariance.
-    cost: time divided by that of a layer without an encoding: the median of interleaved pairs, and
-        before and after it the ends of an interval that holds it in 97 of 100 measurements.
-    contract: of an encoding that is not posenc's, what fails of what posenc's own are tested for.
+    cost: time divided by that of a layer without an encoding: low, median and high over interleaved
+        pairs; the interval contains the true median in 97 of 100 measurements.
+    contract: for other encodings than posenc's, the failed checks of the contract.
     None: does not apply to this encoding.
     """
 

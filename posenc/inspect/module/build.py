@@ -27,7 +27,7 @@ class Function(nn.Module):
 
 
 class ScoreMod(nn.Module):
-    """What a FlexAttention score_mod adds to zero scores: (num_heads, q_len, kv_len)."""
+    """Apply a FlexAttention score_mod to zero scores: (num_heads, q_len, kv_len)."""
 
     def __init__(self, score_mod: Callable[..., Any], num_heads: int) -> None:
         super().__init__()
@@ -63,8 +63,8 @@ def parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
 def build(path: str, arguments: Sequence[str] = ()) -> nn.Module:
     """Import "package.module:Class" or "file.py:Class" and build it with "name=value" arguments.
 
-    A `config` with a model_type becomes that transformers config. A function that wants more than
-    it is given is taken as it is, another one is called; a score_mod becomes a bias.
+    A `config` with a model_type becomes that transformers config. A function is called if it needs
+    no further arguments; a score_mod becomes a bias.
 
     Raises: ValueError for a path or an argument that does not work.
     """

@@ -15,14 +15,14 @@ QUERIES = 16
 
 @dataclass(frozen=True)
 class Error:
-    """by_row: of each position, in units that `bound` gives a limit for. said: the worst one."""
+    """The error of each position, in the units of `bound`; `said` describes the largest."""
 
     by_row: Tensor
     said: str
 
     @property
     def worst(self) -> float:
-        """The largest error; NaN if any is NaN."""
+        """Return the largest error; NaN if any is NaN."""
         return self.by_row.max().item()
 
 
@@ -35,8 +35,8 @@ def error(kind: Kind, got: Tensor, want: Tensor) -> Error:
     """Return the error: for rotations, angles in radians and relative lengths; for values, relative
     to their row's largest.
 
-    Biases: a softmax sees the differences within a row only, and a logit far below the row's
-    largest has no weight: so differences to the largest, in shares of one logit more than they are.
+    For biases it is |got - want| / (1 + |want|), both relative to the row's largest, because a
+    softmax sees only differences within a row, and far smaller logits have no weight.
     """
     if got.shape != want.shape:
         raise ValueError(f"shapes {tuple(got.shape)} and {tuple(want.shape)}")

@@ -1,4 +1,4 @@
-"""Find how a module is called, and prove that positions reach what it returns."""
+"""Find how a module is called, and prove that its result depends on positions."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def find_subject(
     call: str | None = None,
     remake: Callable[[], nn.Module] | None = None,
 ) -> Subject:
-    """Find the first way to call the module in which positions reach its result.
+    """Find the first way to call the module in which its result depends on positions.
 
-    Arguments are bound by name and annotation, or `call` says how. `remake` builds the module anew,
-    for one that cannot be copied.
+    Arguments are bound by name and annotation, or by `call`. `remake` builds the module again if it
+    cannot be copied.
 
-    Raises: ValueError that says what was tried, and what to pass.
+    Raises: ValueError with the calls that were tried, and a hint.
     """
     fresh = _copies(module, remake)
     widths = _widths(module, arguments)
@@ -88,7 +88,7 @@ def _every_form(module: nn.Module, call: str | None, tried: dict[str, str]) -> I
 
 
 def _copies(module: nn.Module, remake: Callable[[], nn.Module] | None) -> Callable[[], nn.Module]:
-    """Return a maker of fresh copies; it builds anew where a module cannot be copied."""
+    """Return a maker of fresh copies; it builds the module again if it cannot be copied."""
     try:
         copy.deepcopy(module)
     except Exception as error:
@@ -150,7 +150,7 @@ def _proved(fresh: Callable[[], nn.Module], form: Form, width: int) -> Subject:
 
 
 def _refuse_mixing(form: Form, plain: list[Tensor], axes: list[tuple[int, ...]], seen: Any) -> None:
-    """Refuse layers that read the sequence: there a row differs by what came before it."""
+    """Refuse layers that mix the sequence, in which a row depends on earlier rows."""
     if not form.roles & {"content", "q", "k"}:
         return
     for changed in (0, COUNTS[1] - 1):

@@ -39,7 +39,7 @@ CALL_HELP = (
 class Form:
     """One way to call a module: `target` finds what to call, `slots` its arguments.
 
-    slots: role and layout by argument name. optional: roles that are given only when asked for.
+    slots: role and layout by argument name. optional: roles that are passed only on request.
     defaults: arguments that may be left out.
     """
 

@@ -17,7 +17,7 @@ HEADS = 2
 class Inputs:
     """One call.
 
-    positions: (len) or (batch, len), int64. width: of one token, or of one head.
+    positions: (len) or (batch, len), int64. width: width of one token, or of one head.
     probe: the content (width) of every token; None: random, and the same for all tokens, so that
         rows can differ by position only. changed: a token with another content.
     last: the number of tokens at the end that are queries; None: all.

@@ -41,8 +41,8 @@ _COUNTS = ("q_len", "kv_len", "length", "offset")
 def role_of(parameter: inspect.Parameter, is_table: bool, is_rotation: bool) -> str | None:
     """Return the role of an argument; None where neither its name nor its annotation says one.
 
-    A mask has no role: positions put into a mask come back as a bias that is none. `is_table`: the
-    module is an nn.Embedding, whose input are rows. `is_rotation`: the method turns what it gets,
+    A mask has no role, because positions passed as a mask would look like a bias. `is_table`: the
+    module is an nn.Embedding, whose input is rows. `is_rotation`: the method rotates its argument,
     as in rotate(t).
     """
     name, kind = parameter.name.lower(), _annotation(parameter)

@@ -16,7 +16,7 @@ from posenc.inspect.module.find import find_subject
 from posenc.inspect.module.subject import Subject, one_line
 
 CHECKS: dict[str, Callable[[Subject], Measured]] = {
-    "positions are told apart": precision.apart,
+    "positions stay distinct": precision.apart,
     "bfloat16 activations keep positions": precision.activations,
     "module.bfloat16() keeps positions": precision.cast,
     "earlier calls leave no trace": calls.history,
@@ -26,9 +26,9 @@ CHECKS: dict[str, Callable[[Subject], Measured]] = {
     "a row does not depend on the batch's farthest": calls.beside,
     "its own start moves its positions": calls.own_start,
     "positions are right as far as it states": far.reach,
-    "it runs beyond its length where it says so": far.beyond,
+    "it runs beyond its length if it claims to": far.beyond,
     "slopes of ALiBi are the authors'": slopes.slopes,
-    "one compiled graph serves all lengths": compiled.one_graph,
+    "one compiled graph works for all lengths": compiled.one_graph,
 }
 
 
@@ -53,16 +53,16 @@ class ModuleSheet:
 
     @property
     def wrong(self) -> list[Verdict]:
-        """The checks that do not hold."""
+        """Return the checks that fail."""
         return [verdict for verdict in self.checks if verdict.holds is False]
 
     @property
     def answer(self) -> str:
-        """The finding in one or two sentences."""
+        """Return the finding in one or two sentences."""
         held = sum(verdict.holds is True for verdict in self.checks)
-        start = f"{self.name} gives {self.shows}, and positions reach it."
+        start = f"{self.name} returns {self.shows}, which depend on positions."
         if not self.wrong:
-            return f"{start} All {held} checks that apply hold."
+            return f"{start} All {held} checks that apply pass."
         names = "; ".join(verdict.check for verdict in self.wrong)
         return f"{start} {len(self.wrong)} of {held + len(self.wrong)} checks fail: {names}."
 
@@ -72,7 +72,7 @@ def measure_module(
 ) -> ModuleSheet:
     """Build the module at "package.module:Class", find how it is called, and check it.
 
-    Raises: ValueError for what cannot be built, called or judged, with what to pass.
+    Raises: ValueError for a module that cannot be built, called or judged, with a hint.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other people's deprecations

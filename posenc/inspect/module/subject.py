@@ -62,8 +62,7 @@ class Subject:
         form: Form | None = None,
         row: int = 0,
     ) -> Tensor:
-        """Return what the module shows for these inputs, called on a fresh copy unless one is
-        given."""
+        """Return the module's result for these inputs, from a fresh copy unless one is given."""
         returned = (form or self.form).call(self.fresh() if module is None else module, inputs)
         return self.view.read(returned, inputs.batch, row)
 

@@ -23,9 +23,10 @@ CLOSE = 1e-4
 
 @dataclass(frozen=True)
 class View:
-    """kind: rotation (angles and lengths of pairs of channels), bias (logits by query and key) or
-    values. how: what the numbers are. axes: of each tensor that is read. pairs: of channels that
-    turn together. probe: the content that shows positions best; None: random.
+    """A reading of a module's result. kind: rotation (angles and lengths of pairs of channels),
+    bias (logits by query and key) or values. how: the meaning of the numbers. axes: axes of each
+    tensor that is read. pairs: channels that rotate together. probe: the content that shows
+    positions best; None: random.
     """
 
     kind: Kind
@@ -115,7 +116,7 @@ def find_view(run: Run, width: int, axes: Sequence[tuple[int, ...]]) -> View:
     gaps = [rows(with_content, x[0]) - rows(without, x[0]) for with_content, without, x in both]
     if not all(_same(gap, gap[:1].expand_as(gap)) for gap in gaps):
         return View("values", "values", by_index)
-    found = _of_tables(nothing, by_index)  # what it adds; a sum is no angle
+    found = _of_tables(nothing, by_index)  # the added values; a sum is no angle
     added = found if found.how == "sinusoids" else View("values", "values", by_index)
     return replace(added, probe=torch.zeros(width))
 

@@ -1,1 +1,1 @@
-"""Files that are written whole or not at all, locks, and records of runs."""
+"""Atomic files, locks, and records of runs."""

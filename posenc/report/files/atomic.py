@@ -13,8 +13,8 @@ _PARTIAL = re.compile(r"\..+\.\d+\.partial")
 
 @contextlib.contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """A partial file beside `path` to write; on the disk and in its place when the block ends
-    without an error, deleted otherwise."""
+    """Yield a partial file next to `path`. At the end of the block it is flushed to disk and
+    replaces `path`; after an error it is deleted."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial
@@ -26,10 +26,10 @@ def atomically(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
-    """Write `path` so that a crash at any moment leaves the old content or the new.
+    """Write `path` so that a crash leaves either the old content or the new.
 
-    Text becomes UTF-8; lone surrogates become question marks. A kill in the middle leaves a partial
-    file next to `path`; `remove_partials` deletes it.
+    Text is written as UTF-8, lone surrogates as question marks. A killed process leaves a partial
+    file next to `path`, which `remove_partials` deletes.
     """
     data = content.encode(errors="replace") if isinstance(content, str) else content
     with atomically(Path(path)) as partial:
@@ -37,14 +37,14 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 
 
 def is_partial(path: Path) -> bool:
-    """Whether `path` has the name of a file that a killed `write_atomically` leaves."""
+    """Return True if `path` has the name of a file left by a killed `write_atomically`."""
     return _PARTIAL.fullmatch(path.name) is not None
 
 
 def remove_partials(folder: Path) -> None:
     """Delete the partial files that killed writes left in `folder` and below.
 
-    Call it only while no other process writes there, that is, while holding the folder's lock.
+    Call it only while holding the folder's lock, so that no other process writes there.
     """
     for path in list(_files_below(folder)):
         if is_partial(path):
@@ -52,7 +52,7 @@ def remove_partials(folder: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Check before long work that its result can be written to `path`; makes the folders above it.
+    """Make the folders of `path` and check that it can be written, before work begins.
 
     Raises: OSError.
     """
@@ -69,8 +69,8 @@ def check_writable(path: Path) -> None:
 
 
 def check_figures(folder: str | Path | None) -> None:
-    """Check before anything is measured that figures can be written into `folder`, and make it;
-    None: none were asked for.
+    """Make `folder` and check that figures can be written there, before work begins; None: no
+    figures.
 
     Raises: ValueError, OSError.
     """

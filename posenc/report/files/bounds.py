@@ -1,18 +1,18 @@
-"""Memory, disk and time that a command needs, checked before it allocates, reads or measures."""
+"""Check the memory, disk and time that a command needs before it starts."""
 
 from __future__ import annotations
 
 MOST_DAYS = 7
-"""Work that is expected to take longer starts only with --yes."""
+"""Longest expected time, in days, that needs no --yes."""
 
 
 def check_memory(what: str, needed: int, available: int | None, advice: str) -> None:
     """Refuse work that cannot fit in memory.
 
     Args:
-        what: what needs the memory.
+        what: subject of the message.
         needed: a lower bound in bytes.
-        available: bytes; None if the system does not say.
+        available: bytes; None if unknown.
         advice: what to do instead.
 
     Raises: ValueError with both numbers.
@@ -25,7 +25,7 @@ def check_memory(what: str, needed: int, available: int | None, advice: str) -> 
 
 
 def check_disk(what: str, needed: int, available: int, advice: str) -> None:
-    """Refuse to write more bytes than the disk can hold.
+    """Refuse to write more bytes than fit on the disk.
 
     Raises: ValueError with both numbers.
     """
@@ -46,7 +46,7 @@ def check_time(what: str, seconds: int, yes: bool, advice: str) -> None:
 
 
 def readable_size(count: int) -> str:
-    """A number of bytes, with a unit.
+    """Return a number of bytes with its unit.
 
     >>> readable_size(900), readable_size(3 * 2**20), readable_size(5 * 2**40)
     ('900 bytes', '3.0 MiB', '5,120.0 GiB')
@@ -54,5 +54,5 @@ def readable_size(count: int) -> str:
     if count < 2**20:
         return f"{count:,} bytes"
     unit, name = (2**30, "GiB") if count >= 2**30 else (2**20, "MiB")
-    tenths = 10 * count // unit  # whole numbers: a float cannot hold every size
+    tenths = 10 * count // unit  # whole numbers, because floats round large sizes
     return f"{tenths // 10:,}.{tenths % 10} {name}"

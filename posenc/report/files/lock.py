@@ -1,4 +1,4 @@
-"""One process at a time in a folder."""
+"""Lock a folder for one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # no such lock on Windows
+except ImportError:  # Windows has no such locks
     fcntl = None
 
 LOCK = ".lock"
@@ -17,9 +17,9 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
-    """Lock `folder` for this process. The lock is released when the process ends, however it ends.
+    """Lock `folder` for this process. The lock is released when the process ends, even if killed.
 
-    Raises: ValueError if another process holds the lock; `what` is the name of such a process.
+    Raises: ValueError if another process has the lock; `what` names it in the message.
     """
     busy = f"Another {what} is running in {folder}. Wait until it ends, or choose another folder."
     with (folder / LOCK).open("w", encoding="utf-8") as file:
@@ -29,10 +29,9 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(folder: Path, busy: str) -> Iterator[None]:
-    """Hold the folder itself, so that no lock file stays in it. It is made if need be, and gone
-    afterwards if it is empty.
+    """Lock the folder without a lock file. It is made if missing, and removed if empty afterwards.
 
-    Raises: ValueError where another process holds it; `busy` is what to say then.
+    Raises: ValueError with the message `busy` if another process has the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

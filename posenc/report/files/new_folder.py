@@ -1,4 +1,4 @@
-"""A new folder that is whole and on the disk, or not there."""
+"""Make a new folder completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from posenc.report.files.lock import held
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out` that takes its place when the block ends without an error.
+    """Yield an empty folder that becomes `out` when the block ends without an error.
 
-    Its name follows from `out`, so that what a kill leaves there is cleared by the next run.
+    Its name depends on `out` only, so the next run removes what a killed run leaves.
 
-    Raises: ValueError where `out` exists, its parent cannot be written, or another process is
-    writing it.
+    Raises: ValueError if `out` exists, its parent is not writable, or another process writes it.
     """
     if out.exists():
         raise ValueError(f"{out} exists already; give a new folder.")
@@ -39,7 +38,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def _to_disk(folder: Path) -> None:
-    """Have everything on the disk before the folder gets its name."""
+    """Flush everything to disk before the folder gets its name."""
     for path in (*folder.rglob("*"), folder):
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Files that a later run reads: dataclasses as JSON with a hash that reveals damage."""
+"""Files that a later run reads: dataclasses as JSON with a hash that detects damage."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import typing
 from typing import Any, NoReturn, Self
 
 SEAL = "sha256"
-"""The key that holds the hash of everything else."""
+"""Key of the hash of all other fields."""
 
 
 def seal(content: dict[str, Any]) -> str:
-    """`content` as JSON, with its hash added.
+    """Return `content` as JSON with its hash.
 
     >>> unseal(seal({"loss": 0.5}))
     {'loss': 0.5}
 
-    Lone surrogates, which no UTF-8 file can hold, become question marks.
-
-    Raises: ValueError if it holds NaN or an infinity, which JSON cannot.
+    Lone surrogates, which UTF-8 lacks, become question marks.
+    Raises: ValueError for NaN or an infinity, which JSON lacks.
     """
     assert SEAL not in content
     plain = json.dumps(content, ensure_ascii=False, allow_nan=False)
@@ -30,7 +29,7 @@ def seal(content: dict[str, Any]) -> str:
 
 
 def unseal(text: str) -> dict[str, Any]:
-    """The content that `seal` was given. Raises: ValueError if a single digit has changed."""
+    """Return the content that `seal` was given. Raises ValueError if it has been changed."""
     content = parse_object(text)
     found = content.pop(SEAL, None)
     if found is None:
@@ -41,7 +40,7 @@ def unseal(text: str) -> dict[str, Any]:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """JSON that must be an object without NaN. Raises: ValueError."""
+    """Parse JSON that must be an object without NaN. Raises ValueError."""
     try:
         content = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
@@ -52,8 +51,8 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 class Record:
-    """A frozen dataclass that goes to sealed JSON and back. Reading raises ValueError if a field is
-    missing, unknown or of the wrong type, or if a digit has changed."""
+    """A frozen dataclass that can be written as sealed JSON and read back. Reading raises
+    ValueError if the content has changed, or a field is missing, unknown or of a wrong type."""
 
     def to_json(self) -> str:
         return seal(dataclasses.asdict(self))  # type: ignore[call-overload]
@@ -73,7 +72,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _typed(kind: Any, value: Any, where: str) -> Any:
-    """`value` from JSON as the type `kind`."""
+    """Convert `value` from JSON to the type `kind`."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
         if value is None and type(None) in inner:

@@ -1,1 +1,1 @@
-"""The machine that a run is on, and what an option says of it."""
+"""The machine of a run, and options of commands."""

@@ -1,4 +1,4 @@
-"""Facts about this machine: processor, cores, memory, and which precision is fast."""
+"""Facts about this machine: CPU, cores, memory, and the fastest precision."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ def default_device() -> str:
 
 
 def default_precision(device: str) -> str:
-    """bfloat16 (autocast) where the hardware multiplies it, float32 elsewhere."""
+    """Return "bfloat16" (autocast) if the hardware multiplies it, otherwise "float32"."""
     if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     return "bfloat16" if cpu_multiplies_bfloat16() else "float32"
 
 
 def cpu_multiplies_bfloat16() -> bool:
-    """Whether the CPU has AVX512-BF16 or AMX-BF16; without them autocast is slower than
-    float32."""
+    """Return True for AVX512-BF16 or AMX-BF16, without which autocast is slower than float32."""
     flags = set(instructions().split())
     if flags:
         return bool(flags & {"avx512_bf16", "amx_bf16"})
@@ -33,15 +32,14 @@ def cpu_multiplies_bfloat16() -> bool:
 
 
 def num_cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:
-    """The memory that this process may use: the machine's, or less where a control group limits
-    it; None where the system does not say."""
+    """Return the memory that this process may use, by machine or control group; None if unknown."""
     try:
         found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, ValueError, OSError):  # Windows
@@ -55,9 +53,9 @@ def memory_bytes() -> int | None:
 
 
 def describe(device: str, precision: str, workers: int) -> dict[str, str]:
-    """What a report says about the machine."""
+    """Return facts about the machine for a report."""
     gpu = ""
-    if device == "cuda" and torch.cuda.is_available():  # else it is another machine's
+    if device == "cuda" and torch.cuda.is_available():  # otherwise another machine has the GPU
         gpu = f"{torch.cuda.get_device_name()}; "
     return {
         "processor": gpu + processor(),
@@ -70,7 +68,7 @@ def describe(device: str, precision: str, workers: int) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the software on which numbers depend."""
+    """Return the versions of software that results depend on."""
     import numpy
 
     from posenc import __version__

@@ -1,4 +1,4 @@
-"""Options that several commands have, and options that are the fields of a dataclass."""
+"""Options shared by several commands, and options made from the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Figures = Annotated[
 
 def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a typer command the annotated fields of dataclasses as options, which it receives as
-    keywords: each option is named, bounded and explained once, where its value lives."""
+    keywords. So each option is defined once, next to its value."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(command, eval_str=True).parameters.values()
@@ -44,18 +44,17 @@ def with_options_of(*records: type) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def record_of(record: type, given: dict[str, Any]) -> Any:
-    """Build the dataclass from what the command received."""
+    """Build the dataclass from the command's keywords."""
     return record(**{name: given[name] for name, _, _ in _options(record)})
 
 
 def changed_options(given: Any) -> list[str]:
-    """Return the options, as the command spells them, in which a record differs from its
-    defaults."""
+    """Return the options, as spelled on the command line, that differ from their defaults."""
     names = []
     for name, hint, default in _options(type(given)):
         if getattr(given, name) != default:
             (info,) = (m for m in hint.__metadata__ if isinstance(m, OptionInfo))
-            # In Annotated, a given option name comes first, where typer's default would be.
+            # In Annotated, typer stores the first option name in place of the default.
             said = info.default
             if not isinstance(said, str):
                 said = "--" + name.replace("_", "-")
@@ -64,7 +63,7 @@ def changed_options(given: Any) -> list[str]:
 
 
 def _options(record: type) -> list[tuple[str, Any, Any]]:
-    """Name, annotation and default of each annotated field."""
+    """Return name, annotation and default of each annotated field."""
     hints = get_type_hints(record, include_extras=True)
     return [
         (field.name, hints[field.name], field.default)

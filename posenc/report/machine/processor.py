@@ -1,4 +1,4 @@
-"""The processor of this machine, without loading torch."""
+"""Facts about the CPU, without importing torch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """The processor's name, if the system says it."""
+    """Return the name of the CPU, if known."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def instructions() -> str:
-    """The names of the processor's extensions, as Linux lists them; empty elsewhere."""
+    """Return the CPU's extensions as Linux lists them; "" on other systems."""
     return _cpuinfo("flags") or _cpuinfo("Features")
 
 
 def _cpuinfo(field: str) -> str:
-    """The first line of Linux's /proc/cpuinfo with this name; empty elsewhere."""
+    """Return the first line with this name in Linux's /proc/cpuinfo; "" on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

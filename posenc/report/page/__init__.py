@@ -1,1 +1,1 @@
-"""What a reader sees of any job: pages, tables, figures, lines of the terminal."""
+"""Pages, tables and figures for reports, and lines for the terminal."""

@@ -1,4 +1,4 @@
-"""Tables on standard output."""
+"""Print tables on standard output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 def stdout(width: int) -> Console:
-    """Standard output, `width` columns wide where it is no terminal."""
+    """Return standard output, `width` columns wide if it is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=width)
 
@@ -24,10 +24,10 @@ def text_table(
     named: str | None = None,
     **options: Any,
 ) -> Table:
-    """Return a table of text for the terminal; `options` are rich's.
+    """Return a table of text for the terminal; `options` are passed to rich's Table.
 
-    overflow: what becomes of a word wider than its column. named: the column that names a row whose
-    other columns are numbers, which align right.
+    overflow: rich's treatment of words wider than their column. named: the column with the names of
+    the rows; the other columns are numbers, which align right.
     """
     table = Table(**options)
     for name in header:

@@ -1,5 +1,5 @@
-"""How every figure of posenc looks: one matplotlib style, one line style per encoding, and SVG that
-takes its colours from the page around it."""
+"""The style of all figures: one matplotlib style, one line style per encoding, and SVG that takes
+its colours from the page."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from matplotlib.text import Text
 from posenc.report.files.atomic import write_atomically
 
 DECORATION = "_"
-"""The label of a line that shows no number, see posenc.report.page.figure_data."""
+"""Label of lines without data, see posenc.report.page.figure_data."""
 INK, GRID = "#1d2126", "#d9dce0"
 _INK_DARK, _GRID_DARK = "#e4e6e8", "#3a3f46"
 
-# Okabe and Ito's palette without yellow (too faint on white) and with black as ink, moved a little
-# in lightness: under simulated protanopia and deuteranopia the nearest two stay 16 CIELAB units
-# apart, in the light and in the dark variant.
+# Okabe and Ito's palette without yellow (too faint on white), with black as ink and adjusted
+# lightness: under simulated protanopia and deuteranopia any two colours differ by at least 16
+# CIELAB units, in the light and in the dark variant.
 LIGHT = ("#0064A8", "#C24A00", "#009E73", "#B4629A", "#DD9700", "#56A8DD", INK)
 DARK = ("#4197D6", "#E8703A", "#1DB489", "#D98BB8", "#E9AB2B", "#8CCBF0", _INK_DARK)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*")
@@ -38,7 +38,7 @@ VARIABLES = {
     "light": {"ink": INK, "grid": GRID} | {f"c{i}": c for i, c in enumerate(LIGHT[:-1])},
     "dark": {"ink": _INK_DARK, "grid": _GRID_DARK} | {f"c{i}": c for i, c in enumerate(DARK[:-1])},
 }
-"""CSS variables that the figures' colours become, by colour scheme."""
+"""CSS variables that replace the figures' colours, by colour scheme."""
 
 FONTS = (
     'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Noto Sans CJK SC", "PingFang SC", '
@@ -51,9 +51,9 @@ ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _STYLE: dict[str, Any] = {
-    # Only to measure letters; the reader's browser draws them in FONTS. Both fonts that matplotlib
-    # brings with it, this one and the Last Resort font for what it lacks (1.15 em for a Chinese
-    # character, which takes 1 em on the page), lay a figure out alike on every machine.
+    # Only to measure text; the reader's browser draws it in FONTS. matplotlib includes this font
+    # and the Last Resort font for missing characters (1.15 em for a Chinese one, 1 em on the page),
+    # so figures have the same layout on every machine.
     "font.family": ["DejaVu Sans"],
     "font.size": 9.5,
     "axes.titlesize": 9.5,
@@ -92,24 +92,24 @@ _STYLE: dict[str, Any] = {
 
 
 class LineStyle(NamedTuple):
-    """Colour, marker and dashes that mean one thing throughout a page."""
+    """Colour, marker and dashes of one encoding throughout a page."""
 
     color: str
     marker: str
     linestyle: Any
 
     def points(self) -> dict[str, Any]:
-        """Arguments of `plot` or `errorbar` for a line through a few measured points."""
+        """Return arguments of `plot` or `errorbar` for a line through a few measured points."""
         return {"color": self.color, "marker": self.marker, "linestyle": self.linestyle}
 
     def curve(self, num_points: int) -> dict[str, Any]:
-        """Arguments of `plot` for a curve of many points: about six of them carry the marker."""
+        """Return arguments of `plot` for a curve of many points, six of them with a marker."""
         return {**self.points(), "markevery": max(1, num_points // 6)}
 
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
-    """A style for each name, in the given order; colours repeat after 7, markers after 11, and no
-    two of 77 are alike."""
+    """Return a style for each name, in the given order. Colours repeat after 7, markers after 11;
+    the first 77 styles differ."""
     unique = list(dict.fromkeys(names))
     return {
         name: LineStyle(
@@ -120,7 +120,7 @@ def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
 
 
 def ordered_colours(count: int) -> list[str]:
-    """Colours for `count` ordered things (heads, lengths), readable on white and on black."""
+    """Return colours for `count` ordered things, readable on white and on black."""
     ramp = LinearSegmentedColormap.from_list("posenc", ["#0a7fc2", "#b0609a", "#d98200"])
     return [to_hex(ramp(i / max(1, count - 1))) for i in range(count)]
 
@@ -129,9 +129,9 @@ def ordered_colours(count: int) -> list[str]:
 def style() -> Iterator[None]:
     """Use posenc's style inside the `with`; for figures with more than one pair of axes."""
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # The reader's browser has the glyphs; only their width is needed here.
+        # The reader's browser has the glyphs; only their width matters here.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        matplotlib.rcdefaults()  # the user's own settings stay out
+        matplotlib.rcdefaults()  # ignore the user's settings
         matplotlib.rcParams.update(_STYLE)  # type: ignore[call-overload]
         yield
 
@@ -140,12 +140,12 @@ def style() -> Iterator[None]:
 def figure(
     x_label: str, y_label: str, *, width: float = 5.0, height: float = 3.3, grid: bool = True
 ) -> Iterator[tuple[Figure, Axes]]:
-    """A figure with one pair of labelled axes; draw inside the `with`, return the figure after it.
+    """Make a figure with one pair of labelled axes; draw inside the `with`.
 
     Args:
-        x_label, y_label: what is on the axis, with its unit: "distance, tokens".
-        width, height: in inches; five inches fill a phone with letters of natural size.
-        grid: lines behind the data; False for pictures of matrices, which would lie below them.
+        x_label, y_label: labels with units, such as "distance, tokens".
+        width, height: in inches; five inches fill a phone at the natural size of letters.
+        grid: draw lines behind the data; False for matrices, over which they would be drawn.
     """
     with style():
         drawn = Figure(figsize=(width, height))
@@ -155,8 +155,8 @@ def figure(
 
 
 def legend_above(drawn: Figure) -> None:
-    """One legend above all axes, where it covers no data, in as many columns as fit; the figure
-    grows by its height."""
+    """Draw one legend above all axes, where it covers no data, in as many columns as fit; the
+    figure grows by its height."""
     entries: dict[str, Any] = {}
     for axes in drawn.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -166,7 +166,7 @@ def legend_above(drawn: Figure) -> None:
     room = 72 * drawn.get_figwidth()
     columns = next((n for n in (4, 3, 2) if _legend_width(list(entries), n) <= room), 1)
     drawn.set_figheight(drawn.get_figheight() + 0.19 * -(-len(entries) // columns))
-    with style():  # also where the axes were drawn in a `with` that has ended
+    with style():  # the `with` in which the axes were drawn may have ended
         drawn.legend(
             list(entries.values()),
             list(entries),
@@ -179,7 +179,7 @@ def legend_above(drawn: Figure) -> None:
 
 
 def _legend_width(labels: Sequence[str], columns: int) -> float:
-    """About how wide a legend of this many columns is, in points."""
+    """Estimate the width of a legend with this many columns, in points."""
     rows = -(-len(labels) // columns)
     widest = [
         max(sum(1.0 if east_asian_width(c) in "WF" else 0.62 for c in label) for label in column)
@@ -189,8 +189,7 @@ def _legend_width(labels: Sequence[str], columns: int) -> float:
 
 
 def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = None) -> None:
-    """A horizontal axis of doublings with the given lengths marked, and a line where training
-    ended."""
+    """Make a logarithmic axis with the given lengths marked, and a line at the training length."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(lengths), [f"{length:,}" for length in lengths])
     axes.minorticks_off()
@@ -208,21 +207,21 @@ def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = N
 
 
 def readable(text: str) -> str:
-    """The text with lone surrogates and control characters, which no picture can hold, replaced."""
+    """Replace lone surrogates and control characters, which XML does not allow."""
     return _NOT_XML.sub("\ufffd", text)
 
 
 def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
-    """The figure as an <svg> element for a page that defines `css_variables` and --font.
+    """Return the figure as an <svg> element for a page that defines `css_variables` and --font.
 
-    The same figure gives the same text every time. Letters stay text.
+    Equal figures give equal output. Letters stay text.
 
     Args:
         drawn: the figure; colours of this module's palette become CSS variables.
-        description: what it shows, for readers who cannot see it.
+        description: text alternative for readers who cannot see it.
         prefix: start of every identifier, so that several figures fit one page.
 
-    Tick labels from outside must go through `readable` first; all other text does here.
+    Pass tick labels from users through `readable` first; all other text is converted here.
     """
     buffer = io.StringIO()
     for text in drawn.findobj(Text):
@@ -230,7 +229,7 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
     with style():
         drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     root = ElementTree.fromstring(readable(buffer.getvalue()))
-    for child in ("metadata", "defs"):  # who made it, and a style sheet that would hit all the page
+    for child in ("metadata", "defs"):  # the style sheet in defs would apply to the whole page
         if (found := root.find(f"{{{_SVG}}}{child}")) is not None:
             root.remove(found)
     for element in root.iter():
@@ -245,7 +244,7 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
 
 
 def _adapt(attributes: dict[str, str], prefix: str) -> None:
-    """Rename identifiers and hand colours and fonts over to the page."""
+    """Rename identifiers, and replace colours and fonts by the page's variables."""
     for key, value in attributes.items():
         if key == "id":
             value = f"{prefix}-{value}"
@@ -263,7 +262,7 @@ SVG_RULES = f"--font:{FONTS};stroke-linejoin:round;stroke-linecap:butt"
 
 
 def css_variables(scheme: str) -> str:
-    """The colours of the "light" or "dark" scheme, for a style sheet."""
+    """Return the colours of the "light" or "dark" scheme for a style sheet."""
     return "".join(f"--{name}:{value};" for name, value in VARIABLES[scheme].items())
 
 

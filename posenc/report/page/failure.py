@@ -1,4 +1,4 @@
-"""The ways in which a command can fail."""
+"""Errors with which a command ends."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class RunFailed(Exception):
 
 
 class Stopped(Exception):
-    """Ctrl-C: exit code 130. The message says what the same command will do next."""
+    """Ctrl-C: exit code 130. The message tells what the same command will do next."""
 
 
 def one_line(error: BaseException) -> str:
-    """Say what an error of any library says, on one line and not at length."""
+    """Return the message of any error on one line, shortened."""
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether the system refused to write because there is no room."""
+    """Return True if writing failed because the disk or quota is full."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL

@@ -1,7 +1,7 @@
-"""The numbers that a figure shows, read from the figure itself, so that the two cannot differ.
+"""Read the numbers of a figure from the figure itself, so that both always agree.
 
-Every line, bar and matrix of a figure has a name: its label, which matplotlib leaves out of the
-legend where it begins with an underscore. What is called "_" is decoration and has no numbers.
+Every line, bar and matrix of a figure must have a label. matplotlib leaves labels that begin with
+an underscore out of the legend. "_" is decoration without numbers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Row = dict[str, Any]
 
 
 def csv_text(drawn: Figure) -> str:
-    """One row per point: panel and series where there are several, the axes by their labels, and
-    low and high where an interval is drawn. Numbers to nine digits; a gap is empty.
+    """Return a CSV with one row per point: panel and series if there are several, the axes by their
+    labels, and low and high if an interval is drawn. Numbers have nine digits; gaps are empty.
 
-    Raises: ValueError for a line without a name.
+    Raises: ValueError for a line without a label.
     """
     bars = _colorbars(drawn)
     rows = [row for axes in drawn.axes if axes not in bars for row in _rows(axes, drawn)]
@@ -98,7 +98,7 @@ def _rows(axes: Axes, drawn: Figure) -> Iterator[Row]:
 
 
 def _bands(axes: Axes) -> dict[str, dict[float, tuple[float, float]]]:
-    """Low and high by x of what fill_between drew, by name."""
+    """Return low and high by x of each area drawn by fill_between, by label."""
     bands: dict[str, dict[float, tuple[float, float]]] = {}
     for collection in axes.collections:
         if isinstance(collection, PolyCollection) and not isinstance(collection, QuadMesh):
@@ -116,13 +116,13 @@ def _colorbars(drawn: Figure) -> list[Axes]:
 
 
 def _unit(drawn: Any, whole: Figure) -> str:
-    """What the colours mean; a figure whose panels share a colorbar says it once."""
+    """Return the label of the colorbar; panels may share the figure's."""
     bars = [drawn.colorbar.ax] if drawn.colorbar is not None else _colorbars(whole)
     return " ".join(bars[0].get_ylabel().split()) if bars else "value"
 
 
 def _named_ticks(drawn: Figure) -> tuple[dict[float, str], dict[float, str]]:
-    """The ticks of both axes that have words, by place; panels of a figure share them."""
+    """Return the text of named ticks of both axes by place; panels of a figure share them."""
     found: tuple[dict[float, str], dict[float, str]] = ({}, {})
     for axes in drawn.axes:
         for axis, names in zip((axes.xaxis, axes.yaxis), found, strict=True):
@@ -134,7 +134,7 @@ def _named_ticks(drawn: Figure) -> tuple[dict[float, str], dict[float, str]]:
 
 
 def _name(names: dict[float, str], at: float) -> Any:
-    """The word at a place, else its number."""
+    """Return the text at a place, or the number if there is none."""
     return next((name for place, name in names.items() if abs(place - at) < 0.25), at)
 
 

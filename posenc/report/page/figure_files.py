@@ -1,4 +1,4 @@
-"""The figures of a page as files for a paper: SVG, PDF, PNG and the numbers as CSV."""
+"""Write the figures of a page as files for papers: SVG, PDF, PNG, and their numbers as CSV."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DOTS_PER_INCH = 300
 PREFERRED = (
     "NotoSansCJK", "SourceHanSans", "NotoSansSC", "PingFang", "msyh", "simhei", "wqy", "NotoSans",
 )  # fmt: skip
-"""Beginnings of the files of fonts that go well with the Latin letters of a figure, best first."""
+"""Prefixes of font files that match the Latin letters of a figure, best first."""
 _ODD = ("bold", "italic", "oblique", "light", "thin", "black", "mono", "serif", "condensed")
 _WITHOUT_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
 
@@ -32,10 +32,10 @@ _WITHOUT_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"
 def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
     """Write NAME.svg, NAME.pdf, NAME.png and NAME.csv of each figure, on white.
 
-    Letters stay letters in SVG and PDF; those that the figures' own font lacks come from a font of
-    this machine. Colours are the ones of the light page.
+    Letters stay text in SVG and PDF; those missing in the figures' font come from a font of this
+    machine. Colours are those of the light page.
 
-    Returns: what the reader must know, empty if nothing.
+    Returns: notes for the reader, often none.
     """
     lacking: dict[str, None] = {}
     for plot in plots:
@@ -59,7 +59,7 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[str]:
 
 
 def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -> list[str]:
-    """Write the page and its figures, each where it was asked for; what the reader must know."""
+    """Write the page and its figures where requested; return notes for the reader."""
     if out is not None:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         page.write(out)
@@ -68,8 +68,8 @@ def write_page(page: Page, out: str | Path | None, figures: str | Path | None) -
 
 @contextmanager
 def _fonts_for(drawn: Figure) -> Iterator[list[str]]:
-    """Give the figure's text fonts of this machine that have its letters; the letters that none
-    has. Afterwards the figure is as it was."""
+    """Give the figure fonts of this machine that have its letters, and restore it afterwards. Yield
+    the letters that no font has."""
     texts = [t for t in drawn.findobj(Text) if isinstance(t, Text)]
     families = [text.get_fontfamily() for text in texts]
     wanted = {c for text in texts for c in readable(text.get_text()) if not c.isspace()}
@@ -78,8 +78,8 @@ def _fonts_for(drawn: Figure) -> Iterator[list[str]]:
     for text in texts:
         text.set_text(readable(text.get_text()))
         text.set_fontfamily(["DejaVu Sans", *found])
-    # "truetype" keeps letters selectable, as journals ask; it cannot hold the outlines of most
-    # Chinese fonts, which are drawn one by one then.
+    # "truetype" keeps letters selectable, as journals require; most Chinese fonts do not fit it,
+    # and their letters are then drawn one by one.
     with matplotlib.rc_context({"pdf.fonttype": 3 if found else 42}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         try:
@@ -90,7 +90,8 @@ def _fonts_for(drawn: Figure) -> Iterator[list[str]]:
 
 
 def _covering(letters: set[str]) -> tuple[list[str], set[str]]:
-    """Fonts of this machine beside the figures' own that have the letters, and what none has."""
+    """Return fonts of this machine, besides the figures' own, that have the letters, and the
+    letters that none has."""
     missing, fonts = _lacking(font_manager.findfont("DejaVu Sans"), letters), []
     for path in _machine_fonts() if missing else ():
         left = _lacking(path, missing)
@@ -105,15 +106,15 @@ def _covering(letters: set[str]) -> tuple[list[str], set[str]]:
 def _lacking(path: str, letters: set[str]) -> set[str]:
     try:
         font = FT2Font(path)
-    except (RuntimeError, OSError):  # pictures instead of outlines, or a file that is gone
+    except (RuntimeError, OSError):  # a font of pictures, or a missing file
         return letters
     return {letter for letter in letters if not font.get_char_index(ord(letter))}
 
 
 @cache
 def _machine_fonts() -> tuple[str, ...]:
-    """The fonts that this machine has now, upright ones without serifs first. matplotlib's own list
-    is of the day when it first ran."""
+    """Return this machine's fonts, upright ones without serifs first. matplotlib's own list is
+    outdated once fonts are added."""
 
     def rank(path: str) -> tuple[bool, int, str]:
         name = Path(path).stem
@@ -125,7 +126,7 @@ def _machine_fonts() -> tuple[str, ...]:
 
 
 def _family(path: str) -> str:
-    """The name by which matplotlib finds a font; of a file with several, the Chinese one."""
+    """Return the name by which matplotlib finds a font, the Chinese one of several."""
     font_manager.fontManager.addfont(path)
     names = [font.name for font in font_manager.fontManager.ttflist if font.fname == path]
     return next((name for name in names if name.endswith(" SC")), names[-1])

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: text, tables and figures, without scripts and without a network.
+"""Build one self-contained HTML page: text, tables and figures, without scripts or network.
 
 page = Page("Which encoding?", "six encodings, two seeds")
 page.section("Loss", "Lower is better.", Plot(figure, "Loss by position.", "alibi stays flat"))
@@ -23,11 +23,11 @@ from posenc.report.page.table import Table, table_html
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, the words under it, and a description for readers who cannot see it.
+    """A figure, its caption, and a text alternative for readers who cannot see it.
 
-    caption: what is drawn. seen: what to see in this one, computed from its data, above the
-    caption. name: of its files, see posenc.report.page.figure_files. wide: it takes the whole
-    width, and scrolls sideways on a narrow screen instead of shrinking.
+    caption: describes what is drawn. seen: the finding, computed from its data, before the caption.
+    name: name of its files, see posenc.report.page.figure_files. wide: use the whole width, and
+    scroll sideways on a narrow screen instead of shrinking.
     """
 
     figure: Figure
@@ -40,7 +40,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Code:
-    """Commands or code; one click selects all of it."""
+    """Commands or code; one click selects it."""
 
     text: str
 
@@ -83,7 +83,7 @@ class Page:
     Args:
         title: heading and title of the page.
         subtitle: one line under it.
-        lang: the language of the text, for hyphenation and for reading aloud.
+        lang: language of the text, for hyphenation and screen readers.
     """
 
     def __init__(self, title: str, subtitle: str = "", *, lang: str = "en") -> None:
@@ -91,17 +91,17 @@ class Page:
         self._sections: list[tuple[str, tuple[Block, ...]]] = []
 
     def section(self, heading: str, *blocks: Block) -> None:
-        """Append a section; an empty heading gives none."""
+        """Append a section; an empty heading is not shown."""
         self._sections.append((heading, blocks))
 
     def plots(self) -> list[Plot]:
-        """Every figure, in order."""
+        """Return every figure, in order."""
         return [
             block for _, blocks in self._sections for block in blocks if isinstance(block, Plot)
         ]
 
     def html(self) -> str:
-        """The whole page."""
+        """Return the whole page."""
         plots = count(1)
         body = "\n".join(_section(heading, blocks, plots) for heading, blocks in self._sections)
         subtitle = f"<p class=subtitle>{escape(self.subtitle)}</p>" if self.subtitle else ""
@@ -114,7 +114,7 @@ class Page:
         )
 
     def write(self, path: str | Path) -> None:
-        """Write the page; a reader of `path` sees the old page or the new one, never half."""
+        """Write the page atomically."""
         write_atomically(path, self.html())
 
 
@@ -125,7 +125,7 @@ def _style_sheet() -> str:
 
 
 def _section(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -> str:
-    """`plots` counts the figures of a page, so that their identifiers differ."""
+    """Return a section as HTML; `plots` counts the figures of a page, for identifiers."""
     parts = [f"<h2>{escape(heading)}</h2>"] if heading else []
     for is_plot, group in groupby(blocks, key=lambda b: isinstance(b, Plot)):
         shown = [_block(block, plots) for block in group]
@@ -158,7 +158,7 @@ def _plot(plot: Plot, prefix: str) -> str:
     size = " class=wide" if plot.wide else ""
     scroll = f' role=region tabindex=0 aria-label="{escape(plot.caption)}"' if plot.wide else ""
     svg = to_svg(plot.figure, plot.description, prefix)
-    width = 72 * plot.figure.get_figwidth()  # its letters are then as large as the page's
+    width = 72 * plot.figure.get_figwidth()  # makes its letters as large as the page's
     seen = f"<strong>{escape(plot.seen)}</strong> " if plot.seen else ""
     return (
         f'<figure{size}><div class=drawing{scroll} style="--natural:{width:g}px">'

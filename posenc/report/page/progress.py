@@ -1,4 +1,4 @@
-"""Show what a command is doing: live bars or one changing line on a terminal, else plain lines."""
+"""Show progress: live bars or one changing line on a terminal, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 
 def tell(text: str) -> None:
-    """Replace the line on stderr by `text`, or clear it with ""; nothing without a terminal."""
+    """Replace the line on stderr by `text`, or clear it by ""; does nothing without a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
@@ -23,7 +23,7 @@ def say(console: Console, text: str) -> None:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, or hours and minutes, or days.
+    """Return minutes and seconds, hours and minutes, or days.
 
     >>> clock(61.4), clock(7260), clock(200_000)
     ('1:01', '2 h 01 min', '2.3 days')
@@ -37,20 +37,20 @@ def clock(seconds: float) -> str:
 
 
 class Pace:
-    """Seconds per step, measured from the first step seen."""
+    """Measure seconds per step, from the first step seen."""
 
     def __init__(self, step: int) -> None:
         self.began, self.first = time.monotonic(), step
 
     def seconds_per_step(self, step: int) -> float | None:
-        """None until a second step has been seen."""
+        """Return seconds per step; None until a second step has been seen."""
         if step <= self.first:
             return None
         return (time.monotonic() - self.began) / (step - self.first)
 
 
 class Bars(Progress):
-    """Live bars on a terminal, each with a name, a remark and the time left."""
+    """Show live bars on a terminal, each with a name, a remark and the time left."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class Bars(Progress):
     def show(
         self, name: str, done: int, total: int, remark: str = "", seconds_left: float | None = None
     ) -> None:
-        """Move the bar `name`; the first call makes it."""
+        """Update the bar `name`; the first call makes it."""
         if name not in self.named:
             self.named[name] = self.add_task(escape(name), total=total, remark="", left="")
         left = "" if seconds_left is None else f"{clock(seconds_left)} left"
@@ -83,13 +83,14 @@ class Bars(Progress):
 
 
 class Narrator(Progress):
-    """One job with changing tasks: a bar on a terminal; elsewhere a line whenever the task changes.
+    """Show one job with changing tasks: a bar on a terminal, otherwise a line when the task
+    changes.
 
-    Call it with what is being done and the share of the whole job, 0 to 1, that is done.
+    Call it with the current task and the fraction of the whole job, 0 to 1, that is done.
     """
 
     PAUSE = 2.0
-    """Seconds between two plain lines."""
+    """Minimum of seconds between two plain lines."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(

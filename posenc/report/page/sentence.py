@@ -1,4 +1,4 @@
-"""Names and parts put into one sentence."""
+"""Join names and clauses into sentences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def listed(names: Sequence[str]) -> str:
-    """The names with commas, and the last with "and".
+    """Join names by commas, the last by "and".
 
     >>> listed(["rope", "alibi", "t5"])
     'rope, alibi and t5'
@@ -15,7 +15,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def sentence(parts: Sequence[str]) -> str:
-    """The parts in one sentence.
+    """Join clauses into one sentence.
 
     >>> sentence(["nothing moves", "all hold"])
     'Nothing moves; all hold.'

@@ -1,4 +1,4 @@
-"""Tables of a page: rows under a header, with words explained where they stand."""
+"""Tables of a page, with notes that explain words."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from html import escape
 
 LONG = 24
-"""Letters from which on a text gets room, so that it does not become a tall narrow column."""
+"""Number of letters above which a cell gets more width, against tall narrow columns."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell with more than its text: a note shown below the table, or emphasis."""
+    """A table cell with a note, shown below the table, or emphasis."""
 
     text: str
     note: str = ""
@@ -21,7 +21,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Heading:
-    """The head of a column, and in small letters below it what the column says."""
+    """The heading of a column, and its meaning in small letters below."""
 
     text: str
     meaning: str = ""
@@ -32,9 +32,9 @@ Value = str | int | float | Cell | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header; columns of numbers align right, the first column names the row.
+    """Rows under a header. Columns of numbers are aligned right; the first column names the row.
 
-    A table that is wider than the page scrolls sideways inside itself, and the first column stays.
+    A table wider than the page scrolls sideways, and its first column stays.
     """
 
     header: Sequence[str | Heading]
@@ -45,13 +45,13 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.header):
                 raise ValueError(
-                    f"Table: every row needs {len(self.header)} cells as the header has, "
+                    f"Table: every row needs {len(self.header)} cells like the header, "
                     f"got {len(row)} in {list(row)!r}."
                 )
 
 
 def table_html(table: Table) -> str:
-    """The table as HTML, its caption above it and its notes below."""
+    """Return the table as HTML, its caption above it and its notes below."""
     headings = [h if isinstance(h, Heading) else Heading(h) for h in table.header]
     columns = list(zip(*table.rows, strict=True)) or [()] * len(table.header)
     numeric = [any(map(_is_number, c)) and all(map(_is_number_or_gap, c)) for c in columns]
@@ -118,6 +118,6 @@ def _is_number(value: Value) -> bool:
 
 
 def _is_number_or_gap(value: Value) -> bool:
-    """A number, nothing, or a word with the reason for having no number."""
+    """Return True for a number, nothing, or a word with a note why there is no number."""
     noted = isinstance(value, Cell) and bool(value.note)
     return value is None or value == "" or _is_number(value) or noted

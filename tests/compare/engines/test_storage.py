@@ -107,7 +107,8 @@ def run(engine: Direct, study: Path, config):
             return heard
 
 
-def test_a_trial_goes_on_from_the_storage_and_gives_the_same_numbers(study, url):
+@pytest.mark.slow
+def test_a_trial_goes_on_from_the_storage_and_gives_the_same_numbers(study, url, fresh_process):
     config = dataclasses.replace(trial(study, "t5"), steps=300)
     storage = Storage(url)
     killed = []

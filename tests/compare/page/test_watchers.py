@@ -1,4 +1,4 @@
-"""What follows the trials beside the screen."""
+"""Events and TensorBoard of a comparison."""
 
 import dataclasses
 import json

@@ -17,7 +17,7 @@ from tests.experiment import experiment
 TABLE = Path(__file__).parents[3] / "results/compare/budget.csv"
 
 
-def test_a_budget_gives_what_no_option_says():
+def test_a_budget_sets_seeds_and_steps_unless_options_do():
     assert chosen(Options()) == BUDGETS["standard"]
     assert chosen(Options(budget="quick")).seeds == 1
     assert chosen(Options(budget="quick", seeds=4))[:2] == (4, BUDGETS["quick"].steps)
@@ -87,7 +87,7 @@ def test_a_larger_budget_of_the_suite_goes_on_with_the_trials_of_a_smaller_one()
 
 
 def test_a_suite_takes_no_other_tasks():
-    with pytest.raises(ValueError, match=r"--task: --suite brings its own \(text, copy"):
+    with pytest.raises(ValueError, match=r"--task: --suite has its own tasks \(text, copy"):
         with_suite(Options(suite=True, task=["reverse"]))
     with pytest.raises(ValueError, match="--budget must be quick, standard, thorough, got 'huge'"):
         with_suite(Options(suite=True, budget="huge"))

@@ -53,7 +53,7 @@ def test_a_trial_that_was_tested_beyond_has_no_say():
     far = [dataclasses.replace(r, config=dataclasses.replace(r.config, test_lengths=(4, 8)))
            for r in near]  # fmt: skip
     assert choose(near)[0].chosen == COPY.lr
-    with pytest.raises(ValueError, match=r"at the training length of 4 alone, .* tested at 4, 8"):
+    with pytest.raises(ValueError, match=r"at the training length 4 only, .* tested at 4, 8"):
         choose([*near[:2], far[2]])
 
 

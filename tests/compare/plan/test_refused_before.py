@@ -1,4 +1,4 @@
-"""What cannot be trained, and what no option can be, is refused before anything is."""
+"""Encodings that cannot be trained and invalid options are refused before anything is written."""
 
 import re
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_fewer_positions_than_training_has_tokens_are_refused(encoding, options,
     with pytest.raises(ValueError, match=r" cannot be trained on \w+ at --train-length \d+: ") as e:
         planned(encoding, **options)
     assert str(e.value).startswith(encoding) and f"it has {why}" in str(e.value)
-    assert "Take a shorter one, give the encoding more positions, or leave it out." in str(e.value)
+    assert "Use a shorter one, give the encoding more positions, or leave it out." in str(e.value)
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,12 @@ def test_a_folder_is_its_config(tmp_path):
 @pytest.mark.parametrize(
     ("config", "options", "said"),
     [
-        (QWEN3, {}, "16 heads of 128 make 2048, and its hidden_size is 256.* --width 2048"),
+        (QWEN3, {}, "16 heads of 128 have 2048 channels.* is 256.* --width 2048"),
         ({**LLAMA, "hidden_size": -1}, {}, "hidden_size must be a whole number from 1"),
         ({**LLAMA, "hidden_size": None}, {}, "hidden_size must be"),
         ({"num_hidden_layers": 2}, {}, "it has none of hidden_size, n_embd, d_model"),
-        ({**LLAMA, "num_key_value_heads": 3}, {}, "8 heads cannot share 3 key/value heads"),
-        (None, {"small": True}, "--small makes the model of a --config smaller"),
+        ({**LLAMA, "num_key_value_heads": 3}, {}, "3 key/value heads do not divide 8 query heads"),
+        (None, {"small": True}, "--small needs --config"),
     ],
 )
 def test_a_config_without_usable_sizes_is_refused(config, options, said, tmp_path):

@@ -204,6 +204,7 @@ def test_the_rows_of_copying_for_longer_stand_by_themselves():
         study_of([*longer, *leaderboard.published()])
 
 
+@pytest.mark.slow
 def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
     where = ["--out", str(tmp_path / "runs"), "--rows", str(tmp_path / "trials.jsonl")]
     done = subprocess.run(
@@ -239,7 +240,7 @@ def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
         (["--workers", "0"], "--workers must be a whole number of at least 1, got 0."),
         (["--tasks"], "argument --tasks: expected at least one argument"),
         (["--out", "file"], "--out: file is not a folder."),
-        (["--out", "others"], "was not written by posenc compare (it holds letter.txt)"),
+        (["--out", "others"], "was not written by posenc compare (it contains letter.txt)"),
         (["--rows", "others"], "--rows: others is not a file."),
         (["--rows", "file"], "file, line 1: "),
         (["--rows", "file/rows"], "--rows: file is not a folder."),

@@ -1,4 +1,4 @@
-"""Runs in place of a trial, and goes on for a moment after its last word."""
+"""Replaces a trial, and runs on for a moment after its last output."""
 
 import os
 import time

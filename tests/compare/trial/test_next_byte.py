@@ -1,4 +1,4 @@
-"""The next byte of models of either objective: the same bytes from the same ones before them."""
+"""Predictions of the next byte by a decoder and an encoder-decoder from the same bytes."""
 
 import dataclasses
 import math

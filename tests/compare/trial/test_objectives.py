@@ -1,4 +1,4 @@
-"""What every objective keeps to."""
+"""Requirements of every objective."""
 
 import dataclasses
 

@@ -32,7 +32,7 @@ def rows_of(count=3, length=16):
     "encodings, options, words",
     [
         (["rope", "nope"], {}, "--objective seq2seq: nope works in causal attention only"),
-        (["rope"], {"task": ["copy"]}, "--objective seq2seq: the task copy is asked of a causal"),
+        (["rope"], {"task": ["copy"]}, "--objective seq2seq: the task copy needs a causal"),
     ],
 )
 def test_what_the_objective_cannot_use_is_refused_in_one_line(encodings, options, words):
@@ -42,7 +42,7 @@ def test_what_the_objective_cannot_use_is_refused_in_one_line(encodings, options
 
 
 @pytest.mark.parametrize("encoding", DEFAULT_BIDIRECTIONAL)
-def test_a_byte_is_said_from_the_whole_source_and_from_what_was_said_before(encoding):
+def test_a_byte_is_predicted_from_the_whole_source_and_earlier_bytes(encoding):
     config = dataclasses.replace(SEQ2SEQ, encoding=encoding)
     model = train.build_model(config).eval()
 

@@ -1,4 +1,4 @@
-"""What servers made of command-line overrides, against what we say they make of them."""
+"""Command-line overrides: recorded results of servers against those that we state."""
 
 import json
 

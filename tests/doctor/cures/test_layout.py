@@ -145,7 +145,7 @@ class TestMeasured:
         path.write_text(TEXT)
         return path
 
-    def test_a_right_and_a_wrong_layout_are_told(self, tmp_path, text):
+    def test_a_right_and_a_wrong_layout_are_distinguished(self, tmp_path, text):
         verdict = measure(LLAMA2XS, text)
         assert (verdict.expected, verdict.found, verdict.mismatch) == ("half-split",) * 2 + (False,)
         assert verdict.losses[0] < 2 and verdict.losses[1] > 4

@@ -1,5 +1,5 @@
-"""What a registry line says about its checking is true: a test with the mark `golden` or
-`reference` names the encoding, and fails where the encoding is wrong."""
+"""The registry's `checked` column is true: a test with the mark `golden` or `reference` names the
+encoding, and fails if the encoding is wrong."""
 
 import functools
 import importlib

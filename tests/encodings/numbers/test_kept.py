@@ -1,4 +1,4 @@
-"""What is kept is given again until what it was made from is written into."""
+"""A cached result is returned until a tensor that it was made from changes."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_a_step_of_an_optimizer_is_seen(counted, optimizer):
     assert torch.equal(counted(), 3 * counted.weight) and not torch.equal(counted(), before)
 
 
-def test_what_else_it_was_computed_from_counts(counted):
+def test_every_input_of_a_kept_result_counts(counted):
     one = torch.arange(3)
     counted("x", one, None)
     counted("x", one)

@@ -58,5 +58,5 @@ def test_weights_stay_as_they_were_drawn():
 
 
 def test_a_training_in_which_nothing_turns_is_refused():
-    with pytest.raises(ValueError, match="train_length=6; it must be at least 7"):
+    with pytest.raises(ValueError, match="train_length must be at least 7, got 6"):
         FoPE(head_dim=16, num_kv_heads=2, train_length=6)

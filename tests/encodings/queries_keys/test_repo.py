@@ -40,7 +40,7 @@ def test_repo_turns_at_the_positions_that_its_network_gives():
                 assert turned[0, h, n, [t, t + 2]].tolist() == pytest.approx(want, abs=1e-12)
 
 
-def test_where_a_token_stands_has_no_part_in_it():
+def test_the_index_of_a_token_does_not_matter():
     repo, x = RePo(16, num_kv_heads=2, head_dim=8), torch.randn(1, 5, 16)
     near, far = repo.state(x, torch.arange(5)), repo.state(x, torch.arange(5) + 1000)
     assert torch.equal(near, far)

@@ -295,7 +295,7 @@ def test_longrope_with_equal_lists_is_cache_safe():
         (lambda: rs.YaRN(8, 64, attention_factor=1.0, mscale=2.0), "not both, got 1.0, 2.0"),
         (lambda: rs.YaRN(8, 64, attention_factor=-1.0), "positive number or None, got -1.0"),
         (lambda: rs.LongRoPE(8, 64, long_factor=(1.0, -2.0)), "positive numbers, got"),
-        (lambda: rs.Proportional(1.5), "share of pairs to rotate, 0 to 1, got 1.5"),
+        (lambda: rs.Proportional(1.5), "fraction of pairs to rotate, 0 to 1, got 1.5"),
         (
             lambda: rope_frequencies(8, 1e4, rs.LongRoPE(8, 64, short_factor=(1.0,))),
             "short_factor must have one number per pair, 4, got 1",

@@ -1,4 +1,4 @@
-"""What YaRN's extrapolation_factor does, which no golden case turns."""
+"""YaRN's extrapolation_factor, which no golden case sets."""
 
 import math
 

@@ -117,13 +117,13 @@ def test_broken_packages_are_a_line_each_and_leave_the_rest(monkeypatch):
     assert create("rope", SHAPE).claims.places == (2,)
     said = "\n".join(problems())
     assert len(problems()) == 4
-    assert "theirs 1.2 brings 'rope', which is an encoding of posenc" in said
-    assert "'no name', which is no name" in said
+    assert "theirs 1.2 defines 'rope', which is an encoding of posenc" in said
+    assert "'no name', which is no valid name" in said
     assert "'half' as 'module_without_class'" in said
-    assert "theirs 1.2 and others 1.2 both bring an encoding 'two'" in said
-    with pytest.raises(ValueError, match=r"'absent', which theirs 1\.2 brings: there is no module"):
+    assert "theirs 1.2 and others 1.2 both define an encoding 'two'" in said
+    with pytest.raises(ValueError, match=r"'absent', defined by theirs 1\.2: there is no module"):
         create("absent", SHAPE)
-    with pytest.raises(ValueError, match="both bring an encoding 'two'"):
+    with pytest.raises(ValueError, match="both define an encoding 'two'"):
         create("two", SHAPE)
 
 
@@ -172,7 +172,7 @@ def test_a_real_package_is_found_in_a_new_process(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "theirs" and "│ theirs" in done.stdout
     assert done.stderr.splitlines() == [
-        "posenc: 'bad', which theirs 1.0 brings: there is no module 'absent_package', neither "
+        "posenc: 'bad', defined by theirs 1.0: there is no module 'absent_package', neither "
         "installed nor in the current folder."
     ]
 

@@ -1,5 +1,5 @@
-"""Where an encoding would not act, or something of the model would go on unseen, attach says so and
-leaves the model as it was."""
+"""attach refuses, and leaves the model unchanged, if the encoding would not act or a part of the
+model would be ignored."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""What save_pretrained leaves in the folder is enough to attach the same encoding again, and
-nothing else is taken for it."""
+"""The folder written by save_pretrained suffices to attach the same encoding again; no other
+encoding is accepted for it."""
 
 import json
 import shutil
@@ -82,7 +82,7 @@ def test_an_encoding_of_ones_own_is_never_imported_from_a_file(tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"LogALiBi.* cannot be built from a file.*encoding="):
         load(tmp_path)
-    with pytest.raises(ValueError, match=r"it holds .*LogALiBi.*, got .*ALiBi"):
+    with pytest.raises(ValueError, match=r"it has .*LogALiBi.*, got .*ALiBi"):
         load(tmp_path, encoding=posenc.ALiBi(num_heads=4))
     with pytest.raises(ValueError, match="does not fit the encoding"):
         load(tmp_path, encoding=posenc.PerLayer([LogALiBi(num_heads=4)] * 3))

@@ -71,7 +71,7 @@ def call(*arguments: str) -> int | str | None:
 
 def test_contract_as_a_report(folder, capsys):
     assert call("my.py:LogALiBi", "--contract") == 0
-    assert "my.py:LogALiBi holds to the contract" in capsys.readouterr().out
+    assert "my.py:LogALiBi passes the contract" in capsys.readouterr().out
     assert call("planted.py:PeeksAhead", "--contract", "--json") == 1
     out, err = capsys.readouterr()
     (found,) = json.loads(out)

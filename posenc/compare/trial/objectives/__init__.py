@@ -1,4 +1,4 @@
-"""What a model learns to say of a text: the next byte, hidden bytes, or what follows a source."""
+"""Training objectives on text: the next byte, masked bytes, or a continuation."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ OBJECTIVES: dict[str, Objective] = {each.name: each for each in (Causal(), Maske
 
 
 def objective_of(config: TrialConfig) -> Objective:
-    """What the trial's model learns to say."""
+    """Return the objective of a trial."""
     return OBJECTIVES[config.objective]

@@ -1,4 +1,4 @@
-"""The causal objective: the next byte after those before it."""
+"""The causal objective: predict the next byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test a model that is asked some of a window's bytes at every length, on the same bytes."""
+"""Test a model that predicts only some bytes of a window, at every length on the same bytes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from posenc.encodings.base.base import PositionEncoding
 def evaluate_asked(
     objective: Objective, model: nn.Module, symbols: np.ndarray, config: TrialConfig
 ) -> Scores:
-    """Bits per byte that is asked, by window length, by position inside the longest window, and by
-    the length of text up to the end of the same targets: what `evaluate_lengths` gives of the next
-    byte."""
+    """Return bits per target byte by window length, by position inside the longest window, and by
+    length of text up to the end of the same targets, like `evaluate_lengths`."""
     model.eval()
     whole, hidden = held_out = objective.ask_held_out(held_out_windows(symbols, config))
     encoding: PositionEncoding = model.encoding  # type: ignore[assignment]
@@ -39,13 +38,13 @@ def evaluate_asked(
         total = sum(losses.sum().item() for losses, _ in parts)
         by_length.append(LengthScore(length, bits(total / sum(int(a.sum()) for _, a in parts))))
         by_position = _by_position(*parts[0])
-    alone = {targets} if len(objective.stacks) == 1 else set()  # of two, one would read nothing
+    alone = {targets} if len(objective.stacks) == 1 else set()  # an encoder needs some input
     for length in sorted({*alone, *config.test_lengths}):
         reason = cannot(encoding, objective.longest_part(length, targets))
         if reason:
             by_context.append(LengthScore(length, None, reason))
             continue
-        # Hidden bytes before the targets would take context away: only the targets' are.
+        # Mask bytes among the targets only: masks before them would remove context.
         asked = hidden[:, -length:].clone()
         asked[:, :-targets] = False
         losses = _losses(objective, model, whole[:, -length:], asked, config)
@@ -56,7 +55,7 @@ def evaluate_asked(
 def _losses(
     objective: Objective, model: nn.Module, rows: Tensor, asked: Tensor, config: TrialConfig
 ) -> Tensor:
-    """(rows, length) nats in float64 on the CPU, 0 where nothing is asked."""
+    """Return (rows, length) nats in float64 on the CPU, 0 where there is no target."""
     at_once = max(1, TOKENS_AT_ONCE // rows.shape[1])
     found = torch.zeros(rows.shape, dtype=torch.float64)
     pieces = zip(rows.split(at_once), asked.split(at_once), strict=True)

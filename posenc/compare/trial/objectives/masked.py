@@ -1,4 +1,4 @@
-"""The masked objective: a window is read from both sides, and the bytes hidden in it are said."""
+"""The masked objective: predict masked bytes of a window from both sides."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from posenc.models.stack import require_bidirectional
 from posenc.positions import Positions
 
 MASK = VOCABULARY
-"""The symbol in place of a hidden byte."""
+"""The symbol that replaces a masked byte."""
 SHARE = 0.15
-"""Of the bytes of a window, as in BERT; all are replaced by the mask, because nothing is tuned
-afterwards that would never see it."""
+"""Fraction of masked bytes, as in BERT. All are replaced by the mask, because no fine-tuning
+without masks follows."""
 _HELD_OUT = 1 << 62
-"""First half of the key of held-out draws; those of training are seeds, and smaller."""
+"""First half of the random key for held-out masks; training uses seeds, which are smaller."""
 
 
 class MaskedModel(Decoder):
-    """The decoder of the other objectives without its causal mask: every token sees all.
+    """The decoder of the other objectives without its causal mask: every token sees all tokens.
 
     Raises: ValueError for an encoding that needs causal attention.
 
@@ -48,18 +48,18 @@ class MaskedModel(Decoder):
         positions: Positions | None = None,
         **options: Any,
     ) -> Float[Tensor, "batch len vocab_size"]:
-        """Logits of each token itself."""
+        """Return the logits of each token itself."""
         return super().forward(tokens, positions, **options, mask=masks.full)
 
 
 def hidden_in_training(rows: Tensor, seed: int, step: int) -> Tensor:
-    """Which bytes of a step's windows are hidden, drawn from the seed and the step."""
-    # jumped: the same key draws where the windows begin.
+    """Return True for masked bytes of a step's windows, drawn from the seed and the step."""
+    # jumped, because the same key draws the start of windows.
     return _drawn(rows, np.random.Philox(key=[seed, step]).jumped())
 
 
 def hidden_in_tests(rows: Tensor) -> Tensor:
-    """Which bytes of held-out windows are hidden, the same for all seeds and encodings."""
+    """Return True for masked bytes of held-out windows, the same for all seeds and encodings."""
     return _drawn(rows, np.random.Philox(key=np.array([_HELD_OUT, rows.shape[1]], np.uint64)))
 
 
@@ -89,7 +89,7 @@ class Masked(Objective):
 
 
 def _drawn(rows: Tensor, bits: np.random.BitGenerator) -> Tensor:
-    """SHARE of the bytes, and at least one of each window."""
+    """Draw SHARE of the bytes, and at least one of each window."""
     random = np.random.Generator(bits)
     hidden = random.random(tuple(rows.shape)) < SHARE
     hidden[np.arange(len(hidden)), random.integers(hidden.shape[1], size=len(hidden))] = True

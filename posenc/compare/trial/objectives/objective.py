@@ -1,4 +1,4 @@
-"""What an objective is: a model, what it is asked of windows of a text, and its test."""
+"""The base class of objectives: a model, its targets in windows of a text, and its test."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from posenc.compare.results import LengthScore, PositionScore
 from posenc.compare.trial.config import TrialConfig
 
 Asked = tuple[Tensor, ...]
-"""What is asked of windows: tensors that have one row for each of them."""
+"""Windows and their targets: tensors with one row for each window."""
 Scores = tuple[tuple[LengthScore, ...], tuple[PositionScore, ...], tuple[LengthScore, ...]]
-"""By length, by position in the longest window, and by context before the same targets."""
+"""Scores by length, by position in the longest window, and by context before the same targets."""
 
 
 class Objective(ABC):
-    """What a model learns to say of a text.
+    """An objective of training on text.
 
-    name: as on the command line.
+    name: name on the command line.
     model: makes the model from its sizes and one encoding for each of its stacks.
-    stacks: whether each stack of layers that takes an encoding is causal; the last one is that of
-        which a report shows what the encoding was built with.
-    marks: symbols that the model reads beside those of the text.
-    said: a sentence of the report on what is scored; "" where that is every byte.
+    stacks: for each stack of layers with an encoding, True if it is causal; reports show the
+        arguments of the last stack's encoding.
+    marks: number of symbols in addition to those of the text.
+    said: a sentence for the report on what is scored; "" for every byte.
     """
 
     name: ClassVar[str]
@@ -38,36 +38,35 @@ class Objective(ABC):
 
     @abstractmethod
     def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
-        """What a step of training asks of windows, (rows, length + 1) symbols with the one after
-        each of them."""
+        """Return the windows and targets of a training step, from rows of length + 1 symbols."""
 
     @abstractmethod
     def ask_held_out(self, rows: Tensor) -> Asked:
-        """The same of held-out windows, for all seeds alike."""
+        """Return held-out windows and targets, the same for all seeds."""
 
     def count(self, asked: Asked) -> int:
-        """How many bytes are asked: by default those that the second tensor marks."""
+        """Return the number of target bytes: by default those that the second tensor marks."""
         return int(asked[1].sum())
 
     @abstractmethod
     def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
-        """Cross-entropy in nats of each byte that is asked, row by row."""
+        """Return the cross-entropy in nats of each target byte, row by row."""
 
     @abstractmethod
     def test(self, model: nn.Module, symbols: np.ndarray, config: TrialConfig) -> Scores:
-        """Bits per byte on held-out text at every length.
+        """Return bits per byte on held-out text at every length.
 
         Raises: FloatingPointError for a loss that is not finite.
         """
 
     def longest_part(self, length: int, said: int | None = None) -> int:
-        """How many positions a stack counts in a window of this length at most, where the last
-        `said` bytes are asked."""
+        """Return the maximum number of positions in a stack for a window of this length whose last
+        `said` bytes are targets."""
         return length
 
     def cut(self, whole: Asked, length: int) -> Iterator[Asked]:
-        """Held-out windows and what is asked of them, of which every byte is asked once, as pieces
-        of `length` that ask the same bytes; then what remains."""
+        """Cut held-out windows into pieces of `length` with the same targets, each once; then yield
+        the rest."""
         longest = whole[0].shape[1]
         stop = longest // length * length
         starts = range(0, stop, length)

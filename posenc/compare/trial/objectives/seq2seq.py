@@ -1,5 +1,5 @@
-"""The sequence-to-sequence objective: an encoder reads the first half of a window from both sides,
-and a decoder that attends to it says the second."""
+"""The sequence-to-sequence objective: an encoder reads the first half of a window, a decoder
+predicts the second."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from posenc.encodings.base.base import PositionEncoding
 from posenc.models import EncoderDecoder
 
 BEGIN = VOCABULARY
-"""The symbol that the decoder reads before the first byte that it says."""
+"""The symbol that the decoder reads before its first byte."""
 
 
 class Continuation(EncoderDecoder):
-    """Says what follows a source. Each stack has an encoding of its own, made by the same text, and
-    the attention to the source has none, as in the original Transformer and in T5."""
+    """Predict the continuation of a source. Each stack has its own encoding, built from the same
+    text; cross-attention has none, as in the original Transformer and in T5."""
 
     @property
     def encoding(self) -> PositionEncoding:
-        """That of the decoder; the encoder's has the same limits."""
+        """Return the encoding of the decoder; that of the encoder has the same limits."""
         return self.decoder.encoding
 
 
 class Seq2Seq(Objective):
-    """The next byte of the second half of a window, after those before it in that half and the
-    whole first half.
+    """Predict each byte of the second half of a window from the first half and the bytes before it.
 
     Source: prefix language modelling in Raffel et al. 2020, arXiv:1910.10683, section 3.3.1.
     """
@@ -44,8 +43,8 @@ class Seq2Seq(Objective):
     stacks = (False, True)
     marks = 1
     said = (
-        "An encoder reads the first half of each window and a decoder says the second, which alone "
-        "is scored."
+        "An encoder reads the first half of each window and a decoder predicts the second; only "
+        "the second is scored."
     )
 
     def ask(self, rows: Tensor, seed: int, step: int) -> Asked:

@@ -1,7 +1,7 @@
-"""Scalings of RoPE's frequencies for contexts longer than the trained one: plain numbers, no torch.
+"""Scalings of RoPE's frequencies for contexts longer than in training; no torch.
 
-Each scaling is a frozen dataclass with one formula. All of it is decimal arithmetic of 50 digits,
-so that scaled angles are as exact as unscaled ones.
+Each scaling is a frozen dataclass with one formula. They compute with 50 decimal digits, so scaled
+angles are as exact as unscaled ones.
 """
 
 from posenc.encodings.queries_keys.rope_scaling.by_parts import Llama3, NTKByParts, NTKByPartsV1
@@ -33,7 +33,7 @@ SCALINGS: dict[str, type[Scaling]] = {
     "dynamic_ntk": DynamicNTK,
     "dynamic_yarn": DynamicYaRN,
 }
-"""The scalings by the names that the registry, the tool and Hugging Face use."""
+"""The scalings by the names that the registry, the commands and Hugging Face use."""
 
 __all__ = [
     "NTK",

@@ -1,4 +1,4 @@
-"""Fast pairs kept, slow pairs interpolated, a ramp between."""
+"""Scalings that keep fast pairs, interpolate slow pairs and blend between."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from posenc.encodings.queries_keys.rope_scaling.uniform import ntk_frequencies
 def blend(
     inv_freq: Sequence[Decimal], factor: Decimal, kept: Sequence[Decimal]
 ) -> tuple[Decimal, ...]:
-    """(1 - kept) f / factor + kept f, per pair."""
+    """Return (1 - kept) f / factor + kept f for each pair."""
     return tuple((1 - keep) * f / factor + keep * f for f, keep in zip(inv_freq, kept, strict=True))
 
 
 def _pair_index(turns: float, rotary_dim: int, rope_theta: float, length: int) -> Decimal:
-    """The real-valued index of the pair that turns `turns` times within `length` positions."""
+    """Return the real-valued index of the pair with `turns` turns within `length` positions."""
     return rotary_dim * (Decimal(length) / (Decimal(turns) * TWO_PI)).ln() / (2 * _log(rope_theta))
 
 
@@ -30,16 +30,16 @@ def _log(x: float) -> Decimal:
 
 
 def ramp(low: Decimal, high: Decimal, count: int) -> list[Decimal]:
-    """0 up to index `low`, 1 from `high` on, linear between."""
+    """Return 0 up to index `low`, 1 from `high` on, linear between."""
     if low == high:
-        high += Decimal("0.001")  # as the authors do, to stay off a division by zero
+        high += Decimal("0.001")  # as in the authors' code, against division by zero
     return [min(max((t - low) / (high - low), Decimal(0)), Decimal(1)) for t in range(count)]
 
 
 def index_range(
     fast: float, slow: float, rotary_dim: int, rope_theta: float, length: int, truncate: bool
 ) -> tuple[Decimal, Decimal]:
-    """The pairs between which YaRN's ramp runs."""
+    """Return the pair indices at which YaRN's ramp begins and ends."""
     low = _pair_index(fast, rotary_dim, rope_theta, length)
     high = _pair_index(slow, rotary_dim, rope_theta, length)
     if truncate:
@@ -49,12 +49,11 @@ def index_range(
 
 @dataclass(frozen=True)
 class NTKByParts(Scaling):
-    """The paper's NTK-by-parts: theta' = (1 - g) theta/factor + g theta, with
-    g = clip((r - alpha) / (beta - alpha), 0, 1) linear in r = original_max_positions / wavelength.
+    """Scale as the paper's NTK-by-parts: theta' = (1 - g) theta/factor + g theta.
 
-    Pairs that turn more than beta times within the trained length stay, those that turn less than
-    alpha times are interpolated. Released YaRN code uses another ramp (see YaRN).
-
+    g = clip((r - alpha) / (beta - alpha), 0, 1), r = original_max_positions / wavelength: pairs
+    with more than beta turns within the training length stay, pairs with less than alpha turns are
+    interpolated. Released YaRN code uses another ramp (see YaRN).
     Source: Peng et al. 2023, arXiv:2309.00071, definition 2.
     """
 
@@ -84,8 +83,8 @@ class NTKByParts(Scaling):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Llama 3.1: wavelengths below L/high_freq_factor stay, those above L/low_freq_factor are
-    multiplied by `factor`, frequencies between are blended.
+    """Scale as Llama 3.1: wavelengths below L/high_freq_factor stay, those above L/low_freq_factor
+    are multiplied by `factor`, frequencies between are blended.
 
     This is the paper's NTK-by-parts with alpha = low_freq_factor, beta = high_freq_factor.
     Source: Meta 2024, github.com/meta-llama/llama-models, apply_scaling.
@@ -112,12 +111,12 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True)
 class NTKByPartsV1(Scaling):
-    """bloc97's first by-parts, of YaRN's repository: interpolation, NTK-aware and unscaled
-    frequencies joined by two ramps in the pair's index.
+    """Scale as bloc97's first by-parts: two ramps in the pair's index join interpolated, NTK-aware
+    and unscaled frequencies.
 
-    Its constants were found by hand for Llama: interpolation gives way to NTK between 1.25 and
-    0.75 turns, NTK to the unscaled frequencies between 16 and 2. ntk_factor and
-    extrapolation_factor say how much of either step is taken.
+    Its constants were tuned by hand for Llama: one ramp, from interpolation to NTK, is between 0.75
+    and 1.25 turns, the other, from NTK to unscaled, between 2 and 16. ntk_factor and
+    extrapolation_factor are the fractions of the two steps that are taken.
     Source: github.com/jquesnelle/yarn, LlamaPartNTKScaledRotaryEmbedding.
     """
 

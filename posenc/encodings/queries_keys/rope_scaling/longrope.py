@@ -1,4 +1,4 @@
-"""LongRoPE: a factor of its own for every pair."""
+"""LongRoPE: one factor for each pair."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from posenc.encodings.queries_keys.rope_scaling.scaling import (
 
 
 def longrope_temperature(factor: float, original_max_positions: int) -> float:
-    """LongRoPE's sqrt(1 + ln(factor) / ln(original_max_positions)); 1 where nothing is extended."""
+    """Return LongRoPE's sqrt(1 + ln(factor) / ln(original_max_positions)); 1 if factor <= 1."""
     if factor <= 1:
         return 1.0
     return math.sqrt(1 + math.log(factor) / math.log(original_max_positions))
@@ -27,19 +27,18 @@ def longrope_temperature(factor: float, original_max_positions: int) -> float:
 
 @dataclass(frozen=True)
 class LongRoPE(Scaling):
-    """LongRoPE: every pair's frequency divided by its own searched factor.
+    """Divide each pair's frequency by its own searched factor: LongRoPE.
 
-    theta'_t = theta_t / long_factor[t] where the current length exceeds the trained one, else
-    theta_t / short_factor[t]. With equal lists, any frequencies at all can be written this way.
+    theta'_t = theta_t / long_factor[t] if the current length exceeds original_max_positions,
+    otherwise theta_t / short_factor[t]. Two equal lists can express any frequencies.
 
-    factor: how many times longer the context becomes; sets the temperature.
-    short_factor: None means 1 for every pair. long_factor: None means `factor` for every pair, the
-    interpolation that a search starts from.
-    attention_factor: what multiplies cos and sin; None means
+    factor: new context length divided by the old one; sets the temperature.
+    short_factor: None means 1 for every pair. long_factor: None means `factor` for every pair,
+    position interpolation, where a search starts.
+    attention_factor: factor of cos and sin; None means
     sqrt(1 + ln(factor) / ln(original_max_positions)), at every length.
-    exempt_tokens: the first positions keep the unscaled rotation, without attention_factor.
-
-    Raises: ValueError where a list does not fit rotary_dim or holds a number that is not positive.
+    exempt_tokens: number of first positions with the unscaled rotation and no attention_factor.
+    Raises: ValueError if a list does not fit rotary_dim or has a number that is not positive.
     Source: Ding et al. 2024, arXiv:2402.13753, section 3; github.com/microsoft/LongRoPE.
     """
 
@@ -53,7 +52,7 @@ class LongRoPE(Scaling):
 
     def __post_init__(self) -> None:
         require_factor(self, self.factor)
-        expected = "original_max_positions is the trained length in tokens, at least 2"
+        expected = "original_max_positions is the training length in tokens, at least 2"
         require(self, self.original_max_positions >= 2, expected, self.original_max_positions)
         require_temperature(self, self.attention_factor)
         require(self, self.exempt_tokens >= 0, "exempt_tokens must be >= 0", self.exempt_tokens)
@@ -62,7 +61,7 @@ class LongRoPE(Scaling):
             if factors is not None:
                 object.__setattr__(self, name, tuple(float(f) for f in factors))
                 valid = all(math.isfinite(f) and f > 0 for f in factors)
-                require(self, valid, f"{name} must hold positive numbers", list(factors))
+                require(self, valid, f"{name} must be positive numbers", list(factors))
 
     @property
     def depends_on_length(self) -> bool:  # type: ignore[override]

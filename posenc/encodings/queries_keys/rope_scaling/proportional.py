@@ -1,4 +1,4 @@
-"""p-RoPE: the slowest pairs do not turn."""
+"""p-RoPE: leave the slowest pairs unrotated."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from posenc.encodings.queries_keys.rope_scaling.scaling import (
 
 @dataclass(frozen=True)
 class Proportional(Scaling):
-    """p-RoPE: keep the fastest int(p * rotary_dim / 2) pairs, do not rotate the others.
+    """Rotate only the fastest int(p * rotary_dim / 2) pairs: p-RoPE.
 
-    Unlike partial rotary, the spectrum is cut, not spread anew over fewer pairs. `factor` divides
-    the frequencies that stay.
+    Partial rotary spreads the whole spectrum over fewer pairs; p-RoPE cuts off its slow end.
+    `factor` divides the frequencies that stay.
     Source: Barbero et al. 2025, arXiv:2410.06205, section 6. Hugging Face: "proportional".
     """
 
@@ -29,7 +29,7 @@ class Proportional(Scaling):
     source: ClassVar[str] = "Barbero et al. 2025, arXiv:2410.06205, section 6"
 
     def __post_init__(self) -> None:
-        require(self, 0 <= self.p <= 1, "p is the share of pairs to rotate, 0 to 1", self.p)
+        require(self, 0 <= self.p <= 1, "p is the fraction of pairs to rotate, 0 to 1", self.p)
         require_factor(self, self.factor)
 
     def frequencies(self, rotary_dim, rope_theta, length=None) -> Frequencies:

@@ -1,4 +1,4 @@
-"""The base of RoPE's scalings: what each one defines, and how its arguments are checked."""
+"""The base class of RoPE's scalings, and checks of their arguments."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from posenc.encodings.numbers.frequencies import PRECISION, inverse_frequencies
 
 
 class Frequencies(NamedTuple):
-    """What a rotation needs: cos and sin of position * inv_freq, both times attention_factor."""
+    """Parameters of a rotation: cos and sin of position * inv_freq, both times attention_factor."""
 
     inv_freq: tuple[Decimal, ...]
     """Radians per position, one for each pair of channels."""
     attention_factor: float = 1.0
-    """The rotated part of the logits grows by its square."""
+    """Factor of cos and sin; multiplies the rotated part of the logits by its square."""
 
 
 def rope_frequencies(
@@ -24,7 +24,7 @@ def rope_frequencies(
     scaling: Scaling | None = None,
     length: int | None = None,
 ) -> Frequencies:
-    """The frequencies of RoPE under any scaling or none; `length` as in Scaling.frequencies."""
+    """Return the frequencies of RoPE with a scaling or none; `length` as in Scaling.frequencies."""
     if scaling is None:
         return Frequencies(inverse_frequencies(rotary_dim, rope_theta))
     with localcontext(PRECISION):
@@ -32,7 +32,7 @@ def rope_frequencies(
 
 
 class Scaling:
-    """The base of all scalings.
+    """Base class of all scalings.
 
     A subclass defines `frequencies`; it is called inside a 50-digit decimal context.
     """
@@ -42,7 +42,7 @@ class Scaling:
     """Number of first positions that keep the unscaled rotation."""
 
     depends_on_length: bool = False
-    """Whether the frequencies change with the current length: keys cached at one length are then
+    """True if the frequencies change with the current length; keys cached at one length are then
     wrong at another."""
 
     def __post_init__(self) -> None:
@@ -54,16 +54,16 @@ class Scaling:
 
     @property
     def logit_scale(self) -> float:
-        """A factor of the logits, in addition to 1/sqrt(head_dim) and to that of cos and sin."""
+        """Return a factor of the logits, in addition to 1/sqrt(head_dim) and attention_factor."""
         return 1.0
 
     def frequencies(
         self, rotary_dim: int, rope_theta: float, length: int | None = None
     ) -> Frequencies:
-        """Scaled frequencies of `rotary_dim` channels.
+        """Return the scaled frequencies of `rotary_dim` channels.
 
-        `length` is the current length in tokens, read only where `depends_on_length`; None means
-        the trained length.
+        `length` is the current length in tokens, read only if `depends_on_length`; None means the
+        training length.
         """
         raise NotImplementedError(f"{type(self).__name__} must define frequencies()")
 
@@ -77,13 +77,13 @@ def require_factor(scaling: Scaling, factor: float) -> None:
     require(
         scaling,
         math.isfinite(factor) and factor >= 1,
-        "factor is how many times longer the context becomes, a finite number of at least 1",
+        "factor (new context length / old) must be a finite number of at least 1",
         factor,
     )
 
 
 def require_length(scaling: Scaling, length: int) -> None:
-    expected = "original_max_positions is the trained length in tokens, at least 1"
+    expected = "original_max_positions is the training length in tokens, at least 1"
     require(scaling, length >= 1, expected, length)
 
 

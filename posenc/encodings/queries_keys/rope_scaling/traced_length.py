@@ -1,6 +1,6 @@
-"""Frequencies that follow the length, in compiled code: one operator that runs as it is.
+"""Frequencies that depend on the length, in compiled code: an operator that is not traced.
 
-A tracer cannot follow decimal arithmetic, and must not make one graph per length.
+A tracer cannot follow decimal arithmetic, and must not compile one graph per length.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from posenc.encodings.numbers.angles import Angles
 from posenc.encodings.queries_keys.rope_scaling import Scaling, rope_frequencies
 
 _RECIPES: dict[str, tuple[int, float, Scaling]] = {}
-"""The parameters by name: the operator takes tensors, numbers and strings, not dataclasses."""
+"""Parameters by name, because an operator takes tensors, numbers and strings, not dataclasses."""
 
 
 def recipe(rotary_dim: int, rope_theta: float, scaling: Scaling) -> str:
-    """Return a name of these parameters, equal for equal ones."""
+    """Register these parameters and return their name, equal for equal parameters."""
     key = f"{rotary_dim}, {rope_theta!r}, {scaling!r}"
     _RECIPES[key] = rotary_dim, rope_theta, scaling
     return key
@@ -28,8 +28,8 @@ def cos_sin_at_length(
 ) -> tuple[Tensor, Tensor]:
     """Return float64 cos and sin, (*positions.shape, pairs), times the factor at `length`.
 
-    `key` is what `recipe` gave.
-    `axes`: the component of a position that each pair turns with; empty where there is but one.
+    `key` comes from `recipe`. `axes` is the position component of each pair, empty if positions
+    have one component.
     """
     inv_freq, factor = rope_frequencies(*_RECIPES[key], length)
     return Angles(inv_freq, axes or None).cos_sin(positions, torch.float64, factor)

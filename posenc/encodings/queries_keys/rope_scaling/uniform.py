@@ -1,4 +1,4 @@
-"""One factor for all pairs: positions interpolated, or the base made larger."""
+"""Scalings with one factor for all pairs: interpolated positions, or a larger base."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ntk_frequencies(
 
 @dataclass(frozen=True)
 class Linear(Scaling):
-    """Position interpolation: theta' = theta / factor, which is RoPE at real positions p / factor.
+    """Interpolate positions: theta' = theta / factor, which is RoPE at real positions p / factor.
 
     Source: Chen et al. 2023, arXiv:2306.15595, section 2.3. Hugging Face: "linear".
     """
@@ -41,9 +41,9 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class NTK(Scaling):
-    """NTK-aware: base' = base * factor^(d/(d-2)) with d the rotary dim.
+    """Enlarge the base, NTK-aware: base' = base * factor^(d/(d-2)), d = rotary_dim.
 
-    The fastest pair stays, the slowest is divided by exactly `factor`.
+    The fastest frequency stays; the slowest is divided by exactly `factor`.
     Source: bloc97 2023, in Peng et al. 2023, arXiv:2309.00071, section 3.1.
     """
 
@@ -56,7 +56,8 @@ class NTK(Scaling):
 
 @dataclass(frozen=True)
 class DynamicLinear(Scaling):
-    """Position interpolation by the current length l: theta' = theta * L / l beyond the trained L.
+    """Interpolate positions by the current length l: theta' = theta * L / l beyond training length
+    L.
 
     Source: github.com/jquesnelle/yarn, LlamaDynamicScaledRotaryEmbedding with ntk=False.
     """
@@ -73,9 +74,11 @@ class DynamicLinear(Scaling):
 
 @dataclass(frozen=True)
 class DynamicNTK(Scaling):
-    """NTK-aware by the current length l: base' = base * (factor l/L - (factor - 1))^(d/(d-2)).
+    """Enlarge the base by the current length l.
 
-    Nothing changes up to the trained length L. Source: emozilla 2023, in Peng et al. 2023,
+    base' = base * (factor l/L - (factor - 1))^(d/(d-2)), with d = rotary_dim.
+
+    Nothing changes up to the training length L. Source: emozilla 2023, in Peng et al. 2023,
     arXiv:2309.00071, section 3.3. Hugging Face: "dynamic".
     """
 

@@ -1,4 +1,4 @@
-"""YaRN: by parts, with the logits scaled."""
+"""YaRN: scale by parts, with a temperature of the logits."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from posenc.encodings.queries_keys.rope_scaling.scaling import (
 
 
 def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
-    """YaRN's sqrt(1/t) = 0.1 mscale ln(factor) + 1; 1 where nothing is extended."""
+    """Return YaRN's sqrt(1/t) = 0.1 mscale ln(factor) + 1; 1 if factor <= 1."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 @dataclass(frozen=True)
 class YaRN(Scaling):
-    """YaRN as released: a ramp linear in the pair's index between the pairs that turn beta_fast
-    and beta_slow times within the trained length, and a temperature on cos and sin.
+    """Scale as released YaRN: a linear ramp in the pair's index between the pairs with beta_fast
+    and beta_slow turns within the training length, and a temperature on cos and sin.
 
-    attention_factor: what multiplies cos and sin; None means
+    attention_factor: factor of cos and sin; None means
     (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1), at every length.
-    mscale, mscale_all_dim: DeepSeek's pair; its second half returns squared in the scale of all
-    logits (`logit_scale`), rotated or not. Hugging Face's Llama leaves that square out, and ignores
+    mscale, mscale_all_dim: DeepSeek's pair. The temperature of mscale_all_dim, squared, also
+    multiplies all logits (`logit_scale`). Hugging Face's Llama leaves that factor out and ignores
     one of the two without the other: give attention_factor for its checkpoints.
-    extrapolation_factor: how much of the fast pairs' own frequency is kept, from 0 to 1.
+    extrapolation_factor: fraction of the fast pairs' own frequency that is kept, from 0 to 1.
     truncate: round the ends of the ramp to whole pairs (False: gpt-oss).
 
-    Raises: ValueError for numbers that make no ramp, or attention_factor together with mscale.
+    Raises: ValueError for beta_fast < beta_slow, or attention_factor together with mscale.
     Source: Peng et al. 2023, arXiv:2309.00071, section 3; github.com/jquesnelle/yarn;
     DeepSeek-AI 2024, arXiv:2405.04434.
     """
@@ -90,7 +90,8 @@ class YaRN(Scaling):
 
 @dataclass(frozen=True)
 class DynamicYaRN(Scaling):
-    """YaRN with factor = l / L at the current length l; plain RoPE up to the trained length L.
+    """Scale as YaRN with factor = l / L at the current length l; plain RoPE up to training length
+    L.
 
     Source: github.com/jquesnelle/yarn, LlamaDynamicYaRNScaledRotaryEmbedding.
     """

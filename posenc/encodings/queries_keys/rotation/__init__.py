@@ -1,1 +1,1 @@
-"""Turn pairs of channels of q and k: in plain operations, and by Triton on CUDA."""
+"""Rotate pairs of channels of q and k: in plain operations, or by Triton on CUDA."""

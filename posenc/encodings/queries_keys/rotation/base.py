@@ -1,4 +1,4 @@
-"""The base of all methods that rotate q and k by angles which depend only on the positions."""
+"""The base class of encodings that rotate q and k by angles of their positions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Turned = tuple[
     Float[Tensor, "batch num_heads {len(q)} {self.head_dim}"],
     Float[Tensor, "batch num_kv_heads {len(k)} {self.head_dim}"],
 ]
-"""q and k after `transform`, where their width stays."""
+"""q and k after a `transform` that keeps their width."""
 Table = Float[Tensor, "*tokens {len(self.angles)}"]
 
 
@@ -38,7 +38,7 @@ class Rotation(QueryKeyEncoding):
         self._ready: tuple[tuple[Remembered, Tensor, Tensor], ...] = ()
 
     def _rotate_by(self, frequencies: Frequencies, axes: Sequence[int] | None = None) -> None:
-        """Use these frequencies; pair t turns with component axes[t] of the positions."""
+        """Use these frequencies; component axes[t] of the positions rotates pair t."""
         self.angles = Angles(frequencies.inv_freq, axes)
         self.attention_factor = frequencies.attention_factor
         self._ready = ()
@@ -50,7 +50,7 @@ class Rotation(QueryKeyEncoding):
         device: torch.device | None = None,
     ) -> tuple[Table, Table]:
         """Return cos and sin of every pair's angle, each (len, pairs) or (batch, len, pairs), times
-        attention_factor. `device` is for a range, which has none."""
+        attention_factor. `device` is used if positions are a range."""
         if isinstance(positions, range):
             key = positions, dtype, device
             return self.kept(key, lambda: self._tables(tensor(positions, device), dtype))

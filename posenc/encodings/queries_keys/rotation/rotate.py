@@ -1,4 +1,4 @@
-"""Rotate pairs of channels: what every rotary method does to q and k."""
+"""Rotate pairs of channels, for every rotary method."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from torch.nn import functional as F
 from posenc.encodings.numbers.precision import at_least_float32
 
 FEW = 1 << 12
-"""Numbers in q and k up to which calling an operation costs more than what it does."""
+"""Elements in q and k up to which plain operations are faster than one autograd function."""
 STRIP = 1 << 17
-"""Numbers rotated at a time on the CPU: all steps between the first read and the last write stay in
-a core's cache."""
+"""Elements rotated at a time on the CPU, so that intermediate results stay in a core's cache."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Rotate the first 2 * cos.shape[-1] channels of x (batch, heads, len, head_dim); the rest
-    passes through.
-
-    Pair t is (2t, 2t+1) if `interleaved`, else (t, t + rotary_dim/2). cos and sin are (len, pairs)
-    or (batch, len, pairs). The rotation is computed in their dtype or x's, whichever is wider, in
-    at least float32, and rounded once. A learned cos or sin gets its gradient.
+    """Rotate the first 2 * cos.shape[-1] channels of x (batch, heads, len, head_dim); the rest is
+    unchanged. Pair t is (2t, 2t+1) if `interleaved`, else (t, t + rotary_dim/2). cos and sin are
+    (len, pairs) or (batch, len, pairs). The rotation is computed in their dtype or x's, whichever
+    is wider, in at least float32, and rounded once. Gradients flow to cos and sin too.
     """
     return rotate_together((x,), cos, sin, interleaved=interleaved)[0]
 
@@ -37,10 +34,10 @@ def rotate_together(
     """Rotate q and k of the same tokens, which may differ in heads: one launch on CUDA, one node of
     autograd's graph.
 
-    Raises: RuntimeError where the tables do not fit the tokens or the channels.
+    Raises: RuntimeError if the tables do not fit the tokens or the channels.
     """
     cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
-    # A compiler fuses plain operations; subclasses of Tensor may keep no memory to write into.
+    # A compiler fuses plain operations; subclasses of Tensor may have no memory to write into.
     if torch.compiler.is_compiling() or any(type(x) is not Tensor for x in xs):
         return _plain(interleaved, cos, sin, *xs)
     if xs[0].device.type == "cpu" and sum(x.numel() for x in xs) <= FEW:
@@ -70,8 +67,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 class _Rotate(torch.autograd.Function):
     """Rotate in one pass over memory, as one node of autograd's graph.
 
-    The gradient is the rotation by the negative angle, so x is kept only where the tables learn.
-    The rotation is linear in x and in (cos, sin): a tangent is the sum of two rotations.
+    The gradient is the rotation by the negative angle, so x is saved only if the tables are
+    trained. The rotation is linear in x and in (cos, sin): a tangent is the sum of two rotations.
     """
 
     @staticmethod
@@ -152,8 +149,8 @@ def _turn_neighbours(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _turn_halves(x: Tensor, turned: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
-    """Turn pairs (t, t + pairs) of `turned`, a copy of x, in place; cos_twice has a cosine for both
-    channels of a pair."""
+    """Rotate pairs (t, t + pairs) of `turned`, a copy of x, in place; cos_twice has a cosine for
+    both channels of a pair."""
     pairs = sin.shape[-1]
     turned.mul_(cos_twice)
     turned[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)

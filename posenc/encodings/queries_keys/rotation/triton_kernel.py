@@ -1,4 +1,4 @@
-"""Rotation of channel pairs in one pass on CUDA: reads x once, writes the result once."""
+"""Rotate channel pairs in one pass on CUDA: read x once, write the result once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 PROGRAM_NUMBERS = 2048
-"""Pairs that one program rotates: heads are taken together until they fill it."""
+"""Pairs that one program rotates: as many heads as fit."""
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def _heads_of(
     out_batch, out_head, out_token, out_channel,
     INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Turn the given heads of one token by c and s."""
+    """Rotate the given heads of one token by c and s."""
     batch, token = row // length, row % length
     pair = tl.arange(0, PAIRS)
     first = pair * 2 if INTERLEAVED else pair
@@ -74,15 +74,15 @@ def _kernel(
 
 def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, ...]:
     """Rotate the first 2 * pairs channels of one or two tensors (batch, heads, len, head_dim) by
-    one launch; the rest passes through. Any strides; two tensors may differ only in heads.
+    one launch; the rest is unchanged. Any strides; two tensors may differ only in heads.
 
     cos and sin are (1, len, pairs) or (batch, 1, len, pairs). The rotation is computed in their
     dtype and rounded once.
 
-    Raises: RuntimeError where the tables do not fit.
+    Raises: RuntimeError if the tables do not fit.
     """
     (batch, _, length, head_dim), pairs = xs[0].shape, cos.shape[-1]
-    # The kernel would read beyond tables of other sizes.
+    # expand raises for other sizes, at which the kernel would read out of bounds.
     cos, sin = (t.contiguous().expand(batch, 1, length, pairs) for t in (cos, sin))
     if 2 * pairs > head_dim:
         raise RuntimeError(f"rotate: {pairs} pairs of channels need more than {head_dim} channels.")
@@ -101,7 +101,7 @@ def launch(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) ->
     blocks = [triton.cdiv(x.shape[1], block_heads) for x in xs]
     if not batch * length * sum(blocks):
         return outs
-    kernel: Any = _kernel  # a plain function to a type checker where triton is not installed
+    kernel: Any = _kernel  # without triton, a type checker sees a plain function
     kernel[(batch * length, sum(blocks))](
         q, q_out, k, k_out, cos, sin, length, pairs, head_dim, q.shape[1], blocks[0], k.shape[1],
         *q.stride(), *q_out.stride(), *k.stride(), *k_out.stride(), cos.stride(0), cos.stride(2),
@@ -115,8 +115,8 @@ def _shapes(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool) -
     return [torch.empty_like(x) for x in xs]
 
 
-# An operator of torch, since tracers and dispatch modes see no launch of Triton's. Not
-# torch.library.custom_op: its checks take longer than the rotation of a few tokens.
+# An operator of torch, because tracers and dispatch modes do not see a launch by Triton. Not
+# torch.library.custom_op, whose checks take longer than the rotation of a few tokens.
 torch.library.define(
     "posenc::rotate", "(Tensor[] xs, Tensor cos, Tensor sin, bool interleaved) -> Tensor[]"
 )

@@ -14,10 +14,10 @@ from posenc.dialects.writers.recipes import Recipe
 
 @dataclass(frozen=True)
 class Export:
-    """folder: where its files are now. name: what the folder will be called. method: what stretched
-    it, in words. trained: its length before. longest: the new length. recipe: its config.json.
-    meaning: what that means. saved: the config of the model in memory. source, before: the original
-    folder and its config, None if the weights were changed too.
+    """An exported folder. folder: its current path. name: its final name. method: the method that
+    stretched it. trained: the original length. longest: the new length. recipe: its config.json.
+    meaning: the meaning of the recipe. saved: the config of the model in memory. source, before:
+    the original folder and its config, None if the weights were changed too.
     """
 
     folder: Path
@@ -33,6 +33,6 @@ class Export:
 
     @property
     def right(self) -> tuple[str, ...]:
-        """The runtimes that have the model and read the folder as meant."""
+        """Return the runtimes that have the model and read the folder correctly."""
         known = emulate(self.recipe.config)
         return tuple(n for n in RUNTIMES if known[n].knows and n not in self.recipe.cannot)

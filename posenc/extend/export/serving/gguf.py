@@ -40,8 +40,8 @@ def lines(export: Export) -> Iterator[str]:
 
 
 def uneditable(recipe: Recipe, meaning: Meaning) -> str:
-    """Return why no edit of the converted file makes libllama compute the meaning; empty if one
-    does."""
+    """Return why no edit of the converted file makes libllama compute the export's frequencies; ""
+    if one does."""
     what = changes_with_length(meaning)
     if what:
         return what
@@ -55,9 +55,9 @@ def uneditable(recipe: Recipe, meaning: Meaning) -> str:
 
 
 def options(before: Mapping[str, Any], meaning: Meaning) -> str:
-    """Return the llama.cpp options that make the original's GGUF file compute the meaning.
+    """Return llama.cpp options with which the original's GGUF file computes the same as the export.
 
-    Raises: ValueError where none do.
+    Raises: ValueError if there are none.
     """
     if set(meaning.parameters) != {"all"} or changes_with_length(meaning):
         raise ValueError("its command line accepts only one set of static frequencies")

@@ -28,7 +28,7 @@ KEYS = {
 
 
 def lines(export: Export, name: str, source: Path, before: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how to serve the extension from the original folder and its config, or why that
+    """Yield the lines to serve the extension from the original folder and its config, or why that
     fails."""
     yield ""
     try:

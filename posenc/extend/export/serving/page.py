@@ -29,7 +29,7 @@ CHUNKED = "VLLM_USE_V1=0 VLLM_ATTENTION_BACKEND=DUAL_CHUNK_FLASH_ATTN"
 
 
 def plain_page(name: str, longest: int, what: str, kind: str, *, sentences: bool) -> str:
-    """Return SERVE.md of a model outside of what posenc's emulators know. kind: transformers' class
+    """Return SERVE.md of a model that posenc's emulators do not know. kind: transformers' class
     that reads it. sentences: True if sentence-transformers reads it too."""
     lines = [
         f"# Serve {name}",

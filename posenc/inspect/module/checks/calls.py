@@ -147,7 +147,7 @@ def beside(subject: Subject) -> Measured:
     if both.shape != single.shape:
         return None, "takes no batch of positions"
     worst = _apart(subject, both, single)
-    return worst <= CLOSE, f"beside positions from {far[0]:,} on a row moves by {worst:.2g}"
+    return worst <= CLOSE, f"next to positions from {far[0]:,} on a row changes by {worst:.2g}"
 
 
 def own_start(subject: Subject) -> Measured:

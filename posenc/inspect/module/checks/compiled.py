@@ -15,7 +15,7 @@ LENGTHS = (16, 24, 40, 56, 72, 88)
 
 
 def one_graph(subject: Subject) -> Measured:
-    """Count the graphs that sequences of growing length need: a second one is for any length."""
+    """Count the graphs for sequences of growing length; the second one must work for any length."""
     lengths = [n for n in LENGTHS if n <= subject.length]
     if len(lengths) < len(LENGTHS):
         return None, f"does {subject.length} tokens only"

@@ -62,8 +62,8 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 def _differences(subject: Subject):
-    """Return what a difference of three positions gives, as a function of the start: the rotation
-    of each pair, or the cosine of two rows. None if there is nothing to compare."""
+    """Return the effect of moving by three positions, by start: the rotation of each pair, or the
+    cosine of two rows. None if there is nothing to compare."""
     counting = subject.form.without_positions()
     if subject.view.kind == "bias":
         return None

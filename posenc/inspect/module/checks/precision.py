@@ -24,7 +24,7 @@ def apart(subject: Subject) -> Measured:
 
 
 def activations(subject: Subject) -> Measured:
-    """Compare what bfloat16 activations get with what float32 activations get."""
+    """Compare results for bfloat16 activations with those for float32 activations."""
     if not subject.form.roles & _ACTIVATIONS:
         return None, "takes no activations"
     exact = subject.see(subject.inputs(subject.length))
