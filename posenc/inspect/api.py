@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from posenc.encodings.base.shape import ModelShape
-from posenc.inspect.encoding.sheet import SpecSheet
+from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.report.files.atomic import check_figures
 from posenc.report.page.page import Page
 

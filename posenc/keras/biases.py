@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from posenc.encodings.numbers.biases import (
+from posenc.encodings.numbers.slopes_and_buckets import (
     KERPLE_LOW,
     KERPLE_POWER_HIGH,
     KERPLE_STARTS,

@@ -8,8 +8,8 @@ tensor([[1, 0, 0, 0],
         [0, 0, 1, 1]], dtype=torch.int32)
 """
 
-from posenc.masks.mask import Mask, Read, Sight, check_documents, check_mask
-from posenc.masks.rules import (
+from posenc.masks.base import Mask, Read, Sight, check_documents, check_mask
+from posenc.masks.kinds import (
     attention_sinks,
     causal,
     chunked,

@@ -55,7 +55,10 @@ def mask_of(
 
 
 def _hidden(name: str, mask: Tensor) -> Tensor:
-    """Return where a mask hides. Raises: ValueError for a bias in the shape of a mask."""
+    """Return True where the mask hides a key.
+
+    Raises: ValueError for a bias; `name` stands in the message.
+    """
     if mask.dtype == torch.bool:
         return mask
     if not mask.is_floating_point():

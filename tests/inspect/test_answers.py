@@ -17,8 +17,8 @@ from posenc.inspect.checkpoint.structure import Structure
 from posenc.inspect.checkpoint.swap import Change, Swap
 from posenc.inspect.encoding import answer as of_encoding
 from posenc.inspect.encoding import captions, scores
+from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.scores import Decay, Resolution
-from posenc.inspect.encoding.sheet import SpecSheet
 from posenc.testing.layer import first_layer
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)

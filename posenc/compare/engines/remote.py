@@ -171,10 +171,10 @@ class Progress:
 
 
 class Remote:
-    """The half of an engine that does not depend on who owns the machines.
+    """Base class of engines that run trials on other machines.
 
-    A subclass has `send`, which gives a job to them, and `poll`, which waits a moment and calls
-    `told`, `ended` and `lost`.
+    A subclass defines `send`, which starts a job, and `poll`, which waits a moment and reports what
+    happened by `told` (a message of a trial), `ended` and `lost`.
     """
 
     def __init__(self, storage: str | None) -> None:

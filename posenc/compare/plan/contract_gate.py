@@ -13,10 +13,11 @@ _CHECKS = {name: CHECKS[name] for name in VOIDING}
 
 
 def find_void(compared: Sequence[Compared], allowed: bool) -> dict[str, str]:
-    """Return why a comparison with an encoding is invalid, by its text. posenc's own encodings are
-    checked by its tests.
+    """Return the user's encodings that break the contract: a dict from spec text to the reason.
 
-    Raises: ValueError for the first one, unless `allowed`.
+    posenc's own encodings are skipped, since the test suite checks them.
+
+    Raises: ValueError at the first such encoding, unless `allowed`.
     """
     found = {}
     for each in compared:

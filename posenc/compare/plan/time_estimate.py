@@ -96,7 +96,7 @@ def _measured(trials: Sequence[TrialConfig], folder: Path) -> dict[str, float]:
 
 
 def main(parent: str, study_folder: str, *trial_folders: str) -> int:
-    """Run the measuring process: print one object, from the kind of a trial to its seconds."""
+    """Run the measuring process: print a JSON object from each kind of trial to its seconds."""
     process.end_with_parent(int(parent))
     # Prints of a user's encoding must not mix with the result.
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")

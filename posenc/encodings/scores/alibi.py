@@ -10,9 +10,9 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.encodings.base.distance_bias import DistanceBias
-from posenc.encodings.numbers.biases import alibi_heads
 from posenc.encodings.numbers.device_copies import Constants
 from posenc.encodings.numbers.precision import per_head, real
+from posenc.encodings.numbers.slopes_and_buckets import alibi_heads
 from posenc.encodings.terms.dense import Dense
 from posenc.encodings.terms.tokens import Tokens
 

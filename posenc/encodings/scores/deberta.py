@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from posenc.encodings.base.base import PositionEncoding, check_head_dim, check_heads
 from posenc.encodings.base.claims import Claims
 from posenc.encodings.base.placed import require_whole
-from posenc.encodings.numbers.biases import deberta_ends
 from posenc.encodings.numbers.heads import for_every_head
 from posenc.encodings.numbers.precision import at_least_float32
+from posenc.encodings.numbers.slopes_and_buckets import deberta_ends
 from posenc.encodings.numbers.tracking import free_ends
 from posenc.encodings.terms.by_distance import ByDistance
 from posenc.encodings.terms.term import Term

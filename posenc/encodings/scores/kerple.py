@@ -10,8 +10,8 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from posenc.encodings.base.distance_bias import DistanceBias
-from posenc.encodings.numbers.biases import KERPLE_LOW, KERPLE_POWER_HIGH, KERPLE_STARTS
 from posenc.encodings.numbers.precision import per_head, real
+from posenc.encodings.numbers.slopes_and_buckets import KERPLE_LOW, KERPLE_POWER_HIGH, KERPLE_STARTS
 
 
 class Kerple(DistanceBias):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from posenc.encodings.base.distance_bias import DistanceBias
 from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.numbers.biases import t5_edges
 from posenc.encodings.numbers.device_copies import Constants
 from posenc.encodings.numbers.precision import real
+from posenc.encodings.numbers.slopes_and_buckets import t5_edges
 
 
 class T5Bias(DistanceBias):

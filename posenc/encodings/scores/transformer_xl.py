@@ -168,7 +168,8 @@ class DistanceVectors(ByDistance):
     def _by_difference(
         self, coefficients: Tensor, q_positions: Tensor, kv_positions: Tensor
     ) -> Tensor:
-        """Return products with sin and cos of a difference, from those of query and key."""
+        """Return the products of coefficients (one row a query) with the sin and cos of every
+        distance, by the identities for the angle of a difference."""
         both = self.xl.angles.cos_sin(kv_positions, coefficients.dtype)
         return self._turned(coefficients, q_positions) @ torch.cat(both, dim=-1).unsqueeze(-3).mT
 

@@ -24,14 +24,14 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Change:
-    """Changes by the exchange, with or without positions. Distances are relative: the length of the
-    difference over the length of the state.
+    """How much states and predictions change when two words swap places, with positions or without.
 
-    by_group: change of the last layer's state, for each group of the original sentence, followed to
-    its new place. last_by_layer, outside_by_layer, all_by_layer: largest change of the last token,
-    of the tokens before and after the exchanged stretch, and of all tokens; embeddings first.
+    Distances are relative: the length of the difference over the length of the state.
+    by_group: change of each word's state in the last layer, between its old and its new place.
+    last_by_layer, outside_by_layer, all_by_layer: largest change of the last token,
+    of the tokens outside the swapped stretch, and of all tokens; entry 0 is the embeddings.
     logits: largest change of a logit at the last token (masked models: at any token). divergence:
-    from the old distribution there to the new one, in nats.
+    KL divergence there from the old distribution to the new one, in nats.
     """
 
     by_group: list[float]

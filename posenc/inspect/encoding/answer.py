@@ -10,9 +10,9 @@ import torch
 
 from posenc.encodings.base.base import PositionEncoding
 from posenc.encodings.registry import create
+from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import angles_of
 from posenc.inspect.encoding.scores import Decay
-from posenc.inspect.encoding.sheet import SpecSheet
 from posenc.testing.layer import first_layer
 
 LEVEL = math.log(1.25)

@@ -82,7 +82,8 @@ def in_added(table: Array) -> str:
 
 
 def in_lines(table: Array, picked: Sequence[int], what: str) -> str:
-    """Return which of the curves moves most and which least; table (points, curves)."""
+    """Return a caption: which of the curves `picked` varies most, which least. table (points,
+    curves)."""
     moves = {i: float(np.abs(np.diff(table[:, i])).sum()) for i in picked}
     most, least = max(moves, key=moves.__getitem__), min(moves, key=moves.__getitem__)
     if moves[most] <= 1.5 * moves[least]:

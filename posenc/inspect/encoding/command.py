@@ -13,7 +13,7 @@ import torch
 from posenc.encodings.base.shape import ModelShape
 from posenc.encodings.registry import create, parse
 from posenc.inspect.encoding.answer import answer
-from posenc.inspect.encoding.sheet import SpecSheet, measure
+from posenc.inspect.encoding.measurements import SpecSheet, measure
 from posenc.inspect.encoding.words import tables
 from posenc.report.files.atomic import check_figures
 from posenc.report.page.console import print_table, stdout

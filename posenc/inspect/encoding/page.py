@@ -14,7 +14,7 @@ from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.t5 import T5Bias
 from posenc.inspect.encoding import captions, figures, precision
 from posenc.inspect.encoding.answer import answer
-from posenc.inspect.encoding.sheet import SpecSheet
+from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.words import tables
 from posenc.report.page.page import Code, Headline, Page, Plot
 from posenc.report.page.table import Heading, Table

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from posenc.inspect.encoding.behaviour import COST_LENGTH
+from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import BOUND
 from posenc.inspect.encoding.scores import Decay
-from posenc.inspect.encoding.sheet import SpecSheet
 
 GROUPS: dict[str, dict[str, str]] = {
     "Near and far": {

@@ -15,13 +15,14 @@ HEADS = 2
 
 @dataclass(frozen=True)
 class Inputs:
-    """One call.
+    """Inputs of one forward call of the module under inspection.
 
     positions: (len) or (batch, len), int64. width: width of one token, or of one head.
     probe: the content (width) of every token; None: random, and the same for all tokens, so that
-        rows can differ by position only. changed: a token with another content.
+        rows can differ by position only. changed: index of a token that has another content.
     last: the number of tokens at the end that are queries; None: all.
-    offset: a number that the module adds to its own count. starts: (batch), its first real tokens.
+    offset: a number that the module adds to the positions it counts itself, as after a cache.
+    starts: (batch), the index of each sequence's first token that is not padding.
     """
 
     positions: Tensor

@@ -47,8 +47,8 @@ def channels(tensor: Tensor, axis: int) -> Tensor:
 
 
 def matrix(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Return (heads, queries, keys); with one axis of positions every query gets the same row of
-    keys."""
+    """Reorder a tensor whose axes of positions are `axes` to (heads, queries, keys); with one
+    such axis every query gets the same row of keys."""
     if len(axes) == 1:
         moved = tensor.movedim(axes[0], -1)
         return moved.reshape(-1, 1, moved.shape[-1])

@@ -9,7 +9,7 @@ import torch
 from posenc import PositionEncoding, masks
 from posenc.encodings.embeddings.learned import Learned
 from posenc.encodings.embeddings.sinusoidal import Sinusoidal
-from posenc.encodings.numbers import biases as bias_numbers
+from posenc.encodings.numbers import slopes_and_buckets as bias_numbers
 from posenc.encodings.queries_keys.rope import RoPE
 from posenc.encodings.queries_keys.rope_scaling import Linear, yarn
 from posenc.encodings.scores.alibi import ALiBi

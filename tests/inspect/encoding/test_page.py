@@ -7,8 +7,8 @@ import pytest
 
 from posenc import ModelShape, names
 from posenc.inspect.encoding import behaviour as running
+from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.page import make_page
-from posenc.inspect.encoding.sheet import measure
 from tests.browser import DESKTOP, PHONE, needs_chromium
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)

@@ -13,7 +13,7 @@ from posenc.cli import COMMANDS
 from posenc.encodings.base.claims import Claims
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
-from posenc.inspect.encoding.sheet import measure
+from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.words import rows
 from posenc.testing.layer import first_layer, moved
 

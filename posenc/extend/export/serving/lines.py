@@ -10,7 +10,8 @@ PACKAGES = {"transformers-5": "transformers>=5", "transformers-4": "transformers
 
 
 def serve(name: str, folder: str, longest: int) -> Iterator[str]:
-    """Yield the lines for a runtime other than llama.cpp, which reads another file."""
+    """Yield the instructions that serve the folder with `longest` tokens of context in the runtime
+    `name`; not for llama.cpp, which reads a GGUF file."""
     quoted = shlex.quote(folder)
     if name == "vllm":
         yield from fenced("sh", f"vllm serve {quoted} --max-model-len {longest}")

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from posenc.masks.mask import Mask, Read, Sight, take
+from posenc.masks.base import Mask, Read, Sight, take
 
 
 def _everyone(sight: Sight) -> Tensor:
