@@ -144,7 +144,7 @@ def test_the_answer_comes_first(capsys):
     with pytest.raises(SystemExit):
         main(["inspect", f"{HERE}:CastFrequencies"])
     first, second = capsys.readouterr().out.splitlines()[:2]
-    assert first.startswith("CastFrequencies gives cosines and sines of angles") and "1 of" in first
+    assert first.startswith("CastFrequencies returns cosines and sines of angles") and "1 of" in first
     assert "called as (x, position_ids)" in second
 
 
