@@ -22,9 +22,9 @@ NOTES = {
     "backward": "The same with the gradients of q, k, v and the encoding's parameters.",
     "memory": "MiB at the peak, counted by torch's allocator, on one thread.",
     "layer": "`posenc.Attention` of width 512, forward, next to projections around SDPA.",
-    "rotation": "Over a clone / over transformers. q has 32 heads, k 8, of 64 channels. Positions "
-    "differ from call to call, so that tables are computed in each, except for `same positions`. "
-    "A large clone spends most of its time on new pages of memory.",
+    "rotation": "Over a clone / over transformers. q has 32 heads, k 8, of 64 channels. Each call "
+    "computes its tables and writes to memory of its own. A clone of 32 MiB takes 4 or 20 ms, as "
+    "the C library has memory left or asks the system for it, so ratios to it vary.",
     "decode": "Over Llama with `sdpa` / with `eager`. `posenc.Decoder` and `LlamaForCausalLM`, two "
     "layers of width 512.",
     "training": "Over Llama with `sdpa` / with `eager`, both in float32. Four layers of width 128 "

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from posenc.report.machine.options import option
+
 KERAS_LAYERS = {
     "Sinusoidal": "SinusoidalPositionEncoding",
     "Learned": "LearnedPositionEmbedding",
@@ -29,12 +31,8 @@ def list_encodings(
             show_default="every name",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a list of objects in JSON.")
-    ] = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table in Markdown.")
-    ] = False,
+    as_json: Annotated[bool, option("Print a list of objects in JSON.", "--json")] = False,
+    markdown: Annotated[bool, option("Print the table in Markdown.", "--markdown")] = False,
 ) -> None:
     """List every encoding: place, parameters, claims, source, and how it is checked.
 

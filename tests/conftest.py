@@ -1,6 +1,8 @@
 """Every test draws the same numbers, whatever ran before it in the same process, and checks the
 shapes in posenc's signatures."""
 
+import sys
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ shapes.install()
 
 from posenc import cli  # noqa: E402 - after install
 from posenc.encodings.registry import known  # noqa: E402 - after install
+from tests import forked  # noqa: E402 - after install
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +28,19 @@ def names_of_one_test(monkeypatch):
     monkeypatch.setattr(known, "_classes", {})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True)
+def forks(request, monkeypatch):
+    """Trials are forks of this process, unless a test asks for a fresh process."""
+    if sys.platform == "linux" and "fresh_process" not in request.fixturenames:
+        forked.install(monkeypatch)
+
+
+@pytest.fixture
+def fresh_process():
+    """What is started, a trial or the proof of an export, is started as users start it."""
+
+
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     with browsers.Browser(tmp_path_factory.mktemp("profile")) as running:
         yield running
@@ -42,3 +57,11 @@ def call(capsys):
         return stop.value.code, out, err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory):
+    """A folder with a tiny random Llama."""
+    from tests.hf_models import save
+
+    return save("llama", tmp_path_factory.mktemp("llama") / "llama")

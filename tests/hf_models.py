@@ -8,6 +8,9 @@ import pytest
 transformers = pytest.importorskip("transformers")
 
 LENGTH = 64
+WORDS = [f"{i} the fox and the dog " * 12 for i in range(8)]
+NUMBERS = [" ".join(str((7 * i + j) % 200 + 20) for j in range(400)) for i in range(8)]
+"""Documents to extend on: in words, and in token ids."""
 COMMON = {
     "vocab_size": 257, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": LENGTH,

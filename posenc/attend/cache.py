@@ -86,11 +86,8 @@ class KVCache:
                     f"KVCache: it has {name} of shape {held}, got {tuple(t.shape)}: batch, heads "
                     "and width must not change. Use a new cache for other sequences."
                 )
-        if (
-            self.length
-            and "state" in new
-            and not ("state" in self._buffers or self._last_state is not None)
-        ):
+        stateful = "state" in self._buffers or self._last_state is not None
+        if self.length and "state" in new and not stateful:
             raise ValueError("KVCache: the tokens in it have no state, but the new ones do.")
         if self.where is not None:
             held, came = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, get_args
 
 import torch
@@ -115,8 +116,10 @@ class Attention(nn.Module):
         """
         encoding = self.encoding if encoding is None else check_encoding("Attention", encoding)
         axes = encoding.claims.num_axes
-        width = self.embed_dim
-        positions = check_embedded("Attention", x, positions, width, axes)
+        checked = functools.partial(
+            check_embedded, "Attention", embed_dim=self.embed_dim, num_axes=axes
+        )
+        positions = checked(x, positions)
         check_dtype("Attention", x, getattr(self.o_proj, "weight", None))  # adapters may have none
         if context is not None and (context_positions is None or memory is not None):
             raise ValueError("Attention: context needs context_positions and excludes memory.")
@@ -126,29 +129,21 @@ class Attention(nn.Module):
         token_axis = -1 if axes == 1 else -2
         source, source_positions = x, positions
         if context is not None:
-            source, source_positions = (
-                context,
-                check_embedded(
-                    "Attention", context, context_positions, width, axes, name="context"
-                ),
-            )
+            source = context
+            source_positions = checked(context, context_positions, name="context")
             if cache is not None and cache.length:  # the context is cached: append nothing
                 empty = tensor(source_positions, x.device).narrow(token_axis, 0, 0)
                 source, source_positions = x[:, :0], empty
         elif memory is not None:
-            earlier = check_embedded(
-                "Attention", memory, memory_positions, width, axes, name="memory"
-            )
+            earlier = checked(memory, memory_positions, name="memory")
             source = torch.cat([memory, x], dim=1)
             source_positions = join(earlier, positions, token_axis, x.shape[0], x.device)
         past = None if cache is None or not cache.length else cache.state
         kv_state = encoding.state(source, tensor(source_positions, x.device), past)
-        q_state = None
-        if kv_state is not None:
-            own = kv_state
-            if context is not None:
-                own = encoding.state(x, tensor(positions, x.device))
-            assert own is not None
+        q_state, own = None, kv_state
+        if kv_state is not None and context is not None:
+            own = encoding.state(x, tensor(positions, x.device))
+        if own is not None:
             q_state = own[:, :, own.shape[2] - x.shape[1] :]
         q, k, v = self._project(x, source)
         out = attention(

@@ -222,7 +222,7 @@ class Problem:
                 check_heads(self.encoding, row.shape[0], self.q)
                 return row.unfold(1, self.kv_len, 1).flip(1)[None]
             if isinstance(term, Dense):  # may be one row for the batch, and a tensor of the user
-                return term.values(rows, self.span).to(dtype, copy=True)
+                return term.values(rows, self.span).to(dtype, copy=not term.owns_values)
             zeros = self.q.new_zeros(*self.q.shape[:2], count, self.kv_len, dtype=dtype)
             return term.add(zeros, rows, self.span, None).to(dtype)
 

@@ -28,15 +28,16 @@ def interleaved(
     """Return the seconds of each call in each round; a first round is not counted.
 
     Each round runs all calls, beginning with another one each time, so a busy machine slows all of
-    them. A short call runs once untimed before it is timed; otherwise it would pay for memory that
-    the previous call returned to the system. After `least` rounds and `seconds` no further round
-    begins. The garbage collector runs between rounds only. `clock_name` tells which time is
-    measured.
+    them. A short call runs once untimed before it is timed, so that the caches are as it leaves
+    them. Results are freed after the round: each call writes to new memory, which costs more than
+    memory that the previous call freed. After `least` rounds and `seconds` no further round begins.
+    The garbage collector runs between rounds only. `clock_name` tells which time is measured.
     """
     names = list(calls)
     found: dict[str, list[float]] = {name: [] for name in names}
     short = {name for name, call in calls.items() if _time(call) < _SHORT}
     collecting = gc.isenabled()
+    results: list[Any] = []
     gc.collect()
     gc.freeze()  # existing objects are not searched after every round
     gc.disable()
@@ -48,8 +49,9 @@ def interleaved(
             first = done % len(names)
             for name in names[first:] + names[:first]:
                 if name in short:
-                    calls[name]()
-                found[name].append(_time(calls[name]))
+                    results.append(calls[name]())
+                found[name].append(_time(lambda name=name: results.append(calls[name]())))
+            results.clear()
             gc.collect()
     finally:
         gc.unfreeze()

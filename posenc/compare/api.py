@@ -50,11 +50,14 @@ def run(
     >>> from pathlib import Path
     >>> small = {"train_length": 16, "batch": 2, "width": 16, "layers": 1, "heads": 1, "seeds": 1}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     text = Path(folder, "text.txt")
+    ...     text, out = Path(folder, "text.txt"), Path(folder, "study")
     ...     _ = text.write_text("the cat sat on the mat. " * 200)
     ...     study = posenc.compare.run(
-    ...         ["rope"], text=text, test_lengths=[32], steps=1, out=Path(folder, "out"), **small
+    ...         ["rope"], text=text, test_lengths=[32], steps=1, out=out, **small
     ...     )
+    ...     written = sorted(path.name for path in out.glob("[!.]*.*"))
+    >>> written
+    ['events.jsonl', 'report.html', 'results.csv', 'study.json']
     >>> [(score.length, score.spread) for score in study.summary[0].by_length]
     [(16, 0.0), (32, 0.0)]
     >>> study.recommendation[:57]  # one step

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from posenc.compare.options import Options
-from posenc.report.machine.options import Figures
+from posenc.report.machine.options import Figures, option
 
 
 def compare(**given: Any) -> None:
@@ -35,14 +35,14 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for the report of several runs.  ",
-            show_default="a folder below runs/ named by the trials",
+        option(
+            "Folder for the report of several runs.  ",
+            shown="a folder below runs/ named by the trials",
         ),
     ] = None,
     published: Annotated[
         bool,
-        typer.Option("--published", help="Compare the order with published tables, with p-values."),
+        option("Compare the order with published tables, with p-values.", "--published"),
     ] = False,
     figures: Figures = None,
 ) -> None:
@@ -55,17 +55,14 @@ def report(
 def leaderboard(
     mine: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A run of `posenc compare --suite` to add to the published trials, if it has the "
+        option(
+            "A run of `posenc compare --suite` to add to the published trials, if it has the "
             "same recipe; may be repeated."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for the page.  ",
-            show_default="a folder below runs/ named by the trials",
-        ),
+        option("Folder for the page.  ", shown="a folder below runs/ named by the trials"),
     ] = None,
     figures: Figures = None,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from posenc.compare.budget import BUDGETS, SUITES, Budget
-from posenc.report.machine.options import Figures
+from posenc.report.machine.options import Figures, option
 
 DEFAULT_ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5")
 DEFAULT_BIDIRECTIONAL = ("sinusoidal", "learned", "rope", "alibi", "t5", "deberta")
@@ -47,31 +47,31 @@ class Options:
     ] = None
     text: Annotated[
         list[str] | None,
-        typer.Option(
-            help="File, folder or glob to train and test on, read as bytes; may be repeated.  ",
-            show_default="the source of Python's standard library",
+        option(
+            "File, folder or glob to train and test on, read as bytes; may be repeated.  ",
+            shown="the source of Python's standard library",
         ),
     ] = None
     task: Annotated[
         list[str] | None,
-        typer.Option(
-            help="What to learn; may be repeated: text, copy, copy_512, reverse, recall, "
+        option(
+            "What to learn; may be repeated: text, copy, copy_512, reverse, recall, "
             "flip_flop, offset, or, for encodings of rows and columns, grid. A task has its own "
             "lengths, steps and batch. See docs/compare.md.  ",
-            show_default="text",
+            shown="text",
         ),
     ] = None
     suite: Annotated[
         bool,
-        typer.Option(
+        option(
+            f"Compare on text and all tasks, with a small decoder. --budget {_said(SUITES)}.",
             "--suite",
-            help=f"Compare on text and all tasks, with a small decoder. --budget {_said(SUITES)}.",
         ),
     ] = False
     objective: Annotated[
         str,
-        typer.Option(
-            help="causal: predict the next byte or token, in a decoder. masked: predict 15 % of "
+        option(
+            "causal: predict the next byte or token, in a decoder. masked: predict 15 % of "
             "the bytes, which are masked, in an encoder. seq2seq: predict the second half of a "
             "window, in a decoder that attends to an encoder of the first. The last two are for "
             "text, and for encodings that are defined without a causal mask."
@@ -79,176 +79,144 @@ class Options:
     ] = "causal"
     train_length: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Length of a training window, in bytes; for a task, the longest in training.",
+            shown="128 for text",
             min=2,
-            help="Length of a training window, in bytes; for a task, the longest in training.",
-            show_default="128 for text",
         ),
     ] = None
     test_lengths: Annotated[
         str | None,
-        typer.Option(
-            help="Lengths of the test windows, in bytes, separated by commas; the training length "
+        option(
+            "Lengths of the test windows, in bytes, separated by commas; the training length "
             "is always included.",
-            show_default="1, 2, 4 and 8 times the training length for text",
+            shown="1, 2, 4 and 8 times the training length for text",
         ),
     ] = None
-    budget: Annotated[
-        str,
-        typer.Option(
-            help=f"{_said(BUDGETS)}. For budgets of --suite see --suite.",
-        ),
-    ] = "standard"
+    budget: Annotated[str, option(f"{_said(BUDGETS)}. For budgets of --suite see --suite.")] = (
+        "standard"
+    )
     seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of seeds, each a trial.", show_default="those of the budget"
-        ),
+        int | None, option("Number of seeds, each a trial.", shown="those of the budget", min=1)
     ] = None
     steps: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Optimizer steps of each trial.",
-            show_default="those of the budget for text",
-        ),
+        option("Optimizer steps of each trial.", shown="those of the budget for text", min=1),
     ] = None
     batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Training windows per step.", show_default="32 for text"),
+        int | None, option("Training windows per step.", shown="32 for text", min=1)
     ] = None
     width: Annotated[
-        int | None,
-        typer.Option(min=1, help="Width of the decoder, in channels.", show_default="128"),
+        int | None, option("Width of the decoder, in channels.", shown="128", min=1)
     ] = None
-    layers: Annotated[
-        int | None, typer.Option(min=1, help="Number of layers.", show_default="4")
-    ] = None
-    heads: Annotated[
-        int | None, typer.Option(min=1, help="Number of query heads.", show_default="4")
-    ] = None
+    layers: Annotated[int | None, option("Number of layers.", shown="4", min=1)] = None
+    heads: Annotated[int | None, option("Number of query heads.", shown="4", min=1)] = None
     kv_heads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of key/value heads.",
-            show_default="as many as --heads",
-        ),
+        int | None, option("Number of key/value heads.", shown="as many as --heads", min=1)
     ] = None
     projections: Annotated[
         str,
-        typer.Option(
-            help="Projections of attention: separate, k=v or q=k (shared), or none at all (none)."
-        ),
+        option("Projections of attention: separate, k=v or q=k (shared), or none at all (none)."),
     ] = "separate"
     config: Annotated[
         Path | None,
-        typer.Option(
-            help="A Hugging Face config.json, or its folder: the decoder gets its sizes unless "
+        option(
+            "A Hugging Face config.json, or its folder: the decoder gets its sizes unless "
             "other options set them.",
-            show_default="none",
+            shown="none",
         ),
     ] = None
     small: Annotated[
         bool,
-        typer.Option(
-            "--small",
-            help="Shrink the model of --config to at most 4 layers, about 4 heads and 64 channels "
+        option(
+            "Shrink the model of --config to at most 4 layers, about 4 heads and 64 channels "
             "per head; keeps the number of query heads per key/value head.",
+            "--small",
         ),
     ] = False
-    lr: Annotated[float, typer.Option(help="Peak learning rate, per step of AdamW.")] = 2e-3
+    lr: Annotated[float, option("Peak learning rate, per step of AdamW.")] = 2e-3
     check_lr: Annotated[
         bool,
-        typer.Option(
-            "--check-lr",
-            help="First train every encoding on every task with 0.5, 1 and 2 times --lr, one seed "
+        option(
+            "First train every encoding on every task with 0.5, 1 and 2 times --lr, one seed "
             "each, and use the rate with the lowest validation loss. Only the training length is "
             "measured for this.",
+            "--check-lr",
         ),
     ] = False
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    device: Annotated[str, option("auto, cpu or cuda.")] = "auto"
     precision: Annotated[
         str,
-        typer.Option(
-            help="auto, float32 or bfloat16 (autocast). auto: bfloat16 if the hardware multiplies "
-            "it."
+        option(
+            "auto, float32 or bfloat16 (autocast). auto: bfloat16 if the hardware multiplies it."
         ),
     ] = "auto"
     workers: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Trials at a time on this machine, one process each.",
+            shown="one per core; 1 on cuda",
             min=1,
-            help="Trials at a time on this machine, one process each.",
-            show_default="one per core; 1 on cuda",
         ),
     ] = None
     engine: Annotated[
         str,
-        typer.Option(
-            help="Where trials run: local (processes of this machine), ray or slurm. See "
-            "docs/scale.md."
+        option(
+            "Where trials run: local (processes of this machine), ray or slurm. See docs/scale.md."
         ),
     ] = "local"
     address: Annotated[
         str | None,
-        typer.Option(
-            help="Address of the Ray cluster: ray://HOST:PORT, HOST:PORT, or auto.",
-            show_default="a new one on this machine",
+        option(
+            "Address of the Ray cluster: ray://HOST:PORT, HOST:PORT, or auto.",
+            shown="a new one on this machine",
         ),
     ] = None
     storage: Annotated[
         str | None,
-        typer.Option(
-            help="Storage shared by the machines of a Ray cluster, such as s3://bucket/run.",
-            show_default="the folder --out, which they must share",
+        option(
+            "Storage shared by the machines of a Ray cluster, such as s3://bucket/run.",
+            shown="the folder --out, which they must share",
         ),
     ] = None
-    partition: Annotated[
-        str | None, typer.Option(help="Slurm's partition.", show_default="Slurm's own default")
-    ] = None
+    partition: Annotated[str | None, option("Slurm's partition.", shown="Slurm's own default")] = (
+        None
+    )
     max_parallel: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Trials at a time on ray or slurm.", show_default="as many as fit"
-        ),
+        option("Trials at a time on ray or slurm.", shown="as many as fit", min=1),
     ] = None
-    checkpoint_steps: Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")] = (
-        50
-    )
+    checkpoint_steps: Annotated[int, option("Steps between two checkpoints.", min=1)] = 50
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for report.html, results.csv, study.json and the trials.  ",
-            show_default="a folder below runs/ named by the options",
+        option(
+            "Folder for report.html, results.csv, study.json and the trials.  ",
+            shown="a folder below runs/ named by the options",
         ),
     ] = None
     figures: Figures = None
     tensorboard: Annotated[
         bool,
-        typer.Option(
-            "--tensorboard", help="Also write the losses for TensorBoard, into --out/tensorboard."
-        ),
+        option("Also write the losses for TensorBoard, into --out/tensorboard.", "--tensorboard"),
     ] = False
     dry_run: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Measure a few steps, print the number of trials and tokens and the time, and stop.",
             "--dry-run",
-            help="Measure a few steps, print the number of trials and tokens and the time, and "
-            "stop.",
         ),
     ] = False
     unchecked: Annotated[
         bool,
-        typer.Option(
-            "--unchecked",
-            help="Also compare your own encoding if it sees later tokens, gives NaN, or depends on "
+        option(
+            "Also compare your own encoding if it sees later tokens, gives NaN, or depends on "
             "how it is called; the report has a note.",
+            "--unchecked",
         ),
     ] = False
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Start even if it is expected to take over a week.")
-    ] = False
+    yes: Annotated[bool, option("Start even if it is expected to take over a week.", "--yes")] = (
+        False
+    )
 
 
 def check_options(options: Options) -> None:

@@ -120,7 +120,7 @@ def _new_study(plan: Plan, engine: Engine, workers: int, unchecked: dict[str, st
         command=shlex.join(["posenc", *sys.argv[1:]]),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=machine.versions(),
-        hardware=machine.describe(device, precision, workers) | engine.describe(),
+        hardware=machine.describe(device, precision, workers) | engine.about,
         corpus=None if plan.cut is None else plan.cut.info,
         trials=plan.trials,
         labels={each.text: each.label for each in plan.compared if each.label != each.text},

@@ -1,18 +1,9 @@
-"""Extend a trained checkpoint's context: measure, search, tune, export, prove.
+"""Extend a trained checkpoint's context: measure, search, tune, export, prove. `run` does it all.
 
->>> import tempfile
->>> from transformers import LlamaConfig, LlamaForCausalLM
->>> small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
->>> shape = LlamaConfig(vocab_size=256, max_position_embeddings=64, **small)
->>> few = posenc.extend.Options(windows=2, search_evaluations=0)
->>> texts = ["Documents of your own, longer than the new length. " * 9] * 4
->>> with tempfile.TemporaryDirectory() as folder:  # a checkpoint that has learned nothing
-...     LlamaForCausalLM(shape).save_pretrained(folder)
-...     outcome = posenc.extend.run(
-...         folder, 128, texts, method="yarn", as_bytes=True, options=few
-...     )
->>> list(outcome.measured)  # as it is, stretched, and with a window of the training length
-['none', 'yarn', 'window']
+>>> tune = posenc.extend.TuneConfig(steps=400, lora_rank=8)
+>>> options = posenc.extend.Options(windows=16, tune=tune)
+>>> options.tune.rate(parameters=7_000_000_000)  # the learning rate of a model of this size
+2e-05
 """
 
 from posenc.lazy import attach

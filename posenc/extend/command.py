@@ -15,6 +15,7 @@ from posenc.extend.tune.config import TuneConfig
 from posenc.report.machine.options import (
     Figures,
     changed_options,
+    option,
     record_of,
     with_options_of,
 )
@@ -23,51 +24,47 @@ from posenc.report.machine.options import (
 @with_options_of(TuneConfig, Options)
 def extend(
     model: Annotated[Path, typer.Argument(help="Hugging Face folder with safetensors.")],
-    to: Annotated[int, typer.Option(help="New length, in tokens; beyond the trained one.")],
+    to: Annotated[int, option("New length, in tokens; beyond the trained one.")],
     method: Annotated[
         str | None,
-        typer.Option(
-            help="One method instead of all: none, linear, ntk, ntk-1.5x, ntk-2x, by-parts, "
+        option(
+            "One method instead of all: none, linear, ntk, ntk-1.5x, ntk-2x, by-parts, "
             "yarn, llama3, proportional, dynamic, longrope-switch, search, or dual-chunk for vLLM.",
-            show_default="try all, recommend",
+            shown="try all, recommend",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="New folder for the extended checkpoint and extend.html.",
-            show_default="write nothing",
-        ),
+        option("New folder for the extended checkpoint and extend.html.", shown="write nothing"),
     ] = None,
     text: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Text file to measure and tune on, UTF-8; <|endoftext|> separates documents; "
+        option(
+            "Text file to measure and tune on, UTF-8; <|endoftext|> separates documents; "
             "may be repeated.",
-            show_default="the source of Python's standard library",
+            shown="the source of Python's standard library",
         ),
     ] = None,
     as_bytes: Annotated[
-        bool, typer.Option("--bytes", help="Read text as bytes, without a tokenizer.")
+        bool, option("Read text as bytes, without a tokenizer.", "--bytes")
     ] = False,
     as_ids: Annotated[
-        bool,
-        typer.Option("--ids", help="Text files hold token ids between spaces; no tokenizer."),
+        bool, option("Text files hold token ids between spaces; no tokenizer.", "--ids")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything that was measured, for programs.")
+        bool, option("Print everything that was measured, for programs.", "--json")
     ] = False,
     lm_eval: Annotated[
         str | None,
-        typer.Option(
-            metavar="TASKS",
-            help="Run these tasks of lm-eval on the exported folder; "
+        option(
+            "Run these tasks of lm-eval on the exported folder; "
             "needs pip install 'posenc[lm-eval]'.",
-            show_default="none",
+            shown="none",
+            metavar="TASKS",
         ),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Where to write the page.", show_default="OUT/extend.html")
+        Path | None, option("Where to write the page.", shown="OUT/extend.html")
     ] = None,
     figures: Figures = None,
     **given: Any,

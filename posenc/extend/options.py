@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from posenc.extend.tune.config import TuneConfig
+from posenc.report.machine.options import option
 
 Progress = Callable[[str, float], None]
 """Called with the current step and the fraction of it that is done."""
@@ -28,42 +27,36 @@ class Options:
     measure/tasks.py. task_trials: prompts for each.
     """
 
-    windows: Annotated[
-        int, typer.Option(min=1, help="Windows of the new length to measure on.")
-    ] = 32
+    windows: Annotated[int, option("Windows of the new length to measure on.", min=1)] = 32
     search_evaluations: Annotated[
-        int,
-        typer.Option(min=0, help="Sets of frequencies that the search tries; 0 leaves it out."),
+        int, option("Sets of frequencies that the search tries; 0 leaves it out.", min=0)
     ] = 64
     allow_cache_unsafe: Annotated[
-        bool, typer.Option(help="Also write methods whose frequencies change with the length.")
+        bool, option("Also write methods whose frequencies change with the length.")
     ] = False
     state: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for the state of search and tuning, for restarts.",
-            show_default="next to --out",
-        ),
+        option("Folder for the state of search and tuning, for restarts.", shown="next to --out"),
     ] = None
-    device: Annotated[
-        str, typer.Option(help="Where to run: auto, cpu, cuda or mps; auto takes a GPU.")
-    ] = "auto"
+    device: Annotated[str, option("Where to run: auto, cpu, cuda or mps; auto takes a GPU.")] = (
+        "auto"
+    )
     dtype: Annotated[
         str,
-        typer.Option(
-            help="dtype to run in: float32, bfloat16, float16, or auto, that of the folder "
+        option(
+            "dtype to run in: float32, bfloat16, float16, or auto, that of the folder "
             "(float32 while tuning). The weights that are written keep theirs."
         ),
     ] = "auto"
     tune: TuneConfig | None = None
     tasks: Annotated[
         str,
-        typer.Option(
-            help="Tasks at every length and depth, separated by commas: passkey, needle, needles, "
+        option(
+            "Tasks at every length and depth, separated by commas: passkey, needle, needles, "
             "variables, common-words; or none."
         ),
     ] = "passkey"
-    task_trials: Annotated[int, typer.Option(min=1, help="Prompts per task, length and depth.")] = 2
+    task_trials: Annotated[int, option("Prompts per task, length and depth.", min=1)] = 2
     targets: int = 64
 
 

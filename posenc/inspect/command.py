@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from posenc.report.machine.options import Figures
+from posenc.report.machine.options import Figures, option
 
 DEFAULTS = (64, 8, 2048)
 """Head size, heads and training length."""
@@ -25,69 +25,63 @@ def inspect(
             metavar="NAME...",
         ),
     ],
-    head_dim: Annotated[int, typer.Option(min=1, help="Size of one head.")] = DEFAULTS[0],
-    num_heads: Annotated[int, typer.Option(min=1, help="Number of query heads.")] = DEFAULTS[1],
+    head_dim: Annotated[int, option("Size of one head.", min=1)] = DEFAULTS[0],
+    num_heads: Annotated[int, option("Number of query heads.", min=1)] = DEFAULTS[1],
     train_length: Annotated[
-        int, typer.Option(min=1, help="Longest sequence of the training, in tokens.")
+        int, option("Longest sequence of the training, in tokens.", min=1)
     ] = DEFAULTS[2],
     compare: Annotated[
-        bool, typer.Option("--compare", help="One table and shared figures, side by side.")
+        bool, option("One table and shared figures, side by side.", "--compare")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: a list with one object per name.")
+        bool, option("Print JSON: a list with one object per name.", "--json")
     ] = False,
     contract: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Run the checks that posenc's own encodings must pass, and print failures.",
             "--contract",
-            help="Run the checks that posenc's own encodings must pass, and print failures.",
         ),
     ] = False,
     arguments: Annotated[
         list[str] | None,
-        typer.Option(
-            "--arg",
-            help="name=value for the class of package.module:Class, as in --arg dim=64 or --arg "
+        option(
+            "name=value for the class of package.module:Class, as in --arg dim=64 or --arg "
             '\'config={"model_type": "llama"}\'; repeatable.',
+            "--arg",
         ),
     ] = None,
     call: Annotated[
         str | None,
-        typer.Option(
-            "--call",
-            help="How to call package.module:Class where the names of its arguments do not say it, "
+        option(
+            "How to call package.module:Class where the names of its arguments do not say it, "
             'as in "module(x, position_ids=p[None])": see docs/inspect.md.',
+            "--call",
             metavar="EXPRESSION",
         ),
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(
-            help="Sentence that the model reads.",
-            show_default="a sentence whose words do not reveal its meaning",
+        option(
+            "Sentence that the model reads.",
+            shown="a sentence whose words do not reveal its meaning",
         ),
     ] = None,
     swap: Annotated[
         tuple[str, str] | None,
-        typer.Option(
-            help="Two words of the text to exchange, with positions and without.",
-            show_default="two of the default sentence",
+        option(
+            "Two words of the text to exchange, with positions and without.",
+            shown="two of the default sentence",
         ),
     ] = None,
     layers: Annotated[
-        list[int] | None, typer.Option("--layer", help="Layer of the model to draw; repeatable.")
+        list[int] | None, option("Layer of the model to draw; repeatable.", "--layer")
     ] = None,
-    as_bytes: Annotated[
-        bool, typer.Option("--bytes", help="The model reads the text as bytes.")
-    ] = False,
-    as_ids: Annotated[
-        bool, typer.Option("--ids", help="The text is token ids between spaces.")
-    ] = False,
+    as_bytes: Annotated[bool, option("The model reads the text as bytes.", "--bytes")] = False,
+    as_ids: Annotated[bool, option("The text is token ids between spaces.", "--ids")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Where to write the page.", show_default="runs/inspect.html; with --json nowhere"
-        ),
+        option("Where to write the page.", shown="runs/inspect.html; with --json nowhere"),
     ] = None,
     figures: Figures = None,
 ) -> None:

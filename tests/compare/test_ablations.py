@@ -16,6 +16,7 @@ from tests.experiment import FOLDER, experiment
 
 ablations = experiment("ablations")
 QUESTIONS = ablations.read_questions(FOLDER / "ablations.toml")
+SMALL = {"width": 16, "layers": 1, "heads": 1, "batch": 2}
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -84,9 +85,7 @@ def test_a_question_ends_in_its_table(name, changed, arms, tmp_path, monkeypatch
     asked = [name, "--seeds", "1", "--steps", "1", "--workers", "1"]
     asked += ["--text", tmp_path / "text.txt", "--out", tmp_path / "runs", "--tables", tmp_path]
     monkeypatch.setattr(sys, "argv", ["ablations.py", *map(str, asked)])
-    monkeypatch.setattr(
-        ablations, "SUITE_SIZES", {"width": 16, "layers": 1, "heads": 1, "batch": 2}
-    )
+    monkeypatch.setattr(ablations, "SUITE_SIZES", SMALL)
     question = {**QUESTIONS[name], "encodings": ["t5"], "test_lengths": "128,256", **changed}
     monkeypatch.setattr(ablations, "read_questions", lambda path: {name: question})
     ablations.main()
@@ -102,9 +101,7 @@ def test_two_questions_share_their_trials_and_rates_have_a_table(tmp_path, monke
     asked = ["--seeds", "1", "--steps", "1", "--workers", "1", "--text", tmp_path / "text.txt"]
     asked += ["--out", tmp_path / "runs", "--tables", tmp_path]
     monkeypatch.setattr(sys, "argv", ["ablations.py", *map(str, asked)])
-    monkeypatch.setattr(
-        ablations, "SUITE_SIZES", {"width": 16, "layers": 1, "heads": 1, "batch": 2}
-    )
+    monkeypatch.setattr(ablations, "SUITE_SIZES", SMALL)
     same = {"question": "?", "encodings": ["t5"], "test_lengths": "128,256"}
     questions = {"first": same, "second": {**same, "check_lr": [False, True]}}
     monkeypatch.setattr(ablations, "read_questions", lambda path: questions)

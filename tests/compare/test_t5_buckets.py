@@ -26,6 +26,7 @@ def test_the_buckets_lie_between_the_way_back_and_the_longest_sequence():
     assert shown == [(21, 23), (24, 26), (27, 30), (31, 34), (35, 39)]
 
 
+@pytest.mark.slow
 def test_both_tables_come_and_the_zeros_reach_the_model(tmp_path, monkeypatch):
     seen = []
     real = script.score_cases

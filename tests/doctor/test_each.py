@@ -55,46 +55,49 @@ def shell(command, folder, **variables):
     return done.returncode, done.stdout, done.stderr
 
 
-def each(folder, *arguments):
-    return shell(f"posenc doctor --each {' '.join(arguments)}", folder)
+@pytest.fixture
+def each(call, repository, monkeypatch):
+    """each("good/config.json", ...) -> (exit code, stdout, stderr), called in the repository."""
+    monkeypatch.chdir(repository)
+    return lambda *arguments: call("doctor", "--each", *arguments)
 
 
-def test_every_file_is_judged_by_itself(repository):
-    code, out, _ = each(repository, "good/config.json", "bad/config.json", "app/config.json")
+def test_every_file_is_judged_by_itself(each):
+    code, out, _ = each("good/config.json", "bad/config.json", "app/config.json")
     assert code == 1
     assert out.count("judged at") == 2
     assert "E PD001" in out and "Nothing to complain about" in out
     assert "app/config.json: skipped" in out
 
 
-def test_good_files_and_those_of_no_rotary_model_exit_0(repository):
-    code, out, _ = each(repository, "good/config.json", "app/config.json", "bert/config.json")
+def test_good_files_and_those_of_no_rotary_model_exit_0(each):
+    code, out, _ = each("good/config.json", "app/config.json", "bert/config.json")
     assert code == 0
     assert out.count("skipped") == 2
 
 
-def test_what_no_runtime_concerned_misreads_exits_0(repository):
-    assert each(repository, "bad/config.json", "--for=vllm")[0] == 0
-    assert each(repository, "bad/config.json", "--for=vllm,mlx-lm")[0] == 1
+def test_what_no_runtime_concerned_misreads_exits_0(each):
+    assert each("bad/config.json", "--for=vllm")[0] == 0
+    assert each("bad/config.json", "--for=vllm,mlx-lm")[0] == 1
 
 
-def test_a_damaged_file_exits_2_and_the_others_are_judged(repository):
+def test_a_damaged_file_exits_2_and_the_others_are_judged(each, repository):
     (repository / "bad/config.json").write_text("{")
-    code, out, _ = each(repository, "bad/config.json", "good/config.json")
+    code, out, _ = each("bad/config.json", "good/config.json")
     assert code == 2
     assert "bad/config.json: not valid JSON" in out and "Nothing to complain about" in out
 
 
 @pytest.mark.parametrize("more", ["--json", "--fix --out x", "--overrides vllm", "--with {}"])
-def test_each_takes_no_other_option(repository, more):
-    code, out, err = each(repository, "good/config.json", more)
+def test_each_takes_no_other_option(each, more):
+    code, out, err = each("good/config.json", *more.split())
     assert (code, out) == (2, "")
     assert err == "posenc: --each takes --length and --for, and no other option.\n"
-    assert each(repository)[0] == 2
+    assert each()[0] == 2
 
 
-def test_a_model_without_rotation_is_bad_input_by_itself(repository):
-    code, out, err = shell("posenc doctor bert", repository)
+def test_a_model_without_rotation_is_bad_input_by_itself(call, repository):
+    code, out, err = call("doctor", repository / "bert")
     assert (code, out) == (2, "")
     assert "bert has no rotary positions" in err
 
@@ -120,6 +123,7 @@ def action():
     return yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
 
 
+@pytest.mark.slow
 def test_the_action_judges_the_tracked_files(repository, action):
     *_, judge = action["runs"]["steps"]
     assert {step.get("shell") for step in action["runs"]["steps"]} == {None, "bash"}
@@ -156,6 +160,7 @@ def test_the_page_shows_the_hook_and_the_action_as_they_are(action, examples):
     assert set(step["with"]) <= set(action["inputs"])
 
 
+@pytest.mark.slow
 def test_pre_commit_runs_the_hook_that_the_page_shows(examples, repository):
     pytest.importorskip("pre_commit")
     (repository / ".pre-commit-config.yaml").write_text(

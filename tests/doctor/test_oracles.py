@@ -30,6 +30,7 @@ def test_the_verdict(said, name, off, wrong):
     assert bool(verdict(said, name, off)) is wrong
 
 
+@pytest.mark.slow
 def test_a_runtime_that_cannot_be_installed_is_left_out_and_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(oracles, "HOME", tmp_path)
     monkeypatch.setattr(oracles, "RUNTIMES", {"mlx": (str(tmp_path / "nowhere"),)})
@@ -49,6 +50,7 @@ def test_the_environments_hold_the_versions_that_the_emulators_were_read_from():
         assert version in VERSIONS[runtime]
 
 
+@pytest.mark.slow
 def test_an_installation_that_does_not_end_is_left_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(oracles, "HOME", tmp_path)
     monkeypatch.setattr(oracles, "RUNTIMES", {"mlx": ("mlx-lm==0.32.2",)})

@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from posenc.cli import main
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import load
 from posenc.doctor.cures import layout
@@ -28,9 +27,7 @@ def test_no_text_is_read_from_them(special, tmp_path):
 
 
 @pytest.mark.parametrize("more", [[], ["--each"]])
-def test_the_command_says_so_in_one_line(more, special, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["doctor", str(special), *more])
-    said = capsys.readouterr()
-    assert (stopped.value.code, said.err.count("\n")) == (2, 1)
-    assert "not an ordinary file" in said.out + said.err
+def test_the_command_says_so_in_one_line(more, special, call):
+    code, out, err = call("doctor", special, *more)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "not an ordinary file" in out + err

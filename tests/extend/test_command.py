@@ -48,6 +48,7 @@ def test_a_folder_that_compare_exported_is_extended(text, tmp_path, capsys):
     assert config["max_position_embeddings"] == TARGET
 
 
+@pytest.mark.slow
 def test_a_killed_command_ends_as_an_undisturbed_one():
     """Killed at a random time and inside a write; python -m tests.fuzz.kills_extend does more."""
     seen = kills_extend.main(2, seed=1)

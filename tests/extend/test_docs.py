@@ -1,6 +1,5 @@
 """docs/extend.md and the README's figure say what results/extend holds."""
 
-import importlib.util
 import json
 import math
 import shutil
@@ -8,19 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.experiment import experiment
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "extend"
 
-
-def script():
-    spec = importlib.util.spec_from_file_location(
-        "extend_docs", ROOT / "experiments/extend_docs.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+script = experiment("extend_docs")
 
 
 @pytest.fixture
@@ -32,12 +24,12 @@ def docs(tmp_path) -> Path:
 
 @pytest.mark.skipif(not (RESULTS / "all.csv").exists(), reason="results/extend is being made anew")
 def test_documents_are_current(docs):
-    script().main(RESULTS, docs)
+    script.main(RESULTS, docs)
     assert (docs / "extend.md").read_text() == (ROOT / "docs" / "extend.md").read_text()
     drawn = (docs / "figures" / "extend.svg").read_text()
     for name in ("none", "tuned"):
         path = RESULTS / ("all.csv" if name == "none" else "tuned.csv")
-        end = script().read(path)[name][-1]
+        end = script.read(path)[name][-1]
         assert f"{math.exp(end.loss):.1f} at the end" in drawn
 
 
@@ -61,7 +53,7 @@ def test_numbers_come_from_the_files(docs, tmp_path):
     (tmp_path / "cost.csv").write_text("\n".join(cost) + "\n")
     rope = {"long_factor": [1.0, 2.07], "attention_factor": 0.9}
     (tmp_path / "searched.json").write_text(json.dumps({"rope_parameters": rope}))
-    script().main(tmp_path, docs)
+    script.main(tmp_path, docs)
     text = (docs / "extend.md").read_text()
     assert "| `search` | 11.1 | 30.1 | × 1.50 |" in text
     assert "wavelengths × 1.00, 2.07 and logits × 0.81" in text
@@ -71,5 +63,5 @@ def test_numbers_come_from_the_files(docs, tmp_path):
     assert "| all methods, without `--out` | 12 | 20 |" in text
     assert "| new length, tokens | 8,192 |" in text
     again = text
-    script().main(tmp_path, docs)
+    script.main(tmp_path, docs)
     assert (docs / "extend.md").read_text() == again

@@ -22,7 +22,6 @@ from posenc.extend.measure.passkey import PasskeyGrid
 from posenc.extend.options import Options
 from posenc.extend.recommendation import recommend
 from posenc.extend.search.evolution import Search
-from posenc.extend.tune import tuning as tune
 from posenc.extend.tune.config import TuneConfig
 from posenc.extend.tune.objective import next_token_loss
 from posenc.extend.variants.position_maps import position_maps
@@ -33,17 +32,12 @@ from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import applied
 from posenc.report.page.failure import RunFailed
 from tests.hf_models import LENGTH, save, transformers
+from tests.hf_models import WORDS as DOCUMENTS
 
 TARGET = 3 * LENGTH
 LLAMA = Path(__file__).parents[2].parent / "shared" / "checkpoints" / "llama2xs"
 STORIES = LLAMA.parents[1] / "data" / "tinystories_sample.txt"
-DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
 QUICK = Options(windows=2, search_evaluations=0, task_trials=1)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory) -> Path:
-    return save("llama", tmp_path_factory.mktemp("hf") / "llama")
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +46,8 @@ def windows() -> Windows:
     return Windows(tokens, torch.arange(4)[:, None].expand(4, TARGET))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_an_exported_folder_is_proved_by_stock_transformers(family, tmp_path):
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
+def test_an_exported_folder_is_proved_by_stock_transformers(family, tmp_path, fresh_process):
     folder = save(family, tmp_path / family)
     outcome = hf.extend(
         folder, TARGET, DOCUMENTS, method="by-parts", out=tmp_path / "out", options=QUICK
@@ -114,34 +108,6 @@ def test_a_failed_proof_leaves_nothing(found, said, error, llama, tmp_path, monk
     with pytest.raises(RunFailed, match=f"{said} off by"):
         hf.extend(llama, TARGET, DOCUMENTS, method="ntk", out=tmp_path / "out", options=QUICK)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("rank", [None, 2])
-def test_tuning_restarts_bit_for_bit(rank, llama, windows, tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "SAVE_EVERY", 2)
-    config = TuneConfig(5, batch=2, lr=1e-2, lora_rank=rank)
-
-    def run(folder: Path, stop: int | None = None):
-        model = load_checkpoint(llama).model
-
-        def progress(what: str, share: float) -> None:
-            if stop is not None and round(share * config.steps) == stop:
-                raise KeyboardInterrupt
-
-        losses = tune.tune(model, windows, LENGTH, config, folder, progress)
-        return losses, model.state_dict()
-
-    whole, expected = run(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "cut", stop=3)  # after the step, before the next save
-    resumed, weights = run(tmp_path / "cut")
-    assert resumed == whole
-    assert weights.keys() == load_checkpoint(llama).model.state_dict().keys()
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    assert not torch.equal(
-        weights["model.layers.0.self_attn.q_proj.weight"],
-        load_checkpoint(llama).model.model.layers[0].self_attn.q_proj.weight,
-    )
 
 
 def test_a_teacher_replaces_the_text_within_the_trained_length(llama, windows):
@@ -352,6 +318,7 @@ def test_a_learned_table_grows_and_the_export_is_proved(family, method, tmp_path
     assert math.isfinite(outcome.measured[method][1].long(LENGTH))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LLAMA.exists(), reason="../shared/checkpoints/llama2xs is not there")
 def test_quick_path_from_the_shell(tmp_path):
     out = tmp_path / "out"

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.cli import main
 from posenc.extend.measure import losses
 from posenc.extend.options import Options
 from posenc.extend.variants import methods
@@ -20,9 +19,9 @@ from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import applied, rotary_frequencies
 from posenc.report.page.failure import RunFailed
 from tests.hf_models import COMMON, LENGTH, save
+from tests.hf_models import WORDS as DOCUMENTS
 
 TARGET = 3 * LENGTH
-DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
 QUICK = Options(windows=2, search_evaluations=0, task_trials=1)
 MAPS = ["self-extend", "rerope", "dual-chunk"]
 INTERLEAVED = ("cohere", "glm", "helium", "ernie4_5")
@@ -97,17 +96,16 @@ def extend(folder: Path, **options):
     return hf.extend(folder, TARGET, DOCUMENTS, options=QUICK, **options)
 
 
-def test_what_fails_is_a_row_with_its_reason(tmp_path, capsys):
+def test_what_fails_is_a_row_with_its_reason(tmp_path, call):
     """GLM's maps are left out; everything else is measured, recommended and shown."""
     folder = save("glm", tmp_path / "glm", spread=0.3, **sizes("glm"))
     text = tmp_path / "text.txt"
     text.write_text("<|endoftext|>".join(DOCUMENTS))
     page = tmp_path / "extend.html"
-    with pytest.raises(SystemExit) as stopped:
-        main(["extend", str(folder), "--to", str(TARGET), "--text", str(text), "--windows", "1",
-              "--search-evaluations", "0", "--report", str(page)])  # fmt: skip
-    assert stopped.value.code == 0
-    said = " ".join(capsys.readouterr().err.split())
+    asked = ["--to", TARGET, "--text", text, "--windows", 1, "--search-evaluations", 0]
+    code, _, err = call("extend", folder, *asked, "--report", page)
+    said = " ".join(err.split())
+    assert code == 0, said
     for name in MAPS:
         assert f"{name}: not measured: within its window it must change nothing" in said
     assert all(f" {name}" in said for name in METHODS)

@@ -17,9 +17,9 @@ from posenc.inspect.checkpoint.positions import Rotation
 from posenc.inspect.checkpoint.sheet import Request, measure_checkpoint
 from posenc.report.page.failure import RunFailed
 from tests.hf_models import COMMON, LENGTH, save
+from tests.hf_models import NUMBERS as DOCUMENTS
 
 TARGET = 3 * LENGTH
-DOCUMENTS = [" ".join(str((7 * i + j) % 200 + 20) for j in range(400)) for i in range(8)]
 QUICK = Options(windows=1, search_evaluations=0, tasks="none")
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0, "beta_slow": 1.0,
         "original_max_position_embeddings": LENGTH // 4}  # fmt: skip

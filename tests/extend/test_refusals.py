@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from posenc.cli import main
 from posenc.extend import extension
 from tests.hf_models import LENGTH, save
 
@@ -106,30 +105,22 @@ OPTIONS: dict[str, list[str]] = {
     "leaves nothing to search": ["--method", "search", "--search-evaluations", "0"],
     "Invalid value for '--to'": ["--to", "far"],
     "--batch, --lora, --no-distill, --gradient-checkpointing: nothing is tuned": [
-        "--batch",
-        "8",
-        "--lora",
-        "4",
-        "--no-distill",
-        "--gradient-checkpointing",
+        *"--batch 8 --lora 4 --no-distill --gradient-checkpointing".split()
     ],
     "a text is one or the other": ["--ids", "--bytes"],
 }
 
 
-def refused(folder: Path, work: Path, capsys, *options: str) -> str:
+def refused(folder: Path, work: Path, call, *options: str) -> str:
     """The one line that says no."""
-    command = ["extend", str(folder), "--to", str(TARGET), "--method", "ntk", *options]
+    command = ["extend", folder, "--to", TARGET, "--method", "ntk", *options]
     if "--out" not in options:
-        command += ["--out", str(work / "out")]
+        command += ["--out", work / "out"]
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
-    with pytest.raises(SystemExit) as stopped:
-        main(command)
-    said = capsys.readouterr()
+    code, out, err = call(*command)
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == before
-    assert stopped.value.code == 2
-    assert said.out == ""
-    (line,) = said.err.splitlines()
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
     assert line.startswith("posenc: ")
     return line
 
@@ -147,44 +138,40 @@ def texts(tmp_path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("message", FOLDERS)
-def test_a_folder_that_cannot_be_extended(message, models, texts, tmp_path, capsys):
+def test_a_folder_that_cannot_be_extended(message, models, texts, tmp_path, call):
     name, change = FOLDERS[message]
     folder = tmp_path / name
     shutil.copytree(models / name, folder)
     change(folder)
-    assert message in refused(folder, tmp_path, capsys, "--text", texts["long"])
+    assert message in refused(folder, tmp_path, call, "--text", texts["long"])
 
 
 @pytest.mark.parametrize("message", OPTIONS)
-def test_a_request_that_cannot_be_met(message, models, texts, tmp_path, capsys):
+def test_a_request_that_cannot_be_met(message, models, texts, tmp_path, call):
     (tmp_path / "there").mkdir()
     places = {**texts, "there": str(tmp_path / "there")}
     options = [option.format(**places) for option in OPTIONS[message]]
     if "--text" not in options:
         options += ["--text", texts["long"]]
-    assert message in refused(models / "llama", tmp_path, capsys, *options)
+    assert message in refused(models / "llama", tmp_path, call, *options)
 
 
-def test_tuning_needs_a_folder_to_write_to(models, texts, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["extend", str(models / "llama"), "--to", "192", "--tune", "3", "--text",
-              texts["long"]])  # fmt: skip
-    assert stopped.value.code == 2
-    assert "say with --out" in capsys.readouterr().err
+def test_tuning_needs_a_folder_to_write_to(models, texts, call):
+    asked = ["--to", 192, "--tune", 3, "--text", texts["long"]]
+    code, _, err = call("extend", models / "llama", *asked)
+    assert code == 2 and "say with --out" in err
 
 
 def test_a_model_that_reads_best_as_it_is_is_not_written(
-    models, texts, tmp_path, capsys, monkeypatch
+    models, texts, tmp_path, call, monkeypatch
 ):
     """A copy would promise a length that nothing was done for."""
     monkeypatch.setattr(extension, "recommend", lambda *rest: ("none", "It reads best as it is."))
     out = tmp_path / "out"
-    with pytest.raises(SystemExit) as stopped:
-        main(["extend", str(models / "llama"), "--to", str(TARGET), "--text", texts["long"],
-              "--search-evaluations", "0", "--windows", "1", "--tasks", "none", "--bytes",
-              "--out", str(out)])  # fmt: skip
-    said = capsys.readouterr().err
-    assert stopped.value.code == 1
+    asked = "--search-evaluations 0 --windows 1 --tasks none --bytes".split()
+    where = ["--text", texts["long"], "--out", out]
+    code, _, said = call("extend", models / "llama", "--to", TARGET, *where, *asked)
+    assert code == 1
     assert "It reads best as it is." in said
     assert f"{out} is not written" in said.splitlines()[-1]
     assert not out.exists()

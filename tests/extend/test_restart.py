@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.cli import main
 from posenc.extend.measure.losses import Reader
 from posenc.extend.options import Options
 from posenc.extend.restart import locked, own_state
@@ -23,14 +22,10 @@ from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import Windows
 from posenc.hf.rope.apply import applied
 from tests.hf_models import LENGTH, OTHERS, save
+from tests.hf_models import WORDS as DOCUMENTS
 
 TARGET = 3 * LENGTH
 CONFIG = TuneConfig(5, batch=2, lr=1e-2)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory) -> Path:
-    return save("llama", tmp_path_factory.mktemp("restart") / "llama")
 
 
 def windows(seed: int = 0, length: int = TARGET) -> Windows:
@@ -97,6 +92,10 @@ def test_a_resumed_tuning_ends_bit_for_bit_where_a_whole_one_does(
     assert resumed.steps == 3
     assert losses == whole
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    before = load_checkpoint(folder).model.state_dict()
+    assert weights.keys() == before.keys()
+    tuned = {"gpt2": "transformer.h.0.attn.c_attn", "llama": "model.layers.0.self_attn.q_proj"}
+    assert not torch.equal(weights[f"{tuned[family]}.weight"], before[f"{tuned[family]}.weight"])
 
 
 OTHER = {
@@ -206,12 +205,11 @@ def test_two_runs_never_share_a_state(llama, tmp_path):
     state.mkdir()
     handle = os.open(state, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    documents = [f"{i} the fox and the dog " * 12 for i in range(8)]
     options = Options(windows=1, state=state, search_evaluations=1)
     with pytest.raises(ValueError, match="Another posenc extend works in"):
-        hf.extend(llama, TARGET, documents, method="search", options=options)
+        hf.extend(llama, TARGET, DOCUMENTS, method="search", options=options)
     os.close(handle)
-    hf.extend(llama, TARGET, documents, method="search", options=options)
+    hf.extend(llama, TARGET, DOCUMENTS, method="search", options=options)
     assert [path.name for path in state.iterdir()] == ["search.json"]
 
 
@@ -233,7 +231,6 @@ def test_a_folder_that_was_made_for_nothing_is_gone(tmp_path):
 
 
 def test_a_half_written_export_is_cleared_and_a_running_one_left_alone(llama, tmp_path):
-    documents = [f"{i} the fox and the dog " * 12 for i in range(8)]
     left = tmp_path / ".out.unproved"
     (left / "sub").mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
@@ -241,10 +238,10 @@ def test_a_half_written_export_is_cleared_and_a_running_one_left_alone(llama, tm
     fcntl.flock(handle, fcntl.LOCK_EX)
     asked = {"method": "ntk", "out": tmp_path / "out", "options": Options(windows=1)}
     with pytest.raises(ValueError, match=r"Another posenc writes .*out"):
-        hf.extend(llama, TARGET, documents, **asked)
+        hf.extend(llama, TARGET, DOCUMENTS, **asked)
     assert (left / "model.safetensors").exists()
     os.close(handle)
-    hf.extend(llama, TARGET, documents, **asked)
+    hf.extend(llama, TARGET, DOCUMENTS, **asked)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o777 & ~_umask()
 
@@ -256,10 +253,9 @@ def test_a_full_disk_is_a_failed_run_and_not_wrong_input(llama, tmp_path, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(folder, "copy_tokenizer", full)
-    documents = [f"{i} the fox and the dog " * 12 for i in range(8)]
     options = Options(windows=1)
     with pytest.raises(OSError, match="No space left"):
-        hf.extend(llama, TARGET, documents, method="ntk", out=tmp_path / "out", options=options)
+        hf.extend(llama, TARGET, DOCUMENTS, method="ntk", out=tmp_path / "out", options=options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -269,18 +265,15 @@ def _umask() -> int:
     return before
 
 
-def test_what_was_kept_is_gone_once_the_export_stands(tmp_path, capsys):
+def test_what_was_kept_is_gone_once_the_export_stands(tmp_path, call):
     """A kill between the export's name and its page."""
     out, state = tmp_path / "out", own_state(tmp_path / "out")
     model = save("llama", tmp_path / "llama")
     for folder in (out, state):
         folder.mkdir()
-    asked = ["extend", str(model), "--to", str(TARGET), "--out", str(out)]
     for there, told, left in (("other.txt", "exists already; give", True),
                               ("SERVE.md", "it is written and proved", False)):  # fmt: skip
         (out / there).write_text("")
-        with pytest.raises(SystemExit) as stopped:
-            main(asked)
-        assert stopped.value.code == 2
-        assert told in capsys.readouterr().err.replace("\n", " ")
+        code, _, err = call("extend", model, "--to", TARGET, "--out", out)
+        assert code == 2 and told in err.replace("\n", " ")
         assert state.exists() is left

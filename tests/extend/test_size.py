@@ -8,15 +8,14 @@ import torch
 from safetensors import safe_open
 
 from posenc import extend as hf
-from posenc.cli import main
 from posenc.extend.measure import losses
 from posenc.extend.options import Options
 from posenc.extend.tune.config import TuneConfig
 from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.hf_models import LENGTH, save, transformers
+from tests.hf_models import WORDS as DOCUMENTS
 
 TARGET = 3 * LENGTH
-DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
 QUICK = {"windows": 2, "search_evaluations": 0, "task_trials": 1}
 INDEX = "model.safetensors.index.json"
 
@@ -121,10 +120,7 @@ if not torch.cuda.is_available():
 
 
 @pytest.mark.parametrize("asked", WRONG)
-def test_a_device_or_dtype_that_is_none_is_one_line(asked, halves, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["extend", str(halves), "--to", "192", *asked.split()])
-    assert stopped.value.code == 2
-    said = capsys.readouterr().err.strip()
-    assert WRONG[asked] in said
-    assert len(said.splitlines()) == 1
+def test_a_device_or_dtype_that_is_none_is_one_line(asked, halves, call):
+    code, _, said = call("extend", halves, "--to", 192, *asked.split())
+    assert code == 2 and WRONG[asked] in said
+    assert len(said.strip().splitlines()) == 1

@@ -56,14 +56,12 @@ def join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def same_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v padded to one width, with contiguous channels, for the operators."""
-    width, v_dim = q.shape[-1], v.shape[-1]
-    if v_dim < width:
-        v = F.pad(v, (0, width - v_dim))
-    elif v_dim > width:
-        q, k = (F.pad(t, (0, v_dim - width)) for t in (q, k))
-    return adjacent(q), adjacent(k), adjacent(v)
+def same_width(*tensors: Tensor) -> list[Tensor]:
+    """Return the tensors padded to one width, with contiguous channels: the operators read as many
+    channels of each as q has."""
+    width = max(t.shape[-1] for t in tensors)
+    missing = [width - t.shape[-1] for t in tensors]
+    return [adjacent(F.pad(t, (0, m)) if m else t) for t, m in zip(tensors, missing, strict=True)]
 
 
 def adjacent(t: Tensor) -> Tensor:

@@ -75,10 +75,8 @@ def _block_mask(problem: Problem) -> Any:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
-    mask = problem.mask
-    assert problem.first_key == 0
-    assert mask.q_positions is not None
-    q_where = mask.q_positions
+    mask, q_where = problem.mask, problem.mask.q_positions
+    assert problem.first_key == 0 and q_where is not None
     one_row = mask.exact and (isinstance(q_where, range) or q_where.ndim == 1)  # rows are alike
     return create_block_mask(
         mask, None if one_row else problem.q.shape[0], None, problem.q_len, problem.kv_len,

@@ -25,13 +25,16 @@ def attend(problem: Problem, start: int, stop: int) -> tuple[Tensor, Tensor | No
     needed."""
     visible = problem.visible(start, stop)
     scores = problem.scores(start, stop, visible)
-    if visible is not None:
-        # The lowest finite number, not -inf: a row that sees no key must not become NaN before it
-        # is set to zero.
-        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    # The lowest finite number, not -inf: a row that sees no key must not become NaN before it is
+    # set to zero.
+    lowest, known = torch.finfo(scores.dtype).min, problem.known
+    if not (known.needs_grad or known.compiling or known.transformed):
+        problem.hide(scores, start, stop, lowest)
+    elif visible is not None:
+        scores = scores.masked_fill(~visible, lowest)
     weights = scores.softmax(-1)
     lse = scores.logsumexp(-1) if problem.need_lse else None
-    if visible is not None and not problem.known.every_row_sees_a_key:
+    if visible is not None and not known.every_row_sees_a_key:
         weights = weights.masked_fill(~visible, 0)
         if lse is not None:
             lse = lse.masked_fill(~visible.any(-1), -torch.inf)

@@ -26,10 +26,9 @@ def run(problem: Problem, form: str) -> tuple[Tensor, Tensor | None]:
     if form == "row":
         bias = problem.ready(problem.q_len).bias(0, problem.q_len)
         return _kernel(problem, 0, problem.q_len, bias=bias), None
-    if problem.known.causal_by_index:
-        return _kernel(problem, 0, problem.q_len, causal=True), None
-    if problem.mask is None or _mask_in_one(problem):
-        return _kernel(problem, 0, problem.q_len), None
+    causal = problem.known.causal_by_index
+    if causal or problem.mask is None or _mask_in_one(problem):
+        return _kernel(problem, 0, problem.q_len, causal=causal), None
     starts = range(0, problem.q_len, MASKED_ROWS)
     spans = [(start, min(start + MASKED_ROWS, problem.q_len)) for start in starts]
     outs = [_kernel(problem.among(*problem.reach(*span)), *span) for span in spans]

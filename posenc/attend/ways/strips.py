@@ -43,9 +43,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     if not (problem.need_lse or problem.known.needs_grad):
         return forward(problem.q, problem.k, problem.v, row, problem.scale, groups)[0], None
     out, lse = Strips.apply(problem.q, problem.k, problem.v, row, problem.scale, groups)  # type: ignore[misc]
-    if not problem.need_lse:
-        return out, None
-    return out, lse.masked_fill(~_sees_a_key(problem), -torch.inf)  # torch gives 0 there
+    blind = ~_sees_a_key(problem)  # torch gives 0 there
+    return out, lse.masked_fill(blind, -torch.inf) if problem.need_lse else None
 
 
 def _group(problem: Problem, row: Tensor, begin: int) -> Group:
@@ -69,38 +68,36 @@ def falling_row(problem: Problem) -> Tensor:
     """Return the bias by falling distance, (num_heads, q_len + kv_len - 1), -inf where the mask
     hides it; its first entry is for the last query and the first key."""
     size = problem.q_len + problem.kv_len - 1
-    visible = _visible(problem)
-    # Entries that the mask hides at the far end, all of the future, are not computed.
-    computed = size if visible is None else size - int(visible.flip(0).byte().argmax())
+    first, last = _visible(problem)  # entries that the mask hides are not computed
     if problem.term is None:
         dtype = at_least_float32(problem.q.dtype)
-        row = torch.zeros(problem.q.shape[1], computed, dtype=dtype, device=problem.q.device)
+        row = problem.q.new_zeros(problem.q.shape[1], last - first, dtype=dtype)
     else:
         assert problem.term.by_distance is not None and problem.known.runs is not None
         q_start, k_start = problem.known.runs
         farthest = q_start + problem.q_len - 1 - k_start
-        row = problem.term.by_distance(farthest, computed, problem.q)
+        row = problem.term.by_distance(farthest - first, last - first, problem.q)
         check_heads(problem.encoding, row.shape[0], problem.q)
-    if visible is not None:
-        row = row.masked_fill(~visible[:computed], -torch.inf)
-    return F.pad(row, (0, size - computed), value=-torch.inf)
+    return F.pad(row, (first, size - last), value=-torch.inf)
 
 
-def _visible(problem: Problem) -> Tensor | None:
-    """Return True for entries of the row that the mask shows; None for all of them."""
+def _visible(problem: Problem) -> tuple[int, int]:
+    """Return the range [first, last) of entries of the row that the mask shows."""
     mask, runs = problem.mask, problem.known.mask_runs
-    if mask is None or runs is None or not (mask.causal or mask.window):
-        return None
-    farthest = runs[0] + problem.q_len - 1 - runs[1]
-    distance = farthest - torch.arange(problem.q_len + problem.kv_len - 1, device=problem.q.device)
-    reach = len(distance) + abs(farthest) if mask.window is None else mask.window
-    visible = distance.abs() < reach
-    return visible & (distance >= 0) if mask.causal else visible
+    size = problem.q_len + problem.kv_len - 1
+    first, last = 0, size
+    if mask is not None and runs is not None:
+        itself = runs[0] + problem.q_len - 1 - runs[1]  # the entry of distance 0
+        if mask.window is not None:
+            first, last = max(first, itself - mask.window + 1), min(last, itself + mask.window)
+        if mask.causal:
+            last = min(last, itself + 1)
+    first = min(first, size)
+    return first, max(first, last)
 
 
 def _sees_a_key(problem: Problem) -> Tensor:
     """Return True for queries, (q_len), that see a key."""
-    visible = _visible(problem)
-    if visible is None:
-        return problem.q.new_ones(problem.q_len, dtype=torch.bool)
-    return visible.unfold(0, problem.kv_len, 1).any(-1).flip(0)
+    first, last = _visible(problem)
+    own = torch.arange(problem.q_len - 1, -1, -1, device=problem.q.device)  # where a row begins
+    return (own < last) & (own + problem.kv_len > first) & (first < last)

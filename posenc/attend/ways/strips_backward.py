@@ -71,9 +71,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
     """Return the gradients of q, k and v by torch's own kernel, if the row is constant."""
     width, v_dim, wide = q.shape[-1], v.shape[-1], at_least_float32(q.dtype)
-    q, k, v = flash.same_width(q, k, v)
-    _, grad, out = flash.same_width(q, grad, out) if v_dim < width else (q, grad, out)
-    grad, out = flash.adjacent(grad), flash.adjacent(out)
+    q, k, v, grad, out = flash.same_width(q, k, v, grad, out)
     d_q, d_k, d_v = (torch.zeros(t.shape, dtype=wide, device=t.device) for t in (q, k, v))
     for strip in strips:
         rows = slice(strip.start, strip.stop)

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from posenc.attend.ways import flash
 
+SHORT_BYTES = 2 * 2**20
+"""Up to this size the bias of a single strip is materialized, which torch's kernel reads faster."""
+
 
 class Strip(NamedTuple):
     """Queries [start, stop) and keys [first, last) that may be visible to them."""
@@ -42,6 +45,12 @@ def forward(
     v_dim, q_len = v.shape[-1], q.shape[2]
     q, k, v = flash.same_width(q, k, v)
     row = row.contiguous()
+    if len(groups) == len(groups[0].strips) == 1:
+        strip = groups[0].strips[0]
+        bias, keys = reversed_bias(row, q_len, strip), slice(strip.first, strip.last)
+        if bias.numel() * bias.element_size() <= SHORT_BYTES:
+            out, lse = flash.attend(q, k[:, :, keys], v[:, :, keys], bias.flip(2), scale)
+            return out[..., :v_dim], lse
 
     # Store heads within tokens, so that joining heads later needs no copy.
     out = q.new_zeros(len(q), q_len, q.shape[1], q.shape[3]).transpose(1, 2)

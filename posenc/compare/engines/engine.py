@@ -1,5 +1,4 @@
-"""What an engine is: it runs trials somewhere and reports their events. Local runs them as
-processes of this machine."""
+"""What an engine is, and the one that runs trials as processes of this machine."""
 
 from __future__ import annotations
 
@@ -21,21 +20,19 @@ class Engine(Protocol):
     """Runs trials. A trial is the same process on every engine, so its numbers do not depend on it.
 
     Used in this order: `slots`, `settle`, then `submit` and `wait` in turn, and `cancel` at last.
+
+    about: what the report says about where the trials run.
     """
+
+    about: dict[str, str]
 
     def slots(self) -> int:
         """Return how many trials it runs at a time, now."""
         ...
 
-    def describe(self) -> dict[str, str]:
-        """Return what the report says about where the trials ran."""
-        ...
-
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
-        """Make the study's folder, with its text, known where trials run.
-
-        Raises: ValueError where trials cannot read or write there.
-        """
+        """Make the study's folder, with its text, known where trials run. Raises: ValueError where
+        trials cannot read or write there."""
 
     def submit(self, trial: TrialConfig) -> None:
         """Begin a trial, from its last checkpoint where it has one."""
@@ -52,15 +49,12 @@ class Local:
     """`workers` trials at a time, each with a thread that listens to it."""
 
     def __init__(self, workers: int) -> None:
-        self.workers = workers
+        self.workers, self.about = workers, {}
         self.running: dict[TrialConfig, tuple[TrialProcess, threading.Thread]] = {}
         self.heard: queue.Queue[tuple[TrialConfig, dict[str, Any] | None]] = queue.Queue()
 
     def slots(self) -> int:
         return self.workers
-
-    def describe(self) -> dict[str, str]:
-        return {}
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         self.folder, self.checkpoint_steps = folder, checkpoint_steps

@@ -1,5 +1,4 @@
-"""Trials as tasks of a Ray cluster, which is reached, or refused within seconds, and whose machines
-are looked at before anything is computed there."""
+"""Trials as tasks of a Ray cluster, whose machines are checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.compare.engines.remote import Job, Remote, difference, facts, other_processors
+from posenc.compare.engines.remote import Job, Remote, difference, facts, processors_of
 from posenc.compare.engines.storage import Storage, answer
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.config import TrialConfig
@@ -23,50 +22,40 @@ from posenc.compare.trial.process import every
 from posenc.report.page.failure import RunFailed, one_line
 
 PATIENCE = 10.0
-"""Seconds for a machine to answer at all, and for an answer from a cluster that is joined."""
+"""Seconds for an address to answer at all, and for an answer from a cluster that is joined."""
 JOIN = 60.0
 """Seconds for Ray to answer at an address, and for all machines of its cluster."""
 POLL = 0.5
 """Seconds between two looks for what trials have told."""
-_TRY = """\
-import logging, sys
-import ray
-ray.init(sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
-"""
+_TRY = "import ray, sys; ray.init(sys.argv[1], logging_level=40, log_to_driver=False)"
+"""Joins a cluster and logs errors only (40)."""
 
 
 class RayCluster(Remote):
-    """One Ray task for each trial, on one core or one GPU; the trial is a process of its own below
-    it, the same as on this machine.
+    """One Ray task for each trial, on one core or one GPU.
 
-    Ray does not repeat a task: a trial whose worker or machine is lost is submitted again, and goes
-    on from its last checkpoint wherever there is room.
+    Ray does not repeat a task: a trial whose worker or machine is lost is submitted again.
 
     address: of a running cluster: ray://HOST:PORT, HOST:PORT or auto; None begins one on this
-        machine, with `cores` cores.
+        machine, with `max_parallel` or else all of its cores.
     """
 
     def __init__(
-        self,
-        address: str | None,
-        storage: str | None,
-        max_parallel: int | None,
-        device: str,
-        cores: int,
+        self, address: str | None, storage: str | None, max_parallel: int | None, device: str
     ) -> None:
         super().__init__(storage)
         self.max_parallel = max_parallel
-        self.ray = connect(address, max_parallel or cores)
+        self.ray = connect(address, max_parallel)
         self.resource = "GPU" if device == "cuda" else "CPU"
         self.running: dict[Any, TrialConfig] = {}
         try:
             self.nodes = look_at(self.ray, self.resource)
             check_nodes(self.here, self.nodes)
+            self.about = {"engine": "ray", "machines": str(len(self.nodes))}
+            self.about |= processors_of(list(self.nodes.values()))
             self.mailbox = self.ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
-            gpus = 1 if self.resource == "GPU" else 0
-            self.run = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(run_job).options(
-                scheduling_strategy="SPREAD"
-            )
+            own = {"num_cpus": 1, "num_gpus": int(device == "cuda"), "max_retries": 0}
+            self.run = self.ray.remote(scheduling_strategy="SPREAD", **own)(run_job)
         except BaseException:
             self.cancel()
             raise
@@ -74,12 +63,6 @@ class RayCluster(Remote):
     def slots(self) -> int:
         there = int(self.ray.cluster_resources().get(self.resource, 0))
         return max(1, min(there, self.max_parallel or there))
-
-    def describe(self) -> dict[str, str]:
-        processors = ", ".join(sorted({node["processor"] for node in self.nodes.values()}))
-        told = {"engine": "ray", "machines": str(len(self.nodes)), "processor": processors}
-        warning = other_processors(list(self.nodes.values()))
-        return told if warning is None else told | {"warning": warning}
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         check_folder(self.ray, self.nodes, folder.absolute(), self.storage)
@@ -96,11 +79,10 @@ class RayCluster(Remote):
                     if trial in self.progress:
                         self.told(trial, event)
             for reference in done:
-                self._take(reference)
+                self._take(self.running.pop(reference), reference)
         except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
-            raise RunFailed(
-                f"The Ray cluster is gone ({one_line(error)}). The same command goes on from here."
-            ) from error
+            gone = f"The Ray cluster is gone ({one_line(error)})."
+            raise RunFailed(f"{gone} The same command goes on from here.") from error
 
     def cancel(self) -> None:
         if not self.ray.is_initialized():
@@ -112,16 +94,13 @@ class RayCluster(Remote):
         with contextlib.suppress(Exception):
             self.ray.shutdown()
 
-    def _take(self, reference: Any) -> None:
-        trial = self.running.pop(reference)
+    def _take(self, trial: TrialConfig, reference: Any) -> None:
         try:
-            result: TrialResult = self.ray.get(reference, timeout=PATIENCE)
+            self.ended(trial, self.ray.get(reference, timeout=PATIENCE))
         except self.ray.exceptions.RayTaskError as error:
             self.lost(trial, one_line(error.cause))
         except self.ray.exceptions.RayError as error:
             self.lost(trial, f"its worker is gone ({type(error).__name__})")
-        else:
-            self.ended(trial, result)
 
 
 class Mailbox:
@@ -134,9 +113,7 @@ class Mailbox:
         self.mail.append((trial, event))
 
     def take(self) -> list[tuple[TrialConfig, dict[str, Any]]]:
-        mail = list(self.mail)
-        self.mail.clear()
-        return mail
+        return [self.mail.popleft() for _ in range(len(self.mail))]
 
 
 def run_job(job: Job, mailbox: Any) -> TrialResult:
@@ -144,25 +121,22 @@ def run_job(job: Job, mailbox: Any) -> TrialResult:
     return job.run(every(1.0, lambda event: mailbox.put.remote(job.trial, event)))
 
 
-def connect(address: str | None, cores: int) -> Any:
-    """Return the module ray, connected.
-
-    Raises: ValueError where Ray is not installed, or does not answer there.
-    """
+def connect(address: str | None, cores: int | None) -> Any:
+    """Return the module ray, connected. Raises: ValueError where it is missing or not answered."""
     try:
         import ray
     except ImportError:
-        raise ValueError(
-            "--engine ray: Ray is not installed. Install posenc[ray] here and on the cluster."
-        ) from None
+        advice = "Install posenc[ray] here and on the cluster."
+        raise ValueError(f"--engine ray: Ray is not installed. {advice}") from None
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
+        from posenc.report.machine.machine import num_cores  # loads torch
+
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
+        ray.init("local", num_cpus=cores or num_cores(), include_dashboard=False, **quiet)
         return ray
     if address != "auto":
-        _check_reachable(address)
-        _check_answers(address)
+        _check_address(address)
     try:
         ray.init(address, **quiet)
     except ConnectionError:
@@ -176,33 +150,26 @@ def connect(address: str | None, cores: int) -> Any:
     return ray
 
 
-def _check_reachable(address: str) -> None:
+def _check_address(address: str) -> None:
+    """Refuse what is no address of a Ray cluster. Raises: ValueError."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
+    ports = "The port is 10001 with ray:// and 6379 without, unless the cluster says otherwise."
     if not host or not port.isdigit():
-        raise ValueError(
-            f"--address must be ray://HOST:PORT, HOST:PORT or auto, got {address!r}. The port is "
-            "10001 with ray:// and 6379 without, unless the cluster says otherwise."
-        )
+        expected = "--address must be ray://HOST:PORT, HOST:PORT or auto"
+        raise ValueError(f"{expected}, got {address!r}. {ports}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
     except (OSError, OverflowError) as error:
-        raise ValueError(
-            f"--address {address}: nothing answers there ({one_line(error)}). Is the cluster "
-            "running, and its port open to this machine?"
-        ) from None
-
-
-def _check_answers(address: str) -> None:
-    """Connect in a process of its own: Ray may wait for minutes, and may end its process."""
+        advice = "Is the cluster running, and its port open to this machine?"
+        why = f"nothing answers there ({one_line(error)}). {advice}"
+        raise ValueError(f"--address {address}: {why}") from None
+    # In a process of its own: Ray may wait for minutes, and may end its process.
     command = [sys.executable, "-c", _TRY, address]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=JOIN)
     except subprocess.TimeoutExpired:
-        raise ValueError(
-            f"--address {address}: something answers there, but within {JOIN:.0f} seconds it did "
-            "not as a Ray cluster. With ray:// the port is 10001, without it 6379, unless the "
-            "cluster says otherwise."
-        ) from None
+        why = f"something answers there, but within {JOIN:.0f} seconds it did not as a Ray cluster"
+        raise ValueError(f"--address {address}: {why}. {ports}") from None
     if tried.returncode:
         lines = [line for line in tried.stderr.splitlines() if line.strip() and line[0] != " "]
         said = next((line for line in reversed(lines) if "Error" in line), (lines or ["?"])[-1])
@@ -210,10 +177,8 @@ def _check_answers(address: str) -> None:
 
 
 def look_at(ray: Any, resource: str) -> dict[str, dict[str, str]]:
-    """Return the facts of every machine that can take trials, by Ray's id of it.
-
-    Raises: ValueError where there is none, or one does not answer or has no posenc.
-    """
+    """Return the facts of every machine that can take trials, by Ray's id of it. Raises: ValueError
+    where there is none, or one does not answer or has no posenc."""
     nodes = {
         node["NodeID"]: {"name": f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"}
         for node in ray.nodes()
@@ -230,10 +195,8 @@ def check_nodes(here: dict[str, str], nodes: dict[str, dict[str, str]]) -> None:
     for node in nodes.values():
         differs = difference(here, node)
         if differs is not None:
-            raise ValueError(
-                f"--engine ray: machine {node['name']} differs: {differs}. Numbers would not be "
-                "comparable; install the same there."
-            )
+            advice = "Numbers would not be comparable; install the same there."
+            raise ValueError(f"--engine ray: machine {node['name']} differs: {differs}. {advice}")
 
 
 def check_folder(
@@ -255,27 +218,22 @@ def check_folder(
 
 
 def ask(ray: Any, nodes: dict[str, dict[str, str]], question: Any, *args: Any) -> dict[str, Any]:
-    """Return what each machine answers, but for those that have left the cluster meanwhile.
-
-    Raises: ValueError where a machine does not answer.
-    """
+    """Return what each machine answers, but for those that have left the cluster meanwhile. Raises:
+    ValueError where a machine does not answer."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
     remote = ray.remote(num_cpus=0, max_retries=0)(question)
     asked = {n: remote.options(scheduling_strategy=On(n, soft=False)).remote(*args) for n in nodes}
     end, answers = time.monotonic() + JOIN, {}
     for node, reference in asked.items():
-        machine = f"--engine ray: machine {nodes[node]['name']}"
         try:
             answers[node] = ray.get(reference, timeout=max(0.1, end - time.monotonic()))
+            continue
         except ray.exceptions.RayTaskError as error:
-            raise ValueError(
-                f"{machine} cannot run posenc ({one_line(error.cause)}). Install the same posenc "
-                "there."
-            ) from None
+            why = f"cannot run posenc ({one_line(error.cause)}). Install the same posenc there."
         except ray.exceptions.RayError as error:
-            if node in {each["NodeID"] for each in ray.nodes() if each["Alive"]}:
-                raise ValueError(
-                    f"{machine} does not answer within {JOIN:.0f} seconds ({one_line(error)})."
-                ) from None
+            if not any(each["Alive"] for each in ray.nodes() if each["NodeID"] == node):
+                continue
+            why = f"does not answer within {JOIN:.0f} seconds ({one_line(error)})."
+        raise ValueError(f"--engine ray: machine {nodes[node]['name']} {why}")
     return answers

@@ -26,15 +26,12 @@ from posenc.report.page.failure import one_line
 from posenc.tasks.known import TEXT
 
 MOST = 3
-"""Losses in a row, without a step beyond those before, after which a trial counts as failed: more
-often than that it is the trial that ends its machines."""
-SAME = ("python", "posenc", "code", "torch", "numpy")
-"""Facts that must be equal everywhere."""
+"""Losses in a row without a step beyond those before; one more, and the trial counts as failed."""
 
 
 def facts() -> dict[str, str]:
-    """Return the versions that decide numbers, and the CPU, of the machine that this runs on.
-    Loads no torch, which would take as long as the shortest trials."""
+    """Return the versions that decide numbers, and the CPU, of the machine that this runs on."""
+    # Loads no torch, which would take as long as the shortest trials.
     return {
         "python": platform.python_version(),
         "posenc": __version__,
@@ -46,15 +43,15 @@ def facts() -> dict[str, str]:
 
 
 def difference(here: dict[str, str], there: dict[str, str]) -> str | None:
-    """Say how another machine differs from this one; None where it has all the same.
+    """Say how another machine differs from this one, but for its CPU; None where it does not.
 
     >>> difference({"python": "3.11.9", "torch": "2.13.0"}, {"python": "3.12.1", "torch": "2.13.0"})
     'it has python 3.12.1, and here is 3.11.9'
     """
-    for name in SAME:
-        if here.get(name) != there.get(name):
+    for name, value in here.items():
+        if name != "processor" and there.get(name) != value:
             what = "posenc with other files, hash" if name == "code" else name
-            return f"it has {what} {there.get(name)}, and here is {here.get(name)}"
+            return f"it has {what} {there.get(name)}, and here is {value}"
     return None
 
 
@@ -69,15 +66,15 @@ def code_hash() -> str:
     return digest.hexdigest()[:12]
 
 
-def other_processors(found: Sequence[dict[str, str]]) -> str | None:
-    """Warn where machines have different CPUs."""
+def processors_of(found: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Name the CPUs of machines, with a warning where they differ."""
     names = sorted({each["processor"] for each in found})
-    if len(names) < 2:
-        return None
-    return (
-        f"the machines have different processors ({', '.join(names)}), which may differ in the "
-        "last bits of a sum: a trial gives the same numbers again only on the same kind"
+    processors = ", ".join(names)
+    warning = (
+        f"the machines have different processors ({processors}), which may differ in the last bits "
+        "of a sum: a trial gives the same numbers again only on the same kind"
     )
+    return {"processor": processors} | ({"warning": warning} if len(names) > 1 else {})
 
 
 class Lost(Exception):
@@ -89,14 +86,14 @@ class Job:
     """A trial, and where its files are.
 
     folder: the study's folder, which all machines see; with a storage, unused.
-    storage: URL of the storage, "" where the folder is shared.
+    storage: URL of the storage; None where the folder is shared.
     here, cwd: facts of the machine that the command runs on, and the command's current folder, from
         which files with encodings are named.
     """
 
     trial: TrialConfig
     folder: str
-    storage: str
+    storage: str | None
     checkpoint_steps: int
     here: dict[str, str]
     cwd: str
@@ -108,7 +105,7 @@ class Job:
             raise Lost(f"{platform.node()}: {differs}")
         if self.trial.code and Path(self.cwd).is_dir():
             os.chdir(self.cwd)
-        if not self.storage:
+        if self.storage is None:
             return self._run_below(Path(self.folder), tell)
         with tempfile.TemporaryDirectory(prefix="posenc-") as scratch:
             try:
@@ -123,8 +120,13 @@ class Job:
             path_of(folder, self.trial.corpus).symlink_to(kept)
         home = folder / self.trial.folder
         take_checkpoint(storage, home)
-        with Mirror(storage, home) as mirror:
-            result = self._run_below(folder, tell)
+        mirror = Mirror(storage, home)
+
+        def keep_and_tell(event: dict[str, Any]) -> None:
+            mirror.copy_checkpoint()
+            tell(event)
+
+        result = self._run_below(folder, keep_and_tell)
         if mirror.wrong:
             tell({"kind": "note", "text": f"a checkpoint could not be kept: {mirror.wrong}"})
         if result.reason is None:
@@ -226,19 +228,15 @@ class Remote:
     def lost(self, trial: TrialConfig, why: str) -> None:
         """Start a trial again that has ended through no fault of its own."""
         progress = self.progress[trial]
-        if not progress.lost():
+        if progress.lost():
+            note = {"kind": "note", "text": f"{why}; it goes on from its last checkpoint"}
+            self.told(trial, note)
+            self.send(trial, self._job(trial))
+        else:
             reason = f"lost {progress.losses} times at step {progress.step}: {why}"
             self.ended(trial, TrialResult(trial, reason=reason))
-            return
-        self.told(trial, {"kind": "note", "text": f"{why}; it goes on from its last checkpoint"})
-        self.send(trial, self._job(trial))
 
     def _job(self, trial: TrialConfig) -> Job:
-        return Job(
-            replace(trial, torch=str(trial.torch)),  # torch's own kind of string would load torch
-            str(self.folder),
-            "" if self.storage is None else self.storage.url,
-            self.checkpoint_steps,
-            self.here,
-            str(Path.cwd()),
-        )
+        trial = replace(trial, torch=str(trial.torch))  # torch's own kind of string loads torch
+        url = None if self.storage is None else self.storage.url
+        return Job(trial, str(self.folder), url, self.checkpoint_steps, self.here, str(Path.cwd()))

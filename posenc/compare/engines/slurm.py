@@ -29,11 +29,9 @@ LONGEST_ARRAY = 1000
 
 
 class Slurm(Remote):
-    """One task of a job array for each trial. A trial whose job is preempted, times out or is lost
-    is queued again and goes on from its last checkpoint.
-
-    Ctrl-C cancels the jobs. Jobs of a command that was killed run on, and end when the same command
-    begins again, which takes what they have finished and queues the rest.
+    """One task of a job array for each trial. A job that is preempted, times out or is lost is
+    queued again. Jobs of a command that was killed run on, and end when the same command begins
+    again, which takes what they have finished and queues the rest.
 
     cluster: "slurm", or "local" for processes of this machine in its place.
     """
@@ -44,25 +42,25 @@ class Slurm(Remote):
         try:
             import submitit
         except ImportError:
-            raise ValueError(
-                "--engine slurm: submitit is not installed. Install posenc[slurm]."
-            ) from None
+            missing = "--engine slurm: submitit is not installed. Install posenc[slurm]."
+            raise ValueError(missing) from None
         if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
+            advice = "Run the command where jobs are submitted."
             raise ValueError(
-                "--engine slurm: there is no sbatch and srun on this machine. Run the command "
-                "where jobs are submitted."
+                f"--engine slurm: there is no sbatch and srun on this machine. {advice}"
             )
         super().__init__(None)
+        self.about = {"engine": "slurm", "partition": partition or "the default"}
         self.submitit, self.cluster = submitit, cluster
-        self.partition, self.max_parallel, self.device = partition, max_parallel, device
+        self.max_parallel = max_parallel
+        self.asked = {"name": "posenc", "cpus_per_task": 1, "timeout_min": MINUTES}
+        self.asked |= {} if partition is None else {"slurm_partition": partition}
+        self.asked |= {"gpus_per_node": 1} if device == "cuda" else {}
         self.running: dict[TrialConfig, Any] = {}
         self.waiting: list[tuple[TrialConfig, Job]] = []
 
     def slots(self) -> int:
         return min(self.max_parallel, LONGEST_ARRAY)
-
-    def describe(self) -> dict[str, str]:
-        return {"engine": "slurm", "partition": self.partition or "the default"}
 
     def settle(self, folder: Path, trials: Sequence[TrialConfig], checkpoint_steps: int) -> None:
         super().settle(folder, trials, checkpoint_steps)
@@ -71,11 +69,8 @@ class Slurm(Remote):
             shutil.rmtree(earlier)
         self.run = home / f"run-{secrets.token_hex(8)}"
         self.run.mkdir(parents=True)
-        own: dict[str, Any] = {} if self.partition is None else {"slurm_partition": self.partition}
-        if self.device == "cuda":
-            own["gpus_per_node"] = 1
         self.executor = self.submitit.AutoExecutor(home, cluster=self.cluster)
-        self.executor.update_parameters(name="posenc", cpus_per_task=1, timeout_min=MINUTES, **own)
+        self.executor.update_parameters(**self.asked)
 
     def send(self, trial: TrialConfig, job: Job) -> None:
         self.waiting.append((trial, job))
@@ -85,7 +80,11 @@ class Slurm(Remote):
             self._send_all()
         time.sleep(POLL)
         for trial, job in list(self.running.items()):
-            self._listen(trial)
+            words = self.run / f"{trial.folder}.json"
+            with contextlib.suppress(OSError):  # it has said nothing more
+                event = json.loads(words.read_text(encoding="utf-8"))
+                words.unlink()
+                self.told(trial, event)
             if job.done():
                 self._take(trial, job)
 
@@ -98,27 +97,13 @@ class Slurm(Remote):
     def _send_all(self) -> None:
         """Submit all that wait as one array."""
         batch, self.waiting = self.waiting, []
-        tasks = [SlurmTask(job, str(self._words(trial))) for trial, job in batch]
+        tasks = [SlurmTask(job, str(self.run / f"{trial.folder}.json")) for trial, job in batch]
         try:
             jobs = self.executor.submit_array(tasks)
         except Exception as error:  # submitit's, of sbatch
-            raise ValueError(
-                f"--engine slurm: sbatch refuses the jobs: {one_line(error)}"
-            ) from error
+            why = f"--engine slurm: sbatch refuses the jobs: {one_line(error)}"
+            raise ValueError(why) from error
         self.running |= {trial: job for (trial, _), job in zip(batch, jobs, strict=True)}
-
-    def _listen(self, trial: TrialConfig) -> None:
-        words = self._words(trial)
-        try:
-            event = json.loads(words.read_text(encoding="utf-8"))
-            words.unlink()
-        except OSError:  # it has said nothing more
-            return
-        self.told(trial, event)
-
-    def _words(self, trial: TrialConfig) -> Path:
-        """Name the file with the last that a trial said."""
-        return self.run / f"{trial.folder}.json"
 
     def _take(self, trial: TrialConfig, job: Any) -> None:
         del self.running[trial]
@@ -132,10 +117,8 @@ class Slurm(Remote):
 
 @dataclass
 class SlurmTask:
-    """A trial that writes what it tells into a file, for the command to read.
-
-    words: that file. The next run of the command deletes its folder.
-    """
+    """A trial that writes what it tells into the file `words`, for the command to read. The next
+    run of the command deletes the file's folder."""
 
     job: Job
     words: str

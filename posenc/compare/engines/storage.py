@@ -1,8 +1,7 @@
-"""Where the machines of a comparison meet without a shared folder: a place that fsspec can reach,
-such as s3://bucket/run.
+"""A place without a shared folder where the machines of a comparison meet: what fsspec can reach,
+such as s3://bucket/run. It has what the study's folder has: the text, and a folder for each trial.
 
-It has what the study's folder has: the text, and a folder for each trial. Results, checkpoints and
-texts carry hashes, so half of a file is seen.
+Results, checkpoints and texts carry hashes, so half of a file is seen.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import hashlib
 import secrets
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -27,12 +24,6 @@ from posenc.report.page.failure import one_line
 
 CONTENTS = "contents.json"
 """In the folder of a text: the hash of each file, written last."""
-PAUSE = 0.5
-"""Seconds between two looks for a new checkpoint."""
-
-
-class StorageError(ValueError):
-    """The storage cannot be used; the message says which and why."""
 
 
 class Storage:
@@ -51,10 +42,8 @@ class Storage:
             # No listing is kept: other machines write here.
             self.fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
-            raise StorageError(
-                f"--storage {url}: {one_line(error)}. Give a URL that fsspec knows; for s3:// "
-                "install posenc[storage]."
-            ) from None
+            advice = "Give a URL that fsspec knows; for s3:// install posenc[storage]."
+            raise ValueError(f"--storage {url}: {one_line(error)}. {advice}") from None
         self.root: str = root.rstrip("/")
 
     def path(self, name: str) -> str:
@@ -93,21 +82,18 @@ class Storage:
 
     def names(self, folder: str) -> list[str]:
         """List all files in a folder and below, by their names in it."""
-        above = PurePosixPath(self.path(folder))
-        found = self.fs.find(str(above)) if self.fs.exists(str(above)) else []
+        above = self.path(folder).rstrip("/")
+        found = self.fs.find(above) if self.fs.exists(above) else []
         return [PurePosixPath(path).relative_to(above).as_posix() for path in found]
 
     def with_results(self) -> set[str]:
         """List the folders of trials that have a result."""
-        found = self.fs.glob(self.path("*/result.json"))
-        return {PurePosixPath(path).parent.name for path in found}
+        return {PurePosixPath(p).parent.name for p in self.fs.glob(self.path("*/result.json"))}
 
     @contextlib.contextmanager
     def token(self) -> Iterator[tuple[str, str]]:
         """Keep a file with a random word, which every machine must be able to read and to answer.
-
-        Raises: StorageError where this one cannot write it.
-        """
+        Raises: ValueError where this one cannot write it."""
         # A killed run leaves the name of a half-written file, which the next one deletes.
         name, word = f".shared.{secrets.randbelow(10**12)}.partial", secrets.token_hex(8)
         try:
@@ -115,9 +101,8 @@ class Storage:
             if self.read(name) != word.encode():
                 raise OSError("what was written there cannot be read")
         except Exception as error:  # of any of fsspec's file systems
-            raise StorageError(
-                f"--storage {self.url}: this machine cannot write there ({one_line(error)})."
-            ) from error
+            why = f"this machine cannot write there ({one_line(error)})."
+            raise ValueError(f"--storage {self.url}: {why}") from error
         try:
             yield name, word
         finally:
@@ -126,20 +111,21 @@ class Storage:
 
     def give_text(self, folder: Path) -> None:
         """Put the folder of a text there, unless it is there whole."""
-        contents = _hashes(folder)
-        if self._contents(folder.name) != contents:
+        contents, name = _hashes(folder), f"{folder.name}/{CONTENTS}"
+        sealed = seal(contents).encode()
+        if self.read(name) != sealed:
             self.give(folder, contents)
-            self.write(f"{folder.name}/{CONTENTS}", seal(contents).encode())
+            self.write(name, sealed)
 
     def take_text(self, folder: Path) -> None:
         """Copy the text of this name into `folder`, unless it is there whole. Raises: OSError."""
-        contents = self._contents(folder.name)
-        if contents is None:
-            raise OSError(f"{self.url} does not hold {folder.name} whole")
+        try:
+            contents = unseal((self.read(f"{folder.name}/{CONTENTS}") or b"").decode())
+        except ValueError:
+            raise OSError(f"{self.url} does not hold {folder.name} whole") from None
         if _hashes(folder) == contents:
             return
         shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".text-", dir=folder.parent) as scratch:
             partial = Path(scratch) / folder.name
             self.take(partial, contents)
@@ -148,40 +134,14 @@ class Storage:
             with contextlib.suppress(OSError):  # another trial was faster
                 partial.rename(folder)
 
-    def _contents(self, folder: str) -> dict[str, Any] | None:
-        text = self.read(f"{folder}/{CONTENTS}")
-        try:
-            return None if text is None else unseal(text.decode())
-        except ValueError:
-            return None
-
 
 class Mirror:
-    """Copies each new checkpoint in `home` to the storage while the block runs.
-
-    A copy that fails is tried again with the next checkpoint; `wrong` keeps why.
-    """
+    """Copies what a trial writes in `home` to the storage. A checkpoint that could not be copied is
+    tried again at the next call; `wrong` keeps why."""
 
     def __init__(self, storage: Storage, home: Path) -> None:
         self.storage, self.home = storage, home
         self.copied, self.wrong = "", ""
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Mirror:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.ended.set()
-        self.thread.join()
-
-    def _watch(self) -> None:
-        while not self.ended.wait(PAUSE):
-            try:
-                self.copy_checkpoint()
-            except Exception as error:  # of any of fsspec's file systems
-                self.wrong = str(error)
 
     def copy_checkpoint(self) -> None:
         """Copy the checkpoint if it is new; tensors first, for the state names them."""
@@ -193,10 +153,13 @@ class Mirror:
             tensors = (self.home / name).read_bytes()
         except FileNotFoundError:  # there is none, or a newer one has just replaced it
             return
-        self.storage.write(f"{self.home.name}/{name}", tensors)
-        self.storage.write(f"{self.home.name}/{STATE}", state.encode())
-        self.copied = state
-        self._remove_checkpoints(keep=(STATE, name))
+        try:
+            self.storage.write(f"{self.home.name}/{name}", tensors)
+            self.storage.write(f"{self.home.name}/{STATE}", state.encode())
+            self.copied = state
+            self._remove_checkpoints(keep=(STATE, name))
+        except Exception as error:  # of any of fsspec's file systems
+            self.wrong = str(error)
 
     def copy_result(self) -> None:
         """Copy all that a finished trial wrote, its result last, and forget its checkpoint."""

@@ -19,7 +19,7 @@ from posenc.report.machine.machine import num_cores
 
 
 class Watcher(Protocol):
-    """Hears what happens while the trials run."""
+    """Hears what happens while trials run: a method for each kind of event, and one for the end."""
 
     def step(self, trial: TrialConfig, step: int, loss: float) -> None: ...
     def testing(self, trial: TrialConfig) -> None: ...
@@ -39,8 +39,7 @@ def open_engine(plan: Plan) -> Engine:
     if options.engine == "ray":
         from posenc.compare.engines.ray_cluster import RayCluster
 
-        most = options.max_parallel
-        return RayCluster(options.address, options.storage, most, device, num_cores())
+        return RayCluster(options.address, options.storage, options.max_parallel, device)
     from posenc.compare.engines.slurm import Slurm
 
     return Slurm(options.partition, options.max_parallel or plan.count, device)
@@ -49,18 +48,14 @@ def open_engine(plan: Plan) -> Engine:
 def run_trials(
     folder: Path, trials: Sequence[TrialConfig], engine: Engine, watcher: Watcher
 ) -> None:
-    """Run all trials that have no result yet, on an engine that is settled. A trial that failed in
-    an earlier call runs again.
-
-    After an interruption of any kind the same call goes on from the last checkpoints.
-    """
+    """Run all trials that have no result yet or have failed, on an engine that is settled. After an
+    interruption of any kind the same call goes on from the last checkpoints."""
     waiting: deque[TrialConfig] = deque()
     for trial in trials:
         try:
             result = load_result(folder, trial)
         except CorruptResult as error:
             watcher.note(trial, f"the result is corrupt ({error}); running this trial again")
-            (folder / trial.folder / "result.json").unlink(missing_ok=True)
             result = None
         if result is not None and result.reason is None:
             clear_checkpoint(folder / trial.folder)  # a kill after the result leaves it there
@@ -76,19 +71,12 @@ def run_trials(
         if isinstance(heard, TrialResult):
             running -= 1
             watcher.finished(trial, heard)
-        elif heard["kind"] == "step":
-            watcher.step(trial, heard["step"], heard["loss"])
-        elif heard["kind"] == "testing":
-            watcher.testing(trial)
-        elif heard["kind"] == "note":
-            watcher.note(trial, heard["text"])
+        else:
+            getattr(watcher, heard.pop("kind"))(trial, **heard)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the half-written files that killed runs left in a study's folder.
-
-    Call it only while holding the folder's lock.
-    """
+    """Delete the half-written files that killed runs left in a study's folder. Hold its lock."""
     for path in folder.glob(f"corpus-*{PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
     remove_partials(folder)

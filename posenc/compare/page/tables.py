@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from posenc.compare.judge import like_tasks, pooled, published, tiers
@@ -17,36 +17,33 @@ from posenc.compare.plan import learning_rate_search
 from posenc.compare.results import LengthSummary, Study, TrialResult
 from posenc.compare.trial.config import name_of
 from posenc.compare.trial.effective_spec import AXES
+from posenc.report.page.console import text_table
 from posenc.tasks.known import TASKS, TEXT
+
+_table = partial(text_table, named="encoding", title_justify="left")
 
 
 def summary_table(study: Study) -> Table:
     """One row per encoding: size, bits per byte at each length, reach, use of more context,
     speed."""
-    table = Table(title="Bits per byte by window length (lower is better)", title_justify="left")
-    table.add_column("encoding")
-    table.add_column("parameters", justify="right")
-    for length in study.trials[0].test_lengths:
-        table.add_column(f"{length:,}", justify="right")
-    table.add_column("reach", justify="right")
-    table.add_column("more context", justify="right")
-    table.add_column("tokens/s", justify="right")
+    lengths = [f"{length:,}" for length in study.trials[0].test_lengths]
+    header, rows = ["encoding", "parameters", *lengths, "reach", "more context", "tokens/s"], []
     for row in study.summary:
         speed = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
         cells = [_cell(score, row.num_seeds) for score in row.by_length]
         reach = "none" if row.reach is None else f"{row.reach:,}"
         use = describe_gains(context_gains(study, row.encoding))
-        table.add_row(escape(row.encoding), f"{row.parameters:,}", *cells, reach, use, speed)
-    return table
+        rows.append([row.encoding, f"{row.parameters:,}", *cells, reach, use, speed])
+    return _table(header, rows, title="Bits per byte by window length (lower is better)")
 
 
 def tier_tables(study: Study) -> list[Table]:
     """What the seeds can tell, at the training length and at the longest one."""
     return [
-        _of_words(
-            f"What the seeds tell at {standing.length:,} bytes",
+        _table(
             tiers.header(standing),
             tiers.rows(standing),
+            title=f"What the seeds tell at {standing.length:,} bytes",
         )
         for standing in tiers.standings(study)
     ]
@@ -58,25 +55,21 @@ def pooled_tables(study: Study) -> list[Table]:
     rows = pooled.pooled_rows(study)
     others = like_tasks.like_task_rows(study, pooled.counted_names(rows))
     found = [(pooled.TITLE, rows), (like_tasks.TITLE, others)]
-    return [_of_words(title, rows[0], rows[1:]) for title, rows in found if rows]
+    return [_table(rows[0], rows[1:], title=title) for title, rows in found if rows]
 
 
 def rate_tables(study: Study) -> list[Table]:
     """The learning rates that were tried, where they were."""
     found = learning_rate_search.rate_rows(study)
-    return [_of_words(learning_rate_search.TITLE, found[0], found[1:])] if found else []
+    return [_table(found[0], found[1:], title=learning_rate_search.TITLE)] if found else []
 
 
 def agreement_table(found: list[Agreement]) -> Table:
     """A study against published tables."""
-    table = Table(title="Agreement with published orders", title_justify="left")
-    for name in published.HEADER:
-        table.add_column(name)
-    for row in published.rows(found):
-        table.add_row(*map(escape, row))
-    table.caption = published.MEANING
-    table.caption_justify = "left"
-    return table
+    left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
+    title, caption = "Agreement with published orders", published.MEANING
+    rows = published.rows(found)
+    return text_table(published.HEADER, rows, title=title, caption=caption, **left)
 
 
 def notes(study: Study) -> list[str]:
@@ -151,12 +144,3 @@ def _cell(score: LengthSummary, num_seeds: int) -> str:
     if score.mean is None:
         return "cannot"
     return f"{score.mean:.3f}" + (f" ±{score.spread:.3f}" if num_seeds > 1 else "")
-
-
-def _of_words(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in header:
-        table.add_column(name, justify="left" if name == "encoding" else "right")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from rich.markup import escape
 from rich.table import Table as Printed
 
 from posenc.compare.judge.summary import LEARNED
 from posenc.compare.results import CaseSummary, TaskSummary
+from posenc.report.page.console import text_table
 from posenc.report.page.table import Cell, Heading, Table
 from posenc.tasks.known import TASKS
 from posenc.tasks.task import Case
@@ -27,18 +27,13 @@ def task_tables(rows: Rows) -> Iterator[Printed]:
     """A table for each task: how many seeds learned it, and its metric at every case."""
     for task, group in by_task(rows):
         made = TASKS[task]
-        table = Printed(
-            title=f"{task}: {made.metric} by {made.counts} (higher is better)",
-            title_justify="left",
+        header = ["encoding", "learned", *map(_heading, group[0].cases)]
+        lines = (
+            [row.encoding, f"{row.learned}/{row.num_seeds}", *map(_text, row.cases)]
+            for row in group
         )
-        table.add_column("encoding")
-        table.add_column("learned", justify="right")
-        for case in group[0].cases:
-            table.add_column(_heading(case), justify="right")
-        for row in group:
-            cells = [_text(case) for case in row.cases]
-            table.add_row(escape(row.encoding), f"{row.learned}/{row.num_seeds}", *cells)
-        yield table
+        title = f"{task}: {made.metric} by {made.counts} (higher is better)"
+        yield text_table(header, lines, named="encoding", title=title, title_justify="left")
 
 
 def task_notes(rows: Rows) -> Iterator[str]:

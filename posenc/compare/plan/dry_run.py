@@ -13,7 +13,7 @@ from posenc.compare.plan.time_estimate import kind_of, seconds_by_kind
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.material import train_tokens
-from posenc.report.page.console import stdout
+from posenc.report.page.console import stdout, text_table
 from posenc.report.page.progress import clock
 
 
@@ -44,17 +44,13 @@ def dry_run(
         if cut is not None:
             cut.write(folder)
         seconds = seconds_by_kind(trials, folder, here)
-    table = Table(title="What would run", title_justify="left")
-    for name in ("trials of", "trials", "steps", "tokens", "time of one"):
-        table.add_column(name, justify="left" if name == "trials of" else "right")
+    rows = []
     for kind, alike in by_kind(trials).items():
-        table.add_row(
-            kind,
-            f"{len(alike)}",
-            f"{alike[0].steps:,}",
-            f"{sum(map(tokens_of, alike)):,}",
-            clock(seconds[kind]),
-        )
+        tokens = f"{sum(map(tokens_of, alike)):,}"
+        rows.append([kind, f"{len(alike)}", f"{alike[0].steps:,}", tokens, clock(seconds[kind])])
+    header = ("trials of", "trials", "steps", "tokens", "time of one")
+    named, title = "trials of", "What would run"
+    table = text_table(header, rows, named=named, title=title, title_justify="left")
     total = sum(seconds[kind_of(trial)] for trial in trials)
     longest = max(seconds.values())
     how = "from steps measured now" if trials[0].device == "cpu" else "counted, not measured"

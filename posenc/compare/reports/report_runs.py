@@ -48,10 +48,7 @@ def report_runs(
             study, lines = write_report(study, home)
     else:
         study, lines = _together(runs)
-        home = out or RUNS / f"report-{_name(study)}"
-        _check_out(home)
-        home.mkdir(parents=True, exist_ok=True)
-        write_page(study, home, published)
+        home = _new_page(study, out, "report", published)
     _tell(study, lines, home, published, figures, console)
     return study
 
@@ -68,10 +65,7 @@ def show_leaderboard(
     if mine:
         study, lines = leaderboard.beside(study, [_collected(folder, lines) for folder in mine])
     study = replace(conclude(study), command=shlex.join(["posenc", *sys.argv[1:]]))
-    home = out or RUNS / f"leaderboard-{_name(study)}"
-    _check_out(home)
-    home.mkdir(parents=True, exist_ok=True)
-    write_page(study, home, published=True)
+    home = _new_page(study, out, "leaderboard", published=True)
     _tell(study, lines, home, True, figures, Console(stderr=True))
     return study
 
@@ -124,7 +118,10 @@ def _collected(folder: Path, lines: list[str], study: Study | None = None) -> tu
     return folder, study
 
 
-def _check_out(folder: Path) -> None:
+def _new_page(study: Study, out: Path | None, name: str, published: bool) -> Path:
+    """Write the page into `out`, or a folder named by the trials; returns it."""
+    trials = " ".join(sorted(trial.hash for trial in study.trials))
+    folder = out or RUNS / f"{name}-{hashlib.sha256(trials.encode()).hexdigest()[:8]}"
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out: {folder} is not a folder.")
     if (folder / STUDY).exists():
@@ -132,8 +129,6 @@ def _check_out(folder: Path) -> None:
             f"--out: {folder} is a run of posenc compare, whose own report would be lost. Choose "
             "another folder."
         )
-
-
-def _name(study: Study) -> str:
-    text = " ".join(sorted(trial.hash for trial in study.trials))
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_page(study, folder, published)
+    return folder

@@ -170,7 +170,7 @@ def _count(gates: Tensor, mask: Tensor | None) -> Tensor:
 
 def _at(table: Tensor, count: Tensor) -> Tensor:
     """Return the table interpolated at fractional counts; NaN where the count is NaN."""
-    whole = count.detach().nan_to_num(0)
-    below, above = whole.floor().long(), whole.ceil().long()
-    low, high = table.gather(-1, below), table.gather(-1, above)
-    return low + (count - below) * (high - low)
+    known = count.detach().nan_to_num(0)
+    below, above = known.floor(), known.ceil()
+    low, high = (table.gather(-1, index.long()) for index in (below, above))
+    return torch.lerp(low, high, count - below)

@@ -125,7 +125,7 @@ class FIRE(PositionEncoding):
 class Network(Dense):
     """FIRE's bias, computed a few rows at a time if no gradients are needed."""
 
-    additive = True
+    additive, owns_values = True, True
     HIDDEN_BYTES = 2**20
     """Memory of the hidden layer, small enough for the CPU's cache."""
 
@@ -149,22 +149,18 @@ class Network(Dense):
         return self._in_chunks(share if share.ndim == 3 else share[None])
 
     def _in_chunks(self, share: Tensor) -> Tensor:
-        """Return the network's output, computed a few rows at a time."""
+        """Return the network's output, computed for some pairs at a time."""
         weight, bias = _as(self.fire.hidden, share.dtype)
         out_weight, out_bias = _as(self.fire.out, share.dtype)
         # relu(w s + b) = max(w s, -b) + b; the last b is added to the next layer's bias.
         constant = (out_weight @ bias + out_bias)[:, None]
-        weight, limit = weight[:, 0, None, None], -bias[:, None, None]
-        batch, rows, keys = share.shape
-        values = share.new_zeros(batch, len(constant), rows, keys)
-        step = max(1, self.HIDDEN_BYTES // max(1, len(bias) * keys * share.element_size()))
-        for index in range(batch):
-            for start in range(0, rows, step):
-                part = share[index, start : start + step]
-                hidden = (weight * part).clamp_(min=limit).flatten(1)
-                out = torch.addmm(constant, out_weight, hidden).unflatten(1, part.shape)
-                values[index, :, start : start + len(part)] = out
-        return values
+        limit = -bias[:, None]
+        step = max(1, self.HIDDEN_BYTES // (len(bias) * share.element_size()))
+        parts = [
+            torch.addmm(constant, out_weight, (weight * part).clamp_(min=limit))
+            for part in share.flatten().split(step)
+        ]
+        return torch.cat(parts, 1).unflatten(1, share.shape).transpose(0, 1)
 
 
 def _as(layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,8 @@ class Dense(Term):
     """
 
     additive = True
+    owns_values = False
+    """True if `values` returns new memory, which the caller may write to."""
 
     def __init__(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -24,6 +25,9 @@ from posenc.report.page.drawing import (
 )
 from posenc.report.page.page import Plot
 
+Lines = Mapping[str, Mapping[Any, float]]
+"""By method, the points of a curve."""
+
 
 def curves(outcome: Outcome) -> Iterator[Plot]:
     named = outcome.evaluations()
@@ -31,60 +35,44 @@ def curves(outcome: Outcome) -> Iterator[Plot]:
     trained = outcome.checkpoint.trained_length
     edges = next(iter(named.values())).edges
     middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
-    with figure("position in the window, tokens", "loss, nats per token") as (drawn, axes):
-        for name, evaluation in named.items():
-            axes.plot(
-                middles,
-                [e.mean for e in evaluation.by_position],
-                label=name,
-                **styles[name].points(),
-            )
-        length_axis(axes, edges[1:], trained)
-    legend_above(drawn)
+
+    def draw(x: str, y: str, lines: Lines, ticks: Sequence[int]) -> Figure:
+        with figure(x, y) as (drawn, axes):
+            for name, line in lines.items():
+                axes.plot(list(line), list(line.values()), label=name, **styles[name].points())
+            length_axis(axes, ticks, trained)
+        legend_above(drawn)
+        return drawn
+
+    where = "position in the window, tokens"
+    losses = {name: [e.mean for e in each.by_position] for name, each in named.items()}
+    by_position = {name: dict(zip(middles, each, strict=True)) for name, each in losses.items()}
     yield Plot(
-        drawn,
+        draw(where, "loss, nats per token", by_position, edges[1:]),
         "Loss by position, mean of each bucket; lower is better.",
         _words(named, edges),
-        captions.in_losses(
-            {n: [e.mean for e in x.by_position] for n, x in named.items()}, edges[1:], trained
-        ),
+        captions.in_losses(losses, edges[1:], trained),
         "loss-by-position",
     )
-    with_context = {name: e for name, e in named.items() if e.by_context}
-    if with_context:
-        lengths = sorted({n for e in with_context.values() for n in e.by_context})
-        with figure("context, tokens", "loss of the same last tokens, nats") as (drawn, axes):
-            for name, evaluation in with_context.items():
-                axes.plot(
-                    list(evaluation.by_context),
-                    [e.mean for e in evaluation.by_context.values()],
-                    label=name,
-                    **styles[name].points(),
-                )
-            length_axis(axes, lengths, trained)
-        legend_above(drawn)
+    by_context = {
+        name: {context: e.mean for context, e in each.by_context.items()}
+        for name, each in named.items()
+        if each.by_context
+    }
+    if by_context:
+        lengths = sorted({n for line in by_context.values() for n in line})
         yield Plot(
-            drawn,
+            draw("context, tokens", "loss of the same last tokens, nats", by_context, lengths),
             "Loss of the same target tokens as their context grows; it falls where it is used.",
             "One line per method over context length.",
-            captions.in_contexts(
-                {n: {c: e.mean for c, e in x.by_context.items()} for n, x in with_context.items()},
-                trained,
-            ),
+            captions.in_contexts(by_context, trained),
             "loss-by-context",
         )
     shown = {name: e.entropy for name, e in named.items() if e.entropy}
     if shown:
-        with figure("position in the window, tokens", "entropy of attention, nats") as (
-            drawn,
-            axes,
-        ):
-            for name, entropy in shown.items():
-                axes.plot(middles, entropy, label=name, **styles[name].points())
-            length_axis(axes, edges[1:], trained)
-        legend_above(drawn)
+        lines = {name: dict(zip(middles, each, strict=True)) for name, each in shown.items()}
         yield Plot(
-            drawn,
+            draw(where, "entropy of attention, nats", lines, edges[1:]),
             "Mean entropy of attention over layers and heads: how widely a token looks.",
             "One line per method over position.",
             captions.in_entropies(shown),

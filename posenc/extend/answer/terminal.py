@@ -18,6 +18,7 @@ from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.extend.extension import Outcome, extend
 from posenc.hf.checkpoint.text import split_documents
 from posenc.report.files.atomic import check_figures, check_writable, write_atomically
+from posenc.report.page.console import text_table
 from posenc.report.page.failure import RunFailed
 from posenc.report.page.progress import Narrator
 
@@ -153,12 +154,8 @@ def show_tasks(outcome: Outcome, console: Console) -> None:
     """Print tasks answered, and the cost on short texts."""
     header, rows = task_rows(outcome)
     if rows:
-        table = Table(title="Tasks answered exactly; change of perplexity on short texts")
-        for name in header:
-            table.add_column(name, justify="left" if name == "method" else "right")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        title = "Tasks answered exactly; change of perplexity on short texts"
+        console.print(text_table(header, rows, named="method", title=title))
 
 
 def _tables(outcome: Outcome, width: int) -> Iterator[Table]:

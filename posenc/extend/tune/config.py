@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
+from posenc.report.machine.options import option
 
 
 @dataclass(frozen=True)
@@ -34,43 +34,35 @@ class TuneConfig:
     warm-up steps).
     """
 
-    steps: Annotated[
-        int, typer.Option("--tune", min=0, help="Steps of fine-tuning before the export.")
-    ] = 0
-    batch: Annotated[
-        int, typer.Option(min=1, help="Windows of the new length per tuning step.")
-    ] = 4
+    steps: Annotated[int, option("Steps of fine-tuning before the export.", "--tune", min=0)] = 0
+    batch: Annotated[int, option("Windows of the new length per tuning step.", min=1)] = 4
     lr: Annotated[
         float | None,
-        typer.Option(
-            help="Learning rate of the tuning.",
-            show_default="2e-5, more for models below 1e9 parameters",
-        ),
+        option("Learning rate of the tuning.", shown="2e-5, more for models below 1e9 parameters"),
     ] = None
     lora_rank: Annotated[
-        int | None,
-        typer.Option("--lora", min=0, help="Rank of LoRA adapters.", show_default="all weights"),
+        int | None, option("Rank of LoRA adapters.", "--lora", shown="all weights", min=0)
     ] = None
     distill: Annotated[
         bool,
-        typer.Option(
-            help="Within the training length, tune on the predictions of the original model, so "
+        option(
+            "Within the training length, tune on the predictions of the original model, so "
             "that short texts lose nothing; needs a copy of the weights."
         ),
     ] = True
     adapter: Annotated[
         bool,
-        typer.Option(
-            "--adapter",
-            help="With --lora: train only the adapters, and also write them to OUT/adapter as peft "
+        option(
+            "With --lora: train only the adapters, and also write them to OUT/adapter as peft "
             "reads them.",
+            "--adapter",
         ),
     ] = False
     recompute: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Tune in less memory by recomputing each layer in the backward pass.",
             "--gradient-checkpointing",
-            help="Tune in less memory by recomputing each layer in the backward pass.",
         ),
     ] = False
     warmup: int = 20

@@ -17,6 +17,7 @@ from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import exchangeable
 from posenc.hf.checkpoint.loading import Checkpoint
 from posenc.hf.rope.settings import head_size
+from posenc.report.page.failure import one_line
 
 DUAL_CHUNK = "dual-chunk"
 COMPARED = 128
@@ -41,48 +42,41 @@ def position_maps(checkpoint: Checkpoint, target: int) -> list[Variant]:
         or not exchangeable(model)
     ):
         return []
-    setting, head_dim = checkpoint.rotary[0], head_size(checkpoint.config)
-    trained = checkpoint.trained_length
-    window = trained // 2
+    setting, trained = checkpoint.rotary[0], checkpoint.trained_length
+    window, chunk, local = trained // 2, trained * 3 // 4, trained // 16
     group = max(2, -(-(target - window) // (trained - window)))
-    chunk = trained * 3 // 4
     scaling = setting.scaling
     if scaling is None and setting.compression != 1.0:
         scaling = rs.Linear(setting.compression)
-
-    def build(kind: type[PositionMap], **options: Any) -> PositionMap:
-        return kind(
-            head_dim,
-            setting.rope_theta,
-            interleaved=False,
-            rotary_dim=setting.rotary_dim,
-            scaling=scaling,
-            **options,
-        )
-
-    maps = {
-        "self-extend": (
-            f"exact to {window} tokens, then groups of {group}",
-            build(SelfExtend, window=window, group_size=group),
-        ),
-        "rerope": (f"distances stop at {window} tokens", build(ReRoPE, window=window)),
-        DUAL_CHUNK: (
-            f"chunks of {chunk} tokens",
-            build(DualChunk, chunk_size=chunk, local_window=trained // 16),
-        ),
+    rope: dict[str, Any] = {
+        "head_dim": head_size(checkpoint.config),
+        "rope_theta": setting.rope_theta,
+        "interleaved": False,
+        "rotary_dim": setting.rotary_dim,
+        "scaling": scaling,
     }
-    sizes = {"chunk_size": chunk, "local_size": trained // 16}
+    maps = {
+        "self-extend": SelfExtend(**rope, window=window, group_size=group),
+        "rerope": ReRoPE(**rope, window=window),
+        DUAL_CHUNK: DualChunk(**rope, chunk_size=chunk, local_window=local),
+    }
+    summaries = {
+        "self-extend": f"exact to {window} tokens, then groups of {group}",
+        "rerope": f"distances stop at {window} tokens",
+        DUAL_CHUNK: f"chunks of {chunk} tokens",
+    }
+    sizes = {"chunk_size": chunk, "local_size": local}
     extra = {DUAL_CHUNK: {"dual_chunk_attention_config": sizes}}
     return [
         Variant(
             name,
-            summary,
+            summaries[name],
             lambda e=encoding: exact_inside(checkpoint, e, window),
             checkpoint.rotary,
             needs_runtime=True,
             extra=extra.get(name, {}),
         )
-        for name, (summary, encoding) in maps.items()
+        for name, encoding in maps.items()
     ]
 
 
@@ -104,10 +98,8 @@ def exact_inside(checkpoint: Checkpoint, encoding: PositionMap, window: int) -> 
         except ValueError:
             raise
         except Exception as error:  # a family's code may raise anything with another attention
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ValueError(
-                f"the attention of {type(checkpoint.model).__name__} cannot run with a map ({said})"
-            ) from error
+            attention = f"the attention of {type(checkpoint.model).__name__}"
+            raise ValueError(f"{attention} cannot run with a map ({one_line(error)})") from error
         error = float((got - expected).abs().max() / expected.abs().max())
         if not error <= max(TOLERANCE, LAST_BITS * half):
             raise ValueError(

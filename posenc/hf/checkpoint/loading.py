@@ -16,6 +16,7 @@ from posenc.hf.checkpoint.config_values import check_layers, check_values
 from posenc.hf.rope.check import check_rotary_keys
 from posenc.hf.rope.settings import RopeSetting, read_settings
 from posenc.hf.tables import table_of
+from posenc.report.page.failure import one_line
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -96,7 +97,7 @@ def load_checkpoint(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **stock)
     except Exception as error:  # its many classes may raise anything for unexpected values
-        raise ValueError(f"{folder / 'config.json'}: {_said(error)}") from error
+        raise ValueError(f"{folder / 'config.json'}: {one_line(error)}") from error
     masked = any("MaskedLM" in name for name in raw.get("architectures") or [])
     if config.is_encoder_decoder and not encoder_decoder:
         raise ValueError(
@@ -129,7 +130,7 @@ def load_checkpoint(
     except RuntimeError as error:  # other shapes
         raise ValueError(f"{folder}: the weights in {files.WEIGHTS} do not fit: {error}") from error
     except Exception as error:
-        raise ValueError(f"{folder}: no model can be built: {_said(error)}") from error
+        raise ValueError(f"{folder}: no model can be built: {one_line(error)}") from error
     if missing := sorted(told["missing_keys"]):
         # transformers would draw them at random and only warn.
         named, read_as = raw.get("architectures") or [], type(model).__name__
@@ -195,7 +196,7 @@ def _positions(config: Any, folder: Path) -> tuple[tuple[RopeSetting, ...], int 
     except Exception as error:  # families keep these in many ways
         raise ValueError(
             f"{folder / 'config.json'}: the positions of a {config.model_type} model are written "
-            f"in a way that posenc does not know ({_said(error)})."
+            f"in a way that posenc does not know ({one_line(error)})."
         ) from error
 
 
@@ -234,7 +235,3 @@ def _refuse_not_finite(model: Any, folder: Path) -> None:
                 f"{folder}: {int((~finite).sum())} of {weight.numel()} elements of {name} are "
                 "NaN or infinite, so that no measurement would mean anything."
             )
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from posenc.hf.checkpoint.files import tokenizer_files
+from posenc.report.page.failure import one_line
 
 SEPARATOR = "<|endoftext|>"
 
@@ -95,10 +96,8 @@ def load_tokenizer(folder: Path) -> Any:
             folder, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # its many classes may raise anything for a damaged file
-        said = " ".join(str(error).split())
-        raise ValueError(
-            f"{folder}: its tokenizer cannot be read ({type(error).__name__}: {said})."
-        ) from error
+        why = f"its tokenizer cannot be read ({one_line(error)})."
+        raise ValueError(f"{folder}: {why}") from error
 
 
 def token_ids(text: str, vocab_size: int) -> list[int]:

@@ -11,12 +11,15 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.models import OptionInfo
 
+
+def option(help: str, *names: str, shown: str | bool = True, **limits: Any) -> Any:
+    """Return typer's option with this help; `shown`: what the help says of the default."""
+    return typer.Option(*names, help=help, show_default=shown, **limits)
+
+
 Figures = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder for every figure as SVG, PDF and PNG, with its data as CSV.",
-        show_default="none",
-    ),
+    option("Folder for every figure as SVG, PDF and PNG, with its data as CSV.", shown="none"),
 ]
 
 
@@ -50,9 +53,9 @@ def changed_options(given: Any) -> list[str]:
     names = []
     for name, hint, default in _options(type(given)):
         if getattr(given, name) != default:
-            (option,) = (m for m in hint.__metadata__ if isinstance(m, OptionInfo))
+            (info,) = (m for m in hint.__metadata__ if isinstance(m, OptionInfo))
             # In Annotated, typer stores the first option name in place of the default.
-            said = option.default
+            said = info.default
             if not isinstance(said, str):
                 said = "--" + name.replace("_", "-")
             names.append(said.replace("--", "--no-") if default is True else said)

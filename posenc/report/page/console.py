@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console, OverflowMethod
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 
 def stdout(width: int) -> Console:
@@ -16,17 +16,28 @@ def stdout(width: int) -> Console:
     return console if console.is_terminal else Console(width=width)
 
 
-def print_table(
-    console: Console,
+def text_table(
     header: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
     overflow: OverflowMethod = "ellipsis",
+    named: str | None = None,
     **options: Any,
-) -> None:
-    """Print rows of text below a header. `overflow` is rich's treatment of words wider than their
-    column; `options` are passed to rich's Table."""
-    table = Table(*(Column(escape(name), overflow=overflow) for name in header), **options)
+) -> Table:
+    """Return a table of text for the terminal; `options` are passed to rich's Table.
+
+    overflow: rich's treatment of words wider than their column. named: the column with the names of
+    the rows; the other columns are numbers, which align right.
+    """
+    table = Table(**options)
+    for name in header:
+        side = "left" if named in (None, name) else "right"
+        table.add_column(escape(name), overflow=overflow, justify=side)
     for row in rows:
         table.add_row(*map(escape, row))
-    console.print(table)
+    return table
+
+
+def print_table(console: Console, *given: Any, **options: Any) -> None:
+    """Print a `text_table`."""
+    console.print(text_table(*given, **options))

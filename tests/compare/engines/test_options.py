@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.compare.engines.remote import MOST, Progress, Remote, other_processors
+from posenc.compare.engines.remote import MOST, Progress, Remote, processors_of
 from posenc.compare.options import Options
 from posenc.compare.plan.plan import check_engine
 from tests.compare.judge.test_summary import TRIAL
@@ -50,8 +50,8 @@ def test_losses_count_only_without_progress():
 
 def test_other_processors_are_named():
     same = [{"processor": "A"}, {"processor": "A"}]
-    assert other_processors(same) is None
-    assert "(A, B)" in (other_processors([*same, {"processor": "B"}]) or "")
+    assert processors_of(same) == {"processor": "A"}
+    assert "(A, B)" in processors_of([*same, {"processor": "B"}])["warning"]
 
 
 def test_a_machine_that_only_starts_trials_loads_no_torch(tmp_path):

@@ -82,11 +82,11 @@ def raylet_of(machine) -> int:
 def test_lost_workers_and_machines_change_no_number(cluster, study):
     names = ["rope", "alibi", "t5"]
     trials = [dataclasses.replace(trial(study, name), steps=150) for name in names]
-    engine = RayCluster(cluster.address, None, None, "cpu", 2)
+    engine = RayCluster(cluster.address, None, None, "cpu")
     log = Killer(cluster, study)
     try:
         assert engine.slots() == 2
-        assert engine.describe()["machines"] == "2"
+        assert engine.about["machines"] == "2"
         engine.settle(study, trials, 5)
         sweep.run_trials(study, trials, engine, log)
     finally:
@@ -104,7 +104,7 @@ def test_a_machine_with_another_posenc_is_refused_by_name(cluster, tmp_path):
     shutil.copytree(package, tmp_path / "posenc", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "posenc" / "positions.py").open("a", encoding="utf-8") as file:
         file.write("# another line\n")
-    here = RayCluster(cluster.address, None, None, "cpu", 2)
+    here = RayCluster(cluster.address, None, None, "cpu")
     try:
         nodes = here.nodes
         changed = {node: had | {"torch": "1.0"} for node, had in nodes.items()}
@@ -138,7 +138,7 @@ def other_code(folder: str) -> dict[str, str]:
 
 
 def test_a_storage_that_machines_do_not_share_is_refused(cluster, tmp_path):
-    engine = RayCluster(cluster.address, "memory://run", None, "cpu", 2)
+    engine = RayCluster(cluster.address, "memory://run", None, "cpu")
     try:
         with pytest.raises(ValueError, match=r"--storage memory://run: machine .* is not shared"):
             engine.settle(tmp_path, [], 5)

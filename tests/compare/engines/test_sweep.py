@@ -94,6 +94,7 @@ def wait_for(condition, seconds=120.0):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_killed_run_goes_on_to_the_results_of_an_undisturbed_run(folder):
     killed = folder / "killed"
     process = start_compare(folder, "killed")
@@ -122,6 +123,7 @@ def newest_checkpoint(out: Path) -> int:
     return max(steps, default=0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker ends when Python next runs")
 @pytest.mark.parametrize("moment", ["importing torch", "training"])
 def test_workers_end_with_the_process_that_started_them_within_a_second(folder, moment):
@@ -143,6 +145,7 @@ sum(range(10**12))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker ends when Python next runs")
 def test_worker_ends_with_its_parent_also_while_no_other_thread_can_run():
     code = "import subprocess, sys; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).wait()"
@@ -228,7 +231,8 @@ def test_worker_that_dies_without_a_word_is_noticed(folder, monkeypatch):
     )
 
 
-def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch):
+@pytest.mark.slow
+def test_full_disk_fails_the_trial_with_that_reason(folder, monkeypatch, fresh_process):
     config = trial(folder, "rope", width=64)
     real = process.environment
     # A limit on the size of files stands in for a disk without room for the weights.
@@ -294,6 +298,7 @@ def test_checkpoint_of_a_finished_trial_is_removed(folder):
 PLANTED = "import os\nopen(os.environ['RUN_BY_ACCIDENT'], 'a', encoding='utf-8').write(__file__)\n"
 
 
+@pytest.mark.slow
 def test_no_python_file_beside_the_text_is_run_and_a_clone_runs_itself(folder):
     package = Path(posenc.__file__).parent
     shutil.copytree(package, folder / "posenc", ignore=shutil.ignore_patterns("__pycache__"))

@@ -204,6 +204,7 @@ def test_the_rows_of_copying_for_longer_stand_by_themselves():
         study_of([*longer, *leaderboard.published()])
 
 
+@pytest.mark.slow
 def test_the_script_refuses_what_it_cannot_run_before_it_writes(tmp_path):
     where = ["--out", str(tmp_path / "runs"), "--rows", str(tmp_path / "trials.jsonl")]
     done = subprocess.run(

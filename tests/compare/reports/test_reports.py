@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from posenc.cli import main
 from posenc.compare.judge import published
 from posenc.compare.page.show import write_page
 from posenc.compare.page.tables import agreement_table
@@ -151,7 +150,7 @@ def test_changed_code_and_double_labels_are_refused():
         merge([(A, ours), (B, study(whole("rope", 1)))])
 
 
-def test_several_runs_are_one_page_and_stay_as_they_were(tmp_path, capsys, monkeypatch):
+def test_several_runs_are_one_page_and_stay_as_they_were(tmp_path, call, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one = on_disk(tmp_path / "one", study(*(whole(e, s) for e in ("rope", "t5") for s in (0, 1))))
     two = study(whole("rope", 2, 2.5), whole("t5", 2, 2.5), whole("rope", 1, 2.7))
@@ -159,12 +158,10 @@ def test_several_runs_are_one_page_and_stay_as_they_were(tmp_path, capsys, monke
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "study.json").write_text(two.to_json(), encoding="utf-8")  # no folders
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    with pytest.raises(SystemExit) as stop:
-        main(["report", "one", "two", "--out", "both", "--published"])
-    assert stop.value.code == 0
-    shown = capsys.readouterr()
-    assert "Agreement with published orders" in shown.out and "cannot separate" in shown.out
-    assert "rope seed 1 has other numbers in two than in one" in shown.err
+    code, out, err = call("report", "one", "two", "--out", "both", "--published")
+    assert code == 0
+    assert "Agreement with published orders" in out and "cannot separate" in out
+    assert "rope seed 1 has other numbers in two than in one" in err
     html = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
     assert "posenc report one two" in html and "rope" in html
     rows = (tmp_path / "both" / "results.csv").read_text(encoding="utf-8").splitlines()
@@ -184,16 +181,14 @@ def test_several_runs_are_one_page_and_stay_as_they_were(tmp_path, capsys, monke
         (["one", "two", "--out", "two/study.json"], "is not a folder"),
     ],
 )
-def test_what_cannot_be_one_report_is_refused(tmp_path, capsys, monkeypatch, arguments, said):
+def test_what_cannot_be_one_report_is_refused(tmp_path, call, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
     on_disk(tmp_path / "one", study(whole("rope", 0)))
     on_disk(tmp_path / "two", study(whole("rope", 1)))
     on_disk(tmp_path / "other", changed(study(whole("rope", 1)), steps=7))
     (tmp_path / "none").mkdir()
-    with pytest.raises(SystemExit) as stop:
-        main(["report", *arguments])
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and said in error and error.count("\n") == 1
+    code, _, error = call("report", *arguments)
+    assert code == 2 and said in error and error.count("\n") == 1
 
 
 def scored(means: dict[str, tuple[float, float, float]]) -> Study:

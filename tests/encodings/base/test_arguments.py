@@ -24,15 +24,17 @@ WRONG = {
 
 
 def arguments() -> list[tuple[type, str, object]]:
-    """Every argument of every constructor that is a number or a choice of two, with what it may
-    not be."""
-    found = []
+    """Every argument of every constructor that is a number or a choice of two, with something that
+    it may not be; the first of each annotation with all of them."""
+    found, known = [], set()
     for kind in CLASSES:
         for name, parameter in inspect.signature(kind).parameters.items():
             first, _, more = str(parameter.annotation).partition(" | ")
-            for wrong in WRONG.get(first, ()):
+            every = WRONG.get(first, ())
+            for wrong in every[:1] if (first, more) in known else every:
                 if not (more == "None" and wrong is None) and more in ("", "None"):
                     found.append((kind, name, wrong))
+                    known.add((first, more))
     return found
 
 

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc import ModelShape, names
-from posenc.encodings.registry import encoding_class
 from posenc.testing import CHECKS, every_check, maker
 from posenc.testing.numbers import precision
 from posenc.testing.tracing import (
     assert_compiles_without_recompiling_per_length,
     assert_exports_with_any_length,
 )
+from tests.kinds import one_of_each_kind
 
 NAMES = names()
 
@@ -53,12 +53,11 @@ def test_any_shape_and_dtype(name: str):
     check()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_compiles_without_recompiling_per_length(name: str):
     assert_compiles_without_recompiling_per_length(maker(name))
 
 
-@pytest.mark.parametrize("name", {encoding_class(name): name for name in reversed(NAMES)}.values())
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_exports_with_any_length(name: str):
-    """One entry of each class: the others differ in numbers."""
     assert_exports_with_any_length(maker(name))

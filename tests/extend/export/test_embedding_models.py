@@ -1,7 +1,6 @@
 """Encoders: tables that start behind the padding token, masked tokens, folders of
 sentence-transformers."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -12,9 +11,9 @@ from posenc import extend as hf
 from posenc.extend.options import Options
 from posenc.hf import tables
 from posenc.hf.checkpoint.loading import load_checkpoint
+from tests.experiment import experiment
 from tests.hf_models import LENGTH, save, transformers
 
-ROOT = Path(__file__).parents[3]
 TARGET = 3 * LENGTH
 DOCUMENTS = [" ".join(f"w{(7 * i + j) % 200 + 20}" for j in range(400)) for i in range(8)]
 QUICK = Options(windows=1, search_evaluations=0, tasks="none")
@@ -37,15 +36,7 @@ FAMILIES = {
 ROTARY = ("modernbert", "nomic_bert")
 
 
-def save_words(folder: Path) -> None:
-    spec = importlib.util.spec_from_file_location(
-        "tiny_models", ROOT / "experiments" / "tiny_models.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.save_words(folder)
+save_words = experiment("tiny_models").save_words
 
 
 def save_encoder(family: str, folder: Path) -> Path:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from posenc.cli import main
 from posenc.extend.export.lm_eval import check_lm_eval, run_lm_eval
 from posenc.report.page.failure import RunFailed
 
@@ -57,11 +56,9 @@ def test_its_failure_is_a_failed_run(installed, tmp_path):
     [([], "name one with --out"), (["--out", "a,b"], "a folder with a comma"),
      (["--out", "new"], "which is not installed")],
 )  # fmt: skip
-def test_what_is_missing_is_said_first(options, message, tmp_path, monkeypatch, capsys):
+def test_what_is_missing_is_said_first(options, message, tmp_path, monkeypatch, call):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        main(["extend", "nowhere", "--to", "192", "--lm-eval", "piqa", *options])
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    code, _, err = call("extend", "nowhere", "--to", "192", "--lm-eval", "piqa", *options)
+    assert code == 2 and message in err
     assert list(tmp_path.iterdir()) == []

@@ -21,9 +21,9 @@ from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope.apply import applied, rotary_frequencies
 from tests.doctor.judging import judge
 from tests.hf_models import LENGTH, ROPE, save, transformers
+from tests.hf_models import WORDS as DOCUMENTS
 
 TARGET = 3 * LENGTH
-DOCUMENTS = [f"{i} the fox and the dog " * 12 for i in range(8)]
 QUICK = Options(windows=2, search_evaluations=0, task_trials=1)
 ALL = tuple(RUNTIMES)
 SEARCHED = Genome((1.0, 1.3, 2.9, 17.0), 1.07)

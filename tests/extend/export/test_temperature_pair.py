@@ -13,11 +13,11 @@ from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.rope import apply
 from posenc.hf.rope.apply import applied, attention_scales, rotary_frequencies
 from tests.hf_models import COMMON, LENGTH, save
+from tests.hf_models import NUMBERS as DOCUMENTS
 
 TARGET, BEFORE = 3 * LENGTH, 4.0
 AFTER = 12.0
 """Both factors count from the original length, a quarter of LENGTH."""
-DOCUMENTS = [" ".join(str((7 * i + j) % 200 + 20) for j in range(400)) for i in range(8)]
 QUICK = Options(windows=1, search_evaluations=0, tasks="none")
 LATENT = COMMON | {
     "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8,

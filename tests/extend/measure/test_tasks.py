@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from posenc import extend as hf
-from posenc.cli import main
 from posenc.extend.measure.intervals import share_interval
 from posenc.extend.measure.losses import Reader
 from posenc.extend.measure.puzzles import COMMON, PUZZLES
@@ -166,17 +165,15 @@ def test_what_short_texts_cost_is_measured_and_the_baseline_is_not_in_it(tmp_pat
     assert outcome.measured["none"][1].passkey == {}
 
 
-def test_programs_get_everything_as_json(tmp_path, capsys):
+def test_programs_get_everything_as_json(tmp_path, call):
     folder, text = save("llama", tmp_path / "llama"), tmp_path / "text.txt"
     text.write_text("<|endoftext|>".join(DOCUMENTS))
-    with pytest.raises(SystemExit) as stopped:
-        main([
-            "extend", str(folder), "--to", str(TARGET), "--method", "ntk", "--text", str(text),
-            "--windows", "2", "--tasks", "needle,common-words", "--json", "--task-trials", "1",
-        ])  # fmt: skip
-    assert stopped.value.code == 0
-    told = capsys.readouterr()
-    found = json.loads(told.out)
+    asked = ["--windows", 2, "--tasks", "needle,common-words", "--json", "--task-trials", 1]
+    code, out, err = call(
+        "extend", folder, "--to", TARGET, "--method", "ntk", "--text", text, *asked
+    )
+    assert code == 0, err
+    found = json.loads(out)
     assert found["trained_length"] == LENGTH
     assert set(found["measured"]) == {"none", "ntk", "window"}
     ntk = found["measured"]["ntk"]
@@ -184,7 +181,7 @@ def test_programs_get_everything_as_json(tmp_path, capsys):
     assert len(ntk["tasks"][0]["by_depth"]) == 5
     assert ntk["short_text_rise"]["tokens"] > 0
     assert ntk["passkey"] == []
-    assert "Tasks answered exactly" in told.err
+    assert "Tasks answered exactly" in err
 
 
 def test_tasks_in_words_need_a_tokenizer(tmp_path):

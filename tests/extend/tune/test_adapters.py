@@ -18,9 +18,9 @@ from posenc.extend.tune.lora import (
 )
 from posenc.hf.checkpoint.loading import load_checkpoint
 from tests.hf_models import LENGTH, save, transformers
+from tests.hf_models import NUMBERS as DOCUMENTS
 
 TARGET = 3 * LENGTH
-DOCUMENTS = [" ".join(str((7 * i + j) % 200 + 20) for j in range(400)) for i in range(8)]
 ADAPTED = {
     "llama": {"q_proj", "k_proj", "v_proj", "o_proj"},
     "opt": {"q_proj", "k_proj", "v_proj", "out_proj"},

@@ -8,17 +8,7 @@ import posenc
 from posenc.hf import attach, detach, shape_of
 from tests.hf.attachment.models import TOKENS, build
 
-ENCODINGS = [
-    "rope",
-    "alibi",
-    "fox",
-    "cope",
-    "fire",
-    "learned",
-    "yarn",
-    "self_extend",
-    "transformer_xl",
-]
+ENCODINGS = "rope alibi fox cope fire learned yarn self_extend transformer_xl".split()
 FAMILIES = ["llama", "gpt2", "gemma3_text", "bloom", "gpt_neox", "opt"]
 LENGTH = TOKENS.shape[1]
 MASK = torch.ones_like(TOKENS)

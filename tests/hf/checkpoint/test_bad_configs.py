@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from posenc.cli import main
 from posenc.hf.checkpoint.loading import load_checkpoint
-from tests.hf_models import LENGTH, save
+from tests.hf_models import LENGTH
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": LENGTH}
 LLAMA3 = {**YARN, "rope_type": "llama3", "factor": 2.0}
@@ -53,29 +52,22 @@ BAD: list[tuple[str, object, str]] = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory) -> Path:
-    return save("llama", tmp_path_factory.mktemp("bad") / "llama")
-
-
 @pytest.fixture
 def folder(llama, tmp_path) -> Path:
     return Path(shutil.copytree(llama, tmp_path / "llama"))
 
 
-def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    said = capsys.readouterr()
-    assert (stopped.value.code, said.out, said.err.count("\n")) == (2, "", 1), said.err
-    return said.err
+def complaint(answer) -> str:
+    code, out, err = answer
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    return err
 
 
 @pytest.mark.parametrize(("key", "value", "message"), BAD, ids=lambda v: str(v)[:40])
-def test_a_value_that_no_model_can_have(key, value, message, folder, capsys):
+def test_a_value_that_no_model_can_have(key, value, message, folder, call):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    said = complaint(["inspect", str(folder), "--json"], capsys)
+    said = complaint(call("inspect", folder, "--json"))
     assert str(folder) in said
     assert message in said
 
@@ -93,10 +85,10 @@ CONTENTS = {
 
 @pytest.mark.parametrize("content", CONTENTS, ids=lambda v: v[:20])
 @pytest.mark.parametrize("command", ["inspect", "extend"])
-def test_a_config_that_is_no_object(content, command, folder, capsys):
+def test_a_config_that_is_no_object(content, command, folder, call):
     (folder / "config.json").write_bytes(content.encode("latin-1"))
-    more = ["--to", "128", "--out", str(folder.parent / "out")] if command == "extend" else []
-    said = complaint([command, str(folder), *more], capsys)
+    more = ["--to", 128, "--out", folder.parent / "out"] if command == "extend" else []
+    said = complaint(call(command, folder, *more))
     assert f"{folder / 'config.json'}: {CONTENTS[content]}" in said
     assert not (folder.parent / "out").exists()
 
@@ -118,15 +110,13 @@ def test_weights_that_are_not_finite_are_refused(wrong, folder):
         load_checkpoint(folder)
 
 
-def test_losses_that_are_not_finite_end_the_run_at_once(folder, capsys, tmp_path):
+def test_losses_that_are_not_finite_end_the_run_at_once(folder, call, tmp_path):
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = torch.full_like(weights["lm_head.weight"], 3e38)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     text = tmp_path / "text.txt"
     text.write_text("the fox and the dog " * 200)
-    said = complaint(
-        ["extend", str(folder), "--to", "192", "--text", str(text), "--windows", "1",
-         "--out", str(tmp_path / "out")], capsys,
-    )  # fmt: skip
+    asked = ["--to", 192, "--text", text, "--windows", 1, "--out", tmp_path / "out"]
+    said = complaint(call("extend", folder, *asked))
     assert "as it is, 191 of 191 losses are NaN or infinite" in said
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from posenc.cli import main
 from posenc.hf.checkpoint.files import TOKENIZER_FILES
 from posenc.hf.checkpoint.loading import load_checkpoint
 from posenc.hf.checkpoint.text import text_encoder
@@ -53,11 +52,9 @@ def command(folder: Path, kind: str) -> list[str]:
     ]  # fmt: skip
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    said = capsys.readouterr().err
-    assert (stopped.value.code, said.count("\n")) == (2, 1), said
+def refused(answer) -> str:
+    code, _, said = answer
+    assert (code, said.count("\n")) == (2, 1), said
     return said
 
 
@@ -101,7 +98,7 @@ def test_an_adapter_is_not_looked_for_elsewhere(folder):
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/a.safetensors"])
-def test_an_index_that_leads_out_of_the_folder_is_refused(name, folder, capsys):
+def test_an_index_that_leads_out_of_the_folder_is_refused(name, folder, call):
     weights = folder / "model.safetensors"
     from safetensors import safe_open
 
@@ -113,7 +110,7 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(name, folder, capsys):
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, name)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "decoy.safetensors").write_bytes(b"")
-    assert f"names {name!r}, which is not a file of" in refused(command(folder, "inspect"), capsys)
+    assert f"names {name!r}, which is not a file of" in refused(call(*command(folder, "inspect")))
 
 
 def test_an_index_within_the_folder_is_read(folder):
@@ -128,31 +125,25 @@ def test_an_index_within_the_folder_is_read(folder):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": ["a"]}', "\xff"])
-def test_a_broken_index_is_one_line(content, folder, capsys):
+def test_a_broken_index_is_one_line(content, folder, call):
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     (folder / "model.safetensors.index.json").write_bytes(content.encode("latin-1"))
-    assert "model.safetensors.index.json" in refused(command(folder, "inspect"), capsys)
+    assert "model.safetensors.index.json" in refused(call(*command(folder, "inspect")))
 
 
 @pytest.mark.parametrize("kind", ["inspect", "extend"])
-def test_a_broken_tokenizer_is_one_line(kind, folder, capsys):
+def test_a_broken_tokenizer_is_one_line(kind, folder, call):
     (folder / "tokenizer.json").write_text('{"model": 1}')
-    said = refused(command(folder, kind), capsys)
+    said = refused(call(*command(folder, kind)))
     assert f"{folder}: its tokenizer cannot be read" in said
     assert not (folder.parent / "out").exists()
 
 
-def run(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 0
-
-
-def test_only_known_data_files_go_with_an_export(folder):
+def test_only_known_data_files_go_with_an_export(folder, call):
     for name in ("tokenizer_evil.py", "tokenizer.sh", "vocab.pickle", "evil.model.py"):
         (folder / name).write_text(EVIL)
     (folder / "tokenizer_more").mkdir()
-    run(command(folder, "extend"))
+    assert call(*command(folder, "extend"))[0] == 0
     copied = {path.name for path in (folder.parent / "out").iterdir()}
     made = {"config.json", "model.safetensors", "extend.html", "extend.csv", "SERVE.md"}
     assert copied <= {*made, *TOKENIZER_FILES}
@@ -161,10 +152,10 @@ def test_only_known_data_files_go_with_an_export(folder):
     assert kept["model_max_length"] == 2 * LENGTH
 
 
-def test_a_link_out_of_the_folder_is_not_copied(folder, capsys):
+def test_a_link_out_of_the_folder_is_not_copied(folder, call):
     (folder.parent / "secret").write_text("a key of mine")
     (folder / "vocab.txt").symlink_to(folder.parent / "secret")
-    assert "outside of the folder, is not followed" in refused(command(folder, "extend"), capsys)
+    assert "outside of the folder, is not followed" in refused(call(*command(folder, "extend")))
     assert not (folder.parent / "out").exists()
 
 

@@ -15,7 +15,6 @@ import torch
 
 pytest.importorskip("transformers")
 
-from posenc.cli import main
 from posenc.encodings.scores.alibi import ALiBi
 from posenc.encodings.scores.t5 import T5Bias
 from posenc.hf.checkpoint.loading import load_checkpoint
@@ -282,11 +281,11 @@ def test_the_command_prints_and_writes_a_page(folders, tmp_path):
     assert page.read_text().count("<svg") == 6
 
 
-def test_json_goes_to_stdout_alone(folders, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["inspect", str(folders["bert"]), "--text", "a b c", "--swap", "a", "c", "--json"])
-    assert ended.value.code == 0
-    said = json.loads(capsys.readouterr().out)
+def test_json_goes_to_stdout_alone(folders, call):
+    asked = ["--text", "a b c", "--swap", "a", "c", "--json"]
+    code, out, _ = call("inspect", folders["bert"], *asked)
+    said = json.loads(out)
+    assert code == 0
     assert said["causal"] is False and said["swap"]["words"] == ["a", "c"]
     assert said["positions"][0]["kind"] == "table"
     assert np.shape(said["attention_distance"]["all"]) == (2, 4)
@@ -310,7 +309,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line(case, folders, tmp_path, capsys):
+def test_bad_input_is_one_line(case, folders, tmp_path, call):
     options, expected = BAD[case]
     folder = folders["llama"]
     if case == "missing":
@@ -326,10 +325,8 @@ def test_bad_input_is_one_line(case, folders, tmp_path, capsys):
         (folder / "pytorch_model.bin").write_bytes(b"never read")
     if case == "no tokenizer":
         folder = save("llama", tmp_path, vocab_size=300)
-    with pytest.raises(SystemExit) as ended:
-        main(["inspect", str(folder), *options])
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and error.count("\n") == 1
+    code, _, error = call("inspect", folder, *options)
+    assert code == 2 and error.count("\n") == 1
     assert re.search(expected, error)
 
 

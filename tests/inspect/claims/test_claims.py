@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from posenc.cli import main
 from posenc.inspect.claims.sheet import GROUPS, check, markdown
 
 ROOT = Path(__file__).parents[3]
@@ -77,15 +76,13 @@ def test_document_is_current():
     assert (ROOT / "docs/claims.md").read_text(encoding="utf-8") == markdown()
 
 
-def test_json_is_a_list_of_objects(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["inspect", "claims", "--json"])
-    assert stopped.value.code == 0
-    for claim in json.loads(capsys.readouterr().out):
+def test_json_is_a_list_of_objects(call):
+    code, out, _ = call("inspect", "claims", "--json")
+    assert code == 0
+    for claim in json.loads(out):
         assert set(claim) == {"claim", "source", "measured", "verdict"}
 
 
-def test_claims_takes_no_other_option(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["inspect", "claims", "--compare"])
-    assert stopped.value.code == 2 and "nothing else" in capsys.readouterr().err
+def test_claims_takes_no_other_option(call):
+    code, _, err = call("inspect", "claims", "--compare")
+    assert code == 2 and "nothing else" in err

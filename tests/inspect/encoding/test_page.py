@@ -6,7 +6,6 @@ import dataclasses
 import pytest
 
 from posenc import ModelShape, names
-from posenc.cli import main
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding.page import make_page
 from posenc.inspect.encoding.sheet import measure
@@ -85,12 +84,10 @@ def test_every_figure_says_what_to_see_and_has_a_name(sheets):
         assert len({plot.name for plot in plots}) == len(plots)
 
 
-def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets):
+def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets, call):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", lambda *_: [sheets["alibi"]])
-    with pytest.raises(SystemExit) as stopped:
-        main(["inspect", "alibi", "--figures", "fig", "--json"])
-    assert stopped.value.code == 0
+    assert call("inspect", "alibi", "--figures", "fig", "--json")[0] == 0
     files = {path.name for path in (tmp_path / "fig").iterdir()}
     stems = {name.rpartition(".")[0] for name in files}
     assert files == {f"{stem}.{kind}" for stem in stems for kind in ("svg", "pdf", "png", "csv")}
@@ -101,15 +98,13 @@ def test_figures_are_written_with_their_data(tmp_path, monkeypatch, sheets):
 
 
 @pytest.mark.parametrize("command", [["inspect", "rope"], ["inspect", "."]])
-def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path, capsys, monkeypatch, command):
+def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path, call, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("a file")
     monkeypatch.setattr("posenc.inspect.encoding.command.measure_all", _never)
     monkeypatch.setattr("posenc.inspect.checkpoint.sheet.measure_checkpoint", _never)
-    with pytest.raises(SystemExit) as stopped:
-        main([*command, "--figures", "taken"])
-    assert stopped.value.code == 2
-    assert "--figures: taken is not a folder" in capsys.readouterr().err
+    code, _, err = call(*command, "--figures", "taken")
+    assert code == 2 and "--figures: taken is not a folder" in err
 
 
 def _never(*_, **__):

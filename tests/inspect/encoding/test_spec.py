@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posenc import ALiBi, ModelShape, PositionEncoding, RoPE, create, names
-from posenc.cli import COMMANDS, main
+from posenc.cli import COMMANDS
 from posenc.encodings.base.claims import Claims
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
@@ -255,12 +255,11 @@ def test_what_does_not_trace_is_named():
     assert running.compiles(Reads(), SHAPE).startswith("no: ")
 
 
-def test_json_is_a_list_of_objects(capsys):
+def test_json_is_a_list_of_objects(call):
     options = ["--json", "--head-dim", "8", "--num-heads", "2", "--train-length", "32"]
-    with pytest.raises(SystemExit) as stopped:
-        main(["inspect", "p_rope", *options])
-    assert stopped.value.code == 0
-    (sheet,) = json.loads(capsys.readouterr().out)
+    code, out, _ = call("inspect", "p_rope", *options)
+    assert code == 0
+    (sheet,) = json.loads(out)
     assert sheet["places"] == [2] and sheet["parameters"] == 0
     assert sheet["compiles"] == sheet["exports"] == "yes"
     assert sheet["unfinished_pairs"] == [1, 2, 3] and sheet["num_pairs"] == 4
@@ -269,12 +268,10 @@ def test_json_is_a_list_of_objects(capsys):
     assert 0 < low <= middle <= high
 
 
-def test_bad_input_is_one_line_and_2(capsys):
+def test_bad_input_is_one_line_and_2(call):
     for arguments in (["rop"], ["rope", "--head-dim", "7"]):
-        with pytest.raises(SystemExit) as stopped:
-            main(["inspect", *arguments])
-        printed = capsys.readouterr()
-        assert stopped.value.code == 2 and printed.err.count("\n") == 1 and not printed.out
+        code, out, err = call("inspect", *arguments)
+        assert code == 2 and err.count("\n") == 1 and not out
 
 
 def test_command_module_is_light():

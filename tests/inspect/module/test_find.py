@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from posenc.cli import main
 from posenc.inspect.module.find import find_subject
 from posenc.inspect.module.form import from_expression
 from posenc.inspect.module.sheet import measure_module
@@ -113,37 +112,30 @@ def test_call_says_how():
         ([f"{HERE}:CosSin", "--compare"], "takes --arg, --call and --json only"),
     ],
 )
-def test_bad_input_is_one_line_and_2(arguments, said, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["inspect", *arguments])
-    printed = capsys.readouterr()
-    assert stopped.value.code == 2 and said in printed.err and printed.err.count("\n") == 1
+def test_bad_input_is_one_line_and_2(arguments, said, call):
+    code, _, err = call("inspect", *arguments)
+    assert code == 2 and said in err and err.count("\n") == 1
 
 
-def test_a_file_that_fails_on_import_is_one_line(tmp_path, capsys):
+def test_a_file_that_fails_on_import_is_one_line(tmp_path, call):
     for text in ("import nowhere_at_all", "raise SystemExit(3)", "def broken(:", "1 / 0"):
         file = tmp_path / "own.py"
         file.write_text(text)
-        with pytest.raises(SystemExit) as stopped:
-            main(["inspect", f"{file}:Thing"])
-        printed = capsys.readouterr()
-        assert stopped.value.code == 2 and "cannot be imported" in printed.err
-        assert printed.err.count("\n") == 1
+        code, _, err = call("inspect", f"{file}:Thing")
+        assert code == 2 and "cannot be imported" in err
+        assert err.count("\n") == 1
 
 
-def test_a_class_in_a_file_is_measured(tmp_path, capsys):
+def test_a_class_in_a_file_is_measured(tmp_path, call):
     file = tmp_path / "own.py"
     file.write_text("from tests.inspect.module.planted import Tutorial\n")
-    with pytest.raises(SystemExit) as stopped:
-        main(["inspect", f"{file}:Tutorial", "--json"])
-    printed = json.loads(capsys.readouterr().out)
-    assert stopped.value.code == 0 and printed["called_as"] == "(x)" and printed["length"] == 512
+    code, out, _ = call("inspect", f"{file}:Tutorial", "--json")
+    printed = json.loads(out)
+    assert code == 0 and printed["called_as"] == "(x)" and printed["length"] == 512
 
 
-def test_the_answer_comes_first(capsys):
-    with pytest.raises(SystemExit):
-        main(["inspect", f"{HERE}:CastFrequencies"])
-    first, second = capsys.readouterr().out.splitlines()[:2]
+def test_the_answer_comes_first(call):
+    first, second = call("inspect", f"{HERE}:CastFrequencies")[1].splitlines()[:2]
     assert first.startswith("CastFrequencies returns cosines and sines of angles") and "1 of" in first
     assert "called as (x, position_ids)" in second
 

@@ -8,7 +8,6 @@ import json
 
 import pytest
 
-from posenc.cli import main
 from posenc.inspect.module.sheet import ModuleSheet, measure_module
 from tests.inspect.module.test_checks import (
     ACTIVATIONS,
@@ -159,8 +158,7 @@ def test_llama_is_right_in_float32():
     assert no == {CAST}
 
 
-def test_command_prints_verdicts(capsys):
-    with pytest.raises(SystemExit):
-        main(["inspect", "posenc:Sinusoidal", "--arg", "embed_dim=16", "--json"])
-    printed = json.loads(capsys.readouterr().out)
+def test_command_prints_verdicts(call):
+    out = call("inspect", "posenc:Sinusoidal", "--arg", "embed_dim=16", "--json")[1]
+    printed = json.loads(out)
     assert printed["called_as"] == "(x, positions)" and len(printed["checks"]) == 13

@@ -9,16 +9,13 @@ from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.evaluate import evaluate_lengths
 from posenc.compare.trial.forward import token_losses
 from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
-from posenc.encodings.base.base import PositionEncoding
-from posenc.models import Decoder, DecoderConfig
+from posenc.models import Decoder
 
 
 class Causal(Objective):
     name = CAUSAL
+    model = Decoder
     stacks = (True,)
-
-    def model(self, sizes: DecoderConfig, *encodings: PositionEncoding) -> nn.Module:
-        return Decoder(sizes, *encodings)
 
     def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
         return (rows,)

@@ -65,12 +65,10 @@ def hidden_in_tests(rows: Tensor) -> Tensor:
 
 class Masked(Objective):
     name = "masked"
+    model = MaskedModel
     stacks = (False,)
     marks = 1
     said = f"{SHARE:.0%} of the bytes are hidden, and only those are scored."
-
-    def model(self, sizes: DecoderConfig, *encodings: PositionEncoding) -> nn.Module:
-        return MaskedModel(sizes, *encodings)
 
     def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
         rows = rows[:, :-1]
@@ -79,9 +77,6 @@ class Masked(Objective):
     def ask_held_out(self, rows: Tensor) -> Asked:
         rows = rows[:, :-1]
         return rows, hidden_in_tests(rows)
-
-    def count(self, asked: Asked) -> int:
-        return int(asked[1].sum())
 
     def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
         rows, hidden = (each.to(config.device) for each in asked)

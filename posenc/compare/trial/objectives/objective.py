@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from posenc.compare.results import LengthScore, PositionScore
 from posenc.compare.trial.config import TrialConfig
-from posenc.encodings.base.base import PositionEncoding
-from posenc.models import DecoderConfig
 
 Asked = tuple[Tensor, ...]
 """Windows and their targets: tensors with one row for each window."""
@@ -25,6 +23,7 @@ class Objective(ABC):
     """An objective of training on text.
 
     name: name on the command line.
+    model: makes the model from its sizes and one encoding for each of its stacks.
     stacks: for each stack of layers with an encoding, True if it is causal; reports show the
         arguments of the last stack's encoding.
     marks: number of symbols in addition to those of the text.
@@ -32,13 +31,10 @@ class Objective(ABC):
     """
 
     name: ClassVar[str]
+    model: ClassVar[Callable[..., nn.Module]]
     stacks: ClassVar[tuple[bool, ...]]
     marks: ClassVar[int] = 0
     said: ClassVar[str] = ""
-
-    @abstractmethod
-    def model(self, sizes: DecoderConfig, *encodings: PositionEncoding) -> nn.Module:
-        """Return the model, with one encoding for each of its stacks."""
 
     @abstractmethod
     def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
@@ -48,9 +44,9 @@ class Objective(ABC):
     def ask_held_out(self, rows: Tensor) -> Asked:
         """Return held-out windows and targets, the same for all seeds."""
 
-    @abstractmethod
     def count(self, asked: Asked) -> int:
-        """Return the number of target bytes."""
+        """Return the number of target bytes: by default those that the second tensor marks."""
+        return int(asked[1].sum())
 
     @abstractmethod
     def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:

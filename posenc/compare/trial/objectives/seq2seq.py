@@ -16,7 +16,7 @@ from posenc.compare.trial.objectives.hidden import evaluate_asked
 from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
 from posenc.compare.trial.windows import VOCABULARY
 from posenc.encodings.base.base import PositionEncoding
-from posenc.models import DecoderConfig, EncoderDecoder
+from posenc.models import EncoderDecoder
 
 BEGIN = VOCABULARY
 """The symbol that the decoder reads before its first byte."""
@@ -25,11 +25,6 @@ BEGIN = VOCABULARY
 class Continuation(EncoderDecoder):
     """Predict the continuation of a source. Each stack has its own encoding, built from the same
     text; cross-attention has none, as in the original Transformer and in T5."""
-
-    def __init__(
-        self, config: DecoderConfig, encoder: PositionEncoding, decoder: PositionEncoding
-    ) -> None:
-        super().__init__(config, encoder, decoder)
 
     @property
     def encoding(self) -> PositionEncoding:
@@ -44,6 +39,7 @@ class Seq2Seq(Objective):
     """
 
     name = "seq2seq"
+    model = Continuation
     stacks = (False, True)
     marks = 1
     said = (
@@ -51,17 +47,11 @@ class Seq2Seq(Objective):
         "the second is scored."
     )
 
-    def model(self, sizes: DecoderConfig, *encodings: PositionEncoding) -> nn.Module:
-        return Continuation(sizes, *encodings)
-
     def ask(self, rows: Tensor, seed: int, step: int) -> Asked:
         return self.ask_held_out(rows)
 
     def ask_held_out(self, rows: Tensor) -> Asked:
         return _said_from(rows[:, :-1], self.longest_part(rows.shape[1] - 1))
-
-    def count(self, asked: Asked) -> int:
-        return int(asked[1].sum())
 
     def losses(self, model: nn.Module, asked: Asked, config: TrialConfig) -> Tensor:
         rows, begin = asked[0].to(config.device), int(asked[1][0].int().argmax())

@@ -118,34 +118,41 @@ def _in_strips(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor
     rotary_dim, length, work = 2 * cos.shape[-1], x.shape[-2], _work_dtype(x, cos)
     cos, sin = (t.to(work).expand(*t.shape[:-2], length, -1) for t in (cos, sin))
     factor = torch.complex(cos, sin) if interleaved else torch.cat([cos, cos], dim=-1)
-    turn = _turn_neighbours if interleaved else _turn_halves
+    if interleaved and x.dtype == work:  # one operation
+        rotated = _turn_neighbours(x[..., :rotary_dim], factor)
+        rest = x[..., rotary_dim:]
+        return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
     out = torch.empty_like(x)  # all of it is written below
     out[..., rotary_dim:] = x[..., rotary_dim:]
-    rotated = out[..., :rotary_dim]
-    direct = out.dtype == work
     step = max(1, STRIP * length // max(1, x.numel()))
     for start in range(0, length, step):
         span = (-2, start, min(step, length - start))
-        source = x[..., :rotary_dim].narrow(*span).to(work)
-        target = rotated.narrow(*span)
-        into = target if direct else None
-        turned = turn(source, factor.narrow(*span), sin.narrow(*span), into)
-        if not direct:
+        source, target = (t[..., :rotary_dim].narrow(*span) for t in (x, out))
+        if interleaved:
+            target.copy_(_turn_neighbours(source.to(work), factor.narrow(*span)))
+        elif x.dtype == work:
+            _turn_halves(source, target.copy_(source), factor.narrow(*span), sin.narrow(*span))
+        else:
+            source = source.to(work)
+            turned = _turn_halves(source, source.clone(), factor.narrow(*span), sin.narrow(*span))
             target.copy_(turned)
     return out
 
 
-def _turn_neighbours(x: Tensor, factor: Tensor, _: Tensor, into: Tensor | None) -> Tensor:
-    """Multiply x[2t] + i x[2t+1] by cos + i sin."""
-    turned = torch.complex(x[..., 0::2], x[..., 1::2]) * factor
-    turned = torch.view_as_real(turned).reshape(x.shape)
-    return turned if into is None else into.copy_(turned)
+def _turn_neighbours(x: Tensor, factor: Tensor) -> Tensor:
+    """Multiply x[2t] + i x[2t+1] by the factor, cos + i sin."""
+    even = all(stride % 2 == 0 for stride in (*x.stride()[:-1], x.storage_offset()))
+    if not even or x.stride(-1) != 1:  # no view as complex numbers
+        x = x.clone(memory_format=torch.contiguous_format)
+    pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * factor).reshape(x.shape)
 
 
-def _turn_halves(x: Tensor, cos_twice: Tensor, sin: Tensor, into: Tensor | None) -> Tensor:
-    """Rotate pairs (t, t + pairs); cos_twice has a cosine for both channels of a pair."""
-    turned = x * cos_twice if into is None else into.copy_(x).mul_(cos_twice)
+def _turn_halves(x: Tensor, turned: Tensor, cos_twice: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs (t, t + pairs) of `turned`, a copy of x, in place; cos_twice has a cosine for
+    both channels of a pair."""
     pairs = sin.shape[-1]
+    turned.mul_(cos_twice)
     turned[..., :pairs].addcmul_(x[..., pairs:], sin, value=-1)
     turned[..., pairs:].addcmul_(x[..., :pairs], sin)
     return turned

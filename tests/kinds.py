@@ -1,0 +1,35 @@
+"""The encodings by kind: what takes seconds is run for one of each kind by `make test`, and for
+all by `make test-all`."""
+
+import functools
+from collections.abc import Hashable
+from typing import Any
+
+import pytest
+
+from posenc import create, names
+from posenc.testing.harness import SHAPE, heads, hidden, room, sides, tokens
+
+
+def kind(name: str) -> Hashable:
+    """Return what decides the code that runs: the places of an encoding, whether positions have
+    axes, whether tokens have a state, the class of the term."""
+    encoding = create(name, SHAPE).double()
+    claims, first = encoding.claims, encoding.for_layer(0)
+    positions = tokens(encoding, room(encoding, 5))
+    x, (q, _, _) = hidden(len(positions)), heads(len(positions))
+    state = first.state(x, positions)
+    term = first.term(*sides(q, q, positions, positions, state, state, claims.num_axes))
+    return claims.places, claims.num_axes > 1, state is None, type(term)
+
+
+@functools.cache
+def one_of_each_kind() -> list[Any]:
+    """Every name as a parameter of a test; all but the first of each kind are slow."""
+    seen: set[Hashable] = set()
+    found = []
+    for name in names():
+        new = (its := kind(name)) not in seen
+        seen.add(its)
+        found.append(name if new else pytest.param(name, marks=pytest.mark.slow))
+    return found
