@@ -15,8 +15,8 @@ Words = Callable[[int, Callable[[str], list[int]]], list[int]]
 
 @dataclass(frozen=True)
 class Made:
-    """facts: where in the text each is, from 0 to 1, and the sentence. words: function that
-    makes a text of that many tokens; None if any text will do."""
+    """A puzzle. facts: depth in the text of each sentence, from 0 to 1, and the sentence. words:
+    function that makes a text of that many tokens; None if any text will do."""
 
     facts: tuple[tuple[float, str], ...]
     question: str

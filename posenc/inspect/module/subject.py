@@ -34,9 +34,9 @@ class Limit:
 
 @dataclass(frozen=True)
 class Subject:
-    """fresh: makes a copy that no call has changed. length: tokens of the checks. stated: positions
-    that it says it has, None if it says nothing. ignored: a way to call it with positions that have
-    no effect, None if there is none.
+    """A module under test. fresh: makes an unused copy. length: number of tokens in the checks.
+    stated: number of positions that it claims, or None. ignored: a way to call it with positions
+    that have no effect, or None.
     """
 
     module: nn.Module

@@ -46,7 +46,7 @@ def test_a_trial_of_another_objective_is_another_trial():
         (["fire"], {}, "--objective masked: fire works in causal attention only"),
         (["mine=rope+fire"], {}, "--objective masked: mine works in causal"),
         (["rope"], {"task": ["copy"]}, "--objective masked: the task copy needs a causal"),
-        (["rope"], {"task": ["text", "copy"]}, "the task copy is asked"),
+        (["rope"], {"task": ["text", "copy"]}, "the task copy needs a causal decoder"),
         (["rope"], {"objective": "mask"}, "--objective must be one of causal, .*, got 'mask'"),
     ],
 )

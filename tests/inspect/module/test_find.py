@@ -136,7 +136,7 @@ def test_a_class_in_a_file_is_measured(tmp_path, call):
 
 def test_the_answer_comes_first(call):
     first, second = call("inspect", f"{HERE}:CastFrequencies")[1].splitlines()[:2]
-    assert first.startswith("CastFrequencies gives cosines and sines of angles") and "1 of" in first
+    assert first.startswith("CastFrequencies returns cosines and sines") and "1 of" in first
     assert "called as (x, position_ids)" in second
 
 
