@@ -92,6 +92,7 @@ def _described(value: Any) -> Hashable:
 def _answering(function: Callable[..., Any], results: list[Any]) -> Callable[..., Any]:
     """A function with the parameters of another and its hints that name shapes, which gives the
     last result. jaxtyping could make one, too, but would check each argument three times."""
+    function = inspect.unwrap(function)
     signature = inspect.signature(function)
     parameters = [
         p.replace(annotation=p.empty, default=p.default if p.default is p.empty else None)
