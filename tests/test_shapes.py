@@ -46,6 +46,31 @@ def test_a_name_that_stands_for_a_shape_is_looked_up():
         first(torch.ones(2, 3), False)
 
 
+def test_a_call_like_one_that_was_right_is_checked_where_it_differs():
+    for _ in range(2):
+        assert transposed(torch.ones(2, 3), True).shape == (3, 2)
+        assert first(torch.ones(2, 3), True).shape == (2, 1)
+        for wrong in (transposed, first):
+            with pytest.raises(TypeCheckError):
+                wrong(torch.ones(2, 3), False)
+        with pytest.raises(TypeCheckError):
+            counted(torch.ones(3))
+        counted(torch.arange(3))
+        with pytest.raises(TypeCheckError):
+            counted(x=torch.ones(3))
+
+
+@shapes.checked
+def repeated(count: int) -> Float[Tensor, "{count}"]:
+    return torch.ones(3)
+
+
+def test_sizes_that_follow_arguments_are_computed_at_each_call():
+    assert len(repeated(3)) == 3
+    with pytest.raises(TypeCheckError):
+        repeated(2)
+
+
 def test_right_shapes_pass():
     assert product(torch.ones(2, 3), torch.ones(3, 4)).shape == (2, 4)
     assert transposed(torch.ones(2, 3), True).shape == (3, 2)
