@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One thread a process: the tests run in parallel, and threads of their own would fight.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
-.PHONY: compare test test-all test-engines test-long lint bench performance readme oracles clean
+.PHONY: compare check test test-all test-engines nightly lint bench performance readme oracles clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -20,10 +20,15 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 compare: .venv/.installed
 	$(BIN)/posenc compare
 
-test: .venv/.installed
-	$(PYTEST) -m "not slow"
+# The contract and the own tests of one encoding: make check ENCODING=alibi
+check: .venv/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/encodings --encoding "$(ENCODING)"
 
-# Everything, or with ONLY="-m slow" what `make test` leaves out.
+test: .venv/.installed
+	$(PYTEST) -m "not slow and not prose and not nightly"
+
+# Everything that is not left to `make nightly`; with ONLY="-m slow" what `make test` leaves out.
+ONLY ?= -m "not nightly"
 test-all: .venv/.installed-all
 	$(PYTEST) $(ONLY)
 
@@ -35,8 +40,14 @@ test-all: .venv/.installed-all
 		tensorflow-cpu pytest beartype hypothesis mpmath
 	touch $@
 
-test-long: .venv-tensorflow/.installed test-engines
+# What takes an hour: TensorFlow, the engines, fuzzers and kills for longer, the tutorials in whole.
+nightly: .venv-tensorflow/.installed .venv/.installed-all test-engines
 	OMP_NUM_THREADS=1 .venv-tensorflow/bin/python -m pytest -q -rs tests/keras -k tensorflow
+	$(PYTEST) -m nightly
+	$(BIN)/python -m tests.fuzz.attention 10000
+	$(BIN)/python -m tests.fuzz.commands 500
+	$(BIN)/python -m tests.fuzz.kills 10
+	$(BIN)/python -m tests.fuzz.kills_extend 6
 
 # The engines of posenc compare: Ray, submitit, a server of S3, TensorBoard, in an environment that
 # borrows the rest. Amazon's client wants an older python-dateutil than matplotlib has.
@@ -58,6 +69,7 @@ lint: .venv/.installed-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(PYTEST) -m "prose and not slow"
 
 bench: .venv/.installed
 	$(BIN)/posenc bench

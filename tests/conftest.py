@@ -15,6 +15,41 @@ from posenc import cli  # noqa: E402 - after install
 from posenc.encodings.registry import known  # noqa: E402 - after install
 from tests import forked  # noqa: E402 - after install
 
+ASKED = pytest.StashKey[dict[str, str]]()
+"""The encodings of --encoding, and the module:Class of each."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--encoding", help="run only what tests these encodings: NAME[,NAME...]")
+
+
+def pytest_configure(config):
+    if (given := config.getoption("--encoding")) is None:
+        return
+    if not given:
+        raise pytest.UsageError("Which encoding? Write it down: make check ENCODING=alibi")
+    try:
+        config.stash[ASKED] = {name: known.entry(name).path for name in given.split(",")}
+    except ValueError as unknown:
+        raise pytest.UsageError(str(unknown)) from None
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keep the tests with the name of such an encoding as a parameter or in a mark, and those in
+    the file that is called as its module."""
+    if not (asked := config.stash.get(ASKED, {})):
+        return
+    files = {f"test_{path.partition(':')[0].rpartition('.')[2]}.py" for path in asked.values()}
+    kept, left = [], []
+    for item in items:
+        said = [*item.callspec.params.values()] if hasattr(item, "callspec") else []
+        for mark in ("golden", "reference"):
+            said += [name for each in item.iter_markers(mark) for name in each.args]
+        own = item.path.name in files or any(isinstance(s, str) and s in asked for s in said)
+        (kept if own else left).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
+
 
 @pytest.fixture(autouse=True)
 def seeded():

@@ -17,7 +17,9 @@ from posenc.testing import CHECKS, every_check, maker, verdicts
 
 ROOT = Path(__file__).parents[1]
 READMES = ("README.md", "README.zh-CN.md")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 GRAMMAR = (ROOT / "docs" / "grammar.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.prose
 FENCED = re.DOTALL | re.MULTILINE
 DOCUMENTS = sorted(
     p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
@@ -81,53 +83,56 @@ def test_each_text_of_the_grammars_page_is_read(row):
     assert parse(row).parts
 
 
-EXAMPLES = ("square_root", "carope", "fading_match")
-"""The encodings that CONTRIBUTING adds."""
+TUTORIALS = {
+    "CONTRIBUTING.md": ("square_root",),
+    "docs/your-own-encoding.md": ("carope", "fading_match"),
+}
+"""The encodings that a document adds."""
 
 
-def follow(contributing: str, copy: Path) -> None:
-    """Do in a copy of the repository what a CONTRIBUTING.md says: write its files and lines."""
-    for folder in ("posenc", "tests"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", copy)
-    for path, source in re.findall(r"^```python file=(\S+)\n(.*?)^```$", contributing, FENCED):
+def follow(text: str, copy: Path) -> None:
+    """Do in a copy of the repository what a document says: write its files and lines."""
+    for path, source in re.findall(r"^```python file=(\S+)\n(.*?)^```$", text, FENCED):
         (copy / path).write_text(source, encoding="utf-8")
-    for path, line in re.findall(r"^```python line=(\S+)\n(.*?)^```$", contributing, FENCED):
+    for path, line in re.findall(r"^```python line=(\S+)\n(.*?)^```$", text, FENCED):
         before = (copy / path).read_text(encoding="utf-8")
         head = "_ENTRIES: dict[str, Entry] = {\n"
         assert before.count(head) == 1
         (copy / path).write_text(before.replace(head, f"{head}    {line}"), encoding="utf-8")
 
 
-def run_in(copy: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], cwd=copy, capture_output=True, text=True,
+def run_in(copy: Path, *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=copy, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(copy)},
     )  # fmt: skip
-
-
-def test_what_contributing_adds_passes_the_tests(tmp_path):
-    """The contract, the registry's promise, their own tests, the linter."""
-    follow((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), tmp_path)
-    own = [f"tests/test_{name}.py" for name in EXAMPLES]
-    chosen = [
-        "tests/encodings/base/test_contract.py",
-        "tests/encodings/base/test_contract_sources.py",
-        *own,
-    ]
-    only = ["-q", "-k", " or ".join(EXAMPLES), "-p", "no:cacheprovider"]
-    done = run_in(tmp_path, "-m", "pytest", *chosen, *only)
     assert done.returncode == 0, done.stdout[-3000:]
-    (passed,) = re.findall(r"(\d+) passed", done.stdout)
-    assert int(passed) > len(EXAMPLES) * len(CHECKS)
-    linted = run_in(tmp_path, "-m", "ruff", "check", "posenc", *own)
-    assert linted.returncode == 0, linted.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("whole", [
+    pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.nightly),
+])  # fmt: skip
+def test_what_the_tutorials_add_passes_make_test(tmp_path, whole):
+    """What `make test` runs for the encodings, or all of it; and the linter."""
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs"))
+    added = [name for names in TUTORIALS.values() for name in names]
+    for document in TUTORIALS:
+        follow((ROOT / document).read_text(encoding="utf-8"), copy)
+    only = [] if whole else ["--encoding", ",".join(added)]
+    (makefile,) = re.findall(r"^test: .*\n.* -m \"(.*)\"$", MAKEFILE, re.MULTILINE)
+    said = run_in(copy, "pytest", "-q", "-m", makefile, "-p", "no:cacheprovider", *only)
+    (passed,) = re.findall(r"(\d+) passed", said)
+    assert int(passed) > len(added) * len(CHECKS)
+    run_in(copy, "ruff", "check", "posenc", "tests")
 
 
 def test_a_mistake_in_what_contributing_adds_is_seen(monkeypatch):
     name, scope = "posenc.encodings.scores.square_root", {}
-    (source,) = blocks("CONTRIBUTING.md", "python file=posenc/encodings/scores/square_root.py")
-    (test,) = blocks("CONTRIBUTING.md", "python file=tests/test_square_root.py")
+    (source,) = blocks("CONTRIBUTING.md", f"python file={name.replace('.', '/')}.py")
+    where = "tests/encodings/scores/test_square_root.py"
+    (test,) = blocks("CONTRIBUTING.md", f"python file={where}")
     assert source.count("abs().sqrt()") == 1
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     exec(source.replace("abs().sqrt()", "abs()"), vars(sys.modules[name]))
@@ -136,12 +141,13 @@ def test_a_mistake_in_what_contributing_adds_is_seen(monkeypatch):
         scope["test_square_root_bias_equals_the_formula"]()
 
 
-def test_examples_of_contributing_are_short():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("document", TUTORIALS)
+def test_the_tutorials_examples_are_short(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
     files = re.findall(r"^```python file=(posenc/\S+)\n(.*?)^```$", text, FENCED)
-    assert len(files) == len(EXAMPLES)
+    assert len(files) == len(TUTORIALS[document])
     for path, source in files:
-        assert source.count("\n") <= 50, path
+        assert source.count("\n") <= 52, path
 
 
 @pytest.mark.parametrize("document", READMES)
@@ -157,9 +163,8 @@ def test_readme_begins_with_the_two_commands(document):
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_make_targets_named_in_documents_exist(document):
     text = (ROOT / document).read_text(encoding="utf-8")
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make ([\w-]+)|`make ([\w-]+)", text, flags=re.MULTILINE):
-        assert f"\n{''.join(target)}:" in makefile, target
+        assert f"\n{''.join(target)}:" in MAKEFILE, target
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -84,7 +84,10 @@ def test_a_range_with_steps_is_taken_as_its_numbers():
     assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "shaw"])
+@pytest.mark.parametrize(
+    "name",
+    ["rope", "alibi", *(pytest.param(n, marks=pytest.mark.slow) for n in ("nope", "t5", "shaw"))],
+)
 def test_a_range_breaks_no_graph_and_compiles_once_for_all_lengths(name):
     encoding = posenc.create(name, posenc.ModelShape(64, 4, train_length=32)).for_layer(0)
 

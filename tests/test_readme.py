@@ -12,6 +12,7 @@ from posenc.encodings import registry
 from tests.compare.reports.test_leaderboard import of_text
 from tests.compare.test_tasks import result, study_of
 
+pytestmark = pytest.mark.prose
 ROOT = Path(__file__).parents[1]
 LLAMA2XS = ROOT.parent / "shared/checkpoints/llama2xs"
 READMES = ("README.md", "README.zh-CN.md")

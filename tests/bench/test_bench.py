@@ -8,18 +8,11 @@ import pytest
 import torch
 
 import posenc
-from posenc import cli
 from posenc.bench import calls, measure, run
 from posenc.bench.cases import CASES, GROUPS, NEEDS_TRANSFORMERS, Case, chosen
 from tests.test_readme import load_script
 
 TINY = ("--lengths", "16", "--heads", "2", "--kv-heads", "2", "--head-dim", "8", "--repeats", "1")
-
-
-def bench(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["bench", *arguments])
-    return int(stopped.value.code or 0)
 
 
 @pytest.fixture
@@ -30,14 +23,18 @@ def dry(monkeypatch):
     return found
 
 
-def test_every_case_runs_at_tiny_sizes_and_makes_a_page(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "groups", ["rotation", pytest.param(",".join(GROUPS), marks=pytest.mark.slow)]
+)
+def test_every_case_runs_at_tiny_sizes_and_makes_a_page(groups, tmp_path, call):
     pytest.importorskip("transformers")
     path = tmp_path / "results.json"
-    assert bench(*TINY, "--threads", "1", "--json", "--out", str(path)) == 0
+    options = ("--only", groups, "--threads", 1, "--json", "--out", path)
+    code, said, _ = call("bench", *TINY, *options)
     found = json.loads(path.read_text(encoding="utf-8"))
-    assert json.loads(capsys.readouterr().out) == found
+    assert code == 0 and json.loads(said) == found
     assert {"date", "device", "torch", "transformers"} <= set(found["machine"])
-    for case in chosen(tuple(GROUPS), (16,), 2, 2, 8):
+    for case in chosen(tuple(groups.split(",")), (16,), 2, 2, 8):
         if case.dtype == "bfloat16" and case.group == "training":
             continue  # not on every CPU
         rows = {
@@ -52,11 +49,14 @@ def test_every_case_runs_at_tiny_sizes_and_makes_a_page(tmp_path, capsys):
             else:
                 middle, low, high = row["ratios"][case.baselines[0]]
                 assert 0 < low <= middle <= high and row["milliseconds"] > 0
+    if groups == "rotation":
+        return
     page = load_script("update_performance").page(found)
     assert all(f"## {question}\n" in page for question in GROUPS.values())
     assert page.count("MiB") and "| transformer_xl, prepared | " in page
 
 
+@pytest.mark.prose
 def test_page_is_written_from_the_results_and_stays_short():
     script = load_script("update_performance")
     page = script.PAGE.read_text(encoding="utf-8")
@@ -98,43 +98,42 @@ def test_titles_tell_the_cases_of_a_group_apart():
         (("--heads", "4", "--kv-heads", "3"), "a multiple of --kv-heads, got 4 and 3"),
     ],
 )
-def test_bench_refuses_what_cannot_be_before_it_measures(arguments, message, capsys, dry):
-    assert bench(*arguments) == 2
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+def test_bench_refuses_what_cannot_be_before_it_measures(arguments, message, call, dry):
+    code, _, said = call("bench", *arguments)
+    assert code == 2 and message in said and said.count("\n") == 1
     assert dry == []
 
 
-def test_what_takes_long_is_said_and_left_out_unless_it_was_asked_for(capsys, dry):
-    assert bench() == 0
-    said = capsys.readouterr().err
+def test_what_takes_long_is_said_and_left_out_unless_it_was_asked_for(call, dry):
+    code, _, said = call("bench")
+    assert code == 0
     assert "attention 16k takes about" in said and "left out, --all or --only runs it" in said
     assert "16k" not in [case.title for case in dry if case.group == "attention"]
     assert {"attention", "layer", "rotation"} <= {case.group for case in dry}
     dry.clear()
-    assert bench("--only", "attention") == 0
-    said = capsys.readouterr().err
-    assert "attention 16k takes about" in said and "left out" not in said
+    code, _, said = call("bench", "--only", "attention")
+    assert code == 0 and "attention 16k takes about" in said and "left out" not in said
     assert "16k" in [case.title for case in dry]
 
 
-def test_quick_takes_small_cases_only(dry):
-    assert bench("--quick") == 0
+def test_quick_takes_small_cases_only(call, dry):
+    assert call("bench", "--quick")[0] == 0
     assert {"attention", "rotation"} <= {case.group for case in dry}
     assert all(case.q_len <= 2048 for case in dry if case.group != "rotation")
 
 
-def test_without_transformers_its_groups_are_left_out_or_refused(capsys, dry, monkeypatch):
+def test_without_transformers_its_groups_are_left_out_or_refused(call, dry, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert bench("--all") == 0
-    assert "training 32 x 128 needs transformers" in capsys.readouterr().err
+    code, _, said = call("bench", "--all")
+    assert code == 0 and "training 32 x 128 needs transformers" in said
     assert not {case.group for case in dry} & set(NEEDS_TRANSFORMERS)
-    assert bench("--only", "decode") == 2
-    assert "decode needs transformers (pip install transformers)" in capsys.readouterr().err
+    code, _, said = call("bench", "--only", "decode")
+    assert code == 2 and "decode needs transformers (pip install transformers)" in said
 
 
-def test_given_sizes_replace_those_of_each_case(dry):
-    assert bench("--only", "rotation,attention", "--lengths", "32,64", "--heads", "16") == 0
+def test_given_sizes_replace_those_of_each_case(call, dry):
+    sizes = ("--lengths", "32,64", "--heads", 16)
+    assert call("bench", "--only", "rotation,attention", *sizes)[0] == 0
     assert {case.heads for case in dry} == {16}
     assert {(case.q_len, case.keys) for case in dry if case.group == "attention"} == {
         (32, 32), (64, 64), (1, 32), (1, 64),

@@ -150,6 +150,7 @@ def examples():
     return re.findall(r"```yaml\n(.*?)```", text, re.S)
 
 
+@pytest.mark.prose
 def test_the_page_shows_the_hook_and_the_action_as_they_are(action, examples):
     hooks, workflow = (yaml.safe_load(block) for block in examples)
     (shown,) = hooks["repos"][0]["hooks"]
@@ -173,6 +174,7 @@ def test_pre_commit_runs_the_hook_that_the_page_shows(examples, repository):
     assert (code, "PD001" in out) == (1, True), out
 
 
+@pytest.mark.prose
 def test_no_page_names_an_owner_that_nobody_chose():
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "action.yml"]:
         assert "OWNER" not in path.read_text("utf-8"), path

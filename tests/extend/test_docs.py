@@ -12,6 +12,7 @@ from tests.experiment import experiment
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "extend"
 
+pytestmark = pytest.mark.prose
 script = experiment("extend_docs")
 
 

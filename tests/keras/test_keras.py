@@ -19,7 +19,7 @@ def run(backend: str, *arguments: str | Path) -> str:
     """What `python arguments` prints under the backend."""
     for module in ("keras", backend):
         if importlib.util.find_spec(module) is None:
-            target = "test-long" if module == "tensorflow" else "test-all"
+            target = "nightly" if module == "tensorflow" else "test-all"
             pytest.skip(f"{module} is not installed; make {target} installs it")
     environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
     environment = {k: v for k, v in environment.items() if not k.startswith("PYTEST_")}

@@ -9,6 +9,7 @@ from posenc.doctor.answer.reference import markdown
 from posenc.doctor.rules import RULES
 from tests.test_readme import ROOT, load_script
 
+pytestmark = pytest.mark.prose
 PAGE = ROOT / "docs/doctor.md"
 
 

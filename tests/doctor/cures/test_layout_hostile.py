@@ -1,8 +1,7 @@
 """--layout loads a model, and runs nothing that lies in its folder."""
 
+import io
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,7 +9,7 @@ from tests.doctor.cures.test_fold import checkpoint
 
 
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json"])
-def test_layout_runs_no_code_of_the_folder_even_if_told_to(where, tmp_path):
+def test_layout_runs_no_code_of_the_folder_even_if_told_to(where, tmp_path, call, monkeypatch):
     folder, witness = checkpoint(tmp_path / "model", "llama"), tmp_path / "it ran"
     path = folder / where
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -24,10 +23,7 @@ def test_layout_runs_no_code_of_the_folder_even_if_told_to(where, tmp_path):
     planted = f"from pathlib import Path\nPath({str(witness)!r}).touch()\n\n\nclass Evil: ...\n"
     (folder / "evil.py").write_text(planted, encoding="utf-8")
     (tmp_path / "text").write_text("once upon a time " * 50, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "posenc", "doctor", str(folder), "--layout", "--text",
-         str(tmp_path / "text")],
-        input="y\n" * 9, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    code, _, said = call("doctor", folder, "--layout", "--text", tmp_path / "text")
+    assert code == 2 and said.count("\n") == 1, said
     assert not witness.exists()

@@ -94,7 +94,7 @@ def test_rotation_and_its_gradients_pass_gradcheck(interleaved, way):
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_learned_tables_get_their_gradient(interleaved, learned, way):
     x, cos, sin = tensors("heads first", torch.float64, False, 6)
-    x, cos, sin = x[:, :2, :3].clone(), cos[:3].double(), sin[:3].double()
+    x, cos, sin = x[:, :2, :2].clone(), cos[:2].double(), sin[:2].double()
     cos.requires_grad_(learned != "sin")
     sin.requires_grad_(learned != "cos")
     x.requires_grad_(learned == "all")
@@ -102,9 +102,8 @@ def test_learned_tables_get_their_gradient(interleaved, learned, way):
     def call(x, cos, sin):
         return rotate(x, cos, sin, interleaved=interleaved)
 
-    assert torch.autograd.gradcheck(
-        call, (x, cos, sin), check_forward_ad=True, check_batched_grad=True
-    )
+    options = {"check_forward_ad": True, "check_batched_grad": True}
+    assert torch.autograd.gradcheck(call, (x, cos, sin), **options)
     assert torch.autograd.gradgradcheck(call, (x, cos, sin))
 
 

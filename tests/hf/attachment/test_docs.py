@@ -6,6 +6,7 @@ import pytest
 
 from tests.test_docs import blocks
 
+pytestmark = pytest.mark.prose
 PAGES = ("docs/use.md", "docs/use.zh-CN.md")
 
 

@@ -1,9 +1,8 @@
 """Folders from strangers: no code of theirs runs, no file outside of them is read or copied."""
 
+import io
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,20 +59,17 @@ def refused(answer) -> str:
 
 @pytest.mark.parametrize("kind", ["inspect", "extend"])
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json"])
-def test_code_beside_a_tokenizer_never_runs_whatever_stdin_says(where, kind, folder):
+def test_code_beside_a_tokenizer_never_runs_whatever_stdin_says(
+    where, kind, folder, call, monkeypatch
+):
     planted = [None, "evil.Evil"]
     known = {"tokenizer_class": "Evil"} if where == "tokenizer_config.json" else {}
     change(folder / where, auto_map={"AutoTokenizer": planted, "AutoModel": "evil.Evil"}, **known)
     (folder / "evil.py").write_text(EVIL)
-    done = subprocess.run(
-        [sys.executable, "-m", "posenc.cli", *command(folder, kind)], input="y\n" * 9,
-        capture_output=True, text=True, timeout=120, check=False,
-        cwd=Path(__file__).parents[3],
-    )  # fmt: skip
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    said = refused(call(*command(folder, kind)))
     assert list(folder.glob("ran")) == []
-    assert done.returncode == 2
-    assert "auto_map asks for code from the folder" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert "auto_map asks for code from the folder" in said
     assert not (folder.parent / "out").exists()
 
 

@@ -4,8 +4,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -264,20 +262,13 @@ def test_a_trained_checkpoint_with_its_tokenizer():
     assert sheet.swap.with_positions.last_by_layer[1] > 1e-3
 
 
-def ask(folder, *options):
-    return subprocess.run(
-        [sys.executable, "-m", "posenc.cli", "inspect", str(folder), *options],
-        capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3],
-    )  # fmt: skip
-
-
-def test_the_command_prints_and_writes_a_page(folders, tmp_path):
+def test_the_command_prints_and_writes_a_page(folders, tmp_path, call):
     page = tmp_path / "inspect.html"
-    done = ask(folders["llama"], "--out", str(page))
-    assert done.returncode == 0, done.stderr
+    code, said, err = call("inspect", folders["llama"], "--out", page)
+    assert code == 0, err
     for shown in ("key/value heads", "no full turn in 64 tokens", "farthest head", "exchanged"):
-        assert shown in done.stdout
-    assert "No --text was given" in done.stdout
+        assert shown in said
+    assert "No --text was given" in said
     assert page.read_text().count("<svg") == 6
 
 
@@ -331,10 +322,10 @@ def test_bad_input_is_one_line(case, folders, tmp_path, call):
 
 
 @pytest.mark.parametrize("name", ["ropee", "no/where", "README.md"])
-def test_unknown_names_end_with_one_line_in_the_shell(name):
-    done = ask(name)
-    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert name in done.stderr
+def test_unknown_names_end_with_one_line(name, call):
+    code, out, err = call("inspect", name)
+    assert code == 2 and out == "" and err.count("\n") == 1
+    assert name in err
 
 
 @pytest.mark.parametrize("family", ["opt", "bloom", "deberta-v2"])

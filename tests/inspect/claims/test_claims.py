@@ -72,6 +72,7 @@ def test_every_claim_is_there_once_and_has_a_source(checked):
     assert all(c.source for c in checked)
 
 
+@pytest.mark.prose
 def test_document_is_current():
     assert (ROOT / "docs/claims.md").read_text(encoding="utf-8") == markdown()
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from posenc import ModelShape, cli
+from posenc import ModelShape
 from posenc.inspect.command import _kind
 from posenc.inspect.encoding.command import measure_all
 from posenc.inspect.encoding.words import rows
@@ -50,6 +50,7 @@ def test_what_a_name_means(folder, name):
     assert _kind(name) == KINDS[name]
 
 
+@pytest.mark.slow
 def test_an_encoding_in_a_file_gets_the_whole_sheet(folder):
     own, registered = measure_all(["my.py:LogALiBi:slope=2", "alibi"], SHAPE)
     assert own.name == "my.py:LogALiBi:slope=2"
@@ -63,17 +64,12 @@ def test_the_sheet_says_what_of_the_contract_fails(folder):
     assert rows(sheet)["contract"] == "fails: claims have their types"
 
 
-def call(*arguments: str) -> int | str | None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["inspect", *arguments])
-    return stop.value.code
-
-
-def test_contract_as_a_report(folder, capsys):
-    assert call("my.py:LogALiBi", "--contract") == 0
-    assert "my.py:LogALiBi passes the contract" in capsys.readouterr().out
-    assert call("planted.py:PeeksAhead", "--contract", "--json") == 1
-    out, err = capsys.readouterr()
+@pytest.mark.slow
+def test_contract_as_a_report(folder, call):
+    code, out, _ = call("inspect", "my.py:LogALiBi", "--contract")
+    assert code == 0 and "my.py:LogALiBi passes the contract" in out
+    code, out, err = call("inspect", "planted.py:PeeksAhead", "--contract", "--json")
+    assert code == 1
     (found,) = json.loads(out)
     assert found["encoding"] == "planted.py:PeeksAhead"
     assert not found["checks"]["the_future_is_invisible"]["holds"]
@@ -81,9 +77,10 @@ def test_contract_as_a_report(folder, capsys):
     assert "checks that fail: planted.py:PeeksAhead" in err
 
 
-def test_a_failing_contract_says_why_a_comparison_would_mean_nothing(folder, capsys):
-    assert call("planted.py:NotANumberAtItself", "--contract") == 1
-    assert "its results are not finite" in capsys.readouterr().out
+@pytest.mark.slow
+def test_a_failing_contract_says_why_a_comparison_would_mean_nothing(folder, call):
+    code, out, _ = call("inspect", "planted.py:NotANumberAtItself", "--contract")
+    assert code == 1 and "its results are not finite" in out
 
 
 @pytest.mark.parametrize(
@@ -98,8 +95,7 @@ def test_a_failing_contract_says_why_a_comparison_would_mean_nothing(folder, cap
         (["rope:", "--json"], "expected a class or key=value"),
     ],
 )
-def test_bad_input_is_one_line(folder, capsys, arguments, said):
+def test_bad_input_is_one_line(folder, call, arguments, said):
     (folder / "broken.py").write_text("def (:\n")
-    assert call(*arguments) == 2
-    err = capsys.readouterr().err
-    assert said in err and err.strip().count("\n") == 0, err
+    code, _, err = call("inspect", *arguments)
+    assert code == 2 and said in err and err.strip().count("\n") == 0, err

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from posenc import ALiBi, ModelShape, PositionEncoding, RoPE, create, names
+from posenc import ALiBi, ModelShape, PositionEncoding, RoPE, create
 from posenc.cli import COMMANDS
 from posenc.encodings.base.claims import Claims
 from posenc.inspect.encoding import behaviour as running
@@ -16,6 +16,7 @@ from posenc.inspect.encoding import invariance, precision, scores
 from posenc.inspect.encoding.measurements import measure
 from posenc.inspect.encoding.words import rows
 from posenc.testing.layer import first_layer, moved
+from tests.kinds import one_of_each_kind
 
 SHAPE = ModelShape(embed_dim=64, num_heads=4, head_dim=16, train_length=128)
 
@@ -25,7 +26,7 @@ def build(name: str, shape: ModelShape = SHAPE, **options) -> PositionEncoding:
     return first_layer(moved(create(name, shape, **options))).eval()
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", one_of_each_kind())
 @torch.no_grad()
 def test_measured_places_and_invariances_equal_the_claims(name):
     encoding = build(name)

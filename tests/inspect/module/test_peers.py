@@ -135,6 +135,7 @@ def split(sheet: ModuleSheet) -> tuple[set[str], set[str]]:
     return yes, no
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", BROKEN)
 def test_known_bugs_are_found(name):
@@ -142,6 +143,7 @@ def test_known_bugs_are_found(name):
     assert split(measured(path, arguments, call))[1] == broken
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FINE)
 def test_right_modules_fail_no_check(name):
