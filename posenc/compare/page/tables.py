@@ -10,55 +10,36 @@ from collections.abc import Iterable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from posenc.compare.judge import like_tasks, pooled, published, tiers
+from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
-from posenc.compare.judge.verdict import context_gains, describe_gains
+from posenc.compare.page import rows
 from posenc.compare.plan import learning_rate_search
-from posenc.compare.results import LengthSummary, Study, TrialResult
+from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import name_of
 from posenc.compare.trial.effective_spec import AXES
 from posenc.tasks.known import TASKS, TEXT
 
 
 def summary_table(study: Study) -> Table:
-    """One row per encoding: size, bits per byte at each length, reach, use of more context,
+    """One row per encoding, best first: bits per byte at each length, what more context does,
     speed."""
     table = Table(title="Bits per byte by window length (lower is better)", title_justify="left")
     table.add_column("encoding")
-    table.add_column("parameters", justify="right")
     for length in study.trials[0].test_lengths:
         table.add_column(f"{length:,}", justify="right")
-    table.add_column("reach", justify="right")
-    table.add_column("more context", justify="right")
-    table.add_column("tokens/s", justify="right")
-    for row in study.summary:
-        speed = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
-        cells = [_cell(score, row.num_seeds) for score in row.by_length]
-        reach = "none" if row.reach is None else f"{row.reach:,}"
-        use = describe_gains(context_gains(study, row.encoding))
-        table.add_row(escape(row.encoding), f"{row.parameters:,}", *cells, reach, use, speed)
-    return table
-
-
-def tier_tables(study: Study) -> list[Table]:
-    """What the seeds can tell, at the training length and at the longest one."""
-    return [
-        _of_words(
-            f"What the seeds tell at {standing.length:,} bytes",
-            tiers.header(standing),
-            tiers.rows(standing),
+    for name in ("more context", "parameters", "tokens/s"):
+        table.add_column(name, justify="right")
+    for row in rows.text_rows(study):
+        speed = row.summary.tokens_per_second
+        table.add_row(
+            escape(row.summary.encoding),
+            *map(_cell, row.losses),
+            row.context,
+            f"{row.summary.parameters:,}",
+            "" if speed is None else f"{speed:,.0f}",
         )
-        for standing in tiers.standings(study)
-    ]
-
-
-def pooled_tables(study: Study) -> list[Table]:
-    """All tasks together, where there are two or more and a trial counts, and what they say of
-    others like them."""
-    rows = pooled.pooled_rows(study)
-    others = like_tasks.like_task_rows(study, pooled.counted_names(rows))
-    found = [(pooled.TITLE, rows), (like_tasks.TITLE, others)]
-    return [_of_words(title, rows[0], rows[1:]) for title, rows in found if rows]
+    table.caption, table.caption_justify = rows.detectable(study), "left"
+    return table
 
 
 def rate_tables(study: Study) -> list[Table]:
@@ -80,9 +61,10 @@ def agreement_table(found: list[Agreement]) -> Table:
 
 
 def notes(study: Study) -> list[str]:
-    """What the table does not show: lengths that cannot run, encodings of several axes in a row of
-    tokens, failed trials, missing trials."""
-    lines = [
+    """What the table does not show: encodings that fail a check, lengths that cannot run,
+    encodings of several axes in a row of tokens, failed trials, missing trials."""
+    lines = [f"{name} is compared unchecked: {why}" for name, why in study.unchecked.items()]
+    lines += [
         f"{name}: a position has {axes} components, and in a row of tokens each of them is the "
         "token's number; compare it on --task grid too"
         for name, axes in _of_several_axes(study).items()
@@ -147,10 +129,8 @@ def _numbers(result: TrialResult):
 CASE_MEASURES = ("exact_match", "token_accuracy", "exact_match_cut", "token_accuracy_cut")
 
 
-def _cell(score: LengthSummary, num_seeds: int) -> str:
-    if score.mean is None:
-        return "cannot"
-    return f"{score.mean:.3f}" + (f" ±{score.spread:.3f}" if num_seeds > 1 else "")
+def _cell(loss: rows.Loss) -> str:
+    return "cannot" if loss.mean is None else f"{loss.mean:.3f} {loss.verdict}".strip()
 
 
 def _of_words(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
