@@ -3,20 +3,16 @@ readme`."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.compare.judge import pooled
-from posenc.compare.judge.standing import may_be_best
-from posenc.compare.judge.tiers import standings
-from posenc.compare.page.task_page import tasks
+from posenc.compare.judge.standing import Standing, standing_of_task, standing_of_tasks
+from posenc.compare.page.rows import standings
+from posenc.compare.page.task_page import figures_of
 from posenc.compare.reports import leaderboard
 from posenc.compare.results import Study
 from posenc.report.page.drawing import write_svg
-from posenc.report.page.page import Plot
-from posenc.statistics.ranks import Ranking, rank
 from posenc.tasks.known import TASKS, TEXT
 
 DOCS = Path(__file__).parent
@@ -24,12 +20,10 @@ FIGURE = "every-trial"
 START, END = "<!-- leaderboard: written by make readme -->\n", "<!-- end of leaderboard -->"
 HEADERS = {
     "README.md": (
-        "for", "may be the best, best mean first", "told to be behind",
-        "learned by no seed, or cannot run a test",
+        "for", "best (tied), best mean first", "significantly worse", "cannot run a test",
     ),
     "README.zh-CN.md": (
-        "用途", "可能最好的，按均值排列", "种子足以判定落后的",
-        "没有一个种子学会的，或跑不了测试的",
+        "用途", "最好（并列），按均值排列", "显著更差", "跑不了测试",
     ),
 }  # fmt: skip
 NAMES = {
@@ -41,7 +35,7 @@ NAMES = {
         "recall": "recall across fillers",
         "flip_flop": "flip-flop: the last bit written",
         "offset": "lookup at an offset",
-        "all": "text and tasks together",
+        "all": "all together, mean rank",
     },
     "README.zh-CN.md": {
         "text": "文本，{:,} 字节",
@@ -51,7 +45,7 @@ NAMES = {
         "recall": "隔着填充符回忆",
         "flip_flop": "flip-flop：最后写入的位",
         "offset": "按偏移查找",
-        "all": "文本与任务合计",
+        "all": "合计，平均名次",
     },
 }
 
@@ -61,62 +55,50 @@ class Answer:
     """What the trials say of one use.
 
     task, length: `text` at a window length, a task beyond its training length, or `all` tasks.
-    scores: the mean over seeds: bits per byte of text, where lower is better, else the task's
-        metric over all tests but that of the training length; none for all tasks, where encodings
-        stand on different trials, so that the order is that of the ranks.
-    never: who has no score: learned the task in no seed, or cannot run a test.
+    never: the encodings that have no number: they cannot run a test.
     """
 
     task: str
     length: int
-    ranking: Ranking
-    scores: Mapping[str, float]
+    standing: Standing
     never: Sequence[str]
 
 
 def answers(study: Study) -> Iterator[Answer]:
-    """Text at the training length and at the longest, then every task that has two seeds or more of
-    each encoding."""
+    """Text at the training length and at the longest, every task that has two seeds or more of each
+    encoding, and all tasks together."""
+    found: list[tuple[str, int, Standing | None]] = []
     text = study.of_task(TEXT)
-    for standing in standings(text) if text.trials else ():
-        if min(map(len, standing.losses.values())) > 1:
-            means = {name: standing.mean(name) for name in standing.losses}
-            never = [name for name in text.encodings if name not in means]
-            yield Answer(TEXT, standing.length, standing.ranking, means, never)
+    if text.trials:
+        config = text.trials[0]
+        lengths = (config.train_length, max(config.test_lengths))
+        found += [(TEXT, n, each) for n, each in zip(lengths, standings(text), strict=True)]
     for task in (name for name in TASKS if name in {t.task for t in study.trials}):
-        results = [result for result in study.finished if result.config.task == task]
-        seeds = Counter(result.config.encoding for result in results)
-        if min(seeds[name] for name in study.encodings) < 2:
-            continue
-        means, gaps = pooled.task_scores(pooled.scores_of(study), task)
-        never = [name for name in study.encodings if name not in means]
-        yield Answer(task, results[0].config.train_length, rank(means, gaps), means, never)
-    scores = pooled.run_enough(pooled.scores_of(study))
-    means, gaps = pooled.pooled_scores(scores)
-    if means and len(scores.tasks) > 1:
-        never = [name for name in study.encodings if name not in means]
-        yield Answer("all", 0, rank(means, gaps), {}, never)
+        length = study.of_task(task).trials[0].train_length
+        found.append((task, length, standing_of_task(study, task)))
+    for task, length, standing in [*found, ("all", 0, standing_of_tasks(study))]:
+        if standing and min(map(len, standing.pairs.values.values())) > 1:
+            never = [name for name in study.encodings if name not in standing.order]
+            yield Answer(task, length, standing, never)
 
 
 def table(study: Study, readme: str) -> str:
     """The answers in the language of a README."""
     lines = [HEADERS[readme], ("---",) * len(HEADERS[readme])]
     for answer in answers(study):
-        ranks, order = answer.ranking.ranks, answer.ranking.order
-        if not answer.scores:
-            order = sorted(order, key=ranks.__getitem__)
-        best = may_be_best(answer.ranking)
-        first, behind = ([n for n in order if (n in best) is told] for told in (True, False))
-        shown = [[_named(answer, name) for name in each] for each in (first, behind)]
-        shown.append([f"`{name}`" for name in answer.never])
+        order, first = answer.standing.order, answer.standing.first
+        cells = [
+            [
+                f"`{name}` {answer.standing.mean(name):.2f}"
+                for name in order
+                if (name in first) is up
+            ]
+            for up in (True, False)
+        ]
+        cells.append([f"`{name}`" for name in answer.never])
         use = NAMES[readme][answer.task].format(answer.length)
-        lines.append((use, *(", ".join(cell) or "–" for cell in shown)))
+        lines.append((use, *(", ".join(cell) or "–" for cell in cells)))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _named(answer: Answer, encoding: str) -> str:
-    score = f" {answer.scores[encoding]:.2f}" if answer.scores else ""
-    return f"`{encoding}`{score}"
 
 
 def with_table(text: str, made: str) -> str:
@@ -136,8 +118,7 @@ def main(figures: Path = DOCS / "figures") -> None:
 
 def draw(study: Study, figures: Path) -> None:
     """The score of every trial, as the leaderboard's page has it."""
-    plots = (made for made in tasks(study) if isinstance(made, Plot))
-    plot = next(plot for plot in plots if plot.name == FIGURE)
+    plot = next(plot for plot in figures_of(study) if plot.name == FIGURE)
     write_svg(plot.figure, figures / "leaderboard.svg", plot.description)
 
 

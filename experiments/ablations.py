@@ -20,18 +20,18 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from next_byte import score_next_byte
 from refused import check_file, check_runs, refusing
-from tables import write_table
+from tables import half_95, write_table
 
 from posenc.compare.budget import SUITE_SIZES, SUITES
 from posenc.compare.options import Options
 from posenc.compare.plan.learning_rate_search import rate_rows
 from posenc.compare.results import TrialResult
 from posenc.compare.study import run_study
-from posenc.statistics.paired import paired_difference
 
 ROOT = Path(__file__).parents[1]
 HEADER = (
@@ -121,12 +121,12 @@ def with_differences(scored: Sequence[Scored]) -> Iterator[tuple[object, ...]]:
         first = next(s for s in scored if not several or s.encoding == each.encoding)
         own = by_place[each.encoding, each.arm, each.length]
         other = by_place[first.encoding, first.arm, each.length]
-        seeds = [seed for seed in own if seed in other]
-        gap = paired_difference([other[s] for s in seeds], [own[s] for s in seeds])
+        apart = [own[seed] - other[seed] for seed in own if seed in other]
+        gaps = [gap for gap in apart if math.isfinite(gap)]
         bits = "cannot" if each.bits is None else f"{each.bits:.4f}"
         minus = " ".join(filter(None, (first.encoding, first.arm)))
-        difference = f"{gap.value:+.4f}" if gap.count else ""
-        half = f"{gap.half:.4f}" if gap.error < math.inf else ""
+        difference = f"{fmean(gaps):+.4f}" if gaps else ""
+        half = f"{width:.4f}" if (width := half_95(gaps)) < math.inf else ""
         yield *each[:4], bits, *each.rest, minus, difference, half
 
 

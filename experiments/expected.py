@@ -18,16 +18,16 @@ from statistics import fmean
 from typing import NamedTuple
 
 from refused import check_file, refusing
-from tables import write_table
+from tables import half_95, write_table
 
-from posenc.compare.judge.pooled import RESOLUTION
 from posenc.compare.judge.summary import learned, metric_of
 from posenc.compare.reports.leaderboard import PUBLISHED, ROWS, read_rows
 from posenc.compare.results import TrialResult
-from posenc.statistics.paired import paired_difference
+from posenc.compare.trial.evaluate import SEQUENCES
 from posenc.tasks.known import TEXT
 
 ROOT = Path(__file__).parents[1]
+RESOLUTION = 1 / SEQUENCES
 HEADER = ("task", "first", "minus", "difference", "half_95", "seeds", "by_seed")
 BEYOND, SPARSE = "beyond", "98 % ignored"
 """Over all tests but that of the training length; with 98 % of the instructions to be ignored."""
@@ -113,10 +113,11 @@ def compared(results: Sequence[TrialResult], task: str, pair: Pair) -> tuple[obj
     if not seeds:
         raise ValueError(f"--rows: no seed of {task} has both {pair[0]} and {pair[1]}.")
     resolution = 0.0 if task == TEXT else RESOLUTION
-    gap = paired_difference([minus[s] for s in seeds], [first[s] for s in seeds], resolution)
-    half = f"{gap.half:.3f}" if gap.half < math.inf else "unknown"
-    each = " ".join(f"{first[s] - minus[s]:+.3f}" for s in seeds)
-    return task, *pair, f"{gap.value:+.3f}", half, gap.count, each
+    gaps = [first[s] - minus[s] for s in seeds]
+    width = half_95(gaps, resolution)
+    half = f"{width:.3f}" if width < math.inf else "unknown"
+    each = " ".join(f"{gap:+.3f}" for gap in gaps)
+    return task, *pair, f"{fmean(gaps):+.3f}", half, len(gaps), each
 
 
 def main() -> None:

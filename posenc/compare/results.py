@@ -13,7 +13,7 @@
     "parameters": 853000, "encoding_parameters": 0,
     "spec": {"name": "rope", "class": "RoPE", "places": "2", "rope_theta": "10000.0", ...},
     "training": [{"step": 25, "train": 3.9, "valid": 3.8}, {"step": 50, ...}],
-    "by_length": [{"length": 128, "bits_per_byte": 2.19, "cannot": null},
+    "by_length": [{"length": 128, "bits_per_byte": 2.19, "cannot": null, "windows": [2.1, ...]},
                   {"length": 256, "bits_per_byte": null, "cannot": "has 128 positions"}],
     "by_position": [{"start": 0, "stop": 16, "bits_per_byte": 3.1}, ...],
     "by_context": [{"length": 64, "bits_per_byte": 2.5, "cannot": null}, ...],
@@ -22,7 +22,7 @@
  "summary": [{"encoding": "rope", "parameters": 853000, "num_seeds": 2,
               "by_length": [{"length": 128, "mean": 2.19, "spread": 0.01, "cannot": null}],
               "reach": 128, "tokens_per_second": 12000.0}],
- "recommendation": "..."}
+ "recommendation": "Use rope: ...", "limits": "Two seeds, ..."}
 """
 
 from __future__ import annotations
@@ -38,11 +38,16 @@ FORMAT = "posenc study 2"
 
 @dataclass(frozen=True)
 class LengthScore(Record):
-    """Bits per byte at one window length, or the reason why the encoding cannot run there."""
+    """Bits per byte at one window length, or the reason why the encoding cannot run there.
+
+    windows: bits per byte of each held-out window of the longest length, cut to this length, in
+        the order of the text; empty if they were not kept.
+    """
 
     length: int
     bits_per_byte: float | None
     cannot: str | None = None
+    windows: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,9 +167,8 @@ class EncodingSummary(Record):
 class CaseSummary(Record):
     """One cell of a task's table: the task's metric at one case.
 
-    mean: over the seeds that learned the task; None if there is none, or if the encoding cannot
-        run.
-    seeds: scores of all seeds, learned or not; empty if the encoding cannot run.
+    mean: over the seeds, learned or not; None if the encoding cannot run.
+    seeds: scores of all seeds; empty if the encoding cannot run.
     """
 
     length: int
@@ -219,6 +223,8 @@ class Study(Record):
 
     labels: the user's names of encodings by the text in their trials; the summary, the
         recommendation and all output use them. Without a label the text is the name.
+    recommendation: which encoding to use, in at most 60 words.
+    limits: what the study cannot say, in at most 40 words.
     corpus: the text; None if there are only tasks.
     summary: one row per encoding for the trials on text.
     tasks: one row per encoding and task.
@@ -240,6 +246,7 @@ class Study(Record):
     unchecked: dict[str, str] = field(default_factory=dict)
     tasks: tuple[TaskSummary, ...] = ()
     rates: tuple[RateCheck, ...] = ()
+    limits: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> Self:

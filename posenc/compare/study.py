@@ -14,9 +14,7 @@ from rich.console import Console
 
 from posenc.compare.engines import sweep
 from posenc.compare.engines.engine import Engine
-from posenc.compare.judge.verdict import (
-    conclude,
-)
+from posenc.compare.judge.answer import conclude
 from posenc.compare.options import Options
 from posenc.compare.page.show import show_study, write_figures_of, write_page
 from posenc.compare.page.watchers import watching

@@ -9,8 +9,6 @@ from itertools import combinations, permutations
 
 import numpy as np
 
-from posenc.statistics.estimate import LEVEL
-
 
 @dataclass(frozen=True)
 class Rho:
@@ -72,7 +70,7 @@ def separated_pairs(
         return []
     from scipy.special import stdtrit
 
-    quantile = float(stdtrit(num_seeds - 1, (1 + LEVEL) / 2))
+    quantile = float(stdtrit(num_seeds - 1, 0.975))
     pairs = []
     for a, b in combinations(means, 2):
         if a in deviations and b in deviations:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from statistics import fmean, stdev
 
-from posenc.compare.judge.pooled import scores_of, task_scores
+from posenc.compare.judge.standing import scores_of_task
 from posenc.compare.results import Study
 from posenc.compare.trial.config import CAUSAL
 from posenc.statistics.agreement import (
@@ -108,14 +108,17 @@ def read_tables(name: str) -> list[dict]:
 
 
 def _against_task(table: dict, study: Study) -> Iterator[Agreement]:
-    """The accuracies of a table against our scores beyond the training length, of who learned."""
+    """The accuracies of a table against our mean scores beyond the training length."""
     part = study.of_task(table["task"])
     if not part.trials:
         return
     own = {trial.encoding for trial in part.trials if not trial.code}
-    means, _ = task_scores(scores_of(part), table["task"])
     theirs = {name: -fmean(each) for name, each in table["seeds"].items()}
-    ours = {name: -score for name, score in means.items() if name in theirs and name in own}
+    ours = {
+        name: -fmean(seeds.values())
+        for name, seeds in scores_of_task(part, table["task"]).items()
+        if name in theirs and name in own
+    }
     if len(ours) < 2:
         return
     known = {name: theirs[name] for name in ours}

@@ -1,110 +1,218 @@
-"""Who is first: how the encodings of a study stand at one length, by their paired seeds.
+"""Who is first: how the encodings of a study stand at one length, at one task, or over all tasks.
 
-All that is said or shown of an order asks `who_is_first`."""
+All that is said or shown of an order asks `Standing`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean
 
-from posenc.compare.results import Study
-from posenc.statistics.anchors import against_anchors
-from posenc.statistics.estimate import Estimate
-from posenc.statistics.paired import paired_difference
-from posenc.statistics.ranks import Ranking, rank
+from posenc.compare.judge.summary import learned, metric_of
+from posenc.compare.results import Study, TrialResult
+from posenc.compare.trial.evaluate import SEQUENCES
+from posenc.statistics.pairs import Gap, Pairs, tiers
+from posenc.statistics.windows import window_gaps
+from posenc.tasks.known import TASKS, TEXT
 
-ANCHORS = ("rope", "alibi", "nope")
-"""Named before any trial runs, so that a comparison with them pays for no others."""
+LEAST_TASKS = 3
+"""Tasks below which their ranks are not averaged."""
 
-
-@dataclass(frozen=True)
-class First:
-    """Who is first in a ranking.
-
-    names: one that is significantly better than all others, or all that may be the best.
-    behind: the others.
-    """
-
-    names: tuple[str, ...]
-    behind: tuple[str, ...]
-
-
-def may_be_best(ranking: Ranking) -> tuple[str, ...]:
-    """Those than which none is significantly better; none where they go round in a circle."""
-    return tuple(name for name in ranking.order if ranking.ranks[name][0] == 1)
-
-
-def who_is_first(ranking: Ranking) -> First:
-    """The best encoding, or those that the seeds cannot separate from it.
-
-    One that nothing beats, and that does not beat all others, is no winner: those are named with it
-    that its interval of ranks leaves room for.
-    """
-    names = may_be_best(ranking) or ranking.order
-    if len(names) == 1 and ranking.ranks[names[0]] != (1, 1):
-        worst = ranking.ranks[names[0]][1]
-        names = tuple(name for name in ranking.order if ranking.ranks[name][0] <= worst)
-    return First(names, tuple(name for name in ranking.order if name not in names))
+Values = dict[str, dict[int, float]]
+"""One number by encoding and seed."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Losses at one window length, and what the seeds carry of their order.
+    """What the seeds say of an order.
 
-    losses: bits per byte by encoding and seed, of the encodings that can run there and were
-        checked.
-    ranking: all pairs, corrected by Holm.
-    anchors: for (anchor, encoding) the loss of the encoding minus that of the anchor, and its
-        p-value, corrected by Holm for these comparisons.
+    where: in words, such as "128 bytes".
+    pairs: the numbers, and the differences of all pairs.
+    higher: True if higher is better.
+    windows: the same differences, with intervals over the windows of the text instead of seeds.
     """
 
-    length: int
-    losses: Mapping[str, Mapping[int, float]]
-    ranking: Ranking
-    anchors: Mapping[tuple[str, str], tuple[Estimate, float]]
+    where: str
+    pairs: Pairs
+    higher: bool = False
+    windows: Mapping[tuple[str, str], Gap] = field(default_factory=dict)
 
-    @property
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The encodings, the best mean first."""
+        return tuple(
+            sorted(self.pairs.names, key=self.pairs.means.__getitem__, reverse=self.higher)
+        )
+
+    @cached_property
+    def worse(self) -> frozenset[tuple[str, str]]:
+        """Pairs (a, b) of which `a` is significantly worse than `b`."""
+        above = self.pairs.worse
+        return frozenset((b, a) for a, b in above) if self.higher else above
+
+    @cached_property
+    def tiers(self) -> tuple[tuple[str, ...], ...]:
+        """Those that are worse than none, then those that are worse than these only, and so on."""
+        return tiers(self.order, self.worse)
+
+    def tier(self, name: str) -> int:
+        """Which tier, from 1."""
+        return next(i for i, names in enumerate(self.tiers, 1) if name in names)
+
+    @cached_property
     def first(self) -> tuple[str, ...]:
-        """The encoding with the lowest loss, or those that may have it."""
-        return who_is_first(self.ranking).names
+        """The best, and all that are tied with it: those that are significantly worse than none."""
+        behind = {a for a, _ in self.worse}
+        return tuple(name for name in self.order if name not in behind)
 
-    def mean(self, encoding: str) -> float:
-        return fmean(self.losses[encoding].values())
+    def mean(self, name: str) -> float:
+        return fmean(self.pairs.values[name].values())
 
-    def difference(self, a: str, b: str) -> Estimate:
-        """Loss of `b` minus loss of `a`, over the seeds of both."""
-        return _difference(self.losses, a, b)
+    def gap(self, name: str) -> Gap:
+        """What `name` has more than the first of the order."""
+        return self.pairs.gap(name, self.order[0])
 
 
 def standing_at(study: Study, length: int) -> Standing | None:
-    """None where no encoding can run at this length."""
-    losses: dict[str, dict[int, float]] = {}
-    own = set()
-    for result in study.finished:
+    """Bits per byte at a length of the text; None where no encoding runs there."""
+    losses: Values = {}
+    by_window: dict[str, list[Sequence[float]]] = {}
+    for result in _checked(study.of_task(TEXT)):
         name = result.config.encoding
-        if name in study.unchecked:
-            continue
         for score in result.by_length:
             if score.length == length and score.bits_per_byte is not None:
                 losses.setdefault(name, {})[result.config.seed] = score.bits_per_byte
-        if not result.config.code:
-            own.add(name)
+                by_window.setdefault(name, []).append(score.windows)
     losses = {name: losses[name] for name in study.encodings if name in losses}
     if not losses:
         return None
-    ranking = rank(
-        {name: -fmean(seeds.values()) for name, seeds in losses.items()},
-        {(a, b): _difference(losses, b, a) for a, b in combinations(losses, 2)},
-    )
-    anchors = [name for name in ANCHORS if name in own]  # not a class of the user's of that name
-    found = against_anchors(list(losses), anchors, lambda a, b: _difference(losses, a, b))
-    return Standing(length, losses, ranking, found)
+    train = study.of_task(TEXT).trials[0].train_length
+    pairs = Pairs(losses, "at" if length == train else "beyond")
+    return Standing(f"{length:,} bytes", pairs, windows=_over_windows(by_window))
 
 
-def _difference(losses: Mapping[str, Mapping[int, float]], a: str, b: str) -> Estimate:
-    seeds = sorted(losses[a].keys() | losses[b].keys())
-    left, right = ([losses[name].get(s, math.nan) for s in seeds] for name in (a, b))
-    return paired_difference(left, right)
+def standing_of_task(study: Study, task: str) -> Standing | None:
+    """The mean score over all tests beyond the training length, of every trial that runs them,
+    whether it learned the task or not; None where there is none."""
+    scores = scores_of_task(study, task)
+    return Standing(task, Pairs(scores, "task", 1 / SEQUENCES), higher=True) if scores else None
+
+
+def standing_of_tasks(study: Study) -> Standing | None:
+    """Mean ranks over all tasks, text among them, of the encodings that run all of them.
+
+    The ranks are those of the trials of a seed. Trials that did not learn their task share the
+    last ranks of it. None with fewer than three tasks or two encodings.
+    """
+    ranks = ranks_by_task(study)
+    if len(ranks) < LEAST_TASKS:
+        return None
+    first = next(iter(ranks.values()))
+    means = {
+        name: {seed: fmean(task[name][seed] for task in ranks.values()) for seed in seeds}
+        for name, seeds in first.items()
+    }
+    half_a_rank = 0.5 / len(ranks)  # in one task
+    pairs = Pairs(means, "tasks", half_a_rank)
+    return Standing(f"{len(ranks)} tasks", pairs) if len(means) > 1 else None
+
+
+def ranks_by_task(study: Study) -> dict[str, Values]:
+    """The rank of each trial among those of its task and seed, 1 the best.
+
+    Of the encodings that have the most seeds with all tasks, and of the seeds that all of these
+    have.
+    """
+    tasks = list(dict.fromkeys(trial.task for trial in study.trials))
+    keys = {task: _keys(study, task) for task in tasks}
+    whole = {
+        name: set.intersection(*(set(keys[task].get(name, {})) for task in tasks))
+        for name in study.encodings
+    }
+    most = max(map(len, whole.values()), default=0)
+    names = [name for name, seeds in whole.items() if seeds and len(seeds) == most]
+    seeds = sorted(set.intersection(*(whole[name] for name in names))) if names else []
+    return {
+        task: {
+            name: {seed: _rank(keys[task], names, name, seed) for seed in seeds} for name in names
+        }
+        for task in tasks
+        if seeds
+    }
+
+
+def ranks_without_a_task(study: Study) -> dict[str, tuple[int, int]]:
+    """The best and the worst rank of each encoding over all choices of a task to leave out."""
+    ranks, found = ranks_by_task(study), {}
+    for left in ranks:
+        means = {
+            name: fmean(
+                r for task, each in ranks.items() if task != left for r in each[name].values()
+            )
+            for name in ranks[left]
+        }
+        for name, mean in means.items():
+            place = 1 + sum(other < mean - 1e-9 for other in means.values())
+            low, high = found.get(name, (place, place))
+            found[name] = min(low, place), max(high, place)
+    return found
+
+
+def scores_of_task(study: Study, task: str) -> Values:
+    """The mean of the task's metric over all tests but that of the training length."""
+    scores: Values = {}
+    for result in _checked(study.of_task(task)):
+        found = [metric_of(task, score) for score in result.by_case[1:]]
+        known = [value for value in found if value is not None]
+        if known and len(known) == len(found):  # without a test it would be a mean of easier ones
+            scores.setdefault(result.config.encoding, {})[result.config.seed] = fmean(known)
+    return {name: scores[name] for name in study.encodings if name in scores}
+
+
+def metric_beyond(task: str, train_length: int) -> str:
+    """What `scores_of_task` is, in words."""
+    return f"{TASKS[task].metric} on {task} beyond {train_length:,} {TASKS[task].counts}"
+
+
+def _keys(study: Study, task: str) -> Values:
+    """What orders the trials of a task, lower is better; infinite where one did not learn it."""
+    part = study.of_task(task)
+    if task == TEXT:
+        found: Values = {}
+        for result in _checked(part):
+            bits = [score.bits_per_byte for score in result.by_length[1:]]
+            known = [value for value in bits if value is not None]
+            if known and len(known) == len(bits):
+                found.setdefault(result.config.encoding, {})[result.config.seed] = fmean(known)
+        return found
+    passed = {(r.config.encoding, r.config.seed) for r in _checked(part) if learned(r)}
+    return {
+        name: {seed: -v if (name, seed) in passed else math.inf for seed, v in seeds.items()}
+        for name, seeds in scores_of_task(study, task).items()
+    }
+
+
+def _rank(keys: Values, names: Sequence[str], name: str, seed: int) -> float:
+    """Equal keys share the mean of their ranks."""
+    mine, all_of_them = keys[name][seed], [keys[other][seed] for other in names]
+    equal = sum(key == mine for key in all_of_them)
+    return sum(key < mine for key in all_of_them) + (equal + 1) / 2
+
+
+def _over_windows(by_window: Mapping[str, list[Sequence[float]]]) -> dict[tuple[str, str], Gap]:
+    """Differences of the means over seeds, by windows; nothing where a result lacks them."""
+    if len({len(windows) for each in by_window.values() for windows in each}) != 1:
+        return {}
+    means = {
+        name: [fmean(seeds) for seeds in zip(*each, strict=True)]
+        for name, each in by_window.items()
+    }
+    return window_gaps(means)
+
+
+def _checked(study: Study) -> list[TrialResult]:
+    """The finished trials of encodings that are held to the contract."""
+    return [r for r in study.finished if r.config.encoding not in study.unchecked]

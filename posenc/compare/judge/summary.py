@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
+from statistics import fmean
 
 from posenc.compare.results import (
     CaseScore,
@@ -21,8 +21,7 @@ WITHIN = 1.05
 """How far above its own loss at the training length an encoding may come and still count as
 reaching."""
 LEARNED = 0.9
-"""The exact match at the training length below which a trial has not learned its task: how it does
-beyond says nothing about its encoding then."""
+"""The exact match at the training length below which a trial has not learned its task."""
 
 
 def summarise(study: Study) -> tuple[EncodingSummary, ...]:
@@ -104,33 +103,68 @@ def summarise_tasks(study: Study) -> tuple[TaskSummary, ...]:
     return tuple(rows)
 
 
-def say_learned(rows: Sequence[TaskSummary]) -> Iterator[str]:
-    """A sentence for each task about who has learned it."""
-    for task, group in groupby(rows, key=lambda row: row.task):
-        counts = [(row.encoding, row.learned, row.num_seeds) for row in group]
-        done, planned = sum(c[1] for c in counts), sum(c[2] for c in counts)
-        failed = ", ".join(f"{name} {k}/{n}" for name, k, n in counts if k < n)
-        rest = f"; the others ({failed}) are kept out of its means" if failed else ""
-        yield (
-            f"On the task {task} {done} of {planned} trials reached an exact match of {LEARNED} at "
-            f"the training length{rest}."
-        )
+def context_gains(study: Study, encoding: str) -> tuple[int, list[float]] | None:
+    """The longest context measured, and for each seed the bits per byte that it saves on the same
+    bytes against context of the training length; None where that was not measured."""
+    train_length, found = study.trials[0].train_length, []
+    for result in study.finished:
+        if result.config.encoding != encoding:
+            continue
+        scores = {s.length: s.bits_per_byte for s in result.by_context if s.bits_per_byte}
+        far = max(scores, default=0)
+        if train_length not in scores or far <= train_length:
+            return None
+        found.append((far, scores[train_length] - scores[far]))
+    if not found or len({far for far, _ in found}) > 1:
+        return None
+    return found[0][0], [gain for _, gain in found]
+
+
+def describe_gains(found: tuple[int, list[float]] | None) -> str:
+    """What more context does, in a few words: only where the seeds agree."""
+    if found is None:
+        return "not measured"
+    _, gains = found
+    if not (all(g > 0 for g in gains) or all(g < 0 for g in gains)):
+        return "seeds disagree"
+    return f"{'saves' if gains[0] > 0 else 'costs'} {abs(fmean(gains)):.3f}"
+
+
+def rises(study: Study) -> dict[str, list[float]]:
+    """For each encoding that runs at the longest length, what every seed loses from the training
+    length to it, in bits per byte."""
+    config, found = study.trials[0], {}
+    for result in study.finished:
+        bits = {score.length: score.bits_per_byte for score in result.by_length}
+        near, far = bits.get(config.train_length), bits.get(max(config.test_lengths))
+        if near is not None and far is not None:
+            found.setdefault(result.config.encoding, []).append(far - near)
+    return found
+
+
+def falls(results: Sequence[TrialResult]) -> dict[str, float]:
+    """What each encoding's validation loss fell from half of the steps to the end, in bits: one
+    doubling of the steps. Without those whose curve has no point at half of its steps."""
+    found: dict[str, list[float]] = {}
+    for result in results:
+        half = [p for p in result.training if 0.4 <= p.step / result.config.steps <= 0.5]
+        if half:
+            fall = half[-1].valid - result.training[-1].valid
+            found.setdefault(result.config.encoding, []).append(fall)
+    return {name: fmean(each) for name, each in found.items()}
 
 
 def _row(task: str, encoding: str, results: Sequence[TrialResult]) -> TaskSummary:
-    passed = [learned(result) for result in results]
     cases = []
     for scores in zip(*(result.by_case for result in results), strict=True):
-        values = [metric_of(task, score) for score in scores]
         cannot = next((score.cannot for score in scores if score.cannot), None)
-        known = tuple(value for value in values if value is not None)
-        good = [v for v, ok in zip(values, passed, strict=True) if ok and v is not None]
+        known = [value for s in scores if (value := metric_of(task, s)) is not None]
         cases.append(
             CaseSummary(
                 length=scores[0].length,
                 variant=scores[0].variant,
-                mean=sum(good) / len(good) if good and cannot is None else None,
-                seeds=() if cannot else known,
+                mean=fmean(known) if known and cannot is None else None,
+                seeds=() if cannot else tuple(known),
                 cannot=cannot,
             )
         )
@@ -139,6 +173,6 @@ def _row(task: str, encoding: str, results: Sequence[TrialResult]) -> TaskSummar
         encoding=encoding,
         parameters=results[0].parameters,
         num_seeds=len(results),
-        learned=sum(passed),
+        learned=sum(map(learned, results)),
         cases=tuple(cases),
     )

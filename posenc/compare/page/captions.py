@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from posenc.compare.judge.summary import WITHIN, mean_at
-from posenc.compare.judge.verdict import context_gains, still_falling
+from posenc.compare.judge.summary import WITHIN, context_gains, falls, mean_at
 from posenc.compare.results import Study
 from posenc.report.page.sentence import listed, sentence
 
@@ -74,11 +73,15 @@ def in_by_position(study: Study) -> str:
 
 
 def in_training(study: Study) -> str:
-    """How far the losses still fell at the end."""
-    falling = still_falling(study.finished)
-    if falling is None:
+    """How far the losses still fall."""
+    fell = falls(study.finished)
+    if not fell:
         return "The training was too short to see whether it had settled."
-    return f"In the last tenth of the training no loss fell by more than {max(0.0, falling):.1%}."
+    least, most = min(fell, key=fell.__getitem__), max(fell, key=fell.__getitem__)
+    return (
+        f"In the second half of the training the loss of {most} fell most, by {fell[most]:.2f} "
+        f"bits, and that of {least} least, by {fell[least]:.2f}."
+    )
 
 
 def _verb(names: Sequence[str], verb: str) -> str:

@@ -9,7 +9,7 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from posenc.compare.results import PositionScore, Study, TrialResult
-from posenc.report.page.drawing import LineStyle, figure, legend_above, length_axis
+from posenc.report.page.drawing import HOVER, LineStyle, figure, label_ends, length_axis
 
 Styles = Mapping[str, LineStyle]
 
@@ -20,15 +20,16 @@ def by_length(study: Study, styles: Styles) -> Figure:
         for row in study.summary:
             points = [s for s in row.by_length if s.mean is not None]
             if points:
-                axes.errorbar(
+                bars = axes.errorbar(
                     [s.length for s in points],
                     [s.mean or 0.0 for s in points],
                     yerr=[s.spread or 0.0 for s in points],
                     label=row.encoding,
                     **styles[row.encoding].points(),
                 )
+                bars[0].set_gid(HOVER + row.encoding)
         length_axis(axes, _lengths(study), study.trials[0].train_length)
-        legend_above(drawn)
+    label_ends(drawn, axes)
     return drawn
 
 
@@ -44,9 +45,9 @@ def by_context(study: Study, styles: Styles) -> Figure:
                 ],
             )
             shown.update(round(length) for length in lengths)
-            axes.plot(lengths, means, label=encoding, **styles[encoding].points())
+            axes.plot(lengths, means, **_named(encoding), **styles[encoding].points())
         length_axis(axes, sorted(shown), study.trials[0].train_length)
-        legend_above(drawn)
+    label_ends(drawn, axes)
     return drawn
 
 
@@ -58,11 +59,11 @@ def by_position(study: Study, styles: Styles) -> Figure:
             middles, means = _mean_curve(
                 trials, lambda t: _merged(t.by_position, t.config.train_length)
             )
-            axes.plot(middles, means, label=encoding, **styles[encoding].curve(len(middles)))
+            axes.plot(middles, means, **_named(encoding), **styles[encoding].curve(len(middles)))
             first = min(first, *middles)
         doublings = [2**i for i in range(max(0, round(log2(first))), 40) if 2**i <= longest]
         length_axis(axes, doublings[:: 1 + len(doublings) // 9], study.trials[0].train_length)
-        legend_above(drawn)
+    label_ends(drawn, axes)
     return drawn
 
 
@@ -71,12 +72,17 @@ def training(study: Study, styles: Styles) -> Figure:
     with figure("training step", "bits per byte") as (drawn, axes):
         for encoding, trials in _by_encoding(study):
             steps, valid = _mean_curve(trials, lambda t: [(p.step, p.valid) for p in t.training])
-            axes.plot(steps, valid, label=encoding, **styles[encoding].curve(len(steps)))
+            axes.plot(steps, valid, **_named(encoding), **styles[encoding].curve(len(steps)))
             steps, train = _mean_curve(trials, lambda t: [(p.step, p.train) for p in t.training])
             thin = {"color": styles[encoding].color, "linewidth": 0.7, "alpha": 0.6}
             axes.plot(steps, train, label=f"_{encoding}, training batches", **thin)
-        legend_above(drawn)
+    label_ends(drawn, axes)
     return drawn
+
+
+def _named(encoding: str) -> dict[str, str]:
+    """What a line is called in the figure's numbers, at its end and under the mouse."""
+    return {"label": encoding, "gid": HOVER + encoding}
 
 
 def _merged(buckets: Sequence[PositionScore], cut: int) -> list[tuple[float, float]]:

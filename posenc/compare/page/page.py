@@ -1,53 +1,59 @@
-"""report.html of a study: the answer first, then the numbers, the curves and how to repeat it."""
+"""report.html of a study: the answer first, then one table, the curves, and details to unfold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import metadata
 
-from posenc.compare.judge import published, tiers
+from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
-from posenc.compare.judge.verdict import context_gains, describe_gains
-from posenc.compare.page import captions, figures, task_page
+from posenc.compare.judge.standing import Standing
+from posenc.compare.page import captions, figures, rows, task_page
 from posenc.compare.page.specs import specs_table
 from posenc.compare.plan import learning_rate_search
-from posenc.compare.results import EncodingSummary, Study
+from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.objectives import objective_of
-from posenc.report.page.drawing import line_styles
-from posenc.report.page.page import Caution, Code, Facts, Headline, Items, Page, Plot
+from posenc.report.page.drawing import ranked_styles
+from posenc.report.page.page import (
+    Block,
+    Caution,
+    Code,
+    Facts,
+    Fold,
+    Headline,
+    Limits,
+    Links,
+    Page,
+    Plot,
+)
 from posenc.report.page.table import Cell, Heading, Table
 from posenc.tasks.known import TASKS, TEXT
 
-SPREAD = "± is half the distance between the best and the worst seed."
+_PAPER = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 
 def make_page(study: Study, agreements: Sequence[Agreement] | None = None) -> Page:
     """The page of a study, finished or not; it says what is missing and what failed. With
     `agreements` also how far its order agrees with published tables."""
-    page = Page("Which position encoding?", _what_was_tried(study))
+    page = Page("Which position encoding?", _what_was_tried(study), contents=True)
     page.section("", *_answer(study))
+    text = study.of_task(TEXT)
+    if study.tasks:
+        page.section("Tasks", *task_page.matrix(study))
     if study.summary:
-        text = study.of_task(TEXT)
-        page.section("Result", *_result(text))
-        page.section("What the seeds tell", *_tiers(text))
+        page.section("Text", *_table(text))
         page.section("Curves", *_curves(text))
     if study.tasks:
-        page.section("Tasks", *task_page.tasks(study))
+        page.section("Tasks by length", *task_page.figures_of(study))
     if agreements is not None:
         page.section(
             "Agreement with published orders",
             Table(list(published.HEADER), list(published.rows(agreements))),
             published.MEANING,
         )
-    if study.rates:
-        header, *rows = learning_rate_search.rate_rows(study)
-        page.section("Learning rates", learning_rate_search.MEANING, Table(header, rows))
-    if study.failed:
-        rows = [[name_of(t.config), t.reason] for t in study.failed]
-        page.section("Failed trials", Table(["trial", "reason"], rows))
-    if study.finished:
-        page.section("What ran", "The settings of every encoding.", specs_table(study))
-    page.section("How to repeat it", *_recipe(study))
+    page.section("Details", *_details(study))
     return page
 
 
@@ -66,9 +72,13 @@ def _what_was_tried(study: Study) -> str:
     return " ".join(said)
 
 
-def _answer(study: Study) -> Iterator[Headline | Caution]:
+def _answer(study: Study) -> Iterator[Block]:
     if study.recommendation:
         yield Headline(study.recommendation)
+    if study.limits:
+        yield Limits(study.limits)
+    for name, why in study.unchecked.items():
+        yield Caution(f"{name} is compared unchecked, and its losses mean nothing: {why}.")
     done, planned = len(study.results), len(study.trials)
     if study.missing:
         names = ", ".join(map(name_of, study.missing))
@@ -77,96 +87,85 @@ def _answer(study: Study) -> Iterator[Headline | Caution]:
             "Run the command below again; it goes on where it stopped."
         )
     if study.failed:
-        count = len(study.failed)
         yield Caution(
-            f"{count} {'trial' if count == 1 else 'trials'} failed; the reasons are below."
+            f"{_count(len(study.failed), 'trial')} failed; the reasons are in the details."
         )
 
 
-def _result(study: Study) -> Iterator[str | Table]:
-    config = study.trials[0]
-    lengths = sorted({s.length for row in study.summary for s in row.by_length})
-    checked = [row for row in study.summary if row.encoding not in study.unchecked]
-    best = {
-        length: min(
-            (s.mean for r in checked for s in r.by_length if s.length == length and s.mean),
-            default=None,
-        )
-        for length in lengths
-    }
-    gains = {row.encoding: context_gains(study, row.encoding) for row in study.summary}
-    far = max((found[0] for found in gains.values() if found), default=0)
-    more = f"{far:,} bytes instead of {config.train_length:,}" if far else "beyond training"
+def _table(study: Study) -> Iterator[Block]:
+    lengths = study.trials[0].test_lengths
     header = [
         "encoding",
-        *(Heading(f"{n:,}", "bits per byte") for n in lengths),
-        Heading("reach", f"bytes up to which it keeps its own loss at {config.train_length:,}"),
-        Heading("more context", f"what {more} save or cost, on the same bytes"),
+        *(Heading(f"{length:,}", "bits per byte") for length in lengths),
+        Heading("more context", "bits per byte, on the same bytes"),
         Heading("parameters", "of the whole model"),
-        Heading("tokens/s", "in training, on one worker"),
-        "seeds",
+        Heading("tokens/s", "in training, one worker"),
     ]
-    yield Table(
-        header,
+    cells = [
         [
+            row.summary.encoding,
+            *(_cell(row.summary.encoding, loss) for loss in row.losses),
+            row.context,
+            row.summary.parameters,
+            None if row.summary.tokens_per_second is None else round(row.summary.tokens_per_second),
+        ]
+        for row in rows.text_rows(study)
+    ]
+    yield Table(header, cells, f"Best first. {rows.detectable(study)}", cards=True)
+    yield rows.EXPLAINED
+
+
+def _cell(encoding: str, loss: rows.Loss) -> Cell:
+    if loss.mean is None:
+        return Cell("cannot", note=f"{encoding}: {loss.cannot}")
+    first = loss.verdict in ("best", "tied")
+    tone = {"best": 1, "tied": 2}.get(loss.verdict, 0)
+    said = f"{loss.apart} {loss.verdict}".strip()
+    return Cell(f"{loss.mean:.3f}", strong=first, small=said, tone=tone)
+
+
+def _by_seeds_and_windows(standing: Standing) -> Table:
+    """Every seed, and the difference from the first with both intervals."""
+    first, cells = standing.order[0], []
+    for name in standing.order:
+        seeds = standing.pairs.values[name]
+        each = " ".join(f"{seeds[seed]:.3f}" for seed in sorted(seeds))
+        over = standing.windows.get((name, first))
+        cells.append(
             [
-                *_row(
-                    row,
-                    lengths,
-                    best if row in checked else {},
-                    describe_gains(gains[row.encoding]),
-                )
+                name,
+                f"{standing.mean(name):.3f}",
+                Cell(each),
+                "–" if name == first else rows.said(standing.gap(name)),
+                "–" if over is None else f"± {over.half:.3f}",
+                rows.verdict_of(standing, name),
             ]
-            for row in study.summary
-        ],
-        "Bits per byte of held-out text at each window length in bytes; lower is better, and the "
-        f"lowest of a column is bold, whether or not the seeds can tell it. {SPREAD}",
-    )
-    yield (
-        "Reach and quality are two things: an encoding reaches as far as its loss stays within 5 % "
-        "of its own at the training length, also where that is poor. And reach is not use: a line "
-        "that stays flat may ignore what lies far back; the column on more context tells. In the "
-        "sentence at the top, ± after a difference is its 95 % interval, from the seeds alone."
-    )
-
-
-def _tiers(study: Study) -> Iterator[str | Table]:
-    standings = tiers.standings(study)
-    if not standings:
-        yield "Nothing can be told apart: that needs two encodings with two seeds of both at least."
-        return
-    for standing in standings:
-        yield Table(
-            tiers.header(standing),
-            list(tiers.rows(standing)),
-            f"Bits per byte at {standing.length:,} bytes, by tier.",
         )
-    yield tiers.MEANING
+    return Table(
+        [
+            "encoding",
+            "mean",
+            "each seed",
+            Heading(f"minus {first}", "± over other seeds"),
+            Heading("on another text", "± over windows like these"),
+            "verdict",
+        ],
+        cells,
+        f"Bits per byte at {standing.where}.",
+    )
 
 
-def _row(
-    row: EncodingSummary, lengths: list[int], best: dict[int, float | None], gain: str
-) -> Iterator[str | int | Cell | None]:
-    yield row.encoding
-    scores = {s.length: s for s in row.by_length}
-    for length in lengths:
-        score = scores.get(length)
-        if score is None:
-            yield None
-        elif score.mean is None:
-            yield Cell("cannot", note=f"{row.encoding}: {score.cannot or 'no reason given'}")
-        else:
-            spread = f" ± {score.spread:.3f}" if row.num_seeds > 1 else ""
-            yield Cell(f"{score.mean:.3f}{spread}", strong=score.mean == best.get(length))
-    yield row.reach
-    yield gain
-    yield row.parameters
-    yield None if row.tokens_per_second is None else round(row.tokens_per_second)
-    yield row.num_seeds
+MEANING = (
+    "± over seeds is half of an interval that holds for all pairs together: the residual spread of "
+    "a least-squares fit of encodings and seeds, pooled over all encodings, and the studentized "
+    "range at a level that simulated studies set. ± over windows is a paired bootstrap over the "
+    "windows of this text, for all pairs together. Significant means by seeds."
+)
+"""What the two intervals are."""
 
 
 def _curves(study: Study) -> Iterator[Plot]:
-    styles = line_styles(study.encodings)
+    styles = ranked_styles(rows.best_first(study))
     yield Plot(
         figures.by_length(study, styles),
         "Loss by test length. Every length reads the same held-out bytes, cut into windows that "
@@ -208,34 +207,53 @@ def describe_by_length(study: Study) -> str:
     return "Bits per byte by test length. " + "; ".join(lines) + "."
 
 
-def _recipe(study: Study) -> Iterator[Code | Facts | Items]:
+def _details(study: Study) -> Iterator[Block]:
+    if study.failed:
+        failed = [[name_of(t.config), t.reason] for t in study.failed]
+        yield Fold("Failed trials", [Table(["trial", "reason"], failed)])
+    if study.summary:
+        found = [_by_seeds_and_windows(each) for each in rows.standings(study.of_task(TEXT))]
+        yield Fold("Every seed, and both intervals", [*found, MEANING])
+    if study.tasks:
+        yield Fold("Every task", [*task_page.tables(study)])
+    if study.rates:
+        header, *rates = learning_rate_search.rate_rows(study)
+        yield Fold("Learning rates", [learning_rate_search.MEANING, Table(header, rates)])
+    if study.finished:
+        yield Fold("The settings of every encoding", [specs_table(study)])
+    yield Fold("How to repeat it", [Code(study.command), Facts(_facts(study))])
+    yield Links(_links(study))
+
+
+def _links(study: Study) -> dict[str, str]:
+    """The documentation, where this installation knows its place, and the papers."""
+    urls = [url.split(", ") for url in metadata("posenc").get_all("Project-URL") or ()]
+    found = {name: url for name, url in urls if name.lower() == "documentation"}
+    for result in study.finished:
+        paper = _PAPER.search(result.spec.get("source", ""))
+        if paper:
+            found[f"{result.config.encoding}: {paper[0]}"] = f"https://arxiv.org/abs/{paper[1]}"
+    return found
+
+
+def _facts(study: Study) -> Mapping[str, object]:
     config = study.trials[0]
-    yield Code(study.command)
-    yield Facts(
-        {
-            **_text(study),
-            "model": f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads "
-            f"on {config.kv_heads} key/value heads, projections {config.projections}",
-            **{
-                _training_of(trial): f"{trial.steps:,} steps of {trial.batch} × "
-                f"{trial.train_length:,} {_unit(trial)}, {_rate_of(trial, study)}, "
-                f"{trial.precision} on {trial.device}"
-                for trial in study.trials
-            },
-            "seeds": ", ".join(str(s) for s in sorted({t.seed for t in study.trials})),
-            "started": study.started,
-            **study.versions,
-            **study.hardware,
-            **_code(study),
-        }
-    )
-    yield Items(
-        (
-            "What this does not show: a small model trained for minutes ranks encodings by how "
-            "they generalise over length; a large one may close gaps that training can close.",
-            "Numbers of different texts or model sizes must not be compared with each other.",
-        )
-    )
+    return {
+        **_text(study),
+        "model": f"decoder, {config.layers} layers, width {config.width}, {config.heads} heads "
+        f"on {config.kv_heads} key/value heads, projections {config.projections}",
+        **{
+            _training_of(trial): f"{trial.steps:,} steps of {trial.batch} × "
+            f"{trial.train_length:,} {_unit(trial)}, {_rate_of(trial, study)}, "
+            f"{trial.precision} on {trial.device}"
+            for trial in study.trials
+        },
+        "seeds": ", ".join(str(s) for s in sorted({t.seed for t in study.trials})),
+        "started": study.started,
+        **study.versions,
+        **study.hardware,
+        **_code(study),
+    }
 
 
 def _text(study: Study) -> dict[str, str]:

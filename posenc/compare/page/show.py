@@ -39,14 +39,14 @@ def show_study(study: Study, folder: Path, console: Console) -> None:
     out = stdout(160)
     shown = labelled(study)
     if study.corpus is not None:
-        text = shown.of_task(TEXT)
-        for table in (tables.summary_table(text), *tables.tier_tables(text)):
-            out.print(table)
-    for table in (*task_tables.task_tables(study.tasks), *tables.pooled_tables(shown)):
+        out.print(tables.summary_table(shown.of_task(TEXT)))
+    for table in (*task_tables.task_tables(study.tasks), *tables.rate_tables(shown)):
         out.print(table)
-    for table in tables.rate_tables(shown):
-        out.print(table)
-    out.print(study.recommendation, markup=False, highlight=False, soft_wrap=True)
+    for line in (
+        study.recommendation,
+        f"What this cannot say: {study.limits}" * bool(study.limits),
+    ):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
     for line in (*tables.notes(shown), *task_tables.task_notes(study.tasks)):
         say(console, line)
     say(console, f"Report: {folder / 'report.html'}")

@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.table import Table
 
-from posenc.compare.judge import like_tasks, pooled, published, tiers
+from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
-from posenc.compare.judge.verdict import context_gains, describe_gains
+from posenc.compare.page import rows
 from posenc.compare.plan import learning_rate_search
-from posenc.compare.results import LengthSummary, Study, TrialResult
+from posenc.compare.results import Study, TrialResult
 from posenc.compare.trial.config import name_of
 from posenc.compare.trial.effective_spec import AXES
 from posenc.report.page.console import text_table
@@ -24,38 +24,18 @@ _table = partial(text_table, named="encoding", title_justify="left")
 
 
 def summary_table(study: Study) -> Table:
-    """One row per encoding: size, bits per byte at each length, reach, use of more context,
+    """One row per encoding, best first: bits per byte at each length, what more context does,
     speed."""
     lengths = [f"{length:,}" for length in study.trials[0].test_lengths]
-    header, rows = ["encoding", "parameters", *lengths, "reach", "more context", "tokens/s"], []
-    for row in study.summary:
-        speed = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
-        cells = [_cell(score, row.num_seeds) for score in row.by_length]
-        reach = "none" if row.reach is None else f"{row.reach:,}"
-        use = describe_gains(context_gains(study, row.encoding))
-        rows.append([row.encoding, f"{row.parameters:,}", *cells, reach, use, speed])
-    return _table(header, rows, title="Bits per byte by window length (lower is better)")
-
-
-def tier_tables(study: Study) -> list[Table]:
-    """What the seeds can tell, at the training length and at the longest one."""
-    return [
-        _table(
-            tiers.header(standing),
-            tiers.rows(standing),
-            title=f"What the seeds tell at {standing.length:,} bytes",
-        )
-        for standing in tiers.standings(study)
-    ]
-
-
-def pooled_tables(study: Study) -> list[Table]:
-    """All tasks together, where there are two or more and a trial counts, and what they say of
-    others like them."""
-    rows = pooled.pooled_rows(study)
-    others = like_tasks.like_task_rows(study, pooled.counted_names(rows))
-    found = [(pooled.TITLE, rows), (like_tasks.TITLE, others)]
-    return [_table(rows[0], rows[1:], title=title) for title, rows in found if rows]
+    header, lines = ["encoding", *lengths, "more context", "parameters", "tokens/s"], []
+    for row in rows.text_rows(study):
+        of = row.summary
+        speed = "" if of.tokens_per_second is None else f"{of.tokens_per_second:,.0f}"
+        losses = map(_cell, row.losses)
+        lines.append([of.encoding, *losses, row.context, f"{of.parameters:,}", speed])
+    table = _table(header, lines, title="Bits per byte by window length (lower is better)")
+    table.caption, table.caption_justify = rows.detectable(study), "left"
+    return table
 
 
 def rate_tables(study: Study) -> list[Table]:
@@ -73,9 +53,10 @@ def agreement_table(found: list[Agreement]) -> Table:
 
 
 def notes(study: Study) -> list[str]:
-    """What the table does not show: lengths that cannot run, encodings of several axes in a row of
-    tokens, failed trials, missing trials."""
-    lines = [
+    """What the table does not show: encodings that fail a check, lengths that cannot run,
+    encodings of several axes in a row of tokens, failed trials, missing trials."""
+    lines = [f"{name} is compared unchecked: {why}" for name, why in study.unchecked.items()]
+    lines += [
         f"{name}: a position has {axes} components, and in a row of tokens each of them is the "
         "token's number; compare it on --task grid too"
         for name, axes in _of_several_axes(study).items()
@@ -140,7 +121,5 @@ def _numbers(result: TrialResult):
 CASE_MEASURES = ("exact_match", "token_accuracy", "exact_match_cut", "token_accuracy_cut")
 
 
-def _cell(score: LengthSummary, num_seeds: int) -> str:
-    if score.mean is None:
-        return "cannot"
-    return f"{score.mean:.3f}" + (f" ±{score.spread:.3f}" if num_seeds > 1 else "")
+def _cell(loss: rows.Loss) -> str:
+    return "cannot" if loss.mean is None else f"{loss.mean:.3f} {loss.verdict}".strip()

@@ -1,118 +1,189 @@
-"""The tasks of a study on its page: a table and a figure for each."""
+"""The tasks of a study on its page: a matrix of all, then a table and a figure for each."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from posenc.compare.judge import like_tasks, pooled
-from posenc.compare.judge.summary import LEARNED
+from posenc.compare.judge.standing import (
+    Standing,
+    ranks_without_a_task,
+    scores_of_task,
+    standing_of_task,
+    standing_of_tasks,
+)
+from posenc.compare.judge.summary import LEARNED, learned
+from posenc.compare.page import rows
 from posenc.compare.page.task_tables import by_task, page_table
 from posenc.compare.results import Study, TaskSummary
 from posenc.report.page.drawing import (
+    HOVER,
     LineStyle,
     figure,
+    label_ends,
     legend_above,
     length_axis,
     line_styles,
+    ranked_styles,
 )
-from posenc.report.page.page import Plot
-from posenc.report.page.table import Table
-from posenc.statistics.scores import Scores
-from posenc.tasks.known import TASKS
+from posenc.report.page.page import Block, Plot
+from posenc.report.page.table import Cell, Heading, Table
+from posenc.tasks.known import TASKS, TEXT
+
+TONES = 4
+EXPLAINED = (
+    "A trial has learned its task if it says at least 90 % of the held-out sequences of the "
+    "longest trained length without a mistake. The score of a task is the mean over all longer "
+    "tests, of every trial, learned or not. The rank is the mean over all tasks and seeds, among "
+    "the encodings that run all tasks; trials that did not learn share the last ranks. In brackets "
+    "are the best and the worst place if any one task is left out. Colours are tiers: an encoding "
+    "of the first is significantly worse than none, one of the next only than those before it. "
+    "Where the seeds decide nothing there is no colour."
+)
+"""The words of the matrix."""
 
 
-def tasks(study: Study) -> Iterator[str | Table | Plot]:
-    """What the tasks are scored by, then for each its table, and its figure where somebody learned
-    it; and last all of them together."""
-    yield (
-        "Sequences with known answers, short in training and longer in the tests. A trial has "
-        f"learned its task if it says at least {LEARNED:.0%} of the held-out sequences of the "
-        "longest trained length without a mistake; one that has not is shown and counted, and "
-        "kept out of the means, because how it does beyond would say nothing about its encoding. "
-        "Nothing is chosen by longer sequences."
-    )
-    styles = line_styles(study.encodings)
-    for task, rows in by_task(study.tasks):
-        yield page_table(task, rows)
-        drawn = [row for row in rows if row.learned]
-        if drawn:
-            yield Plot(
-                _by_length(task, drawn, styles),
-                f"The task {task} by length, for those who learned it.",
-                _described(task, drawn),
-                _seen(task, drawn),
-                f"task-{task.replace('_', '-')}",
-            )
-    found = pooled.pooled_rows(study)
-    if found:
-        yield Table(found[0], found[1:], f"{pooled.TITLE}.")
-        yield pooled.MEANING
-        likely = like_tasks.like_task_rows(study, pooled.counted_names(found))
-        if likely:
-            yield Table(likely[0], likely[1:], f"{like_tasks.TITLE}.")
-            yield like_tasks.MEANING
+def matrix(study: Study) -> Iterator[Block]:
+    """A row for each encoding, best first, and a column for each task."""
+    standings = _columns(study)
+    tasks = list(dict.fromkeys(t.task for t in study.trials if t.task != TEXT))
+    counts = {(row.encoding, row.task): (row.learned, row.num_seeds) for row in study.tasks}
+    overall = standings.get("all")
+    places = ranks_without_a_task(study) if overall else {}
+    names = list(dict.fromkeys(n for each in standings.values() for n in each.order))
+    names += [name for name in study.encodings if name not in names]
+    cells = []
+    for name in names:
+        row: list = [name]
+        for key, standing in standings.items():
+            seeds = counts.get((name, key))
+            small = f"learned {seeds[0]}/{seeds[1]}" if seeds else ""
+            if key == "all" and name in places:
+                small = _places(*places[name])
+            row.append(_cell(standing, name, small))
+        passed = [counts[name, task] for task in tasks if (name, task) in counts]
+        row.append(f"{sum(n == of for n, of in passed)} of {len(tasks)}")
+        cells.append(row)
+    header = ["encoding", *(_heading(study, key) for key in standings)]
+    header.append(Heading("tasks learned", "by every seed"))
+    yield Table(header, cells, "Best first.", cards=True)
+    yield EXPLAINED
+
+
+def tables(study: Study) -> Iterator[Table]:
+    """A table for each task, with every seed."""
+    for task, found in by_task(study.tasks):
+        yield page_table(task, found)
+
+
+def figures_of(study: Study) -> Iterator[Plot]:
+    """Each task by length, and every trial as a dot."""
+    styles = ranked_styles(_best_first(study))
+    for task, found in by_task(study.tasks):
         yield Plot(
-            every_trial(study, [row[0] for row in found[1:]]),
-            "The score of every trial, one dot for each seed and task; a cross for one that has "
-            "not learned its task.",
-            _every_score(pooled.scores_of(study)),
-            "Dots of one kind that lie far apart are seeds that disagree.",
-            "every-trial",
+            _by_length(task, found, styles),
+            f"The task {task} by length, mean over all seeds.",
+            _described(task, found),
+            _seen(task, found),
+            f"task-{task.replace('_', '-')}",
         )
+    yield Plot(
+        every_trial(study),
+        "The score of every trial beyond the training length, one dot for each seed and task; a "
+        "cross for one that has not learned its task.",
+        _every_score(study),
+        "Dots of one kind that lie far apart are seeds that disagree.",
+        "every-trial",
+    )
 
 
-def every_trial(study: Study, encodings: Sequence[str]) -> Figure:
-    """The score of every trial: a row for each encoding, a marker for each task."""
-    scores, names = pooled.scores_of(study), encodings[::-1]
-    styles = line_styles(scores.tasks)
-    height = 1.0 + 0.28 * len(names)
+def every_trial(study: Study) -> Figure:
+    """The score of every trial of a task: a row for each encoding, a marker for each task."""
+    names = _best_first(study)[::-1]
+    tasks = list(dict.fromkeys(row.task for row in study.tasks))
+    passed = {result.config for result in study.finished if learned(result)}
+    height, styles = 1.0 + 0.28 * len(names), line_styles(tasks)
     with figure("score beyond the training length", "", height=height) as (drawn, axes):
-        for index, task in enumerate(scores.tasks):
-            place, counted = styles[task], scores.counted()[:, index]
+        for task in tasks:
+            scores = scores_of_task(study, task)
+            place = styles[task]
             for learned_it, marker in ((True, place.marker), (False, "x")):
                 points = [
-                    (scores.values[e, index, s], names.index(name))
-                    for e, name in enumerate(scores.encodings)
-                    for s in np.flatnonzero(counted[e] == learned_it)
-                    if not np.isnan(scores.values[e, index, s])
+                    (scores[c.encoding][c.seed], names.index(c.encoding))
+                    for c in study.of_task(task).trials
+                    if c.seed in scores.get(c.encoding, {}) and (c in passed) == learned_it
                 ]
                 x, y = zip(*points, strict=True) if points else ((), ())
                 label = task if learned_it else None
                 axes.scatter(x, y, s=22, marker=marker, color=place.color, label=label, alpha=0.8)
-        if np.any(scores.not_learned):
-            axes.scatter((), (), s=22, marker="x", color="gray", label="not learned")
+        axes.scatter((), (), s=22, marker="x", color="gray", label="not learned")
         axes.set_yticks(range(len(names)), names)
         axes.set_xlim(-0.03, 1.03)
         legend_above(drawn)
     return drawn
 
 
-def _every_score(scores: Scores) -> str:
-    lines = []
-    for name, tasks in zip(scores.encodings, scores.values, strict=True):
-        cells = [
-            f"{task} {', '.join(f'{value:.2f}' for value in seeds if not np.isnan(value))}"
-            for task, seeds in zip(scores.tasks, tasks, strict=True)
-            if not np.isnan(seeds).all()
-        ]
-        lines.append(f"{name}: {'; '.join(cells) or 'none'}")
+def _columns(study: Study) -> dict[str, Standing]:
+    """What each column of the matrix shows: all tasks, the text at two lengths, each task."""
+    found: dict[str, Standing | None] = {"all": standing_of_tasks(study)}
+    text = study.of_task(TEXT)
+    if text.trials:
+        found |= {each.where: each for each in rows.standings(text)}
+    for task in dict.fromkeys(t.task for t in study.trials if t.task != TEXT):
+        found[task] = standing_of_task(study, task)
+    return {key: standing for key, standing in found.items() if standing is not None}
+
+
+def _best_first(study: Study) -> list[str]:
+    """By the first column of the matrix, then the next."""
+    orders = [standing.order for standing in _columns(study).values()]
+    return list(dict.fromkeys([*(name for order in orders for name in order), *study.encodings]))
+
+
+def _cell(standing: Standing, name: str, small: str) -> Cell:
+    if name not in standing.order:
+        return Cell("–", small=small)
+    decided = standing.pairs.least < math.inf
+    tone = min(standing.tier(name), TONES) if decided else 0
+    return Cell(f"{standing.mean(name):.2f}", small=small, tone=tone, strong=tone == 1)
+
+
+def _heading(study: Study, key: str) -> Heading:
+    if key == "all":
+        return Heading("all tasks", "mean rank, 1 is best")
+    if key not in TASKS:
+        return Heading(f"text, {key}", "bits per byte, lower is better")
+    seeds = len({t.seed for t in study.of_task(key).trials})
+    return Heading(key, f"{TASKS[key].metric}, {seeds} seeds")
+
+
+def _places(low: int, high: int) -> str:
+    return f"({low})" if low == high else f"({low}–{high})"
+
+
+def _every_score(study: Study) -> str:
+    found: dict[str, list[str]] = {}
+    for task in dict.fromkeys(row.task for row in study.tasks):
+        for name, seeds in scores_of_task(study, task).items():
+            said = ", ".join(f"{value:.2f}" for value in seeds.values())
+            found.setdefault(name, []).append(f"{task} {said}")
+    lines = [f"{name}: {'; '.join(each)}" for name, each in found.items()]
     return f"Scores by encoding and task. {'. '.join(lines)}."
 
 
-def _by_length(task: str, rows: list[TaskSummary], styles: dict[str, LineStyle]) -> Figure:
+def _by_length(task: str, found: Sequence[TaskSummary], styles: dict[str, LineStyle]) -> Figure:
     made = TASKS[task]
     with figure(f"test length, {made.counts}", made.metric) as (drawn, axes):
         shown: set[int] = set()
-        for row in rows:
+        for row in found:
             points = _points(row)
             shown.update(points)
-            style = styles[row.encoding].points()
-            axes.plot(list(points), list(points.values()), label=row.encoding, **style)
+            named = {"label": row.encoding, "gid": HOVER + row.encoding}
+            axes.plot(*zip(*points.items(), strict=True), **named, **styles[row.encoding].points())
         length_axis(axes, sorted(shown), min(shown))
-        legend_above(drawn)
+    label_ends(drawn, axes)
     return drawn
 
 
@@ -120,18 +191,18 @@ def _points(row: TaskSummary) -> dict[int, float]:
     return {c.length: c.mean for c in row.cases if not c.variant and c.mean is not None}
 
 
-def _described(task: str, rows: list[TaskSummary]) -> str:
+def _described(task: str, found: Sequence[TaskSummary]) -> str:
     lines = [
         f"{row.encoding}: " + ", ".join(f"{mean:.2f} at {n}" for n, mean in _points(row).items())
-        for row in rows
+        for row in found
     ]
     return f"{TASKS[task].metric.capitalize()} by length. {'; '.join(lines)}."
 
 
-def _seen(task: str, rows: list[TaskSummary]) -> str:
+def _seen(task: str, found: Sequence[TaskSummary]) -> str:
     """Who keeps what it learned to the longest length that it can run."""
-    longest = max(n for row in rows for n in _points(row))
-    ends = {row.encoding: _points(row).get(longest) for row in rows}
+    longest = max(n for row in found for n in _points(row))
+    ends = {row.encoding: _points(row).get(longest) for row in found}
     kept = [name for name, end in ends.items() if end is not None and end >= LEARNED]
     if kept:
         return f"Above {LEARNED} still at {longest:,} {TASKS[task].counts}: {', '.join(kept)}."

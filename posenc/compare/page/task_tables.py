@@ -62,9 +62,8 @@ def page_table(task: str, rows: Rows) -> Table:
             ]
             for row in rows
         ],
-        f"The task {task}: {made.title}. {made.metric.capitalize()}, mean over the seeds that "
-        f"learned it, at the longest length of training first; in brackets every seed, learned or "
-        "not.",
+        f"The task {task}: {made.title}. {made.metric.capitalize()}, the mean over all seeds, at "
+        "the longest length of training first; in brackets every seed.",
     )
 
 
@@ -73,9 +72,7 @@ def _heading(case: CaseSummary) -> str:
 
 
 def _text(case: CaseSummary) -> str:
-    if case.cannot:
-        return "cannot"
-    return "not learned" if case.mean is None else f"{case.mean:.3f}"
+    return "cannot" if case.mean is None else f"{case.mean:.3f}"
 
 
 def _cell(row: TaskSummary, case: CaseSummary) -> Cell:

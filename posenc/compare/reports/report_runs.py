@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from posenc.compare.judge import published as publications
-from posenc.compare.judge.verdict import conclude
+from posenc.compare.judge.answer import conclude
 from posenc.compare.page import tables
 from posenc.compare.page.show import show_study, write_figures_of, write_page
 from posenc.compare.reports import leaderboard

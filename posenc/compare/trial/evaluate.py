@@ -50,9 +50,7 @@ def evaluate_lengths(
             by_length.append(LengthScore(length, None, reason))
             continue
         losses = _non_overlapping(model, held_out, length, config)
-        total = sum(part.sum().item() for part in losses)
-        count = sum(part.numel() for part in losses)
-        by_length.append(LengthScore(length, bits(total / count)))
+        by_length.append(length_score(length, [(p, torch.ones_like(p)) for p in losses], held_out))
         by_position = _buckets(losses[0])
         at_the_end[length] = losses[-1][-len(held_out) :, -targets:]
     by_context = []
@@ -66,6 +64,19 @@ def evaluate_lengths(
             last = _losses(model, held_out[:, -(length + 1) :], config)[:, -targets:]
         by_context.append(LengthScore(length, bits(last.mean().item())))
     return tuple(by_length), by_position, tuple(by_context)
+
+
+def length_score(length: int, parts: list[tuple[Tensor, Tensor]], held_out: Tensor) -> LengthScore:
+    """The score of a length, in all and in each held-out window.
+
+    parts: losses in nats and which of them count, (pieces * windows, length), the windows of a
+        piece one after the other.
+    """
+    both = [[t.view(-1, len(held_out), t.shape[1]).sum((0, 2)) for t in part] for part in parts]
+    losses, counts = (torch.stack(each).sum(0) for each in zip(*both, strict=True))
+    windows = tuple(round(bits(each), 5) for each in (losses / counts).tolist())
+    total = sum(each.sum().item() for each, _ in parts)
+    return LengthScore(length, bits(total / sum(c.sum().item() for _, c in parts)), windows=windows)
 
 
 def _non_overlapping(

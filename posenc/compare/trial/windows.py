@@ -15,7 +15,8 @@ VOCABULARY = 257
 """Number of symbols: the bytes, and the symbol after each file."""
 VALID_WINDOWS = 64
 HELD_OUT_BYTES = 1 << 16
-"""Bytes of the test text that are read; the standard error is about 0.01 bits per byte."""
+"""Bytes of the test text that are read. Another stretch of Python source moves a level by about
+0.09 bits per byte (standard error over windows), a difference of two encodings by much less."""
 
 
 def read_split(folder: Path, split: str, corpus_hash: str) -> np.ndarray:

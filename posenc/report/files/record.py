@@ -7,6 +7,7 @@ import hashlib
 import json
 import types
 import typing
+from dataclasses import MISSING
 from typing import Any, NoReturn, Self
 
 SEAL = "sha256"
@@ -51,8 +52,11 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 class Record:
-    """A frozen dataclass that can be written as sealed JSON and read back. Reading raises
-    ValueError if the content has changed, or a field is missing, unknown or of a wrong type."""
+    """A frozen dataclass that can be written as sealed JSON and read back.
+
+    Reading raises ValueError if the content has changed, if a field without a default is missing,
+    or if one is unknown or of a wrong type.
+    """
 
     def to_json(self) -> str:
         return seal(dataclasses.asdict(self))  # type: ignore[call-overload]
@@ -84,9 +88,10 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         return {k: _typed(inner[1], v, f"{where}[{k!r}]") for k, v in value.items()}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = typing.get_type_hints(kind)
-        known = {f.name for f in dataclasses.fields(kind)}
-        if known != set(value):
-            wrong = ", ".join(sorted(known ^ set(value)))
+        known = {f.name: f for f in dataclasses.fields(kind)}
+        needed = {n for n, f in known.items() if f.default is f.default_factory is MISSING}
+        if wrong := sorted((needed - value.keys()) | (value.keys() - known.keys())):
+            wrong = ", ".join(wrong)
             raise ValueError(f"{where}: missing or unknown fields: {wrong}.")
         return kind(**{k: _typed(hints[k], v, f"{where}.{k}") for k, v in value.items()})
     if kind is float and isinstance(value, int) and not isinstance(value, bool):

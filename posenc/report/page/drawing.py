@@ -14,6 +14,7 @@ from unicodedata import east_asian_width
 from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
@@ -34,9 +35,16 @@ DARK = ("#4197D6", "#E8703A", "#1DB489", "#D98BB8", "#E9AB2B", "#8CCBF0", _INK_D
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*")
 _DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 2, 3, 2)))
 
+REST, _REST_DARK = "#848b94", "#8b939c"
+"""What is one of many: present, and no colour of its own."""
+HOVER = "hover:"
+"""Begins the gid of an artist whose name shows under the mouse."""
+
 VARIABLES = {
-    "light": {"ink": INK, "grid": GRID} | {f"c{i}": c for i, c in enumerate(LIGHT[:-1])},
-    "dark": {"ink": _INK_DARK, "grid": _GRID_DARK} | {f"c{i}": c for i, c in enumerate(DARK[:-1])},
+    "light": {"ink": INK, "grid": GRID, "rest": REST}
+    | {f"c{i}": c for i, c in enumerate(LIGHT[:-1])},
+    "dark": {"ink": _INK_DARK, "grid": _GRID_DARK, "rest": _REST_DARK}
+    | {f"c{i}": c for i, c in enumerate(DARK[:-1])},
 }
 """CSS variables that replace the figures' colours, by colour scheme."""
 
@@ -119,6 +127,12 @@ def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
     }
 
 
+def ranked_styles(best_first: Sequence[str]) -> dict[str, LineStyle]:
+    """Colours for the first six, in the order of the palette, and grey for all others."""
+    first = line_styles(best_first[:6])
+    return {name: first.get(name, LineStyle(REST, "None", "-")) for name in best_first}
+
+
 def ordered_colours(count: int) -> list[str]:
     """Return colours for `count` ordered things, readable on white and on black."""
     ramp = LinearSegmentedColormap.from_list("posenc", ["#0a7fc2", "#b0609a", "#d98200"])
@@ -152,6 +166,63 @@ def figure(
         axes = drawn.add_subplot(xlabel=x_label, ylabel=y_label)
         axes.grid(grid)
         yield drawn, axes
+
+
+def label_ends(drawn: Figure, axes: Axes, most: int = 16) -> None:
+    """Name each line at its end, in its colour, instead of in a legend; of many lines the first
+    `most`. Names of lines that end at the right edge move apart, so that none covers another."""
+    ends = []
+    for line in axes.get_lines():
+        x, y = (np.asarray(data, float) for data in line.get_data())
+        known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+        gid = str(line.get_gid() or "")
+        if gid.startswith(HOVER) and len(known) and len(ends) < most:
+            ends.append((x[known[-1]], y[known[-1]], gid.removeprefix(HOVER), line.get_color()))
+    if not ends:
+        return
+    with style():
+        right = max(x for x, *_ in ends)
+        at_edge = sorted((y, name, color) for x, y, name, color in ends if x == right)
+        names = [
+            axes.text(1.06, 0.5, name, transform=axes.transAxes, va="center", size=8.5)
+            for _, name, _ in at_edge
+        ]
+        drawn.draw_without_rendering()  # the layout makes room for them
+        height = axes.get_window_extent().height / drawn.dpi * 72
+        seen = axes.transData + axes.transAxes.inverted()
+        for x, y, name, _ in ends:
+            if x < right:  # below what `length_axis` writes at the top
+                below = -20 if seen.transform((x, y))[1] > 0.85 else 3
+                place = {"xytext": (5, below), "textcoords": "offset points", "fontsize": 8.5}
+                axes.annotate(name, (x, y), **place)
+        starts = [float(seen.transform((right, y))[1]) for y, *_ in at_edge]
+        for name, start, at, (*_, color) in zip(
+            names, starts, _apart(starts, 11 / height), at_edge, strict=True
+        ):
+            name.set_y(at)
+            leader = {"transform": axes.transAxes, "clip_on": False, "linewidth": 0.9}
+            end = float(seen.transform((right, 0.5))[0])
+            axes.plot([end, 1.05], [start, at], color=color, label=DECORATION, **leader)
+
+
+def _apart(heights: Sequence[float], least: float) -> list[float]:
+    """Rising heights moved as little as puts them `least` apart, inside 0 to 1 if they fit."""
+    found: list[list[float]] = []  # groups of heights that touch
+    for height in heights:
+        found.append([height])
+        while len(found) > 1 and _low(found[-1], least) < _low(found[-2], least) + least * len(
+            found[-2]
+        ):
+            last = found.pop()
+            found[-1] += last
+    return [_low(group, least) + i * least for group in found for i in range(len(group))]
+
+
+def _low(group: Sequence[float], least: float) -> float:
+    """Where the lowest of a group stands."""
+    span = least * (len(group) - 1)
+    middle = sum(group) / len(group) - span / 2
+    return min(max(middle, 0.0), max(0.0, 1.0 - span))
 
 
 def legend_above(drawn: Figure) -> None:
@@ -233,6 +304,10 @@ def to_svg(drawn: Figure, description: str, prefix: str = "f") -> str:
         if (found := root.find(f"{{{_SVG}}}{child}")) is not None:
             root.remove(found)
     for element in root.iter():
+        if element.get("id", "").startswith(HOVER):
+            named = ElementTree.Element(f"{{{_SVG}}}title")
+            named.text = readable(element.attrib.pop("id").removeprefix(HOVER))
+            element.insert(0, named)
         _adapt(element.attrib, prefix)
     del root.attrib["width"], root.attrib["height"]
     root.set("role", "img")

@@ -7,6 +7,7 @@ page.write("report.html")
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -67,13 +68,35 @@ class Headline:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What the answer does not say."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Links:
+    """Names and the addresses that they lead to."""
+
+    items: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Details that open on a click; without figures, which a closed fold cannot size."""
+
+    summary: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
 class Caution:
     """A warning that the reader must see before trusting the rest."""
 
     text: str
 
 
-Block = str | Table | Plot | Code | Facts | Items | Headline | Caution
+Block = str | Table | Plot | Code | Facts | Items | Headline | Caution | Limits | Links | Fold
 """A plain string is a paragraph."""
 
 
@@ -84,10 +107,13 @@ class Page:
         title: heading and title of the page.
         subtitle: one line under it.
         lang: language of the text, for hyphenation and screen readers.
+        contents: True for a line of links to the sections.
     """
 
-    def __init__(self, title: str, subtitle: str = "", *, lang: str = "en") -> None:
-        self.title, self.subtitle, self.lang = title, subtitle, lang
+    def __init__(
+        self, title: str, subtitle: str = "", *, lang: str = "en", contents: bool = False
+    ) -> None:
+        self.title, self.subtitle, self.lang, self.contents = title, subtitle, lang, contents
         self._sections: list[tuple[str, tuple[Block, ...]]] = []
 
     def section(self, heading: str, *blocks: Block) -> None:
@@ -109,9 +135,17 @@ class Page:
             lang=escape(self.lang),
             title=escape(self.title),
             subtitle=subtitle,
+            contents=self._contents(),
             body=body,
             style=_style_sheet(),
         )
+
+    def _contents(self) -> str:
+        headings = [heading for heading, _ in self._sections if heading]
+        if not self.contents or len(headings) < 2:
+            return ""
+        links = [f'<a href="#{_anchor(each)}">{escape(each)}</a>' for each in headings]
+        return f"<nav>{' · '.join(links)}</nav>"
 
     def write(self, path: str | Path) -> None:
         """Write the page atomically."""
@@ -126,11 +160,15 @@ def _style_sheet() -> str:
 
 def _section(heading: str, blocks: Sequence[Block], plots: Iterator[int]) -> str:
     """Return a section as HTML; `plots` counts the figures of a page, for identifiers."""
-    parts = [f"<h2>{escape(heading)}</h2>"] if heading else []
+    parts = [f'<h2 id="{_anchor(heading)}">{escape(heading)}</h2>'] if heading else []
     for is_plot, group in groupby(blocks, key=lambda b: isinstance(b, Plot)):
         shown = [_block(block, plots) for block in group]
         parts += ["<div class=figures>", *shown, "</div>"] if is_plot else shown
     return "<section>" + "\n".join(parts) + "</section>"
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"\W+", "-", heading.lower()).strip("-")
 
 
 def _block(block: Block, plots: Iterator[int]) -> str:
@@ -139,6 +177,14 @@ def _block(block: Block, plots: Iterator[int]) -> str:
             return f"<p>{escape(block)}</p>"
         case Headline(text):
             return f"<p class=headline>{escape(text)}</p>"
+        case Limits(text):
+            return f"<p class=limits><strong>What this cannot say.</strong> {escape(text)}</p>"
+        case Links(items):
+            links = (f'<a href="{escape(to)}">{escape(name)}</a>' for name, to in items.items())
+            return f"<p>{' · '.join(links)}</p>"
+        case Fold(summary, blocks):
+            inner = "".join(_block(each, plots) for each in blocks)
+            return f"<details><summary>{escape(summary)}</summary>{inner}</details>"
         case Caution(text):
             return f"<p class=warning role=note>{escape(text)}</p>"
         case Code(text):
@@ -181,7 +227,7 @@ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 </head>
 <body>
 <main>
-<header><h1>{title}</h1>{subtitle}</header>
+<header><h1>{title}</h1>{subtitle}{contents}</header>
 {body}
 </main>
 </body>

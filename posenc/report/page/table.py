@@ -12,11 +12,16 @@ LONG = 24
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell with a note, shown below the table, or emphasis."""
+    """A table cell with more than its text.
+
+    note: shown below the table. small: a second line. tone: 1 to 4, a colour that fades.
+    """
 
     text: str
     note: str = ""
     strong: bool = False
+    small: str = ""
+    tone: int = 0
 
 
 @dataclass(frozen=True)
@@ -34,12 +39,14 @@ Value = str | int | float | Cell | None
 class Table:
     """Rows under a header. Columns of numbers are aligned right; the first column names the row.
 
-    A table wider than the page scrolls sideways, and its first column stays.
+    A table wider than the page scrolls sideways, and its first column stays. With `cards` a narrow
+    screen shows each row as a card instead.
     """
 
     header: Sequence[str | Heading]
     rows: Sequence[Sequence[Value]]
     caption: str = ""
+    cards: bool = False
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -64,15 +71,16 @@ def table_html(table: Table) -> str:
     for row in table.rows:
         cells = [f"<th scope=row>{_cell(row[0], notes)}</th>"]
         cells += [
-            f"<td{_class(number, value)}>{_cell(value, notes)}</td>"
-            for value, number in zip(row[1:], numeric[1:], strict=True)
+            f"<td{_class(number, value)}{_label(table, heading)}>{_cell(value, notes)}</td>"
+            for value, number, heading in zip(row[1:], numeric[1:], headings[1:], strict=True)
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     caption = f"<p class=caption>{escape(table.caption)}</p>" if table.caption else ""
     name = table.caption or ", ".join(heading.text for heading in headings)
+    kind = '"table cards"' if table.cards else "table"
     below = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return (
-        f'{caption}<div class=table role=region tabindex=0 aria-label="{escape(name)}">'
+        f'{caption}<div class={kind} role=region tabindex=0 aria-label="{escape(name)}">'
         f"<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
         + (f"<ol class=notes>{below}</ol>" if below else "")
@@ -85,9 +93,11 @@ def _cell(value: Value, notes: dict[str, int]) -> str:
     shown = escape(value.text)
     if value.strong:
         shown = f"<strong>{shown}</strong>"
+    if value.small:
+        shown = f"<span>{shown}<small>{escape(value.small)}</small></span>"
     if value.note:
         number = notes.setdefault(value.note, len(notes) + 1)
-        shown += f"<sup>{number}</sup>"
+        shown = f"<span>{shown}<sup>{number}</sup></span>"
     return shown
 
 
@@ -102,10 +112,16 @@ def _heading(heading: Heading) -> str:
     return escape(heading.text) + meaning
 
 
+def _label(table: Table, heading: Heading) -> str:
+    return f' data-label="{escape(heading.text)}"' if table.cards else ""
+
+
 def _class(number: bool, value: Value = None) -> str:
-    if number:
-        return " class=number"
-    return " class=long" if isinstance(value, str) and len(value) > LONG else ""
+    names = ["number"] if number else []
+    names += ["long"] if not number and isinstance(value, str) and len(value) > LONG else []
+    names += [f"tone{value.tone}"] if isinstance(value, Cell) and value.tone else []
+    quote = '"' if len(names) > 1 else ""
+    return f" class={quote}{' '.join(names)}{quote}" if names else ""
 
 
 def _is_number(value: Value) -> bool:
@@ -119,5 +135,5 @@ def _is_number(value: Value) -> bool:
 
 def _is_number_or_gap(value: Value) -> bool:
     """Return True for a number, nothing, or a word with a note why there is no number."""
-    noted = isinstance(value, Cell) and bool(value.note)
+    noted = isinstance(value, Cell) and (bool(value.note) or value.text == "–")
     return value is None or value == "" or _is_number(value) or noted

@@ -1,19 +1,33 @@
-"""Tiers, rank intervals and anchors of a study, and where they are shown."""
+"""Who is first at a length, at a task and over all tasks; the published studies."""
 
 import dataclasses
-import io
+import json
+import math
+from itertools import combinations
+from pathlib import Path
 
+import numpy as np
 import pytest
-from rich.console import Console
 from scipy import stats
 
-from posenc.compare.judge import tiers
-from posenc.compare.judge.standing import First, standing_at, who_is_first
-from posenc.compare.page.page import _tiers
-from posenc.compare.page.tables import tier_tables
-from posenc.statistics.ranks import Ranking
+from posenc.compare.judge.standing import (
+    ranks_by_task,
+    ranks_without_a_task,
+    scores_of_task,
+    standing_at,
+    standing_of_task,
+    standing_of_tasks,
+)
+from posenc.compare.judge.summary import summarise
+from posenc.compare.page.rows import standings, text_rows
+from posenc.compare.reports import leaderboard
+from posenc.compare.results import CaseScore, Study
+from posenc.tasks.known import TEXT
 from tests.compare.judge.test_summary import result, seeds, study
+from tests.compare.test_tasks import result as task_result
+from tests.compare.test_tasks import study_of
 
+RESULTS = Path(__file__).parents[3] / "results"
 WHOLE = [
     *seeds("t5", (2.0, 2.0, 2.0)),
     *seeds("nope", (3.0, 3.0, 3.0)),
@@ -22,98 +36,184 @@ WHOLE = [
 ]
 
 
-def test_tiers_and_ranks_are_told_by_paired_seeds():
+def test_the_best_is_named_with_those_that_are_tied():
     standing = standing_at(study(*WHOLE), 128)
-    assert standing.ranking.tiers == (("t5", "alibi"), ("rope",), ("nope",))
+    assert standing.order == ("t5", "alibi", "rope", "nope")
     assert standing.first == ("t5", "alibi")
-    assert [standing.ranking.ranks[n] for n in ("t5", "alibi", "rope", "nope")] == [
-        (1, 2), (1, 2), (3, 3), (4, 4),
-    ]  # fmt: skip
+    assert standing.tiers == (("t5", "alibi"), ("rope",), ("nope",))
+    assert standing.gap("rope").value == pytest.approx(0.5) and standing.tier("nope") == 3
     far = standing_at(study(*WHOLE), 512)
-    assert "rope" not in far.losses and len(far.losses) == 3
+    assert set(far.order) == {"t5", "nope", "alibi"} and far.pairs.where == "beyond"
     assert standing_at(study(*seeds("rope", (2.5, None, None))), 512) is None
 
 
-def test_anchors_are_those_of_the_study_with_holms_correction():
-    standing = standing_at(study(*WHOLE), 128)
-    assert tiers.anchors(standing) == ["rope", "alibi", "nope"]
-    pairs = {("rope", "t5"), ("rope", "nope"), ("rope", "alibi"), ("alibi", "t5")}
-    assert set(standing.anchors) == pairs | {("alibi", "nope"), ("nope", "t5")}
-    found, p = standing.anchors["alibi", "t5"]
-    losses = [list(standing.losses[name].values()) for name in ("t5", "alibi")]
-    theirs = stats.ttest_rel(*losses)
-    assert found.value == pytest.approx(-0.001) and p == pytest.approx(theirs.pvalue)  # the largest
-    assert tiers.anchors(standing_at(study(*seeds("t5", (2, 2, 2))), 128)) == []
+def test_tables_and_page_show_what_the_standing_says():
+    given = study(*WHOLE)
+    rows = {
+        r.summary.encoding: r
+        for r in text_rows(dataclasses.replace(given, summary=summarise(given)))
+    }
+    assert list(rows) == ["t5", "alibi", "nope", "rope"]  # by the longest length
+    verdicts = {name: [loss.verdict for loss in row.losses] for name, row in rows.items()}
+    assert verdicts == {
+        "t5": ["tied", "", "tied"],
+        "alibi": ["tied", "", "tied"],
+        "rope": ["worse", "", ""],
+        "nope": ["worse", "", "worse"],
+    }
+    assert rows["nope"].losses[0].apart.startswith("+1.000 ± 0.0")
+    assert rows["rope"].losses[1].cannot == "it has 128 positions"
 
 
-def test_a_class_of_the_users_is_no_anchor_whatever_its_name():
-    own = [
-        dataclasses.replace(r, config=dataclasses.replace(r.config, code="abc"))
+def test_one_seed_decides_nothing():
+    alone = study(result("rope", 0, (2, 2, 2)), result("t5", 0, (3, 3, 3)))
+    standing = standing_at(alone, 128)
+    assert standing.first == ("rope", "t5") and standing.gap("t5") == (pytest.approx(1.0), math.inf)
+
+
+def test_what_was_not_checked_has_no_place():
+    given = dataclasses.replace(study(*WHOLE), unchecked={"t5": "it sees later tokens"})
+    assert "t5" not in standing_at(given, 128).order
+
+
+def test_windows_are_compared_where_every_result_has_them():
+    def with_windows(r, missing=False):
+        windows = tuple(r.by_length[0].bits_per_byte + 0.1 * (i % 5) for i in range(9))
+        first = dataclasses.replace(r.by_length[0], windows=() if missing else windows)
+        return dataclasses.replace(r, by_length=(first, *r.by_length[1:]))
+
+    whole = study(*map(with_windows, WHOLE))
+    over = standing_at(whole, 128).windows
+    assert over["nope", "t5"].value == pytest.approx(1.0) and over["t5", "rope"].value < 0
+    assert standing_at(whole, 512).windows == {}
+    half = study(*map(with_windows, WHOLE[:-1]), with_windows(WHOLE[-1], missing=True))
+    assert standing_at(half, 128).windows == {}
+
+
+def pairs_that_differ(losses: dict[str, list[float]], level: float) -> int:
+    """The documented formula in other code: plain loops, no least squares."""
+    names, k, n = list(losses), len(losses), len(next(iter(losses.values())))
+    table = np.array([losses[name] for name in names])
+    left = table - table.mean(1)[:, None] - table.mean(0) + table.mean()
+    pooled = (left**2).sum() / ((k - 1) * (n - 1))
+    found = 0
+    for a, b in combinations(range(k), 2):
+        apart = table[a] - table[b]
+        error = math.sqrt(max(pooled, np.var(apart, ddof=1) / 2) / n)
+        range_ = abs(apart.mean()) / error
+        found += stats.studentized_range.sf(range_, k, (k - 1) * (n - 1)) < level
+    return found
+
+
+def losses_at(given: Study, length: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for each in given.results:
+        for score in each.by_length:
+            if score.length == length and score.bits_per_byte is not None:
+                found.setdefault(each.config.encoding, []).append(score.bits_per_byte)
+    return found
+
+
+@pytest.mark.parametrize(("length", "level", "pairs"), [(128, 0.05, 15), (1024, 0.02, 8)])
+def test_the_published_six_are_told_apart_with_two_seeds(length, level, pairs):
+    given = Study.from_json((RESULTS / "compare/study.json").read_text(encoding="utf-8"))
+    standing = standing_at(given, length)
+    assert standing.pairs.level == level and len(standing.worse) == pairs
+    assert pairs_that_differ(losses_at(given, length), level) == pairs
+    assert standing.first == (("t5",) if length == 128 else ("t5", "alibi"))
+
+
+def test_the_published_twelve_are_told_apart_with_three_seeds():
+    board = leaderboard.study_of(leaderboard.published())
+    for standing, least in zip(standings(board.of_task(TEXT)), (60, 39), strict=True):
+        losses = losses_at(board, int(standing.where.split()[0].replace(",", "")))
+        assert len(standing.worse) == least
+        assert pairs_that_differ(losses, standing.pairs.level) == least
+    assert standing_of_tasks(board).first == ("dape", "shaw")
+
+
+def of_tasks(scores, tasks=("copy", "reverse", "recall"), failed=()):
+    """Trials of each task: by encoding one number for each seed."""
+    return study_of(
+        *(
+            task_result(name, seed, (0.5 if (name, seed, task) in failed else 1.0, value), task)
+            for task in tasks
+            for name, values in scores.items()
+            for seed, value in enumerate(values)
+        )
+    )
+
+
+def test_every_trial_of_a_task_enters_learned_or_not():
+    given = of_tasks({"t5": (0.9, 0.1), "rope": (0.2, 0.3)}, failed={("t5", 1, "copy")})
+    assert scores_of_task(given, "copy") == {"t5": {0: 0.9, 1: 0.1}, "rope": {0: 0.2, 1: 0.3}}
+    cannot = [
+        dataclasses.replace(r, by_case=(r.by_case[0], CaseScore(8, cannot="it has 4 positions")))
         if r.config.encoding == "rope"
         else r
-        for r in WHOLE
+        for r in given.results
     ]
-    assert tiers.anchors(standing_at(study(*own), 128)) == ["alibi", "nope"]
+    assert list(scores_of_task(dataclasses.replace(given, results=tuple(cannot)), "copy")) == ["t5"]
 
 
-def test_the_rows_show_every_seed_and_both_sides_of_an_anchor():
-    standing = standing_at(study(*WHOLE), 128)
-    rows = {row[0]: row for row in tiers.rows(standing)}
-    assert tiers.header(standing)[5:] == ["against rope", "against alibi", "against nope"]
-    assert rows["t5"][1:5] == ["1", "2.000", "1.998 2.000 2.002", "1–2"]
-    assert rows["rope"][1:6] == ["2", "2.500", "2.500 2.502 2.498", "3", "–"]
-    assert rows["rope"][7].startswith("-0.500 ± 0.00")
-    assert rows["nope"][5].startswith("+0.500 ± 0.00")
-    assert "p 1" not in rows["t5"][5] and "p < 0.001" in rows["t5"][5]
+@pytest.mark.parametrize(("count", "decided"), [(2, False), (4, False), (6, True)])
+def test_few_seeds_of_a_task_decide_nothing(count, decided):
+    """Half of the studies of two seeds would find a difference that is none, where the trials of
+    one encoding succeed or fail by chance."""
+    far = [0.95 - 0.01 * (i % 3) for i in range(count)]
+    low = [0.05 + 0.01 * (i % 2) for i in range(count)]
+    standing = standing_of_task(of_tasks({"t5": far, "rope": low, "nope": low[::-1]}), "copy")
+    assert standing.order[0] == "t5" and bool(standing.worse) is decided
+    assert standing.first == (("t5",) if decided else standing.order)
 
 
-def test_table_and_page_show_the_tiers():
-    given = study(*WHOLE)
-    out = io.StringIO()
-    for table in tier_tables(given):
-        Console(file=out, width=160).print(table)
-    assert "What the seeds tell at 128 bytes" in out.getvalue()
-    assert "What the seeds tell at 512 bytes" in out.getvalue() and "1–2" in out.getvalue()
-    near, far, meaning = _tiers(given)
-    assert "at 512 bytes, by tier" in far.caption and "Holm" in meaning
-    assert near.rows[0] == next(tiers.rows(standing_at(given, 128)))
+def test_a_trial_that_did_not_learn_is_behind_all_that_did():
+    scores = {"fox": (0.99, 0.99), "t5": (0.5, 0.5), "rope": (0.1, 0.1)}
+    failed = {("fox", seed, task) for seed in (0, 1) for task in ("copy", "reverse")}
+    ranks = ranks_by_task(of_tasks(scores, failed=failed))
+    assert [ranks["copy"][name][0] for name in scores] == [3, 1, 2]
+    assert [ranks["recall"][name][0] for name in scores] == [1, 2, 3]
+    both = ranks_by_task(of_tasks(scores, failed=failed | {("rope", 0, "copy")}))
+    assert [both["copy"][name][0] for name in scores] == [2.5, 1, 2.5]
 
 
-def test_one_seed_has_no_tiers():
-    alone = study(result("rope", 0, (2, 2, 2)), result("t5", 0, (3, 3, 3)))
-    assert tier_tables(alone) == []
-    (said,) = _tiers(alone)
-    assert "needs two encodings with two seeds of both" in said
+def test_ranks_over_all_tasks_need_all_tasks():
+    scores = {"t5": (0.9, 0.8), "rope": (0.1, 0.3), "nope": (0.2, 0.2)}
+    given = of_tasks(scores)
+    gone = [r for r in given.results if (r.config.encoding, r.config.task) != ("nope", "copy")]
+    partly = dataclasses.replace(given, results=tuple(gone))
+    assert set(standing_of_tasks(partly).order) == {"t5", "rope"}
+    assert standing_of_tasks(of_tasks(scores, tasks=("copy", "recall"))) is None
+    standing = standing_of_tasks(given)
+    assert standing.where == "3 tasks" and standing.mean("t5") == 1.0
+    assert standing.order[0] == "t5" and standing.pairs.where == "tasks"
 
 
-def test_what_was_not_checked_has_no_rank():
-    given = dataclasses.replace(study(*WHOLE), unchecked={"t5": "it sees later tokens"})
-    assert "t5" not in standing_at(given, 128).losses
-
-
-def test_what_has_no_interval_says_why():
-    given = study(
-        *(result("rope", seed, (2, 2, 2)) for seed in range(2)),
-        *(result("t5", seed, (3, 3, 3)) for seed in range(2)),
-        *(result("alibi", seed, (4, 4, 4)) for seed in (1, 2)),
-        *(result("nope", seed, (5, 5, 5)) for seed in (2, 3)),
+def test_one_task_that_decides_a_place_shows():
+    scores = {"t5": (1.0, 0.1, 0.1), "rope": (0.0, 0.2, 0.2)}
+    given = study_of(
+        *(
+            task_result(name, 0, (1.0, value), task)
+            for name, values in scores.items()
+            for task, value in zip(("copy", "reverse", "recall"), values, strict=True)
+        )
     )
-    cells = {row[0]: row[5] for row in tiers.rows(standing_at(given, 128))}
-    assert cells == {
-        "rope": "–",
-        "t5": "+1.000, no spread",
-        "alibi": "+2.000, one seed",
-        "nope": "no seed of both",
+    assert ranks_without_a_task(given) == {"t5": (1, 2), "rope": (1, 1)}
+
+
+def test_text_is_ranked_by_its_loss_beyond_the_training_length():
+    board = leaderboard.study_of(leaderboard.published())
+    ranks = ranks_by_task(board)[TEXT]
+    assert ranks["t5"][0] <= 2 and ranks["sinusoidal"][0] >= 10 and "learned" not in ranks
+    text = (RESULTS / "leaderboard/trials.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line)["result"] for line in text.splitlines()]
+    bits = {
+        r["config"]["encoding"]: np.mean([s["bits_per_byte"] for s in r["by_length"][1:]])
+        for r in rows
+        if r["config"]["task"] == TEXT
+        and r["config"]["seed"] == 0
+        and r["config"]["encoding"] in ranks
     }
-
-
-def test_one_that_beats_some_and_is_beaten_by_none_is_no_winner_yet():
-    ranks = {"a": (1, 2), "b": (2, 3), "c": (2, 3)}
-    found = who_is_first(Ranking(("a", "b", "c"), ranks, (("a",), ("b", "c"))))
-    assert found == First(("a", "b", "c"), ())
-    ranks = {"a": (1, 1), "b": (2, 3), "c": (2, 3)}
-    assert who_is_first(Ranking(("a", "b", "c"), ranks, (("a",), ("b", "c")))) == First(
-        ("a",), ("b", "c")
+    assert {name: ranks[name][0] for name in bits} == dict(
+        zip(bits, stats.rankdata(list(bits.values())), strict=True)
     )
-    circle = {"a": (2, 2), "b": (2, 2)}
-    assert who_is_first(Ranking(("a", "b"), circle, (("a", "b"),))).names == ("a", "b")

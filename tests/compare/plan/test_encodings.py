@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from posenc import ALiBi, cli
-from posenc.compare.judge.verdict import without_unchecked
+from posenc.compare.judge.standing import standing_at
 from posenc.compare.page.page import make_page
 from posenc.compare.plan.contract_gate import find_void
 from posenc.compare.plan.encodings import read_encodings
@@ -182,13 +182,14 @@ def test_unchecked_is_compared_said_and_never_recommended(folder, capsys):
     assert said.count("\n") == 1 and "cheat: " in said and "--unchecked" in said
     assert not (folder / "out").exists()
     assert run("rope", "cheat=planted.py:PeeksAhead", "--unchecked") == 0
-    shown = capsys.readouterr().out
-    assert "cheat is compared unchecked, and its losses mean nothing" in " ".join(shown.split())
+    shown = capsys.readouterr()
+    assert "The losses of cheat mean nothing: it fails a check." in " ".join(shown.out.split())
+    assert "cheat is compared unchecked: " in " ".join(shown.err.split())
     study = Study.from_json((folder / "out" / "study.json").read_text(encoding="utf-8"))
     page = make_page(labelled(study)).html()
     assert "cheat is compared unchecked" in page
-    left, rows = without_unchecked(labelled(study), study.summary)
-    assert [row.encoding for row in rows] == ["rope"] == list(left.encodings)
+    length = study.trials[0].train_length
+    assert standing_at(labelled(study), length).order == ("rope",)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_a_task_of_another_recipe_is_told_apart_and_nothing_left_is_refused(tmp_
         beside(study_of(rows()), [(tmp_path, study(longer("copy")))])
 
 
-def test_the_command_prints_tiers_ranks_and_agreement(tmp_path, capsys, monkeypatch):
+def test_the_command_prints_the_answer_and_agreement(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(leaderboard, "published", rows)
     (tmp_path / "mine").mkdir()
     mine = study(
@@ -168,13 +168,15 @@ def test_the_command_prints_tiers_ranks_and_agreement(tmp_path, capsys, monkeypa
     (tmp_path / "mine" / "study.json").write_text(mine.to_json(), encoding="utf-8")
     made = report_runs.show_leaderboard([tmp_path / "mine"], tmp_path / "out")
     said = capsys.readouterr().out
-    assert "For all tasks together take t5" in said and "mine" in said
+    assert "t5: highest exact match on copy beyond 4 symbols" in said and "mine" in said
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    for words in ("one task left out", "The score of every trial", "mine"):
+    for words in ("Where the seeds decide nothing", "The score of every trial", "mine"):
         assert words in page, words
     assert len(made.results) == 18
     report_runs.show_leaderboard((), tmp_path / "whole")
-    assert "Agreement with published orders" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Agreement with published orders" in said
+    assert "t5: lowest mean rank over 3 tasks (1.00; rope +1.00" in said
     page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
     assert "Agreement with published orders" in page
 

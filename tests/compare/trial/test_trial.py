@@ -240,3 +240,21 @@ def test_linear_layers_of_an_encoding_keep_the_model_rate_without_decay():
     found = [g for g in groups for p in g["params"] if id(p) in own]
     assert len(found) == len(own) > 0
     assert all(g["factor"] == 1 and g["weight_decay"] == 0 for g in found)
+
+
+@pytest.mark.parametrize("lengths", [(8, 16), (8, 12, 20)])
+def test_losses_are_kept_by_window_at_every_length(lengths):
+    config = dataclasses.replace(TINY, train_length=8, test_lengths=lengths)
+    model = train.build_model(config)
+    by_length, _, _ = evaluate.evaluate_lengths(model, TEXT, config)
+    held_out = windows.held_out_windows(TEXT, config)
+    longest = lengths[-1]
+    for score in by_length:
+        pieces = [
+            forward.token_losses(model, held_out[:, start : start + score.length + 1], config)
+            for start in range(0, longest, score.length)
+        ]
+        sums = sum(piece.sum(1) for piece in pieces) / longest / np.log(2)
+        assert score.windows == pytest.approx(sums.tolist(), abs=1e-4)
+        assert len(score.windows) == len(held_out) > 8
+        assert np.mean(score.windows) == pytest.approx(score.bits_per_byte, abs=1e-5)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc.compare.results import LengthScore, PositionScore
 from posenc.compare.trial.config import TrialConfig
-from posenc.compare.trial.evaluate import BUCKETS, TOKENS_AT_ONCE, bits, cannot
+from posenc.compare.trial.evaluate import BUCKETS, TOKENS_AT_ONCE, bits, cannot, length_score
 from posenc.compare.trial.objectives.objective import Objective, Scores
 from posenc.compare.trial.windows import held_out_windows
 from posenc.encodings.base.base import PositionEncoding
@@ -35,8 +35,7 @@ def evaluate_asked(
             for rows, asked in objective.cut(held_out, length)
             if asked.any()
         ]
-        total = sum(losses.sum().item() for losses, _ in parts)
-        by_length.append(LengthScore(length, bits(total / sum(int(a.sum()) for _, a in parts))))
+        by_length.append(length_score(length, [(losses, a.double()) for losses, a in parts], whole))
         by_position = _by_position(*parts[0])
     alone = {targets} if len(objective.stacks) == 1 else set()  # an encoder needs some input
     for length in sorted({*alone, *config.test_lengths}):

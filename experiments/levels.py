@@ -1,0 +1,175 @@
+"""Set the levels of posenc/statistics/levels.csv by simulated studies whose encodings are equal.
+
+python experiments/levels.py
+
+Each cell of the table is a number of encodings and of seeds, and what is compared: losses at the
+training length, losses beyond it, scores of a task, or mean ranks over three tasks. Its level is
+the highest of LADDER with which at most 6 % of the studies of every world find any difference; the
+last column is the most that the worlds show in other studies, drawn afterwards. Where even the
+lowest level is not enough there is none, and so few seeds say nothing. Takes some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from refused import check_file, refusing
+from scipy import stats
+from tables import write_table
+
+from posenc.compare.reports.leaderboard import PUBLISHED, ROWS, read_rows
+from posenc.compare.trial.evaluate import SEQUENCES
+from posenc.statistics.pairs import studentized_range
+from posenc.tasks.known import TEXT
+
+ROOT = Path(__file__).parents[1]
+HEADER = ("where", "encodings", "seeds", "level", "false_alarms", "world")
+ENCODINGS, SEEDS = (*range(2, 17), 24, 48), range(2, 9)
+LADDER = (
+    0.05, 0.04, 0.03, 0.025, 0.02, 0.0175, 0.015, 0.0125, 0.01, 0.0075, 0.005, 0.0035, 0.0025,
+    0.0015, 0.001, 0.0005, 0.00025,
+)  # fmt: skip
+ASKED, MOST = 0.06, 0.065
+"""Share of studies with a false alarm that a level is chosen for; the most that is taken where no
+level reaches it, which is 1 / 16 of five seeds that are all of one kind by chance."""
+TASKS, RESOLUTION = 3, 1 / SEQUENCES
+STUDIES = 20_000
+Shape = tuple[int, int, int]
+World = Callable[[np.random.Generator, Shape], np.ndarray]
+"""Draws (studies, encodings, seeds) of values whose means are equal."""
+
+
+def deviations(length: int) -> np.ndarray:
+    """Standard deviations over seeds of the published encodings at one length."""
+    losses: dict[str, list[float]] = {}
+    for row in read_rows(ROOT / PUBLISHED / ROWS):
+        config = row.result.config
+        for score in row.result.by_length if config.task == TEXT else ():
+            if score.length == length and score.bits_per_byte is not None:
+                losses.setdefault(config.encoding, []).append(score.bits_per_byte)
+    return np.array([np.std(each, ddof=1) for each in losses.values()])
+
+
+def equal(random: np.random.Generator, shape: Shape) -> np.ndarray:
+    return random.normal(size=shape)
+
+
+def like(known: np.ndarray) -> World:
+    """Each encoding varies as one that was published."""
+
+    def draw(random: np.random.Generator, shape: Shape) -> np.ndarray:
+        return random.normal(size=shape) * random.choice(known, size=(*shape[:2], 1))
+
+    return draw
+
+
+def tenfold(share: float) -> World:
+    """A share of the encodings, one at least, has ten times the variance of the others."""
+
+    def draw(random: np.random.Generator, shape: Shape) -> np.ndarray:
+        values = random.normal(size=shape)
+        values[:, : max(1, int(share * shape[1]))] *= 10**0.5
+        return values
+
+    return draw
+
+
+def two_kinds(random: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Every trial succeeds or fails, at even odds."""
+    return _kinds(random, shape) + random.uniform(-0.03, 0.03, shape)
+
+
+def one_alone(random: np.random.Generator, shape: Shape) -> np.ndarray:
+    """The trials of one encoding succeed or fail; all others vary around its mean by as little as
+    the score of so few sequences can show."""
+    values = random.uniform(-RESOLUTION, RESOLUTION, shape)
+    values[:, 0] += _kinds(random, shape)[:, 0]
+    return values
+
+
+def _kinds(random: np.random.Generator, shape: Shape) -> np.ndarray:
+    """-0.47 or 0.47; the first encoding goes through all its patterns equally often, so that chance
+    moves no share of them."""
+    studies, _, seeds = shape
+    kinds = random.random(shape) < 0.5
+    patterns = random.permutation(studies) % 2**seeds
+    kinds[:, 0] = patterns[:, None] >> np.arange(seeds) & 1
+    return np.where(kinds, 0.47, -0.47)
+
+
+def ranked(world: World) -> World:
+    """Mean ranks over a few tasks of the same kind."""
+
+    def draw(random: np.random.Generator, shape: Shape) -> np.ndarray:
+        ranks = [world(random, shape).argsort(axis=1).argsort(axis=1) for _ in range(TASKS)]
+        return np.mean(ranks, axis=0)
+
+    return draw
+
+
+def worlds() -> dict[str, dict[str, World]]:
+    at: dict[str, World] = {"equal": equal, "published": like(deviations(128))}
+    beyond: dict[str, World] = {"equal": equal, "published": like(deviations(1024))}
+    wide = {"one tenfold": tenfold(0), "half tenfold": tenfold(0.5)}
+    kinds = {"two kinds": two_kinds, "one alone": one_alone}
+    ranks = {f"ranks, {name}": ranked(each) for name, each in ({"equal": equal} | kinds).items()}
+    return {"at": at, "beyond": beyond | wide, "task": wide | kinds, "tasks": ranks}
+
+
+def largest(values: np.ndarray) -> np.ndarray:
+    """Of each study the largest difference of a pair, in the standard errors that judge it."""
+    _, k, n = values.shape
+    left = values - values.mean(2, keepdims=True) - values.mean(1, keepdims=True)
+    left += values.mean((1, 2), keepdims=True)
+    pooled = np.maximum((left**2).sum((1, 2)) / ((k - 1) * (n - 1)), 1e-24)
+    found = np.zeros(len(values))
+    for a in range(k):
+        gaps = values[:, a + 1 :] - values[:, a : a + 1]
+        own = gaps.var(2, ddof=1) / 2
+        apart = np.abs(gaps.mean(2)) / np.sqrt(np.maximum(pooled[:, None], own) / n)
+        found = np.maximum(found, apart.max(1, initial=0))
+    return found
+
+
+def cell(where: str, drawn: dict[str, World], k: int, n: int, studies: int) -> tuple:
+    """A row of the table."""
+    random, freedom = np.random.default_rng([k, n, *where.encode()]), (k - 1) * (n - 1)
+
+    def found() -> list[np.ndarray]:
+        return [largest(world(random, (studies, k, n))) for world in drawn.values()]
+
+    first = found()
+    for share in (ASKED, MOST):
+        needed = max(np.quantile(each, 1 - share) for each in first)
+        exact = stats.studentized_range.sf(needed, k, freedom)
+        level = next((level for level in LADDER if level <= exact), None)
+        if level is not None:
+            critical = studentized_range(level, k, freedom)
+            shares = [float((each > critical).mean()) for each in found()]
+            worst = max(shares)
+            return where, k, n, level, f"{worst:.4f}", list(drawn)[shares.index(worst)]
+    return where, k, n, "", "", ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--studies", type=int, default=STUDIES)
+    parser.add_argument("--table", type=Path, default=ROOT / "posenc/statistics/levels.csv")
+    given = parser.parse_args()
+    with refusing(parser):
+        check_file("--table", given.table)
+        rows = []
+        for where, drawn in worlds().items():
+            for k in ENCODINGS:
+                rows += [cell(where, drawn, k, n, given.studies) for n in SEEDS]
+                print(where, k, *(row[3] or "none" for row in rows[-len(SEEDS) :]), flush=True)
+        write_table(given.table, HEADER, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The table of a text, best first, for the terminal and for the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posenc.compare.judge.standing import Standing, standing_at
+from posenc.compare.judge.summary import context_gains, describe_gains
+from posenc.compare.results import EncodingSummary, Study
+from posenc.statistics.pairs import Gap
+
+EXPLAINED = (
+    "Bits per byte is the loss on held-out text; lower is better. Every length reads the same "
+    "bytes. Best: significantly better than all others there. Tied: no encoding is significantly "
+    "better. Worse: at least one is. More context: what the same bytes save or cost after a longer "
+    "text; an encoding that ignores distant text saves nothing."
+)
+"""The words of the table."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One cell: the mean over seeds, and what it says against the best of its length.
+
+    verdict: "best", "tied" or "worse"; "" at a length that is not tested, or without intervals.
+    apart: the difference from the best, and half of its interval.
+    """
+
+    mean: float | None
+    verdict: str = ""
+    apart: str = ""
+    cannot: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One encoding."""
+
+    summary: EncodingSummary
+    losses: Sequence[Loss]
+    context: str
+
+
+def standings(study: Study) -> list[Standing]:
+    """At the training length and at the longest one, where an encoding runs."""
+    config = study.trials[0]
+    lengths = dict.fromkeys([config.train_length, max(config.test_lengths)])
+    return [found for length in lengths if (found := standing_at(study, length)) is not None]
+
+
+def best_first(study: Study) -> list[str]:
+    """By the longest length, then those that run only at the training length, then the others."""
+    orders = [standing.order for standing in reversed(standings(study))]
+    return list(dict.fromkeys([*(name for order in orders for name in order), *study.encodings]))
+
+
+def text_rows(study: Study) -> list[Row]:
+    """A row for each encoding with a finished trial, best first."""
+    found = {standing.where: standing for standing in standings(study)}
+    order = best_first(study)
+    return [
+        Row(
+            summary,
+            [
+                _loss(found.get(f"{score.length:,} bytes"), summary.encoding, score)
+                for score in summary.by_length
+            ],
+            describe_gains(context_gains(study, summary.encoding)),
+        )
+        for summary in sorted(study.summary, key=lambda row: order.index(row.encoding))
+    ]
+
+
+def detectable(study: Study) -> str:
+    """The least difference that the study could detect, at each tested length."""
+    found = [
+        f"{standing.pairs.least:.2f} at {standing.where}"
+        for standing in standings(study)
+        if standing.pairs.least < math.inf
+    ]
+    if not found:
+        return "Without two seeds that differ no difference has an interval."
+    return f"Least difference that this study could detect: {', '.join(found)}."
+
+
+def verdict_of(standing: Standing, name: str) -> str:
+    """ "best", "tied" or "worse"; "" where nothing can be significant."""
+    if standing.pairs.least == math.inf or len(standing.order) < 2:
+        return ""
+    if name not in standing.first:
+        return "worse"
+    return "best" if len(standing.first) == 1 else "tied"
+
+
+def said(gap: Gap) -> str:
+    """A difference, and half of its interval where it has one."""
+    return f"{round(gap.value, 3) + 0.0:+.3f}" + (
+        f" ± {gap.half:.3f}" if gap.half < math.inf else ""
+    )
+
+
+def _loss(standing: Standing | None, name: str, score) -> Loss:
+    if score.mean is None:
+        return Loss(None, cannot=score.cannot or "no reason given")
+    if standing is None or name not in standing.order:
+        return Loss(score.mean)
+    apart = "" if name == standing.order[0] else said(standing.gap(name))
+    return Loss(score.mean, verdict_of(standing, name), apart)

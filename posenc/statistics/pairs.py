@@ -1,0 +1,211 @@
+"""Differences of all pairs of encodings, by least squares over their seeds.
+
+value = encoding + seed + residual. The residual variance is pooled over all encodings, so that two
+seeds of six encodings have five degrees of freedom. A pair whose own differences vary more than
+that is judged by its own variance.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib import resources
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+ROUNDING = 1e-12
+"""Share of the values below which a standard deviation is rounding and no spread."""
+
+
+class Gap(NamedTuple):
+    """A difference of two encodings and half of its interval, which is infinite if unknown.
+
+    >>> Gap(0.15, 0.07).significant, Gap(0.08, 0.12).significant
+    (True, False)
+    """
+
+    value: float
+    half: float
+
+    @property
+    def significant(self) -> bool:
+        """True if the interval leaves out 0; all pairs hold together."""
+        return abs(self.value) > self.half
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """All pairs of some encodings at one length or task.
+
+    Args:
+        values: one number by encoding and seed. What did not run is missing.
+        where: a kind of `levels.csv`: "at" or "beyond" the training length of a text, the scores of
+            a "task", or mean ranks over "tasks".
+        resolution: the least that the measurement can tell; the residual standard deviation is no
+            less. With 0, seeds that are equal to the last digit are copies, and no evidence.
+
+    Raises: ValueError for a value that is NaN or infinite.
+
+    >>> losses = {"t5": {0: 1.88, 1: 1.89}, "rope": {0: 2.00, 1: 1.96}, "nope": {0: 2.93, 1: 2.90}}
+    >>> pairs = Pairs(losses, "at")
+    >>> pairs.freedom, round(pairs.gap("nope", "t5").value, 3), pairs.gap("nope", "t5").significant
+    (2, 1.03, True)
+    """
+
+    values: Mapping[str, Mapping[int, float]]
+    where: str
+    resolution: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, seeds in self.values.items():
+            if not all(math.isfinite(value) for value in seeds.values()):
+                raise ValueError(f"{name}: expected numbers, got {list(seeds.values())}.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.values)
+
+    @cached_property
+    def _fit(self) -> _Fit:
+        return _least_squares(self.values)
+
+    @property
+    def means(self) -> dict[str, float]:
+        """What each encoding has after the seeds' part is taken out; its mean where none is
+        missing."""
+        return dict(zip(self.names, self._fit.means.tolist(), strict=True))
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom of the residual variance: N - encodings - seeds + 1 of N trials."""
+        return self._fit.freedom
+
+    @cached_property
+    def level(self) -> float | None:
+        """The level of all pairs together; None where so few seeds say nothing.
+
+        Where trials are missing it is that of about as many degrees of freedom.
+        """
+        k = len(self.names)
+        return level_of(self.where, k, 1 + round(self.freedom / (k - 1))) if k > 1 else None
+
+    @property
+    def least(self) -> float:
+        """The least difference that this study could detect, between two encodings with all
+        seeds; infinite where it detects none."""
+        count = max(map(len, self.values.values()), default=0)
+        return self._half(self._fit.variance, 2 / count) if count else math.inf
+
+    def gap(self, a: str, b: str) -> Gap:
+        """The value of `a` minus that of `b`."""
+        fit, i, j = self._fit, self.names.index(a), self.names.index(b)
+        value = float(fit.means[i] - fit.means[j])
+        contrast = np.zeros(len(fit.design[0]))
+        contrast[[i, j]] = 1, -1
+        if not np.allclose(fit.inverse @ fit.design.T @ fit.design @ contrast, contrast):
+            return Gap(value, math.inf)  # no chain of common seeds joins the two
+        common = sorted(self.values[a].keys() & self.values[b].keys())
+        apart = [self.values[a][seed] - self.values[b][seed] for seed in common]
+        own = float(np.var(apart, ddof=1)) / 2 if len(apart) > 1 else 0.0
+        factor = float(contrast @ fit.inverse @ contrast)
+        return Gap(value, self._half(max(fit.variance, own), factor))
+
+    def _half(self, variance: float, factor: float) -> float:
+        """Half of the interval of a difference whose variance is `factor` times a residual's."""
+        size = max(abs(v) for seeds in self.values.values() for v in seeds.values())
+        spread = max(self._fit.variance, self.resolution**2)
+        if self.level is None or not spread > (ROUNDING * size) ** 2:
+            return math.inf
+        quantile = studentized_range(self.level, len(self.names), self.freedom)
+        return quantile * math.sqrt(max(variance, spread) * factor / 2)
+
+    @cached_property
+    def worse(self) -> frozenset[tuple[str, str]]:
+        """Pairs (a, b) of which the value of `a` is significantly above that of `b`."""
+        gaps = {pair: self.gap(*pair) for pair in combinations(self.names, 2)}
+        return frozenset(
+            (a, b) if gap.value > 0 else (b, a) for (a, b), gap in gaps.items() if gap.significant
+        )
+
+
+def tiers(order: Sequence[str], worse: frozenset[tuple[str, str]]) -> tuple[tuple[str, ...], ...]:
+    """The encodings that are worse than none, then those that are worse only than these, and so on.
+
+    order: the best first; kept inside a tier, where it means nothing.
+
+    >>> tiers(["t5", "alibi", "rope"], frozenset({("rope", "t5")}))
+    (('t5', 'alibi'), ('rope',))
+    """
+    found, left = [], list(order)
+    while left:
+        first = [b for b in left if not any((b, a) in worse for a in left)] or left
+        found.append(tuple(first))
+        left = [name for name in left if name not in first]
+    return tuple(found)
+
+
+class _Fit(NamedTuple):
+    design: np.ndarray
+    inverse: np.ndarray
+    means: np.ndarray
+    variance: float
+    freedom: int
+
+
+def _least_squares(values: Mapping[str, Mapping[int, float]]) -> _Fit:
+    seeds = sorted({seed for each in values.values() for seed in each})
+    cells = [(i, seed, v) for i, each in enumerate(values.values()) for seed, v in each.items()]
+    design = np.zeros((len(cells), len(values) + len(seeds)))
+    for row, (encoding, seed, _) in enumerate(cells):
+        design[row, [encoding, len(values) + seeds.index(seed)]] = 1
+    y = np.array([value for _, _, value in cells])
+    inverse = np.linalg.pinv(design.T @ design, hermitian=True)
+    found = inverse @ design.T @ y
+    freedom = len(y) - int(np.linalg.matrix_rank(design))
+    left = y - design @ found
+    variance = float(left @ left) / freedom if freedom else 0.0
+    means = found[: len(values)] + found[len(values) :].mean()
+    return _Fit(design, inverse, means, variance, freedom)
+
+
+@lru_cache(maxsize=256)
+def studentized_range(level: float, count: int, freedom: int) -> float:
+    """What the range of `count` means exceeds with the probability `level`, in standard errors of a
+    mean. Of two it is Student's t times the square root of 2."""
+    from scipy import special, stats
+
+    if count == 2:
+        return float(special.stdtrit(freedom, 1 - level / 2)) * math.sqrt(2)
+    return float(stats.studentized_range.isf(level, count, freedom))
+
+
+def level_of(where: str, encodings: int, seeds: int) -> float | None:
+    """The level of `levels.csv`, which simulated studies have set: with it at most 7 % of the
+    studies of equal encodings find any difference (experiments/levels.py).
+
+    Between two numbers of encodings it is that of more; of more than the table has it falls in
+    proportion; of more seeds it is that of the most.
+
+    Returns: None where no level is low enough, or with fewer than two seeds.
+    """
+    table = _levels()[where]
+    counts = sorted({k for k, _ in table})
+    known = next((k for k in counts if k >= encodings), counts[-1])
+    level = table.get((known, min(seeds, max(n for _, n in table))))
+    return None if level is None else level * min(1.0, known / encodings)
+
+
+@lru_cache(maxsize=1)
+def _levels() -> dict[str, dict[tuple[int, int], float]]:
+    text = resources.files("posenc.statistics").joinpath("levels.csv").read_text(encoding="utf-8")
+    found: dict[str, dict[tuple[int, int], float]] = {}
+    for row in csv.DictReader(text.splitlines()):
+        if row["level"]:
+            at = int(row["encodings"]), int(row["seeds"])
+            found.setdefault(row["where"], {})[at] = float(row["level"])
+    return found

@@ -1,0 +1,263 @@
+"""The two lines: which encoding to use, and what the study cannot say."""
+
+import dataclasses
+
+import pytest
+
+from posenc.compare.judge.answer import ANSWER_WORDS, LIMIT_WORDS, answer, conclude, limits
+from posenc.compare.reports import leaderboard
+from posenc.compare.results import TrialResult
+from tests.compare.judge.test_standing import of_tasks
+from tests.compare.judge.test_summary import TRIAL, result, seeds, study
+
+
+def six(count=2, **changed):
+    """A study like the default one, whose seeds differ a little."""
+    losses = {
+        "t5": (2.36, 2.4, 2.50),
+        "alibi": (2.60, 2.59, 2.57),
+        "rope": (2.51, 2.9, 3.30),
+        "nope": (3.19, 3.2, 3.34),
+    } | changed
+    found = []
+    for place, (name, scores) in enumerate(losses.items()):
+        for seed in range(count):
+            off = 0.0012 * (1 + 3 * place + seed * (5 - place) % 7)
+            found.append(
+                result(name, seed, [s and s + off * (-1) ** (place + seed) for s in scores])
+            )
+    return study(*found)
+
+
+def said(given):
+    text = answer(given)
+    assert len(text.split()) <= ANSWER_WORDS
+    return text
+
+
+def test_the_first_is_named_with_what_matters():
+    text = said(six())
+    assert text.startswith("Use t5: lowest loss at 128 bytes (2.36; rope +0.1")
+    assert " ± 0.0" in text and "and lowest at 512 bytes (2.50; alibi +0.0" in text
+    assert text.endswith("alibi is the only one that does not get worse with length.")
+
+
+@pytest.mark.parametrize("name", ["t5", "alibi", "rope", "nope"])
+def test_it_follows_the_numbers_and_not_the_names(name):
+    best = {name: (1.5, 1.5, 1.4)}
+    assert said(six(**best)).startswith(f"Use {name}: lowest loss at 128 bytes (1.5")
+
+
+def test_another_one_for_each_length_where_neither_will_do():
+    text = said(six(rope=(2.0, 2.5, 3.3), t5=(2.36, 2.5, 3.0), alibi=(2.6, 2.5, 2.3)))
+    assert text.startswith("Use rope up to 128 bytes (lowest loss: 2.0")
+    assert "and alibi for 512 bytes (2.3" in text
+
+
+def test_who_is_tied_in_one_place_and_first_in_the_other_is_used():
+    text = said(six(rope=(2.355, 2.9, 3.3)))
+    assert text.startswith("Use t5: tied for the lowest loss at 128 bytes (2.36; rope ")
+    assert ", tied; alibi +0.2" in text and "and lowest at 512 bytes" in text
+
+
+def test_many_ties_are_counted():
+    close = {f"e{i}": (2.36, 2.4, 2.5) for i in range(8)}
+    assert "others tied" in said(six(**close))
+
+
+def test_an_interval_shows_on_which_side_of_zero_it_ends():
+    given = study(*seeds("t5", (2, 2, 2), 0.0012), *seeds("nope", (2.006, 2.006, 2.006), 0.0012))
+    assert "nope +0.006 ± 0.00" in said(given)
+
+
+def test_what_gets_worse_with_length():
+    assert "All get worse with length, alibi least (+0.1" in said(six(alibi=(2.6, 2.6, 2.7)))
+    flat = {name: (2 + i, 2 + i, 1.9 + i) for i, name in enumerate(("t5", "alibi", "rope", "nope"))}
+    assert said(six(**flat)).endswith("None gets worse with length.")
+    both = said(six(alibi=(2.6, 2.6, 2.5), t5=(2.3, 2.3, 2.2)))
+    assert "t5 and alibi do not get worse with length." in both
+
+
+def with_windows(given, noise):
+    """Each trial's loss at 128 bytes in 16 windows; that of rope moves by `noise` between them."""
+
+    def changed(r):
+        far = noise if r.config.encoding == "rope" else 0.001
+        bits = r.by_length[0].bits_per_byte
+        windows = tuple(bits + far * ((7 * i) % 16 - 7.5) for i in range(16))
+        return dataclasses.replace(
+            r, by_length=(dataclasses.replace(r.by_length[0], windows=windows), *r.by_length[1:])
+        )
+
+    return dataclasses.replace(given, results=tuple(map(changed, given.results)))
+
+
+@pytest.mark.parametrize(("noise", "open_"), [(0.1, True), (0.002, False)])
+def test_another_text_may_turn_what_the_seeds_decide(noise, open_):
+    words = "On another text like this one rope may be ahead at 128 bytes."
+    assert (words in said(with_windows(six(), noise))) is open_
+
+
+def test_ones_own_encoding_is_compared_with_a_baseline_first():
+    def own(given):
+        def mine(config):
+            return dataclasses.replace(config, code="abc") if config.encoding == "mine" else config
+
+        return dataclasses.replace(
+            given,
+            trials=tuple(map(mine, given.trials)),
+            results=tuple(dataclasses.replace(r, config=mine(r.config)) for r in given.results),
+        )
+
+    better = said(own(six(mine=(2.40, 2.4, 2.4))))
+    assert better.startswith("mine - rope: -0.1") and "(better) at 128 bytes" in better
+    assert "Use mine" not in better.split(". ")[0] and "Use " in better
+    worse = said(own(six(mine=(2.52, 2.4, 5.0))))
+    assert "(tied) at 128 bytes" in worse and "(worse) at 512 bytes" in worse
+    alone = own(study(result("mine", 0, (3, 3, 3)), result("mine", 1, (3.1, 3, 3.1))))
+    assert answer(alone).startswith("mine is the only encoding: 3.05 at 128 bytes and 3.05 at 512")
+
+
+def test_one_encoding():
+    text = answer(study(*seeds("rope", (2.51, 2.9, 3.30))))
+    assert text == (
+        "rope is the only encoding: 2.51 at 128 bytes and 3.30 at 512 bytes (bits per byte). Add "
+        "another."
+    )
+
+
+def test_one_seed():
+    text = said(six(1))
+    assert text.startswith("Use perhaps t5: lowest loss at 128 bytes (2.3")
+    assert "but one seed has no interval: take --seeds 3." in text and "±" not in text
+
+
+def test_missing_seeds():
+    given = six(3)
+    gone = [
+        r
+        for r in given.results
+        if (r.config.encoding, r.config.seed) not in {("rope", 0), ("t5", 2)}
+    ]
+    assert said(dataclasses.replace(given, results=tuple(gone))).startswith("Use t5: lowest loss")
+    apart = study(
+        *(result("rope", s, (2, 2, 2 + s / 10)) for s in (0, 1)),
+        *(result("t5", s, (9, 9, 9 + s / 10)) for s in (2, 3)),
+    )
+    assert "they have too few seeds in common: run the same seeds of all" in said(apart)
+
+
+def test_seeds_that_are_equal_to_the_last_digit():
+    copies = study(
+        *(result(n, s, [v] * 3) for n, v in (("t5", 2.0), ("rope", 3.0)) for s in (0, 1))
+    )
+    text = said(copies)
+    assert "but the seeds are equal to the last digit, and copies are no evidence." in text
+
+
+def test_an_encoding_that_fails_is_left_out_by_name():
+    given = six()
+    failed = [
+        dataclasses.replace(
+            r, reason="the loss became nan at step 40; try a lower --lr", by_length=()
+        )
+        if r.config.encoding == "t5"
+        else r
+        for r in given.results
+    ]
+    given = dataclasses.replace(given, results=tuple(failed))
+    assert said(given).startswith("Use ") and "t5" not in said(given)
+    assert limits(given).endswith("t5 failed and is left out.")
+    nothing = dataclasses.replace(given, results=(TrialResult(TRIAL, reason="nan"),))
+    assert answer(nothing) == "No trial has finished, and rope failed." and limits(nothing) == ""
+    assert answer(dataclasses.replace(given, results=())) == "No trial has finished."
+
+
+def test_an_encoding_that_runs_at_no_length():
+    cannot = study(*(result("learned", s, (None, None, None)) for s in (0, 1)))
+    assert answer(cannot) == "learned can run at no tested length."
+    with_others = study(*six().results, *cannot.results)
+    assert said(with_others).startswith("Use t5")
+
+
+def test_an_encoding_that_runs_only_at_the_training_length_and_is_best_there():
+    text = said(six(learned=(2.0, None, None)))
+    assert text.startswith("Use learned up to 128 bytes (lowest loss: 2.0")
+    assert "and t5 for 512 bytes (2.50" in text
+
+
+@pytest.mark.parametrize(
+    ("entropy", "told"), [(2.1, False), (1.9, True), (1.5, True), (None, False)]
+)
+def test_models_that_know_no_more_than_how_frequent_a_byte_is(entropy, told):
+    given = six(t5=(2.0, 2.0, 2.0))
+    given = dataclasses.replace(
+        given, corpus=dataclasses.replace(given.corpus, byte_entropy=entropy)
+    )
+    assert said(given).startswith("Use none yet: the lowest loss, t5's") is told
+    assert (f"below {entropy}" in said(given)) is told or entropy == 1.5
+
+
+def test_what_was_not_checked_is_not_recommended():
+    given = dataclasses.replace(six(), unchecked={"t5": "it sees later tokens"})
+    text = said(given)
+    assert not text.startswith("Use t5") and "The losses of t5 mean nothing" in text
+
+
+def test_what_the_study_cannot_say():
+    text = limits(six())
+    assert text.startswith(
+        "Two seeds, one text, 1.0 M parameters, 100 steps: the loss still falls "
+    )
+    assert len(text.split()) <= LIMIT_WORDS
+
+
+def test_what_longer_training_may_turn_is_what_a_doubling_moved():
+    given = study(*seeds("t5", (2, 2, 2), fall=0.1), *seeds("nope", (3, 3, 3), fall=0.5))
+    assert limits(given).endswith(
+        "the loss still falls 0.30 bits per doubling of the steps, so differences under 0.40 may "
+        "turn with longer training."
+    )
+    blind = [dataclasses.replace(r, training=r.training[-1:]) for r in given.results]
+    assert "was not measured" in limits(dataclasses.replace(given, results=tuple(blind)))
+
+
+SCORES = {"t5": (0.95, 0.94, 0.93), "rope": (0.11, 0.12, 0.10), "nope": (0.2, 0.25, 0.22)}
+
+
+def test_a_task():
+    text = said(of_tasks(SCORES, tasks=("copy",)))
+    assert text.startswith(
+        "Use perhaps t5: highest exact match on copy beyond 4 symbols (0.94; nope -0.7"
+    )
+    assert "but 3 seeds cannot decide this: take --seeds 5" in text
+    more = {name: each * 2 for name, each in SCORES.items()}
+    more["rope"] = (0.11, 0.12, 0.10, 0.13, 0.09, 0.14)
+    decided = said(of_tasks(more, tasks=("copy",)))
+    assert decided.startswith(
+        "Use t5: highest exact match on copy beyond 4 symbols (0.94; nope -0.7"
+    )
+    assert " ± 0." in decided
+
+
+def test_a_task_that_no_trial_has_learned():
+    failed = {(name, seed, "copy") for name in SCORES for seed in range(3)}
+    text = said(of_tasks(SCORES, tasks=("copy",), failed=failed))
+    assert text == "No trial has learned copy, so nothing is said of it: give more --steps."
+
+
+def test_all_tasks_together():
+    text = said(of_tasks(SCORES))
+    assert text.startswith("Use t5: lowest mean rank over 3 tasks (1.00; nope +1.0")
+    assert limits(of_tasks(SCORES)).startswith("Three seeds, three tasks, 9 parameters")
+
+
+def test_the_published_studies_end_in_an_encoding():
+    made = conclude(leaderboard.study_of(leaderboard.published()))
+    assert made.recommendation.startswith(
+        "Use dape: lowest mean rank over 7 tasks (2.00; shaw +1.74"
+    )
+    assert "On text use t5: lowest loss at 1,024 bytes (2.01; " in made.recommendation
+    assert made.limits.startswith("Three seeds, one text, six tasks, 0.2 M parameters: ")
+    assert len(made.recommendation.split()) <= ANSWER_WORDS
+    assert len(made.limits.split()) <= LIMIT_WORDS

@@ -1,0 +1,236 @@
+"""Differences of all pairs, held to scipy, to other least squares and to simulated studies."""
+
+import csv
+import math
+from importlib import resources
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from posenc.statistics import pairs
+from posenc.statistics.pairs import Gap, Pairs, level_of, studentized_range, tiers
+from tests.experiment import experiment
+
+levels = experiment("levels")
+NAN = float("nan")
+ROWS = list(
+    csv.DictReader(
+        resources.files("posenc.statistics").joinpath("levels.csv").read_text().splitlines()
+    )
+)
+OWN = {
+    "at": [0.0085, 0.0193, 0.0196, 0.0109, 0.0108, 0.0050],
+    "beyond": [0.0195, 0.0650, 0.0196, 0.1096, 0.0113, 0.0099],
+}
+"""Standard deviations over the published seeds of nope, sinusoidal, learned (which cannot run
+beyond; there that of the training length), rope, alibi and t5."""
+
+
+def study(values, where="at"):
+    return Pairs(
+        {
+            f"e{i}": {seed: float(v) for seed, v in enumerate(row) if not np.isnan(v)}
+            for i, row in enumerate(values)
+        },
+        where,
+    )
+
+
+def drawn(k, n, seed=0, apart=0.0):
+    random = np.random.default_rng(seed)
+    return random.normal(size=(k, n)) + apart * np.arange(k)[:, None] + random.normal(size=n)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+def test_two_encodings_are_compared_by_the_paired_t(n):
+    a, b = drawn(2, n, n)
+    found = study([a, b])
+    confidence = 1 - level_of("at", 2, n)
+    low, high = stats.ttest_rel(a, b).confidence_interval(confidence)
+    gap = found.gap("e0", "e1")
+    assert (gap.value - gap.half, gap.value + gap.half) == pytest.approx((low, high))
+    assert found.freedom == n - 1
+
+
+@pytest.mark.parametrize(("k", "n"), [(3, 2), (6, 3), (12, 5)])
+def test_a_whole_study_is_tukeys_with_the_seeds_taken_out(k, n):
+    """Tukey's own test knows no seeds: its error has their degrees of freedom too."""
+    values = drawn(k, n, 7)
+    found = study(values)
+    theirs = stats.tukey_hsd(*(values - values.mean(0)))
+    interval = theirs.confidence_interval(1 - found.level)
+    halves = (interval.high - interval.low) / 2
+    own_error = studentized_range(found.level, k, k * (n - 1))
+    scale = studentized_range(found.level, k, found.freedom) / own_error
+    scale *= math.sqrt(k * (n - 1) / found.freedom)
+    assert found.freedom == (k - 1) * (n - 1)
+    held = 0
+    for i, j in combinations(range(k), 2):
+        gap = found.gap(f"e{i}", f"e{j}")
+        assert gap.value == pytest.approx(theirs.statistic[i, j])
+        assert gap.half >= scale * halves[i, j] * (1 - 1e-9)
+        if np.var(values[i] - values[j], ddof=1) / 2 <= found.least**2:
+            held += gap.half == pytest.approx(scale * halves[i, j])
+    assert held and found.least == pytest.approx(scale * halves[0, 1])
+
+
+def test_a_pair_that_varies_more_than_the_others_is_judged_by_its_own_seeds():
+    quiet = 0.01 * drawn(6, 3, 3)
+    quiet[0] += [3.0, -3.0, 0.5]
+    found = study(quiet)
+    own = np.var(quiet[0] - quiet[1], ddof=1) / 2
+    width = studentized_range(found.level, 6, 10) * math.sqrt(own / 3)
+    assert found.gap("e0", "e1").half == pytest.approx(width)
+    assert found.gap("e1", "e2").half == pytest.approx(found.least) and found.least < width
+
+
+def test_missing_trials_are_left_out_by_least_squares():
+    values = drawn(5, 4, 11)
+    values[0, 1] = values[2, 3] = values[4, 0] = values[4, 1] = NAN
+    found = study(values)
+    cells = np.argwhere(~np.isnan(values))
+    design = np.zeros((len(cells), 8))  # an intercept, and all but the first of both
+    design[:, 0] = 1
+    for row, (i, j) in enumerate(cells):
+        design[row, i] = design[row, i] or float(i > 0)
+        if j:
+            design[row, 4 + j] = 1
+    y = values[tuple(cells.T)]
+    beta, left, *_ = np.linalg.lstsq(design, y, rcond=None)
+    assert found.freedom == len(y) - 8
+    covariance = float(left[0]) / found.freedom * np.linalg.inv(design.T @ design)
+    for i, j in combinations(range(5), 2):
+        contrast = np.zeros(8)
+        contrast[[i, j]] = float(i > 0), -1
+        gap = found.gap(f"e{i}", f"e{j}")
+        assert gap.value == pytest.approx(contrast @ beta)
+        apart = values[i] - values[j]
+        own = np.nanvar(apart, ddof=1) / 2 if (~np.isnan(apart)).sum() > 1 else 0.0
+        error = contrast @ covariance @ contrast
+        error *= max(1.0, own * found.freedom / float(left[0]))
+        quantile = studentized_range(found.level, 5, found.freedom)
+        assert gap.half == pytest.approx(quantile * math.sqrt(error / 2))
+    assert found.level == level_of("at", 5, 3)  # 8 degrees of freedom are those of 3 whole seeds
+    assert study(np.where(np.arange(12).reshape(6, 2) == 7, NAN, drawn(6, 2))).level == 0.05
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[1.0], [2.0]],  # one seed
+        [[1.0, NAN], [NAN, 2.0]],  # no seed of both
+        [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [9.0, 9.0, 9.0]],  # copies
+        [[1.0, 1.5, 1.1], [2.0, 2.5, 2.1]],  # a copy, and something added
+        [[1.0, 1.2]],  # one encoding
+    ],
+)
+def test_without_a_spread_nothing_is_claimed(values):
+    found = study(values)
+    assert found.least == math.inf and not found.worse
+    for a, b in combinations(found.names, 2):
+        assert found.gap(a, b).half == math.inf and not found.gap(a, b).significant
+
+
+def test_seeds_that_no_other_encoding_has_join_nothing():
+    values = drawn(4, 6, 2)
+    values[:2, 3:] = values[2:, :3] = NAN  # two studies of two encodings
+    found = study(values)
+    assert found.gap("e0", "e1").half < math.inf == found.gap("e0", "e2").half
+
+
+@pytest.mark.parametrize("wrong", [NAN, math.inf])
+def test_what_is_no_number_is_refused(wrong):
+    with pytest.raises(ValueError, match="t5: expected numbers, got"):
+        Pairs({"t5": {0: wrong}, "rope": {0: 1.0}}, "at")
+    assert not Gap(NAN, 1.0).significant and not Gap(1.0, NAN).significant
+
+
+def test_tiers_stand_on_what_is_significant_and_not_on_means():
+    assert tiers("abc", frozenset({("c", "b")})) == (("a", "b"), ("c",))
+    circle = frozenset({("a", "b"), ("b", "c"), ("c", "a")})
+    assert tiers("abc", circle) == (("a", "b", "c"),)
+    steps = frozenset({("b", "a"), ("c", "b"), ("c", "a")})
+    assert tiers("abc", steps) == (("a",), ("b",), ("c",))
+
+
+def test_no_world_of_the_table_has_more_than_seven_false_alarms_in_a_hundred():
+    cells = {(row["where"], int(row["encodings"]), int(row["seeds"])): row for row in ROWS}
+    kinds = {where for where, _, _ in cells}
+    assert kinds == {"at", "beyond", "task", "tasks"}
+    assert all((w, k, n) in cells for w in kinds for k in range(2, 17) for n in range(2, 9))
+    for row in ROWS:
+        if row["level"]:
+            assert 0 < float(row["level"]) <= 0.05 and float(row["false_alarms"]) <= 0.07
+    texts = [row for (where, k, _), row in cells.items() if where in ("at", "beyond") and k <= 16]
+    assert all(row["level"] for row in texts)
+
+
+def test_levels_of_studies_that_the_table_does_not_have():
+    assert level_of("at", 6, 2) == 0.05
+    assert level_of("at", 20, 3) == level_of("at", 24, 3)
+    assert level_of("at", 96, 3) == pytest.approx(level_of("at", 48, 3) / 2)
+    assert level_of("beyond", 6, 20) == level_of("beyond", 6, 8)
+    assert level_of("at", 6, 1) is None
+    assert all(level_of("task", 6, n) is None for n in (2, 3, 4))
+
+
+def alarms(world, k, n, where, studies, keep=None):
+    """The share of studies that `Pairs` finds any difference in."""
+    random = np.random.default_rng(99)
+    wrong = 0
+    for values in world(random, (studies, k, n)):
+        if keep is not None:
+            values = np.where(random.random(values.shape) < keep, values, NAN)
+        wrong += bool(study(values, where).worse)
+    return wrong / studies
+
+
+@pytest.mark.parametrize(("k", "n"), [(2, 4), (6, 2), (6, 3)])
+def test_the_simulation_judges_as_the_library_does(k, n):
+    random = np.random.default_rng(5)
+    values = random.normal(size=(60, k, n)) + random.choice([0, 0, 3], size=(60, k, 1))
+    quantile = studentized_range(level_of("at", k, n), k, (k - 1) * (n - 1))
+    simulated = levels.largest(values) > quantile
+    assert [bool(study(each).worse) for each in values] == simulated.tolist()
+    assert 5 < simulated.sum() < 55
+
+
+@pytest.mark.parametrize("keep", [None, 0.8])
+def test_equal_encodings_are_seldom_told_to_differ(keep):
+    """Also where a fifth of the trials is missing; 7 %, and two standard errors."""
+    worlds = levels.worlds()["beyond"]
+    assert alarms(worlds["published"], 6, 3, "beyond", 400, keep) <= 0.07 + 2 * 0.013
+
+
+def test_five_percent_would_be_too_many_where_variances_differ(monkeypatch):
+    monkeypatch.setattr(pairs, "level_of", lambda *_: 0.05)
+    worlds = levels.worlds()["beyond"]
+    assert alarms(worlds["published"], 12, 2, "beyond", 300) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("where", "n", "gap", "power"),
+    [
+        ("at", 2, 0.1, 0.88),
+        ("beyond", 2, 0.3, 0.57),
+        ("at", 3, 0.1, 0.99),
+        ("beyond", 3, 0.3, 0.85),
+    ],
+)
+def test_the_power_of_six_encodings_is_as_documented(where, n, gap, power):
+    """For a pair of six whose seeds vary as published, the mean of all pairs."""
+    random = np.random.default_rng(1)
+    values = random.normal(size=(4000, 6, n)) * np.array(OWN[where])[:, None]
+    left = values - values.mean(2, keepdims=True) - values.mean(1, keepdims=True)
+    left += values.mean((1, 2), keepdims=True)
+    pooled = (left**2).sum((1, 2)) / (5 * (n - 1))
+    quantile = studentized_range(level_of(where, 6, n), 6, 5 * (n - 1))
+    found = []
+    for a in range(6):
+        for b in set(range(6)) - {a}:
+            apart = values[:, a] - values[:, b] + gap
+            scale = np.maximum(pooled, apart.var(1, ddof=1) / 2)
+            found.append((apart.mean(1) > quantile * np.sqrt(scale / n)).mean())
+    assert np.mean(found) == pytest.approx(power, abs=0.02)
