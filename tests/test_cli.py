@@ -345,13 +345,13 @@ def test_what_killed_runs_left_is_taken_for_ours_and_removed(call, planned):
     for name in ("study.json", "report.html", "results.csv", "events.jsonl", ".lock"):
         (out / name).unlink()  # killed inside the very first write
     below = out / "rope-seed0-0123456789ab" / "huggingface"
-    left = [out / ".study.json.17.partial", out / "corpus-0123.partial" / "train.u16"]
+    left = [out / ".study.json.0123456789abcdef.partial", out / "corpus-0123.partial" / "train.u16"]
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"half")
     assert call(*command)[0] == 0
     below.mkdir(parents=True)
-    left.append(below / ".model.safetensors.18.partial")
+    left.append(below / ".model.safetensors.0123456789abcdef.partial")
     left[-1].write_bytes(b"half")
     assert call(*command)[0] == 0
     assert not any(path.exists() for path in left)

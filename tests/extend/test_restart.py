@@ -231,7 +231,7 @@ def test_a_folder_that_was_made_for_nothing_is_gone(tmp_path):
 
 
 def test_a_half_written_export_is_cleared_and_a_running_one_left_alone(llama, tmp_path):
-    left = tmp_path / ".out.unproved"
+    left = tmp_path / ".out.0123456789abcdef.unproved"
     (left / "sub").mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
     handle = os.open(left, os.O_RDONLY)

@@ -78,7 +78,10 @@ def test_lone_surrogates_do_not_break_the_seal(tmp_path):
 def test_partial_files_are_removed_wherever_they_lie_and_nothing_else(tmp_path):
     below = tmp_path / "trial" / "huggingface"
     below.mkdir(parents=True)
-    partial = [tmp_path / ".study.json.12.partial", below / ".model.safetensors.7.partial"]
+    partial = [
+        folder / f".{name}.{17:016x}.partial"
+        for folder, name in ((tmp_path, "study.json"), (below, "model.safetensors"))
+    ]
     kept = [tmp_path / "notes.partial", below / ".hidden", below / ".x.partial"]
     for path in partial + kept:
         path.write_bytes(b"x")

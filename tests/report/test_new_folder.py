@@ -22,18 +22,19 @@ def test_an_error_leaves_nothing_and_is_passed_on(tmp_path):
 
 
 def test_what_a_kill_left_is_cleared(tmp_path):
-    (tmp_path / ".out.unproved/sub").mkdir(parents=True)
-    (tmp_path / ".out.unproved/old").write_text("old")
+    left = tmp_path / ".out.0123456789abcdef.unproved"
+    (left / "sub").mkdir(parents=True)
+    (left / "old").write_text("old")
     with new_folder(tmp_path / "out") as temporary:
-        assert not list(temporary.iterdir())
+        assert not left.exists() and not list(temporary.iterdir())
 
 
 def test_two_writers_and_an_existing_folder_are_refused(tmp_path):
     out = tmp_path / "out"
-    with new_folder(out):
+    with new_folder(out) as temporary:
         with pytest.raises(ValueError, match="Another posenc writes"):
             new_folder(out).__enter__()
-        assert (tmp_path / ".out.unproved").is_dir()
+        assert temporary.is_dir()
     with pytest.raises(ValueError, match="exists already"):
         new_folder(out).__enter__()
 

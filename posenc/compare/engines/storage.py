@@ -95,7 +95,7 @@ class Storage:
         """Keep a file with a random word, which every machine must be able to read and to answer.
         Raises: ValueError where this one cannot write it."""
         # A killed run leaves the name of a half-written file, which the next one deletes.
-        name, word = f".shared.{secrets.randbelow(10**12)}.partial", secrets.token_hex(8)
+        name, word = f".shared.{secrets.token_hex(8)}.partial", secrets.token_hex(8)
         try:
             self.write(name, word.encode())
             if self.read(name) != word.encode():

@@ -5,17 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-_PARTIAL = re.compile(r"\..+\.\d+\.partial")
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
+
+
+def _new_partial(path: Path) -> Path:
+    """Make an empty file next to `path`; its name cannot be predicted, and no link is followed."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    partial.touch(exist_ok=False)
+    return partial
 
 
 @contextlib.contextmanager
 def atomically(path: Path) -> Iterator[Path]:
     """Yield a partial file next to `path`. At the end of the block it is flushed to disk and
     replaces `path`; after an error it is deleted."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = _new_partial(path)
     try:
         yield partial
         with partial.open("rb+") as file:
@@ -61,11 +69,7 @@ def check_writable(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise FileExistsError(f"{path} is a pipe or a device, not an ordinary file.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    probe = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        probe.touch()
-    finally:
-        probe.unlink(missing_ok=True)
+    _new_partial(path).unlink()
 
 
 def check_figures(folder: str | Path | None) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 try:
@@ -13,17 +14,22 @@ except ImportError:  # Windows has no such locks
     fcntl = None
 
 LOCK = ".lock"
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 @contextlib.contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
     """Lock `folder` for this process. The lock is released when the process ends, even if killed.
 
-    Raises: ValueError if another process has the lock; `what` names it in the message.
+    Nothing is written to the lock file, and no link is followed.
+
+    Raises: ValueError if another process has the lock; `what` names it in the message. ValueError
+    if the lock is a link or no ordinary file.
     """
     busy = f"Another {what} is running in {folder}. Wait until it ends, or choose another folder."
-    with (folder / LOCK).open("w", encoding="utf-8") as file:
-        _hold(file.fileno(), busy)
+    with _opened(folder / LOCK, os.O_RDWR | os.O_CREAT | _NO_WAIT, stat.S_ISREG) as handle:
+        _hold(handle, busy)
         yield
 
 
@@ -31,17 +37,36 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 def held(folder: Path, busy: str) -> Iterator[None]:
     """Lock the folder without a lock file. It is made if missing, and removed if empty afterwards.
 
-    Raises: ValueError with the message `busy` if another process has the lock.
+    Raises: ValueError with the message `busy` if another process has the lock; ValueError for a
+    link.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         if fcntl is not None:
-            handle = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, handle)
-            _hold(handle, busy)
+            _hold(stack.enter_context(_opened(folder, os.O_RDONLY, stat.S_ISDIR)), busy)
         yield
     with contextlib.suppress(OSError):
         folder.rmdir()
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int, is_right: Callable[[int], bool]) -> Iterator[int]:
+    """Open without following a link, and close at the end.
+
+    Raises: ValueError for a link, or for another kind of file than `is_right` accepts.
+    """
+    try:
+        handle = os.open(path, flags | _NO_LINK, 0o666)
+    except OSError as error:
+        if path.is_symlink() or path.exists():
+            raise ValueError(f"{path} is a link or no ordinary file; remove it.") from error
+        raise
+    try:
+        if not is_right(os.fstat(handle).st_mode):
+            raise ValueError(f"{path} is no ordinary file; remove it.")
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _hold(handle: int, busy: str) -> None:

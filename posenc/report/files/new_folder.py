@@ -3,38 +3,57 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from posenc.report.files.lock import held
+
+_UNPROVED = ".unproved"
 
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `out` when the block ends without an error.
 
-    Its name depends on `out` only, so the next run removes what a killed run leaves.
+    Its name cannot be predicted. What a killed run left of `out` is removed; links are neither
+    followed nor removed.
 
     Raises: ValueError if `out` exists, its parent is not writable, or another process writes it.
     """
-    if out.exists():
+    if out.exists() or out.is_symlink():
         raise ValueError(f"{out} exists already; give a new folder.")
-    temporary = out.parent / f".{out.name}.unproved"
+    busy = f"Another posenc writes {out}. Wait for it, or give another --out."
     with contextlib.ExitStack() as stack:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            busy = f"Another posenc writes {out}. Wait for it, or give another --out."
+            for left in out.parent.glob(f".{glob.escape(out.name)}.*{_UNPROVED}"):
+                if _is_own_folder(left):
+                    with held(left, busy):
+                        shutil.rmtree(left)
+            temporary = out.parent / f".{out.name}.{secrets.token_hex(8)}{_UNPROVED}"
+            temporary.mkdir()
             stack.enter_context(held(temporary, busy))
-            for path in temporary.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
         except OSError as error:
             raise ValueError(f"{out.parent}: cannot write there ({error.strerror}).") from error
         stack.callback(shutil.rmtree, temporary, ignore_errors=True)
         yield temporary
         _to_disk(temporary)
-        temporary.replace(out)
+        try:
+            temporary.rename(out)
+        except OSError as error:
+            raise ValueError(f"{out} was made by another process meanwhile.") from error
+
+
+def _is_own_folder(path: Path) -> bool:
+    """Return True for a folder of this user, False for a link."""
+    found = path.lstat()
+    own = getattr(os, "geteuid", lambda: found.st_uid)()  # Windows has no such numbers
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == own
 
 
 def _to_disk(folder: Path) -> None:
