@@ -25,7 +25,14 @@ def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
+        try:
+            return importlib.import_module(_MODULES[name])
+        except ModuleNotFoundError as error:
+            if str(error.name).partition(".")[0] == "posenc":
+                raise
+            # An AttributeError, so that help, hasattr and inspect.getmembers go on without it.
+            message = f"posenc.{name} needs {error.name}: pip install 'posenc[{name}]'"
+            raise AttributeError(message) from error
     hint = "" if name.startswith("_") else _hint(name)
     raise AttributeError(f"module 'posenc' has no attribute {name!r}{hint}")
 

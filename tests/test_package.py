@@ -145,3 +145,25 @@ def test_submodules_that_documents_use():
 
 def test_package_is_typed():
     assert (Path(posenc.__file__).parent / "py.typed").exists()
+
+
+WITHOUT = """
+import inspect, pydoc, sys
+for package in ("keras", "transformers"):
+    sys.modules[package] = None
+import posenc
+assert not hasattr(posenc, "keras"), "keras"
+assert "ALiBi" in dict(inspect.getmembers(posenc))
+shown = pydoc.render_doc(posenc)
+assert "class RoPE" in shown or "RoPE" in shown
+try:
+    posenc.keras
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_help_works_without_optional_packages():
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "posenc.keras needs keras: pip install 'posenc[keras]'"
