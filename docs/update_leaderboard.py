@@ -3,6 +3,7 @@ readme`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ HEADERS = {
         "用途", "最好（并列），按均值排列", "显著更差", "跑不了测试",
     ),
 }  # fmt: skip
+UNDECIDED = {"README.md": "not decided by so few seeds:", "README.zh-CN.md": "种子不足以判定："}
 NAMES = {
     "README.md": {
         "text": "text, {:,} bytes",
@@ -96,8 +98,11 @@ def table(study: Study, readme: str) -> str:
             for up in (True, False)
         ]
         cells.append([f"`{name}`" for name in answer.never])
+        if answer.standing.pairs.least == math.inf:
+            cells[0].insert(0, UNDECIDED[readme])
         use = NAMES[readme][answer.task].format(answer.length)
-        lines.append((use, *(", ".join(cell) or "–" for cell in cells)))
+        words = [", ".join(cell).replace(":,", ":").replace("：,", "：") or "–" for cell in cells]
+        lines.append((use, *words))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from posenc.compare.page.figures import by_length
 from posenc.compare.page.page import describe_by_length
+from posenc.compare.page.rows import best_first
 from posenc.compare.results import Study
-from posenc.report.page.drawing import line_styles, write_svg
+from posenc.report.page.drawing import ranked_styles, write_svg
 
 if __name__ == "__main__":
     source, target = map(Path, sys.argv[1:])
     study = Study.from_json(source.read_text(encoding="utf-8"))
-    write_svg(by_length(study, line_styles(study.encodings)), target, describe_by_length(study))
+    styles = ranked_styles(best_first(study))
+    write_svg(by_length(study, styles), target, describe_by_length(study))

@@ -35,16 +35,12 @@ DARK = ("#4197D6", "#E8703A", "#1DB489", "#D98BB8", "#E9AB2B", "#8CCBF0", _INK_D
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*")
 _DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 2, 3, 2)))
 
-REST, _REST_DARK = "#848b94", "#8b939c"
-"""What is one of many: present, and no colour of its own."""
 HOVER = "hover:"
 """Begins the gid of an artist whose name shows under the mouse."""
 
 VARIABLES = {
-    "light": {"ink": INK, "grid": GRID, "rest": REST}
-    | {f"c{i}": c for i, c in enumerate(LIGHT[:-1])},
-    "dark": {"ink": _INK_DARK, "grid": _GRID_DARK, "rest": _REST_DARK}
-    | {f"c{i}": c for i, c in enumerate(DARK[:-1])},
+    "light": {"ink": INK, "grid": GRID} | {f"c{i}": c for i, c in enumerate(LIGHT[:-1])},
+    "dark": {"ink": _INK_DARK, "grid": _GRID_DARK} | {f"c{i}": c for i, c in enumerate(DARK[:-1])},
 }
 """CSS variables that replace the figures' colours, by colour scheme."""
 
@@ -105,10 +101,11 @@ class LineStyle(NamedTuple):
     color: str
     marker: str
     linestyle: Any
+    alpha: float | None = None
 
     def points(self) -> dict[str, Any]:
         """Return arguments of `plot` or `errorbar` for a line through a few measured points."""
-        return {"color": self.color, "marker": self.marker, "linestyle": self.linestyle}
+        return self._asdict()
 
     def curve(self, num_points: int) -> dict[str, Any]:
         """Return arguments of `plot` for a curve of many points, six of them with a marker."""
@@ -130,7 +127,7 @@ def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
 def ranked_styles(best_first: Sequence[str]) -> dict[str, LineStyle]:
     """Colours for the first six, in the order of the palette, and grey for all others."""
     first = line_styles(best_first[:6])
-    return {name: first.get(name, LineStyle(REST, "None", "-")) for name in best_first}
+    return {name: first.get(name, LineStyle(INK, "None", "-", 0.4)) for name in best_first}
 
 
 def ordered_colours(count: int) -> list[str]:
