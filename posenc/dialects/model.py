@@ -55,7 +55,7 @@ class Model:
     """config.json with the language model's keys on top."""
     model_type: str
     facts: Mapping[str, Any]
-    """The family's line of families.json; empty for a family that is not known."""
+    """The family's line of families.json; empty for a family that posenc does not know."""
 
     @property
     def known(self) -> bool:
@@ -227,5 +227,5 @@ def model_of(config: Mapping[str, Any]) -> Model:
     architectures = flat.get("architectures")
     if not isinstance(name, str):
         first = architectures[0] if isinstance(architectures, list) and architectures else ""
-        name = by_architecture(str(first)) or "llama"
+        name = by_architecture(str(first)) or ""
     return Model(flat, name, family(name) or {})

@@ -9,8 +9,17 @@ from posenc.dialects.meaning import meaning_of
 from posenc.dialects.writers import dual
 from tests.doctor.judging import judge
 
-MISREAD = {"gpt_oss": ("mlx-lm", "llama.cpp"), "glm": ("mlx-lm",)}
-"""Families that a runtime misreads in any spelling."""
+MISREAD = {
+    "gpt_oss": ("mlx-lm", "llama.cpp"),
+    "glm": ("mlx-lm",),
+    "deepseek_v2": ("mlx-lm",),
+    "minicpm3": ("mlx-lm",),
+    "minimax": ("mlx-lm",),
+    "minimax_m2": ("mlx-lm",),
+    "solar_open": ("mlx-lm",),
+}
+"""Families that a runtime misreads in any spelling, or refuses without a key of its own: mlx-lm
+wants a rope_scaling of DeepSeek 2 and MiniCPM 3, MiniMax's rotary_dim, Solar's share."""
 NO_SIZES = ("blt",)
 """A family whose config keeps its sizes in parts."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import RefusedError, UnknownModelError, number
+from posenc.dialects.computed import NotReadError, RefusedError, number
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
@@ -20,13 +20,11 @@ WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
 def convert(model: Model) -> Metadata:
     """Return the metadata that the converter writes, with transformers 5 installed.
 
-    Raises: RefusedError where it stops; UnknownModelError where it has no such model.
+    Raises: RefusedError where it stops; NotReadError where posenc does not know.
     """
-    if model.known and "gguf" not in model.facts:
-        raise UnknownModelError(f"llama.cpp has no model for {model.model_type!r}")
     if model.nested and not set(model.kinds) <= {"full_attention", "sliding_attention"}:
-        raise UnknownModelError(f"posenc has not read how llama.cpp rotates {model.model_type!r}")
-    facts = model.facts.get("gguf", {"architecture": "llama", "llama3": True})
+        raise NotReadError(model.model_type)
+    facts = model.facts["gguf"]
     parameters, sliding = _parameters(model)
     fields: dict[str, Any] = {"context_length": model.max_positions}
     theta = parameters.get("rope_theta")

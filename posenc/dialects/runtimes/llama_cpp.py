@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import Computed, Layer, RefusedError, Switch
+from posenc.dialects.computed import Computed, Layer, NotReadError, RefusedError, Switch
+from posenc.dialects.families import all_families
 from posenc.dialects.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes.gguf_converter import convert
@@ -50,7 +52,13 @@ def emulate(model: Model, length: int | None) -> Computed:
 
 
 def from_metadata(meta: Metadata, length: int | None, model: Model | None = None) -> Computed:
-    """Return what libllama computes from a GGUF file's keys and factor tensors."""
+    """Return what libllama computes from a GGUF file's keys and factor tensors.
+
+    Raises: NotReadError for an architecture that posenc has not read; RefusedError where the file
+    fails to load.
+    """
+    if meta.architecture not in read_architectures():
+        raise NotReadError(f"posenc does not know the architecture {meta.architecture!r}")
     check_tensors(meta)
     full = rotation(meta, length or meta.context_length)
     layers = {"all": full}
@@ -78,6 +86,15 @@ def from_metadata(meta: Metadata, length: int | None, model: Model | None = None
         still,
         version=VERSIONS["llama.cpp"],
     )
+
+
+@cache
+def read_architectures() -> frozenset[str]:
+    """Return the architectures whose source was read."""
+    cells = [
+        facts["gguf"]["architecture"] for facts in all_families().values() if facts.get("gguf")
+    ]
+    return frozenset((*cells, *LOADS_FREQS, *LOADS_FACTORS, *READS_BETAS, *TWO_KINDS))
 
 
 def check_tensors(meta: Metadata) -> None:

@@ -10,9 +10,9 @@ from posenc.dialects.computed import (
     LOOKED_AT,
     Computed,
     Layer,
+    NotReadError,
     RefusedError,
     Switch,
-    UnknownModelError,
     factors,
     number,
     required,
@@ -28,11 +28,9 @@ NOT_READ = ("mimo_v2_flash",)
 @emulator("mlx-lm")
 def emulate(model: Model, length: int | None) -> Computed:
     """Return what mlx-lm 0.32 computes. It never refuses a length."""
-    if model.known and "mlx" not in model.facts:
-        raise UnknownModelError(f"mlx-lm has no model for {model.model_type!r}")
     if model.model_type in NOT_READ:
-        raise UnknownModelError(f"posenc has not read how mlx-lm rotates {model.model_type!r}")
-    facts = model.facts.get("mlx", {"file": "llama", "scaling": "initialize", "needs": []})
+        raise NotReadError(model.model_type)
+    facts = model.facts["mlx"]
     _check_arguments(model, facts)
     theta, scaling = _settings(model, facts)
     length = length or model.max_positions

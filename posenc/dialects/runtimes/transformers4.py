@@ -13,7 +13,6 @@ from posenc.dialects.computed import (
     Layer,
     RefusedError,
     Switch,
-    UnknownModelError,
     factors,
     number,
     required,
@@ -39,8 +38,6 @@ THREE_KEYS = ("phi3", "phi4_multimodal")
 @emulator("transformers-4")
 def emulate(model: Model, length: int | None) -> Computed:
     """Return what transformers 4.57 computes. It never refuses a length."""
-    if model.known and "transformers4" not in model.facts:
-        raise UnknownModelError(f"transformers 4 has no model for {model.model_type!r}")
     length = length or model.max_positions
     scaling = scaling_of(model)
     full = rotation(model, scaling, theta_of(model), length)

@@ -87,6 +87,8 @@ def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest
         return
     _write_switch(holder, p)
     holder["rope_parameters"] = dict(p)
+    if "rope_scaling" in (model.facts.get("mlx") or {}).get("needs", ()):
+        holder["rope_scaling"] = None  # mlx-lm refuses a file without the key
     if p["rope_type"] != "default":
         holder["rope_scaling"] = {**p, "type": p["rope_type"]}
 
@@ -122,7 +124,7 @@ def _write_nested(
     if sliding is not None and isinstance(model.facts["transformers5"]["rope_theta"], Mapping):
         holder["rope_local_base_freq"] = sliding["rope_theta"]
     every = _period(model.layer_types)
-    if "sliding_window_pattern" in model.facts.get("mlx", {}) and every is not None:
+    if "sliding_window_pattern" in (model.facts.get("mlx") or {}) and every is not None:
         holder["sliding_window_pattern"] = every
 
 
