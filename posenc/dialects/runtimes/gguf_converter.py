@@ -33,7 +33,10 @@ def convert(model: Model) -> Metadata:
     if sliding is not None:
         fields["freq_base_swa"] = _float32(sliding)
     kind = str(parameters.get("rope_type", "default"))
-    dims = _dimension_count(model, parameters)
+    full = model.of_kind("full_attention") if model.nested else model
+    dims = _dimension_count(full, parameters)
+    if model.nested and model.uneven_heads:
+        fields["dimension_count_swa"] = model.head_dim
     if model.model_type in transformers5.ALPHA and kind == "dynamic":
         fields.update(_fixed_alpha(model, parameters, dims))
     elif facts["architecture"] in WRITES_FACTORS:
@@ -52,7 +55,7 @@ def convert(model: Model) -> Metadata:
     return Metadata(
         facts["architecture"],
         dimension_count=dims,
-        head_dim=model.head_dim,
+        head_dim=full.head_dim,
         num_layers=model.num_layers,
         given=frozenset(fields),
         **fields,

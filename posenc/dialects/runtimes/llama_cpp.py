@@ -159,7 +159,7 @@ def sliding(meta: Metadata) -> Layer:
         multiplier = _yarn_multiplier(meta, factor) / formulas.yarn_scale(factor)
     freqs = meta.rope_freqs
     if freqs is None or meta.architecture in FREQS_OF_FULL_LAYERS:
-        freqs = (1.0,) * (dims // 2)
+        freqs = (1.0,) * ((dims + 1) // 2)
     return Layer(formulas.divided(formulas.plain(dims, base), freqs), multiplier)
 
 
@@ -167,7 +167,7 @@ def _divisors(meta: Metadata, length: int) -> tuple[float, ...]:
     if meta.rope_freqs is not None:
         return meta.rope_freqs
     chosen = meta.factors_long if length > meta.original_length else meta.factors_short
-    return chosen if chosen is not None else (1.0,) * (meta.dimension_count // 2)
+    return chosen if chosen is not None else (1.0,) * ((meta.dimension_count + 1) // 2)
 
 
 def _log_multiplier(meta: Metadata) -> float:

@@ -10,7 +10,6 @@ from posenc.dialects.computed import (
     LOOKED_AT,
     Computed,
     Layer,
-    NotReadError,
     RefusedError,
     Switch,
     factors,
@@ -22,14 +21,11 @@ from posenc.dialects.runtimes.running import emulator
 
 YARN_TYPES = ("yarn", "deepseek_yarn", "telechat3-yarn")
 Scaling = Mapping[str, Any] | None
-NOT_READ = ("mimo_v2_flash",)
 
 
 @emulator("mlx-lm")
 def emulate(model: Model, length: int | None) -> Computed:
     """Return what mlx-lm 0.32 computes. It never refuses a length."""
-    if model.model_type in NOT_READ:
-        raise NotReadError(model.model_type)
     facts = model.facts["mlx"]
     _check_arguments(model, facts)
     theta, scaling = _settings(model, facts)
@@ -146,6 +142,8 @@ def _softmax_scale(model: Model, scaling: Scaling) -> float:
 
 
 def _dims(model: Model, facts: Mapping[str, Any]) -> int:
+    if "dims_key" in facts:
+        return int(number(model.config[facts["dims_key"]], facts["dims_key"]))
     if model.mla:
         return model.head_dim
     share = model.config.get("partial_rotary_factor", facts.get("partial_rotary_factor", 1.0))

@@ -58,6 +58,9 @@ def emulator(runtime: str) -> Callable[[Callable[[Model, int | None], Computed]]
                 raise
             except ARITHMETIC as error:  # values that the runtime's own code stops at as well
                 computed = Computed(f"{type(error).__name__}: {error}")
+            if every := facts.get("no_rope_every"):  # whatever the config says
+                still = tuple(i for i in range(model.num_layers) if (i + 1) % every == 0)
+                computed = replace(computed, without_rotation=still)
             return replace(computed, version=VERSIONS[runtime], read=facts["read"])
 
         return emulate
