@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from posenc.lazy import hint as missing
 from posenc.lazy import listed
 
 __version__ = "0.1.0"
@@ -22,10 +23,15 @@ __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
+    try:
+        if name in _PUBLIC:
+            return getattr(importlib.import_module(_PUBLIC[name]), name)
+        if name in _MODULES:
+            return importlib.import_module(_MODULES[name])
+    except ModuleNotFoundError as error:
+        if said := missing(error):
+            raise ImportError(f"posenc.{name}: {said}") from error
+        raise
     hint = "" if name.startswith("_") else _hint(name)
     raise AttributeError(f"module 'posenc' has no attribute {name!r}{hint}")
 

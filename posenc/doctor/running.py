@@ -67,7 +67,7 @@ def _run(options: Options) -> tuple[str, int]:
         meaning = meaning_of(source.config, options.length)
         return override(source.raw, meaning, options.overrides), 0
     if options.fix:
-        from posenc.doctor.cures.fixing import fix  # NumPy, for weights
+        from posenc.doctor.cures.fixing import fix
 
         assert options.out is not None
         return fix(source, options.out, _named(options), options.length, options.like)

@@ -11,8 +11,6 @@ from posenc.dialects.meaning import Meaning, meaning_of
 from posenc.dialects.runtimes import emulate
 from posenc.dialects.runtimes.llama_cpp import sliding_base
 from posenc.dialects.understood import require_understood
-from posenc.dialects.weights.fold import fold, foldable
-from posenc.dialects.weights.rows import checked
 from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.copies import copy_files, write_config
@@ -50,9 +48,14 @@ def fix(
     if source.spelling != "transformers":
         raise ValueError(_convert_first(source, meaning, named))
     alone = source.path.name != CONFIG or not any(source.folder.glob("*.safetensors"))
-    why = "a config alone has no weights" if alone else foldable(source.folder, meaning.model)
+    why, looked_at = "a config alone has no weights", "config.json"
+    if not alone:
+        from posenc.dialects.weights.fold import foldable  # needs NumPy
+        from posenc.dialects.weights.rows import checked
+
+        why = foldable(source.folder, meaning.model)
+        looked_at += f", {checked(source.folder, meaning.model)}"
     recipe = best(source.raw, meaning, named, fold=not why)
-    looked_at = "config.json" if alone else f"config.json, {checked(source.folder, meaning.model)}"
     lines = _write(source, out, recipe, meaning, named, looked_at)
     if why and recipe.cannot:
         lines.append(f"a temperature cannot be folded into q: {why}")
@@ -93,6 +96,8 @@ def _write(
         write_config(folder / CONFIG, config)
         lines += [f"  {line}" for line in config_changes(source.raw, config)]
         if recipe.folded != 1:
+            from posenc.dialects.weights.fold import fold
+
             changed = fold(folder, meaning.model, recipe.folded)
             lines.append(f"  {len(changed)} tensors of q: rotated rows * {recipe.folded**2:.7g}")
         written = read_json(folder / CONFIG)
