@@ -1,4 +1,4 @@
-"""Write the table of encodings into both READMEs; run by `make readme`."""
+"""Write the table of encodings into both READMEs and posenc/list.json; run by `make readme`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def with_table(readme: str, table: str) -> str:
     return f"{before}{START}{table.strip()}\n{END}{rest.split(END)[1]}"
 
 
-def current_table() -> str:
+def current_table(form: str = "--markdown") -> str:
     """What `posenc list --markdown` prints."""
-    command = [sys.executable, "-m", "posenc.cli", "list", "--markdown"]
+    command = [sys.executable, "-m", "posenc.cli", "list", form]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -27,3 +27,4 @@ if __name__ == "__main__":
         path = root / name
         text = path.read_text(encoding="utf-8")
         path.write_text(with_table(text, table), encoding="utf-8")
+    (root / "posenc/list.json").write_text(current_table("--json"), encoding="utf-8")

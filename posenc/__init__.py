@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from posenc.lazy import hint as missing
 from posenc.lazy import listed
 
 __version__ = "0.1.0"
@@ -22,17 +23,18 @@ __all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    if name in _MODULES:
-        try:
+    try:
+        if name in _PUBLIC:
+            return getattr(importlib.import_module(_PUBLIC[name]), name)
+        if name in _MODULES:
             return importlib.import_module(_MODULES[name])
-        except ModuleNotFoundError as error:
-            if str(error.name).partition(".")[0] == "posenc":
-                raise
-            # An AttributeError, so that help, hasattr and inspect.getmembers go on without it.
-            message = f"posenc.{name} needs {error.name}: pip install 'posenc[{name}]'"
-            raise AttributeError(message) from error
+    except ModuleNotFoundError as error:
+        said = missing(error)
+        if not said:
+            raise
+        # For a module an AttributeError: help, hasattr and inspect.getmembers go on without it.
+        kind = AttributeError if name in _MODULES else ImportError
+        raise kind(f"posenc.{name}: {said}") from error
     hint = "" if name.startswith("_") else _hint(name)
     raise AttributeError(f"module 'posenc' has no attribute {name!r}{hint}")
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from posenc import __version__
+from posenc.lazy import hint
 from posenc.report.page.failure import RunFailed, Stopped, disk_is_full
 
 COMMANDS = {
@@ -76,6 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             code = _complain(f"the disk is full: {error}", 1, error)
         else:
             code = _complain(str(error), 2, error)
+    except ModuleNotFoundError as error:
+        said = hint(error)
+        code = _complain(said or f"{error}", 2 if said else 1, error)
     except (ValueError, TypeError) as error:
         code = _complain(str(error), 2, error)
     except Exception as error:

@@ -12,6 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+_EXTRAS = {"transformers": "hf", "gguf": "doctor", "keras": "keras"}
+_EXTRAS |= dict.fromkeys("torch numpy scipy matplotlib safetensors jaxtyping".split(), "torch")
+"""The extra that brings a package; without extras posenc has typer and rich, for the doctor."""
+
+
+def hint(error: ModuleNotFoundError) -> str:
+    """Say which extra brings a package that is not installed; empty if none does."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        return ""
+    return f'{package} is not installed: pip install "posenc[{_EXTRAS[package]}]"'
+
 
 def listed(file: str) -> dict[str, str]:
     """Return the module of each name that the stub next to `file` imports.

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from posenc.lazy import hint
 from posenc.report.machine.options import option
 
+TABLE = Path(__file__).with_suffix(".json")
+"""What `posenc list --json` prints where torch is installed; written by `make readme`."""
 KERAS_LAYERS = {
     "Sinusoidal": "SinusoidalPositionEncoding",
     "Learned": "LearnedPositionEmbedding",
@@ -40,10 +44,17 @@ def list_encodings(
     """
     if as_json and markdown:
         raise ValueError("posenc list: choose one of --json and --markdown.")
-    from posenc.encodings.registry import problems
+    try:
+        from posenc.encodings.registry import problems
 
-    rows, wrong = encodings(names)
-    for line in wrong if names else (*problems(), *wrong):
+        rows, wrong = encodings(names)
+        wrong = wrong if names else [*problems(), *wrong]
+    except ModuleNotFoundError as error:
+        said = hint(error)
+        if names or not said:
+            raise
+        rows, wrong = json.loads(TABLE.read_text(encoding="utf-8")), [f"posenc's own; {said}"]
+    for line in wrong:
         sys.stderr.write(f"posenc: {line}\n")
     if as_json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))

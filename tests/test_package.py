@@ -166,4 +166,6 @@ except AttributeError as error:
 def test_help_works_without_optional_packages():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "posenc.keras needs keras: pip install 'posenc[keras]'"
+    assert done.stdout.strip() == (
+        'posenc.keras: keras is not installed: pip install "posenc[keras]"'
+    )

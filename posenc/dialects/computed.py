@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+Known = Literal["yes", "no model", "unknown"]
+"""Whether a runtime has the model, and whether posenc has read what it computes from it."""
 Switch = Literal["static", "length", "batch", "start"]
 """When the frequencies change: never, with the current length, with the longest sequence of a
 batch, or with the length that the server was started for."""
@@ -49,9 +51,10 @@ class Computed:
     """One runtime's reading of a file.
 
     layers: kind of layer -> its rotation. softmax_scale: factor of q.k. max_length: the longest
-    sequence admitted, None for no limit. without_rotation: layers that do not rotate. knows: False
-    if the runtime has no model of this architecture, or reads no such file. version: of the
-    runtime, empty for a meaning.
+    sequence admitted, None for no limit. without_rotation: layers that do not rotate. known: "no
+    model" if the runtime has none of this architecture, or reads no such file; "unknown" if posenc
+    has not read it. version: of the runtime, empty for a meaning. read: the file and line of that
+    version.
     """
 
     error: str | None = None
@@ -60,13 +63,28 @@ class Computed:
     switch: Switch = "static"
     max_length: int | None = None
     without_rotation: tuple[int, ...] = ()
-    knows: bool = True
+    known: Known = "yes"
     version: str = ""
+    read: str = ""
+
+    @property
+    def knows(self) -> bool:
+        """True if the runtime has the model and posenc has read what it does with it."""
+        return self.known == "yes"
+
+    @property
+    def answer(self) -> str:
+        """The answer in two words or three: what the table and --json say."""
+        if self.known != "yes":
+            return {"no model": "no such model", "unknown": "not known to posenc"}[self.known]
+        return "refuses" if self.error is not None else "computes"
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `posenc doctor --json` prints for a runtime."""
         return {
+            "answer": self.answer,
             "version": self.version,
+            "read": self.read,
             "error": self.error,
             "layers": {
                 name: {"inv_freq": list(layer.inv_freq), "multiplier": layer.multiplier}
@@ -89,8 +107,8 @@ class RefusedError(Exception):
         self.max_length = max_length
 
 
-class UnknownModelError(RefusedError):
-    """The runtime has no model of this architecture."""
+class NotReadError(RefusedError):
+    """Posenc has not read what the runtime computes here."""
 
 
 def number(value: Any, name: str) -> float:

@@ -1,9 +1,13 @@
 """Facts about model families in each runtime, read from the runtimes' own sources.
 
-families.json has one line per `model_type` of a causal language model with rotary positions in
-transformers 5.23: class defaults and the layout of pairs. For transformers 4.57.3, vLLM 0.33.0,
-SGLang 0.5.23, mlx-lm 0.32.2 and llama.cpp 0c1e57098 it says whether they have the model and where
-they read theta and the scaling.
+families.json has one line per `model_type`: class defaults, the layout of pairs, and a cell per
+runtime with where they read theta and the scaling. `read` is the file and line of the runtime's
+own source at the version of `running.VERSIONS` that posenc was read from; paths start at the folder
+of the models (llama.cpp: of the repository). A cell is null if that version has no such model, and
+missing if nobody has read it. No cell is copied from another family or runtime.
+
+A line of several modalities names the `text` family of its language model; `flat` if the keys may
+stand beside the other towers' instead of in a config of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ WITHOUT_ROTATION = frozenset(
     mamba mamba2 marian mbart megatron-bert mobilebert mpnet mpt mra mt5 mvp nllb-moe
     nystromformer openai-gpt opt pegasus pegasus_x plbart prophetnet reformer rembert roberta
     roberta-prelayernorm roc_bert rwkv squeezebert switch_transformers t5 tapas trocr umt5 whisper
-    xglm xlm xlm-roberta xlm-roberta-xl xlnet xmod yoso
+    glm5_next_text kimi_linear xglm xlm xlm-roberta xlm-roberta-xl xlnet xmod yoso
     """.split()
 )
 """model_types of language models that rotate nothing in transformers: learned tables, biases on
@@ -42,4 +46,4 @@ def family(model_type: str) -> dict[str, Any] | None:
 
 def by_architecture(name: str) -> str | None:
     """Return the model_type of a class such as LlamaForCausalLM."""
-    return next((m for m, f in all_families().items() if f["architecture"] == name), None)
+    return next((m for m, f in all_families().items() if f.get("architecture") == name), None)

@@ -14,7 +14,7 @@ LARGEST_DIM = 1 << 14
 
 
 def plain(dim: int, theta: float) -> tuple[float, ...]:
-    """Return theta^(-2i/dim) for i = 0 .. dim/2 - 1.
+    """Return theta^(-2i/dim) for every i with 2i < dim; runtimes round odd dims up.
 
     Raises: ValueError for more dims than a head can have.
 
@@ -23,7 +23,7 @@ def plain(dim: int, theta: float) -> tuple[float, ...]:
     """
     if not 0 <= dim <= LARGEST_DIM:
         raise ValueError(f"{dim} rotated dims, expected at most {LARGEST_DIM}")
-    return tuple(theta ** (-2 * i / dim) for i in range(dim // 2))
+    return tuple(theta ** (-2 * i / dim) for i in range((dim + 1) // 2))
 
 
 def divided(inv_freq: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, TypeGuard
 
 from posenc.dialects import formulas
 from posenc.dialects.computed import ARITHMETIC, Computed, Layer, RefusedError, first_switch
+from posenc.dialects.families import all_families
 from posenc.dialects.model import TRAINED_KEY, BadConfigError, Model, model_of
 from posenc.dialects.runtimes import transformers5
 
@@ -23,6 +25,10 @@ NUMBERS = tuple(
     "partial_rotary_factor alpha".split()
 )
 YARN_KEYS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attention_factor")
+
+
+class UnknownFamilyError(ValueError):
+    """A family that posenc has not read: nothing is said, fixed or proved of it."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,10 @@ class Meaning:
 def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
     """Resolve what a config.json's dict means at a length (default: the longest meant).
 
-    Raises: ValueError where the meaning is unclear.
+    Raises: UnknownFamilyError for a family whose meaning nobody has read; ValueError where the
+    meaning is unclear.
     """
+    known_family(model_of(config))
     doubts: list[str] = []
     model = model_of(_canonical(config, doubts))
     try:
@@ -71,6 +79,22 @@ def meaning_of(config: Mapping[str, Any], length: int | None = None) -> Meaning:
     )
     trained = min(_trained(p, model) for p in parameters.values())
     return Meaning(model, computed, parameters, longest, trained, tuple(dict.fromkeys(doubts)))
+
+
+def known_family(model: Model) -> None:
+    """Raise UnknownFamilyError if posenc has not read what the family's code means by its keys."""
+    if model.facts.get("transformers5"):
+        return
+    if not model.model_type:
+        raise UnknownFamilyError(
+            "config.json has no model_type, and its architectures name no family that posenc "
+            "knows: write model_type"
+        )
+    close = get_close_matches(model.model_type, all_families(), 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise UnknownFamilyError(
+        f"posenc does not know the family {model.model_type!r} and judges nothing of it{hint}"
+    )
 
 
 def _canonical(config: Mapping[str, Any], doubts: list[str]) -> dict[str, Any]:

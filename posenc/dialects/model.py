@@ -29,8 +29,6 @@ LAYER_KINDS = (
 )
 """Names by which rope_parameters may be nested."""
 SCALAR_SCALES = {"gemma3n_text": 1.0, "gemma4_text": 1.0, "gemma4_unified_text": 1.0}
-SLIDING_ROTATES_ALONE = ("cohere2", "cohere2_moe")
-"""Families whose full-attention layers have no rotation."""
 
 
 class BadConfigError(ValueError):
@@ -55,15 +53,17 @@ class Model:
     """config.json with the language model's keys on top."""
     model_type: str
     facts: Mapping[str, Any]
-    """The family's line of families.json; empty for a family that is not known."""
+    """The family's line of families.json; empty for a family that posenc does not know."""
 
     @property
     def known(self) -> bool:
         return bool(self.facts)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a key of the config, or the family's default for it."""
+        """Return a key of the config under its name or the family's, or the family's default."""
         value = self.config.get(name)
+        if value is None:
+            value = self.config.get(self.facts.get("names", {}).get(name))
         if value is None:
             value = self.facts.get("defaults", {}).get(name)
         return default if value is None else value
@@ -73,6 +73,7 @@ class Model:
 
         Raises: BadConfigError where none is given or one is no such number.
         """
+        names = (*names, *filter(None, [self.facts.get("names", {}).get(names[0])]))
         found = next((n for n in names if self.config.get(n) is not None), None)
         value = self.config[found] if found else self.get(names[0], default)
         name, largest = found or names[0], LARGEST_OF.get(names[0], LARGEST)
@@ -102,11 +103,11 @@ class Model:
     @property
     def head_dim(self) -> int:
         """The channels that may rotate: of a whole head, or of MLA's rotary part."""
-        if self.mla:
+        if self.mla and not self.facts.get("rotates_share"):
             return self.size("qk_rope_head_dim", default=64)
-        if self.get("head_dim") is not None:
+        if self.get("head_dim") is not None and not self.facts.get("even_heads"):
             return self.size("head_dim")
-        hidden = self.size("hidden_size", "n_embd", "d_model")
+        hidden = self.size(self.facts.get("width", "hidden_size"), "n_embd", "d_model")
         if hidden < self.num_heads:
             raise BadConfigError(
                 f"config.json: hidden_size {hidden} is smaller than num_attention_heads "
@@ -135,6 +136,17 @@ class Model:
         return any("partial_rotary_factor" in d for d in (modern, *inner))
 
     @property
+    def share(self) -> Any:
+        """The fraction of each head that the config rotates, by whichever key the family has for
+        it; None if it has none."""
+        modern = self.facts.get("transformers5", {})
+        value = self.config.get(modern.get("share_key", "partial_rotary_factor"))
+        rotated = self.config.get(modern.get("dims_key", ""))
+        if value is None and isinstance(rotated, int | float):
+            value = rotated / self.head_dim
+        return modern.get("partial_rotary_factor") if value is None else value
+
+    @property
     def nested(self) -> bool:
         """True if the family's code has one set of rotary parameters per kind of layer."""
         return "nested" in self.facts.get("transformers5", {})
@@ -150,11 +162,11 @@ class Model:
         """Return the model with the head dimension of one kind of layer; Gemma 4's differ."""
         if "global_head_dim" not in self.facts.get("defaults", {}):
             return self
-        each, first = self.config.get("per_layer_config"), None
+        each, given = self.config.get("per_layer_config"), {}
         if isinstance(each, Mapping) and kind in self.layer_types:
-            first = each.get(str(self.layer_types.index(kind)))
-        given = first if isinstance(first, Mapping) else {}
-        if each is None and kind == "full_attention":
+            own = {int(i): v for i, v in each.items()}.get(self.layer_types.index(kind))
+            given = own if isinstance(own, Mapping) else {}
+        elif each is None and kind == "full_attention":
             given = {"head_dim": self.get("global_head_dim")}
         return replace(self, config={**self.config, **given})
 
@@ -181,14 +193,19 @@ class Model:
     @property
     def layer_types(self) -> tuple[str, ...]:
         """The kind of each layer, as transformers 5 derives it."""
-        given = self.config.get("layer_types")
+        given = self.get("layer_types")
         if isinstance(given, list) and given:
             return tuple(str(kind) for kind in given)
+        for key, names in self.facts.get("layer_codes", {}).items():
+            codes = self.config.get(key)
+            if isinstance(codes, list) and all(str(code) in names for code in codes):
+                return tuple(names[str(code)] for code in codes[: self.num_layers])
         every = self.config.get("sliding_window_pattern", self.facts.get("full_every"))
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             every = self.facts.get("full_every")
         if every is None or "full_every" not in self.facts:
-            return ("full_attention",) * self.num_layers
+            usual = self.facts.get("layer_types", ["full_attention"])
+            return tuple(usual[i % len(usual)] for i in range(self.num_layers))
         return tuple(
             "sliding_attention" if (i + 1) % every else "full_attention"
             for i in range(self.num_layers)
@@ -200,24 +217,47 @@ class Model:
         if not self.nested:
             return ("all",)
         labels = tuple(self.facts["transformers5"]["nested"])
-        present = [kind for kind in labels if kind in self.layer_types]
+        present = [kind for kind in labels if self.layers_of(kind)]
         return tuple(present) or labels
+
+    def layers_of(self, kind: str) -> tuple[int, ...]:
+        """Return the layers of a kind, whether they rotate or not."""
+        if kind == "all":
+            return tuple(range(self.num_layers))
+        types = self.facts["transformers5"].get("labels", {}).get(kind, (kind,))
+        return tuple(i for i, name in enumerate(self.layer_types) if name in types)
 
     @property
     def without_rotation(self) -> tuple[int, ...]:
-        """The layers that do not rotate, by the config's own keys."""
-        listed = self.config.get("no_rope_layers")
-        if isinstance(listed, list) and listed:
-            return tuple(i for i, rotates in enumerate(listed) if not rotates)
-        interval = 4 if self.model_type in ("smollm3", "llama4_text") else None
+        """The layers that do not rotate, by the config's own keys and the family's `rotates`."""
+        count, rule = self.num_layers, self.facts.get("rotates", {})
+        when = rule.get("when", {})
+        if any(self.get(key) != value for key, value in when.items()):
+            return tuple(range(count))
         if self.config.get("no_rope_layer_interval") is not None:
-            interval = self.size("no_rope_layer_interval")
-        if interval is not None:
-            return tuple(i for i in range(self.num_layers) if (i + 1) % interval == 0)
-        if self.model_type in SLIDING_ROTATES_ALONE:
+            self.size("no_rope_layer_interval")  # no impossible number passes in any family
+        if "list" in rule:
+            listed = self.config.get(rule["list"])
+            if isinstance(listed, list) and listed:
+                return tuple(i for i, rotates in enumerate(listed) if not rotates)
+        if "every" in rule:
+            every = self.size(rule["every"], default=rule["default"])
+            return tuple(i for i in range(count) if (i + 1) % every == 0)
+        if isinstance(listed := self.config.get(rule.get("zeros", "")), list):
+            return tuple(i for i, theta in enumerate(listed) if not theta)
+        if "counted_back" in rule:
+            return tuple(i for i in range(count) if (count - 1 - i) % rule["counted_back"] == 0)
+        still = set()
+        if "only" in rule and self.config.get(rule.get("unless_null", ""), 0) is not None:
+            first = self.config.get(rule.get("first", "")) or 0  # layers that rotate in any case
             kinds = enumerate(self.layer_types)
-            return tuple(i for i, kind in kinds if kind == "full_attention")
-        return ()
+            still = {i for i, kind in kinds if kind not in rule["only"] and i >= first}
+        if self.nested:
+            dicts = self.config.get("rope_parameters") or self.facts["transformers5"]["nested"]
+            for kind in self.kinds:
+                if isinstance(dicts, Mapping) and dicts.get(kind, 0) is None:
+                    still |= set(self.layers_of(kind))
+        return tuple(sorted(still))
 
 
 def model_of(config: Mapping[str, Any]) -> Model:
@@ -226,6 +266,12 @@ def model_of(config: Mapping[str, Any]) -> Model:
     name = flat.get("model_type")
     architectures = flat.get("architectures")
     if not isinstance(name, str):
-        first = architectures[0] if isinstance(architectures, list) and architectures else ""
-        name = by_architecture(str(first)) or "llama"
-    return Model(flat, name, family(name) or {})
+        first = architectures[0] if isinstance(architectures, list) and architectures else None
+        name = by_architecture(str(first)) or ""
+    facts = family(name) or {}
+    if "text" in facts:  # of several modalities, whose config holds the language model's
+        held = any(isinstance(config.get(inner), Mapping) for inner in INNER)
+        if not (held or facts.get("flat")):
+            return Model(flat, name, {})
+        name, facts = facts["text"], family(facts["text"]) or {}
+    return Model(flat, name, facts)

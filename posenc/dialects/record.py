@@ -86,18 +86,13 @@ def of_meaning(meaning: Meaning, spelling: str, length: int | None) -> Record:
 
 
 def _kinds(model: Model, computed: Computed) -> tuple[LayerKind, ...]:
-    types, window = model.layer_types, model.config.get("sliding_window")
+    window = model.config.get("sliding_window")
     window = window if isinstance(window, int) and window > 0 else None
     if not _windows_used(model.config):
         window = None
     found = []
     for name, layer in computed.layers.items():
-        indices = tuple(
-            i
-            for i in range(model.num_layers)
-            if i not in computed.without_rotation
-            and (name == "all" or (i < len(types) and types[i] == name))
-        )
+        indices = tuple(i for i in model.layers_of(name) if i not in computed.without_rotation)
         seen = window if name == "sliding_attention" or (name == "all" and window) else None
         found.append(
             LayerKind(

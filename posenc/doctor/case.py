@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from posenc.dialects.computed import Computed, Layer, RefusedError
+from posenc.dialects.computed import Computed, Known, Layer, NotReadError, RefusedError
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.files.source import Source
-from posenc.dialects.meaning import Meaning, meaning_of
+from posenc.dialects.meaning import Meaning, UnknownFamilyError, known_family, meaning_of
 from posenc.dialects.model import BadConfigError, Model, model_of
 from posenc.dialects.record import Record, of_meaning, record_of
 from posenc.dialects.runtimes import RUNTIMES, VERSIONS, emulate
@@ -57,7 +57,7 @@ class Case:
             return None, ""
         try:
             return meaning_of(self.source.config, self.length), ""
-        except BadConfigError:
+        except (BadConfigError, UnknownFamilyError):
             raise
         except ValueError as error:
             return None, str(error)
@@ -91,13 +91,37 @@ class Case:
         name = "llama.cpp"
         try:
             own = from_metadata(self.metadata, self.length)
+        except NotReadError as unread:
+            own = Computed(str(unread), known="unknown", version=VERSIONS[name])
         except RefusedError as refused:
             own = Computed(str(refused), version=VERSIONS[name])
         others = {
-            r: Computed(f"{r} is not asked about GGUF files", knows=False, version=VERSIONS[r])
+            r: Computed(f"{r} reads no GGUF files", known="no model", version=VERSIONS[r])
             for r in RUNTIMES
         }
         return {**others, name: own}
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        """The named runtimes of which posenc knows what they compute; nothing is said of others."""
+        return tuple(name for name in self.named if self.computed[name].knows)
+
+    def among(self, known: Known) -> tuple[str, ...]:
+        """Return the named runtimes without such a model, or those that nobody has read."""
+        return tuple(name for name in self.named if self.computed[name].known == known)
+
+    def require_known(self) -> None:
+        """Raise UnknownFamilyError if nothing can be judged: the family is not known, or no named
+        runtime is known to have it."""
+        if self.metadata is None:
+            known_family(self.model)
+        if not self.judges:
+            said = [f"{name}: {self.computed[name].answer}" for name in self.named]
+            raise UnknownFamilyError(f"{self._name}: {'; '.join(said)}")
+
+    @property
+    def _name(self) -> str:
+        return self.model.model_type if self.metadata is None else self.metadata.architecture
 
     @cached_property
     def differences(self) -> dict[str, frozenset[Aspect]]:
@@ -132,8 +156,8 @@ class Case:
         return tuple(found)
 
     def only_named(self, runtimes: Sequence[str]) -> tuple[str, ...]:
-        """Return those of these runtimes that the user named."""
-        return tuple(name for name in runtimes if name in self.named)
+        """Return those of these runtimes that the user named and posenc knows."""
+        return tuple(name for name in runtimes if name in self.judges)
 
     def concerned(self, among: Sequence[str], *aspects: Aspect) -> tuple[str, ...]:
         """Return the named runtimes among these that differ from the meaning."""

@@ -26,7 +26,8 @@ def doctor(
 ) -> int:
     """Say what every runtime makes of a checkpoint's positions, and what to do about it.
 
-    Exit code 1 where a rule of severity E fires, 2 for bad input.
+    Exit code 1 where a rule of severity E fires, 2 for bad input, 3 for a family of which posenc
+    does not know what a named runtime computes.
     """
     from posenc.doctor.running import run
 

@@ -79,6 +79,9 @@ class Options:
             "rotary positions are skipped.",
         ),
     ] = False
+    strict: Annotated[
+        bool, typer.Option("--strict", help="With --each: fail for a family that is not known.")
+    ] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
     as_sarif: Annotated[
         bool, typer.Option("--sarif", help="Print SARIF 2.1.0, for code review.")

@@ -74,7 +74,7 @@ class Rule:
             severity: Severity = self.severity
             if severity == "E" and not hit.concerned and not hit.contradiction:
                 severity = "W"
-            runtimes = hit.concerned or hit.affected
+            runtimes = hit.concerned or tuple(r for r in hit.affected if case.computed[r].knows)
             yield Finding(self.code, severity, hit.message, runtimes, hit.cure or self.cure)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import NoRotationError, Source, is_adapter, load
-from posenc.dialects.meaning import meaning_of
+from posenc.dialects.meaning import UnknownFamilyError, meaning_of
 from posenc.dialects.record import record_of
 from posenc.dialects.runtimes import RUNTIMES
 from posenc.dialects.writers.overrides import overridden, override
@@ -27,12 +27,27 @@ SIDECAR = ".posenc"
 IGNORE = re.compile(r"^#\s*posenc:\s*ignore=([A-Z0-9,\s]+)$")
 
 
+GRAVITY = (0, 3, 1, 2)
+"""Exit codes, the gravest last."""
+
+
 def run(options: Options) -> tuple[str, int]:
     """Return what to print, and the exit code: 1 if an E fired, a fix is incomplete, or two files
-    differ.
+    differ; 3 if posenc knows of no named runtime what it computes for the family.
 
     Raises: ValueError and OSError for bad input.
     """
+    try:
+        return _run(options)
+    except UnknownFamilyError as unknown:
+        where = ", ".join(str(path) for path in options.paths)
+        said = f"{unknown}. Nothing was judged, fixed or proved."
+        if options.as_json:
+            return json.dumps({"judged": False, "why": str(unknown)}, indent=2), 3
+        return f"{where}: {said}", 3
+
+
+def _run(options: Options) -> tuple[str, int]:
     _check(options)
     if options.explain is not None:
         return terminal.explain(_rule(options.explain)), 0
@@ -45,16 +60,17 @@ def run(options: Options) -> tuple[str, int]:
     if options.layout or options.convert_layout is not None:
         return _layout(options)
     source = load(options.paths[0])
+    case = _case(source, options)
+    case.require_known()
     if options.overrides is not None:
         _need_config(source, "--overrides")
         meaning = meaning_of(source.config, options.length)
         return override(source.raw, meaning, options.overrides), 0
     if options.fix:
-        from posenc.doctor.cures.fixing import fix  # NumPy, for weights
+        from posenc.doctor.cures.fixing import fix
 
         assert options.out is not None
         return fix(source, options.out, _named(options), options.length, options.like)
-    case = _case(source, options)
     found = findings(case, _ignored(source.folder))
     if not found and case.why_unclear:
         raise ValueError(f"{source.path}: {case.why_unclear}.")
@@ -72,11 +88,16 @@ def _check(options: Options) -> None:
             raise ValueError("--explain takes a rule's code and no path.")
         return
     if options.each:
-        if options != Options(options.paths, options.length, options.for_, each=True):
-            raise ValueError("--each takes --length and --for, and no other option.")
+        allowed = Options(
+            options.paths, options.length, options.for_, each=True, strict=options.strict
+        )
+        if options != allowed:
+            raise ValueError("--each takes --length, --for and --strict, and no other option.")
         if not options.paths:
             raise ValueError("--each: expected one path or more, got none.")
         return
+    if options.strict:
+        raise ValueError("--strict goes with --each.")
     if not 1 <= len(options.paths) <= 2:
         raise ValueError(
             f"expected one path, or two to compare, got {len(options.paths)}; see posenc doctor "
@@ -100,20 +121,25 @@ def _check(options: Options) -> None:
 
 
 def _each(options: Options) -> tuple[str, int]:
-    """Judge files one by one; return what to print and the gravest exit code."""
+    """Judge files one by one; return what to print and the gravest exit code. What is not known
+    passes with a notice, unless --strict is given."""
     pages, codes = [], [0]
     for path in options.paths:
         said, code = _one(path, options)
         pages.append(said)
         codes.append(code)
-    return "\n\n".join(pages), max(codes)
+    if unknown := codes.count(3):
+        judged = len(options.paths) - unknown
+        pages.append(f"notice: {unknown} of {unknown + judged} files were not judged, see above.")
+        codes = codes if options.strict else [0 if code == 3 else code for code in codes]
+    return "\n\n".join(pages), max(codes, key=GRAVITY.index)
 
 
 def _one(path: Path, options: Options) -> tuple[str, int]:
     try:
         if path.suffix == ".json" and path.is_file() and not read_json(path).keys() & {*MODEL}:
             return f"{path}: skipped, it describes no model.", 0
-        return run(replace(options, paths=(path,), each=False))
+        return run(replace(options, paths=(path,), each=False, strict=False))
     except NoRotationError as nothing:
         return f"skipped: {nothing}", 0
     except (ValueError, OSError) as error:

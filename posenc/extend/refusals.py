@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.model import SLIDING_ROTATES_ALONE
+from posenc.dialects.families import all_families
 from posenc.dialects.runtimes.transformers5 import ALPHA
 from posenc.extend.export.folder import SERVE
 from posenc.extend.measure.tasks import PASSKEY, parse_tasks
@@ -26,7 +26,7 @@ NEAR = {"sliding_attention", "chunked_attention"}
 """Kinds of layers with a window."""
 RECURRENT = {"linear_attention", "conv", "mamba"}
 """Kinds of layers with a recurrent state instead of keys."""
-NEAR_ROTATE_ALONE = (*SLIDING_ROTATES_ALONE, *"afmoe exaone4 exaone_moe flint kolibri1".split())
+NEAR_ROTATE_ALONE = tuple(n for n, f in all_families().items() if "only" in f.get("rotates", ()))
 """Families whose other layers do not rotate, by their code in transformers 5.23."""
 SCALED = ("default", "yarn")
 """rope_types with which the meaning of mscale_all_dim is known; default ignores it."""

@@ -68,6 +68,7 @@ def test_json_has_the_record_the_rules_and_six_runtimes(call, file):
     assert set(answer["runtimes"]) == set(RUNTIMES)
     for runtime in answer["runtimes"].values():
         keys = {"version", "error", "layers", "softmax_scale", "switch", "max_length"}
+        keys |= {"answer", "read"}
         assert set(runtime) == keys
     vllm = answer["runtimes"]["vllm"]
     assert vllm["layers"]["all"]["multiplier"] == pytest.approx(1.0954451)

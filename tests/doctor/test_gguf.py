@@ -85,7 +85,7 @@ def test_keys_that_libllama_does_not_read(tmp_path, keys, words):
     path = write(tmp_path / "a.gguf", **keys)
     assert any(words in message for message in codes(path))
     assert run(Options((path,)))[1] == 1
-    assert run(Options((path,), for_="vllm"))[1] == 0
+    assert run(Options((path,), for_="vllm"))[1] == 3  # it reads no such file
 
 
 def test_a_sound_file_has_nothing_to_complain_about(tmp_path):

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+TOKENIZER_FILES = tuple(
+    "tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json "
+    "added_tokens.json vocab.json vocab.txt vocab.bpe merges.txt spiece.model "
+    "sentencepiece.bpe.model spm.model tekken.json chat_template.jinja chat_template.json "
+    "generation_config.json".split()
+)
+"""Files copied next to exported weights: data, never code."""
+
 
 def inside(folder: Path, name: str, asked: str) -> Path:
     """Return the path of a file in the folder. Links of the Hub's cache from a snapshot to its

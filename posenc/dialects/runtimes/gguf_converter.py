@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import RefusedError, UnknownModelError, number
+from posenc.dialects.computed import NotReadError, RefusedError, number
 from posenc.dialects.files.gguf_metadata import Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes import transformers5
@@ -20,13 +20,11 @@ WRITES_FACTORS = ("phi3", "phimoe", "minicpm3", "minicpm")
 def convert(model: Model) -> Metadata:
     """Return the metadata that the converter writes, with transformers 5 installed.
 
-    Raises: RefusedError where it stops; UnknownModelError where it has no such model.
+    Raises: RefusedError where it stops; NotReadError where posenc does not know.
     """
-    if model.known and "gguf" not in model.facts:
-        raise UnknownModelError(f"llama.cpp has no model for {model.model_type!r}")
     if model.nested and not set(model.kinds) <= {"full_attention", "sliding_attention"}:
-        raise UnknownModelError(f"posenc has not read how llama.cpp rotates {model.model_type!r}")
-    facts = model.facts.get("gguf", {"architecture": "llama", "llama3": True})
+        raise NotReadError(model.model_type)
+    facts = model.facts["gguf"]
     parameters, sliding = _parameters(model)
     fields: dict[str, Any] = {"context_length": model.max_positions}
     theta = parameters.get("rope_theta")
@@ -35,7 +33,10 @@ def convert(model: Model) -> Metadata:
     if sliding is not None:
         fields["freq_base_swa"] = _float32(sliding)
     kind = str(parameters.get("rope_type", "default"))
-    dims = _dimension_count(model, parameters)
+    full = model.of_kind("full_attention") if model.nested else model
+    dims = _dimension_count(full, parameters)
+    if model.nested and model.uneven_heads:
+        fields["dimension_count_swa"] = model.head_dim
     if model.model_type in transformers5.ALPHA and kind == "dynamic":
         fields.update(_fixed_alpha(model, parameters, dims))
     elif facts["architecture"] in WRITES_FACTORS:
@@ -54,7 +55,7 @@ def convert(model: Model) -> Metadata:
     return Metadata(
         facts["architecture"],
         dimension_count=dims,
-        head_dim=model.head_dim,
+        head_dim=full.head_dim,
         num_layers=model.num_layers,
         given=frozenset(fields),
         **fields,

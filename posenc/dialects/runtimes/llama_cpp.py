@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from posenc.dialects import formulas
-from posenc.dialects.computed import Computed, Layer, RefusedError, Switch
+from posenc.dialects.computed import Computed, Layer, NotReadError, RefusedError, Switch
+from posenc.dialects.families import all_families
 from posenc.dialects.files.gguf_metadata import DEFAULT_FREQ_BASE, Metadata
 from posenc.dialects.model import Model
 from posenc.dialects.runtimes.gguf_converter import convert
@@ -50,7 +52,13 @@ def emulate(model: Model, length: int | None) -> Computed:
 
 
 def from_metadata(meta: Metadata, length: int | None, model: Model | None = None) -> Computed:
-    """Return what libllama computes from a GGUF file's keys and factor tensors."""
+    """Return what libllama computes from a GGUF file's keys and factor tensors.
+
+    Raises: NotReadError for an architecture that posenc has not read; RefusedError where the file
+    fails to load.
+    """
+    if meta.architecture not in read_architectures():
+        raise NotReadError(f"posenc does not know the architecture {meta.architecture!r}")
     check_tensors(meta)
     full = rotation(meta, length or meta.context_length)
     layers = {"all": full}
@@ -78,6 +86,15 @@ def from_metadata(meta: Metadata, length: int | None, model: Model | None = None
         still,
         version=VERSIONS["llama.cpp"],
     )
+
+
+@cache
+def read_architectures() -> frozenset[str]:
+    """Return the architectures whose source was read."""
+    cells = [
+        facts["gguf"]["architecture"] for facts in all_families().values() if facts.get("gguf")
+    ]
+    return frozenset((*cells, *LOADS_FREQS, *LOADS_FACTORS, *READS_BETAS, *TWO_KINDS))
 
 
 def check_tensors(meta: Metadata) -> None:
@@ -142,7 +159,7 @@ def sliding(meta: Metadata) -> Layer:
         multiplier = _yarn_multiplier(meta, factor) / formulas.yarn_scale(factor)
     freqs = meta.rope_freqs
     if freqs is None or meta.architecture in FREQS_OF_FULL_LAYERS:
-        freqs = (1.0,) * (dims // 2)
+        freqs = (1.0,) * ((dims + 1) // 2)
     return Layer(formulas.divided(formulas.plain(dims, base), freqs), multiplier)
 
 
@@ -150,7 +167,7 @@ def _divisors(meta: Metadata, length: int) -> tuple[float, ...]:
     if meta.rope_freqs is not None:
         return meta.rope_freqs
     chosen = meta.factors_long if length > meta.original_length else meta.factors_short
-    return chosen if chosen is not None else (1.0,) * (meta.dimension_count // 2)
+    return chosen if chosen is not None else (1.0,) * ((meta.dimension_count + 1) // 2)
 
 
 def _log_multiplier(meta: Metadata) -> float:

@@ -12,7 +12,6 @@ from posenc.dialects.computed import (
     Layer,
     RefusedError,
     Switch,
-    UnknownModelError,
     factors,
     number,
     required,
@@ -22,17 +21,12 @@ from posenc.dialects.runtimes.running import emulator
 
 YARN_TYPES = ("yarn", "deepseek_yarn", "telechat3-yarn")
 Scaling = Mapping[str, Any] | None
-NOT_READ = ("mimo_v2_flash",)
 
 
 @emulator("mlx-lm")
 def emulate(model: Model, length: int | None) -> Computed:
     """Return what mlx-lm 0.32 computes. It never refuses a length."""
-    if model.known and "mlx" not in model.facts:
-        raise UnknownModelError(f"mlx-lm has no model for {model.model_type!r}")
-    if model.model_type in NOT_READ:
-        raise UnknownModelError(f"posenc has not read how mlx-lm rotates {model.model_type!r}")
-    facts = model.facts.get("mlx", {"file": "llama", "scaling": "initialize", "needs": []})
+    facts = model.facts["mlx"]
     _check_arguments(model, facts)
     theta, scaling = _settings(model, facts)
     length = length or model.max_positions
@@ -148,6 +142,8 @@ def _softmax_scale(model: Model, scaling: Scaling) -> float:
 
 
 def _dims(model: Model, facts: Mapping[str, Any]) -> int:
+    if "dims_key" in facts:
+        return int(number(model.config[facts["dims_key"]], facts["dims_key"]))
     if model.mla:
         return model.head_dim
     share = model.config.get("partial_rotary_factor", facts.get("partial_rotary_factor", 1.0))

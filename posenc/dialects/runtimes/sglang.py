@@ -11,7 +11,6 @@ from posenc.dialects.computed import (
     Layer,
     RefusedError,
     Switch,
-    UnknownModelError,
     number,
     required,
 )
@@ -24,10 +23,6 @@ LENGTH_KEYS = tuple(
     "max_sequence_length seq_length max_seq_len model_max_length max_position_embeddings".split()
 )
 """The first of these that is given is the model's length."""
-DROPS_SCALING = ("gemma3_text",)
-"""Families whose model file sets every layer to plain RoPE."""
-
-
 DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
 """Families whose rotation reads dual_chunk_attention_config."""
 
@@ -35,8 +30,6 @@ DUAL_CHUNK = ("qwen2", "qwen2_moe", "qwen3_moe", "glm4")
 @emulator("sglang")
 def emulate(model: Model, length: int | None) -> Computed:
     """Return what SGLang 0.5 computes for a batch whose longest sequence is `length`."""
-    if model.known and not model.facts.get("sglang"):
-        raise UnknownModelError(f"SGLang has no model for {model.model_type!r}")
     resolved = transformers5.resolve(model)
     if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
         raise RefusedError(
@@ -68,7 +61,7 @@ def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
     shared = model.owns_partial or (model.nested and kind == "proportional")
     dim = int(head_dim * share) if shared else head_dim
     plain = formulas.plain(dim, theta)
-    if model.model_type in DROPS_SCALING or kind == "default":
+    if kind == "default" or not model.facts["sglang"].get("scaling", True):
         return Layer(plain)
     if model.mla:
         kind = "deepseek_yarn"

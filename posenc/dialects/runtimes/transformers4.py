@@ -4,6 +4,7 @@ rope_parameters."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from posenc.dialects import formulas
@@ -13,7 +14,6 @@ from posenc.dialects.computed import (
     Layer,
     RefusedError,
     Switch,
-    UnknownModelError,
     factors,
     number,
     required,
@@ -39,14 +39,17 @@ THREE_KEYS = ("phi3", "phi4_multimodal")
 @emulator("transformers-4")
 def emulate(model: Model, length: int | None) -> Computed:
     """Return what transformers 4.57 computes. It never refuses a length."""
-    if model.known and "transformers4" not in model.facts:
-        raise UnknownModelError(f"transformers 4 has no model for {model.model_type!r}")
+    defaults = model.facts["transformers4"].get("defaults", {})  # other ones than version 5 has
+    model = replace(model, config={**defaults, **model.config})
+    if len(model.without_rotation) == model.num_layers:
+        return Computed(None, {}, model.scale, without_rotation=model.without_rotation)
     length = length or model.max_positions
     scaling = scaling_of(model)
     full = rotation(model, scaling, theta_of(model), length)
     layers = {"all": full}
     if model.nested:
-        local = model.config.get("rope_local_base_freq")
+        keys = model.facts["transformers4"].get("theta_keys", {})
+        local = model.config.get(keys.get("sliding_attention", "rope_local_base_freq"))
         if local is None:
             local = model.facts["transformers4"].get("rope_local_base_freq")
         theta = theta_of(model) if local is None else number(local, "rope_local_base_freq")
@@ -64,13 +67,10 @@ def emulate(model: Model, length: int | None) -> Computed:
 
 def theta_of(model: Model) -> float:
     """Return the top-level base, else the class's default."""
-    classes = model.facts.get("transformers4", {})
-    for name in ("rotary_emb_base", "rope_theta"):
-        if name == "rope_theta" or name in classes:
-            value = model.config.get(name, classes.get(name))
-            if value is not None:
-                return number(value, name)
-    return 10000.0
+    facts = model.facts["transformers4"]
+    name = facts.get("theta_keys", {}).get("full_attention", facts.get("theta_key", "rope_theta"))
+    value = model.config.get(name, facts.get("rope_theta"))
+    return 10000.0 if value is None else number(value, name)
 
 
 def scaling_of(model: Model) -> dict[str, Any] | None:
@@ -80,9 +80,17 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
     """
     classes = model.facts.get("transformers4", {})
     given = model.config.get("rope_scaling", classes.get("rope_scaling"))
+    if classes.get("scaling") is False:
+        return None
     if not isinstance(given, Mapping):
+        if classes.get("needs_scaling"):
+            raise RefusedError("TypeError: 'NoneType' object is not subscriptable")
         return None
     scaling = dict(given)
+    if classes.get("own_validation") and model.model_type not in THREE_KEYS:
+        _check_two_keys(scaling)
+    if "always_type" in classes:
+        scaling["rope_type"] = classes["always_type"]
     if model.model_type in THREE_KEYS:
         _check_three_keys(scaling, model)
     if "type" in scaling and (classes.get("type_wins", True) or model.model_type in THREE_KEYS):
@@ -107,6 +115,26 @@ def scaling_of(model: Model) -> dict[str, Any] | None:
     return scaling
 
 
+def _check_two_keys(scaling: Mapping[str, Any]) -> None:
+    """Raise RefusedError for what OLMo's own validation refuses: anything but a linear or dynamic
+    factor."""
+    factor, kind = scaling.get("factor"), scaling.get("type")
+    if len(scaling) != 2:
+        raise RefusedError(
+            "ValueError: `rope_scaling` must be a dictionary with two fields, `type` and `factor`, "
+            f"got {scaling}"
+        )
+    if kind not in ("linear", "dynamic"):
+        raise RefusedError(
+            "ValueError: `rope_scaling`'s type field must be one of ['linear', 'dynamic'], got "
+            f"{kind}"
+        )
+    if not isinstance(factor, float) or factor <= 1.0:
+        raise RefusedError(
+            f"ValueError: `rope_scaling`'s factor field must be a float > 1, got {factor}"
+        )
+
+
 def _check_three_keys(scaling: dict[str, Any], model: Model) -> None:
     if scaling.get("type") in ("su", "yarn"):
         scaling["type"] = "longrope"
@@ -125,18 +153,17 @@ def _check_three_keys(scaling: dict[str, Any], model: Model) -> None:
 
 
 def _share(model: Model) -> float:
-    classes = model.facts.get("transformers4", {})
-    for name in ("rotary_pct", "partial_rotary_factor"):
-        if name == "partial_rotary_factor" or name in classes:
-            value = model.config.get(name, classes.get(name))
-            if value is not None:
-                return number(value, name)
-    return 1.0
+    facts = model.facts["transformers4"]
+    name = facts.get("share_key", "partial_rotary_factor")
+    value = model.config.get(name, facts.get("partial_rotary_factor"))
+    return 1.0 if value is None else number(value, name)
 
 
 def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length: int) -> Layer:
     """Return frequencies and multiplier at a length."""
-    dim = int(model.head_dim * _share(model))
+    facts = model.facts["transformers4"]
+    head_dim = int(model.config.get(facts.get("head_key", "")) or model.head_dim)
+    dim = int(head_dim * _share(model))
     plain = formulas.plain(dim, theta)
     if scaling is None or scaling["rope_type"] == "default":
         return Layer(plain)
@@ -148,6 +175,8 @@ def rotation(model: Model, scaling: dict[str, Any] | None, theta: float, length:
         original = number(required(scaling, "original_max_position_embeddings"), "original length")
         given = scaling.get("long_mscale" if length > original else "short_mscale")
         return layer if given is None else Layer(layer.inv_freq, number(given, "mscale"))
+    if facts.get("null_head") and model.config.get("head_dim") is None and kind != "linear":
+        raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
     factor = number(scaling["factor"], "factor")
     if kind == "linear":
         return Layer(tuple(f / factor for f in plain))

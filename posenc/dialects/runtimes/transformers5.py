@@ -46,10 +46,19 @@ def resolve(model: Model) -> dict[str, Parameters]:
     """
     if model.nested:
         return _resolve_nested(model)
-    config = model.config
-    given = config.get("rope_scaling") or config.get("rope_parameters")
+    config, facts = model.config, model.facts["transformers5"]
+    old = config.get("rope_scaling") if facts.get("old", True) else None
+    given = old or config.get("rope_parameters")
+    if not facts.get("dicts", True):  # validated, and not looked at
+        if (
+            given
+            and given.get("rope_type") in STRETCHED
+            and not model.get("max_position_embeddings")
+        ):
+            raise RefusedError("AttributeError: no attribute 'max_position_embeddings'")
+        given = None
     parameters = dict(given or _class_default(model))
-    _fill(parameters, model, _theta(model), _partial(model))
+    _fill(parameters, model, _theta(model), model.share)
     if model.model_type in PHI3 and parameters["rope_type"] in ("su", "yarn"):
         parameters["rope_type"] = "longrope"
         required_key = "original_max_position_embeddings"
@@ -74,20 +83,20 @@ def resolve(model: Model) -> dict[str, Parameters]:
 
 
 def _class_default(model: Model) -> Parameters:
-    default = deepcopy(model.facts.get("transformers5", {}).get("rope", {}))
-    default.pop("rope_theta", None)  # the config's own base counts, where it has one
-    return default
+    return deepcopy(model.facts["transformers5"].get("rope", {}))  # its base counts, too
 
 
 def _resolve_nested(model: Model) -> dict[str, Parameters]:
     """Return one dict per kind of layer. A family that takes no flat rope_scaling, see
     `_refuse_nested`, can mean only its full-attention layers by it."""
-    config = model.config
+    config, facts = model.config, model.facts["transformers5"]
     given = config.get("rope_parameters")
     inner: dict[str, Parameters] = {}
     if isinstance(given, Mapping):
         inner = {k: dict(v) for k, v in given.items() if isinstance(v, Mapping)}
     old = config.get("rope_scaling")
+    if facts.get("flat_new") and given and not inner:
+        old, given = old or given, None
     if isinstance(old, Mapping) and any(isinstance(v, Mapping) for v in old.values()):
         inner = {k: dict(v) for k, v in old.items() if isinstance(v, Mapping)}
     elif isinstance(old, Mapping):
@@ -96,25 +105,33 @@ def _resolve_nested(model: Model) -> dict[str, Parameters]:
                 raise RefusedError(f"KeyError: {kind!r}")
             # The class's own rope_type stands here already: a `type` beside it means nothing.
             inner[kind] = {"rope_type": "default", **inner.get(kind, {}), **old}
+            if kind in facts.get("theta_keys", {}):
+                inner[kind].pop("rope_theta", None)
+            if inner[kind]["rope_type"] == "yarn" and "attention_factor" in facts:
+                inner[kind].setdefault("attention_factor", facts["attention_factor"])
     resolved = {}
-    for kind, defaults in model.facts["transformers5"]["nested"].items():
+    for kind, defaults in facts["nested"].items():
+        if kind in model.kinds and set(model.layers_of(kind)) & set(model.without_rotation):
+            continue
         theta = (defaults or {}).get("rope_theta", 10000.0)
-        if model.flat_reaches is None:
-            pass
-        elif kind == "sliding_attention":
-            if isinstance(model.facts["transformers5"]["rope_theta"], Mapping):
-                theta = _first(config, "rope_local_base_freq", default=theta)
-        else:
-            theta = _first(config, "rope_theta", "global_rope_theta", default=theta)
+        key = facts.get("theta_keys", {}).get(kind, "")
+        key = facts.get("flat_theta", key) if kind in inner and isinstance(old, Mapping) else key
+        theta = _first(config, key, default=theta)
+        if isinstance(theta, list):  # one for each layer
+            theta = theta[min(model.layers_of(kind), default=0)]
         parameters = inner.get(kind)
         if parameters is None:
             parameters = {k: v for k, v in (defaults or {}).items() if k != "rope_theta"}
-        share = None if model.flat_reaches is None else config.get("partial_rotary_factor")
+        share = None if model.flat_reaches is None else model.share
+        if isinstance(share, list):
+            share = share[min(model.layers_of(kind), default=0)]
+        if facts.get("whole"):
+            parameters["partial_rotary_factor"] = 1.0
         _fill(parameters, model, theta, share)
         parameters.pop("truncate", None)  # transformers looks for it beside the nested dicts
         check(parameters)
         resolved[kind] = parameters
-    return {kind: resolved[kind] for kind in model.kinds}
+    return {kind: resolved[kind] for kind in model.kinds if kind in resolved}
 
 
 def _first(config: Mapping[str, Any], *names: str, default: Any) -> Any:
@@ -122,15 +139,10 @@ def _first(config: Mapping[str, Any], *names: str, default: Any) -> Any:
 
 
 def _theta(model: Model) -> Any:
-    name = "rotary_emb_base" if model.model_type.startswith("gpt_neox") else "rope_theta"
-    default = model.facts.get("transformers5", {}).get("rope_theta", 10000.0)
-    return _first(model.config, name, default=default)
-
-
-def _partial(model: Model) -> Any:
-    name = "rotary_pct" if model.model_type.startswith("gpt_neox") else "partial_rotary_factor"
-    default = model.facts.get("transformers5", {}).get("partial_rotary_factor")
-    return _first(model.config, name, default=default)
+    facts = model.facts["transformers5"]
+    return _first(
+        model.config, facts.get("theta_key", "rope_theta"), default=facts.get("rope_theta", 10000.0)
+    )
 
 
 def _fill(parameters: Parameters, model: Model, theta: Any, partial: Any) -> None:
@@ -168,10 +180,20 @@ def yarn_multiplier(parameters: Mapping[str, Any], factor: float) -> float:
 
 def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
     """Return frequencies and multiplier of one kind of layer at a length."""
-    kind = parameters["rope_type"]
+    kind, facts = parameters["rope_type"], model.facts["transformers5"]
     theta = number(parameters["rope_theta"], "rope_theta")
     share = number(parameters.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     head_dim, trained = model.head_dim, model.max_positions
+    head_dim = int(model.config.get(facts.get("head_key", "")) or head_dim)
+    if kind not in facts.get("types", (kind,)):
+        raise RefusedError(f"ValueError: requires another rope type, but found {kind} instead.")
+    if "axes" in facts:
+        if kind not in ("default", "axial"):
+            raise RefusedError(f"ValueError: supports only axial rope, but requested {kind}")
+        if facts.get("shared_axes"):  # height and width take the frequencies of one head in turn
+            whole = formulas.plain(head_dim, theta)
+            return Layer(whole[0::2] + whole[1::2])
+        return Layer(formulas.plain(2 * (head_dim // facts["axes"] // 2), theta))
     if kind == "proportional":
         factor = number(parameters.get("factor", 1.0), "factor")
         return Layer(formulas.proportional(head_dim, theta, share, factor))
@@ -184,6 +206,15 @@ def rotation(parameters: Parameters, model: Model, length: int) -> Layer:
         return _longrope(parameters, theta, dim, trained, length)
     if kind not in NEEDED:
         raise RefusedError(f"KeyError: {kind!r}")
+    if facts.get("null_head") and model.config.get("head_dim") is None:
+        raise RefusedError("TypeError: unsupported operand type(s) for *: 'NoneType' and 'float'")
+    if model.get("max_position_embeddings") is None:
+        raise RefusedError("AttributeError: no attribute 'max_position_embeddings'")
+    if dim % 2 and kind in ("yarn", "longrope"):
+        raise RefusedError(
+            f"RuntimeError: The size of tensor a ({dim // 2 + 1}) must match the size of tensor b "
+            f"({dim // 2})"
+        )
     factor = parameters["factor"]
     if factor is None and kind == "yarn":
         factor = trained / number(parameters["original_max_position_embeddings"], "original length")
@@ -282,6 +313,8 @@ def _refuse_nested(model: Model, resolved: Mapping[str, Parameters]) -> None:
 def emulate(model: Model, length: int | None) -> Computed:
     """Return what transformers 5.23 computes. It never refuses a length."""
     resolved = resolve(model)
+    if len(model.without_rotation) == model.num_layers:
+        return Computed(None, {}, model.scale, without_rotation=model.without_rotation)
     if model.nested:
         _refuse_nested(model, resolved)
     length = length or model.max_positions

@@ -11,9 +11,9 @@ from posenc.dialects import formulas
 from posenc.dialects.computed import (
     Computed,
     Layer,
+    NotReadError,
     RefusedError,
     Switch,
-    UnknownModelError,
     number,
     required,
 )
@@ -39,7 +39,7 @@ SMALLEST_SERVER = 1024
 def emulate(model: Model, length: int | None) -> Computed:
     """Return what vLLM 0.33 computes for a server started with max_model_len = length."""
     if model.nested and not set(model.kinds) <= set(LAYER_KINDS):
-        raise UnknownModelError(f"posenc has not read how vLLM rotates {model.model_type!r}")
+        raise NotReadError(model.model_type)
     resolved = {kind: _patched(p, model) for kind, p in transformers5.resolve(model).items()}
     if model.model_type in DUAL_CHUNK and model.config.get("dual_chunk_attention_config"):
         raise RefusedError(
@@ -107,8 +107,13 @@ def largest_length(model: Model, resolved: Mapping[str, Mapping[str, Any]]) -> i
 
 
 def rotation(p: Mapping[str, Any], model: Model, length: int) -> Layer:
-    """Return frequencies and multiplier of vLLM's own rotary classes."""
+    """Return frequencies and multiplier of vLLM's own rotary classes, or of transformers' where
+    vLLM runs transformers' model."""
     kind, head_dim = p["rope_type"], model.head_dim
+    if model.facts["vllm"].get("backend") == "transformers":
+        if kind == "dynamic" or (kind == "longrope" and p["short_factor"] != p["long_factor"]):
+            raise NotReadError(model.model_type)
+        return transformers5.own_rotation(dict(p), model, length)
     share = number(p.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     if not 0 < share <= 1:
         raise RefusedError(f"ValueError: partial_rotary_factor={share} must be between 0.0 and 1.0")

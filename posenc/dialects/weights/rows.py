@@ -17,6 +17,10 @@ UNKNOWN_PACKING = ("c_attn", "Wqkv", "qkv_layer")
 NORMS = {"q_norm": "q", "q_layernorm": "q", "k_norm": "k", "k_layernorm": "k"}
 
 
+class ShapeError(ValueError):
+    """A tensor whose rows do not fit the config."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """One tensor with rotated rows.
@@ -67,6 +71,27 @@ def find(folder: Path, model: Model) -> list[Rows]:
             if rows is not None:
                 found.append(rows)
     return found
+
+
+def checked(folder: Path, model: Model) -> str:
+    """Say what was looked at in a folder's weights: every header, and the rows of q and k where
+    their packing is known.
+
+    Raises: ValueError where a file is damaged or cut, or has no tensors, or rows do not fit the
+    config.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    for path in files:
+        if not entries(path):
+            raise ValueError(f"{path}: it has no tensors.")
+    said = f"the headers of {len(files)} weight file{'s' * (len(files) != 1)}"
+    try:
+        rows = find(folder, model)
+    except ShapeError:
+        raise
+    except ValueError:
+        rows = []
+    return f"{said} and the shapes of {len(rows)} tensors" if rows else f"{said}, no shapes"
 
 
 def require_all(rows: list[Rows], model: Model, side: str) -> None:
@@ -138,4 +163,4 @@ def _heads(entry: Entry, count: int, width: int, rotated: int) -> tuple[slice, .
 def _require(entry: Entry, expected: int) -> None:
     rows = entry.shape[0] if entry.shape else 0
     if rows != expected:
-        raise ValueError(f"{entry.name} has {rows} rows, expected {expected}")
+        raise ShapeError(f"{entry.name} has {rows} rows, expected {expected} by config.json.")

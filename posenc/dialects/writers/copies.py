@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.files.inside import inside
+from posenc.dialects.files.inside import TOKENIZER_FILES, inside
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 
 INDEX = "model.safetensors.index.json"
@@ -16,16 +16,25 @@ CLONE = 0x40049409
 """Linux's FICLONE: the copy shares the original's blocks until one of them is written."""
 
 
-def copy_files(source: Path, target: Path, leave: frozenset[str] = frozenset()) -> None:
-    """Copy a folder's files but those named; subfolders stay behind.
+KEPT = frozenset((*TOKENIZER_FILES, "config.json", "adapter_config.json", INDEX))
+"""Files copied next to the weights, which are safetensors: data, never code or pickles."""
+
+
+def copy_files(source: Path, target: Path, leave: frozenset[str] = frozenset()) -> list[str]:
+    """Copy a folder's weights, tokenizer and settings but those named; return the names of the
+    files that stay behind, such as code and pickles.
 
     Raises: ValueError where a file is a link out of the folder, or the weights' index names a file
     that is elsewhere or missing.
     """
     check_index(source)
+    behind = []
     for path in sorted(source.iterdir()):
-        if path.is_file() and path.name not in leave:
+        if path.suffix != ".safetensors" and path.name not in KEPT:
+            behind.append(path.name)
+        elif path.name not in leave:
             copy_file(inside(source, path.name, "its listing"), target / path.name)
+    return behind
 
 
 def check_index(folder: Path) -> None:

@@ -16,7 +16,8 @@ from posenc.dialects.runtimes.transformers5 import PHI3
 STANDSTILL = 1e30
 """A factor after which float32 sees no rotation at any position."""
 OURS = tuple(
-    "rope_scaling rope_parameters rope_theta rope_local_base_freq "
+    "rope_scaling rope_parameters rope_theta rope_local_base_freq global_rope_theta "
+    "local_rope_theta compress_rope_theta "
     "original_max_position_embeddings partial_rotary_factor rotary_emb_base rotary_pct "
     "rotary_base rope_base rope_ratio".split()
 )
@@ -87,6 +88,8 @@ def _write_flat(holder: dict[str, Any], model: Model, given: Parameters, largest
         return
     _write_switch(holder, p)
     holder["rope_parameters"] = dict(p)
+    if "rope_scaling" in (model.facts.get("mlx") or {}).get("needs", ()):
+        holder["rope_scaling"] = None  # mlx-lm refuses a file without the key
     if p["rope_type"] != "default":
         holder["rope_scaling"] = {**p, "type": p["rope_type"]}
 
@@ -109,20 +112,24 @@ def _write_phi3(holder: dict[str, Any], p: Parameters, theta: float, largest: in
 def _write_nested(
     holder: dict[str, Any], model: Model, parameters: Mapping[str, Parameters]
 ) -> None:
-    nested = {kind: {k: v for k, v in p.items() if v is not None} for kind, p in parameters.items()}
+    nested: dict[str, Any] = dict.fromkeys(
+        set(model.kinds) - parameters.keys()
+    )  # null: no rotation
+    for kind, p in parameters.items():
+        nested[kind] = {k: v for k, v in p.items() if v is not None}
     holder["rope_parameters"] = nested
     full = nested.get("full_attention")
     if full is not None:
-        holder["rope_theta"] = full["rope_theta"]
         _write_switch(holder, full)
         # Elsewhere transformers 5 would take it for other layers, too, or for all there is.
         if full["rope_type"] != "default" and model.flat_reaches == ("full_attention",):
             holder["rope_scaling"] = {k: v for k, v in full.items() if k != "rope_theta"}
-    sliding = nested.get("sliding_attention")
-    if sliding is not None and isinstance(model.facts["transformers5"]["rope_theta"], Mapping):
-        holder["rope_local_base_freq"] = sliding["rope_theta"]
+    outer = {"full_attention": "rope_theta", **model.facts["transformers5"].get("theta_keys", {})}
+    for kind, key in outer.items():
+        if nested.get(kind) is not None:
+            holder[key] = nested[kind]["rope_theta"]
     every = _period(model.layer_types)
-    if "sliding_window_pattern" in model.facts.get("mlx", {}) and every is not None:
+    if "sliding_window_pattern" in (model.facts.get("mlx") or {}) and every is not None:
         holder["sliding_window_pattern"] = every
 
 

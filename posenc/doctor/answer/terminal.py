@@ -57,7 +57,7 @@ def _headline(case: Case) -> str:
 def _row(case: Case, name: str) -> tuple[str, ...]:
     computed, seen = case.computed[name], case.differences[name]
     if not computed.knows:
-        return (name, "no such model", "", "", "", "")
+        return (name, computed.answer, "", "", "", "")
     if computed.error is not None:
         return (name, "refuses", "", "", "", _limit(computed))
     meant = case.meaning
@@ -98,12 +98,15 @@ def _finding(finding: Finding) -> list[str]:
 def _verdict(case: Case, found: Sequence[Finding]) -> str:
     errors = sum(f.severity == "E" for f in found)
     warnings = sum(f.severity == "W" for f in found)
-    named = ", ".join(name for name in case.named if case.computed[name].knows)
+    unread = case.among("unknown")
+    rest = f" Not known to posenc, and not judged: {', '.join(unread)}." if unread else ""
     if not found:
-        return f"Nothing to complain about, for {named}."
+        return f"Nothing to complain about, for {', '.join(case.judges)}.{rest}"
     said = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}."
-    return f"{said} `posenc doctor --explain {found[0].code}` tells more." + (
-        " `--fix --out NEW` writes a copy that the runtimes read alike." if errors else ""
+    return (
+        f"{said} `posenc doctor --explain {found[0].code}` tells more."
+        + (" `--fix --out NEW` writes a copy that the runtimes read alike." if errors else "")
+        + rest
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import ADAPTER_CONFIG, Source, load
-from posenc.dialects.meaning import meaning_of
+from posenc.dialects.meaning import known_family, meaning_of
 from posenc.dialects.model import model_of
 from posenc.dialects.weights.fold import plan_adapter, scale
 from posenc.dialects.weights.layout import convert
@@ -42,6 +42,7 @@ def fix(
 def convert_layout(adapter: Path, like: Path | None, out: Path, *, to_interleaved: bool) -> str:
     """Write the adapter for its model with the rows of q and k in the other order."""
     model = model_of(_base(adapter, like).config)
+    known_family(model)
     with new_folder(out) as folder:
         copy_files(adapter, folder)
         changed = convert(folder, model, to_interleaved=to_interleaved)

@@ -8,8 +8,9 @@ from pathlib import Path
 from posenc.dialects.files.json_object import read_json
 from posenc.dialects.files.source import Source, load
 from posenc.dialects.meaning import Meaning, meaning_of
+from posenc.dialects.runtimes import emulate
 from posenc.dialects.runtimes.llama_cpp import sliding_base
-from posenc.dialects.weights.fold import fold, foldable
+from posenc.dialects.understood import require_understood
 from posenc.dialects.writers import gguf_edit
 from posenc.dialects.writers.changes import config_changes
 from posenc.dialects.writers.copies import copy_files, write_config
@@ -43,12 +44,19 @@ def fix(
         raise ValueError("--like goes with --fix of a GGUF file.")
     meaning = meaning_of(source.config, length)
     require_static(meaning, length)
+    require_understood(source.config, meaning.model)
     if source.spelling != "transformers":
         raise ValueError(_convert_first(source, meaning, named))
     alone = source.path.name != CONFIG or not any(source.folder.glob("*.safetensors"))
-    why = "a config alone has no weights" if alone else foldable(source.folder, meaning.model)
+    why, looked_at = "a config alone has no weights", "config.json"
+    if not alone:
+        from posenc.dialects.weights.fold import foldable  # needs NumPy
+        from posenc.dialects.weights.rows import checked
+
+        why = foldable(source.folder, meaning.model)
+        looked_at += f", {checked(source.folder, meaning.model)}"
     recipe = best(source.raw, meaning, named, fold=not why)
-    lines = _write(source, out, recipe, meaning, named)
+    lines = _write(source, out, recipe, meaning, named, looked_at)
     if why and recipe.cannot:
         lines.append(f"a temperature cannot be folded into q: {why}")
     return "\n".join(lines), int(bool(recipe.cannot))
@@ -71,23 +79,39 @@ def _convert_first(source: Source, meaning: Meaning, named: tuple[str, ...]) -> 
 
 
 def _write(
-    source: Source, out: Path, recipe: Recipe, meaning: Meaning, named: tuple[str, ...]
+    source: Source,
+    out: Path,
+    recipe: Recipe,
+    meaning: Meaning,
+    named: tuple[str, ...],
+    looked_at: str,
 ) -> list[str]:
     lines = [f"{out}: {recipe.name}"]
+    # The family's own class reads what is written; code of the folder stays behind.
+    config = {key: value for key, value in recipe.config.items() if key != "auto_map"}
     with new_folder(out) as folder:
+        behind = []
         if source.path.name == CONFIG:
-            copy_files(source.folder, folder, leave=frozenset({CONFIG}))
-        write_config(folder / CONFIG, recipe.config)
-        lines += [f"  {line}" for line in config_changes(source.raw, recipe.config)]
+            behind = copy_files(source.folder, folder, leave=frozenset({CONFIG}))
+        write_config(folder / CONFIG, config)
+        lines += [f"  {line}" for line in config_changes(source.raw, config)]
         if recipe.folded != 1:
+            from posenc.dialects.weights.fold import fold
+
             changed = fold(folder, meaning.model, recipe.folded)
             lines.append(f"  {len(changed)} tensors of q: rotated rows * {recipe.folded**2:.7g}")
         written = read_json(folder / CONFIG)
         wrong = failures(written, meaning.computed, named, folded=recipe.folded)
         if set(wrong) != set(recipe.cannot):
             raise RuntimeError(f"not written, the proof failed: {wrong}")
-    right = [name for name in named if name not in wrong]
-    lines.append(f"proved by their emulators: {', '.join(right) or 'none'}")
+    answers = emulate(written, None, named)
+    right = [name for name in named if name not in wrong and answers[name].knows]
+    lines.append(f"proved by their emulators, from {looked_at}: {', '.join(right) or 'none'}")
+    for name, answer in answers.items():
+        if not answer.knows:
+            lines.append(f"not proved: {name}: {answer.answer}")
+    if behind:
+        lines.append(f"left behind: {', '.join(behind[:8])}{', ...' if len(behind) > 8 else ''}")
     lines += [f"cannot: {n}: {why}{INSTEAD.get(n, '')}" for n, why in recipe.cannot.items()]
     return lines + [f"note: {note}" for note in recipe.notes]
 

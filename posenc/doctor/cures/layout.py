@@ -15,6 +15,7 @@ from typing import Any
 
 from posenc.dialects.files.json_object import require_ordinary
 from posenc.dialects.files.source import load
+from posenc.dialects.meaning import known_family
 from posenc.dialects.model import Model, model_of
 from posenc.dialects.weights.layout import convert
 from posenc.dialects.writers.copies import copy_files
@@ -122,7 +123,9 @@ def write(folder: Path, out: Path, target: str) -> str:
 def _model(folder: Path) -> Model:
     if not folder.is_dir():
         raise ValueError(f"{folder}: --layout needs a model's folder.")
-    return model_of(load(folder).config)
+    model = model_of(load(folder).config)
+    known_family(model)
+    return model
 
 
 def _tokens(folder: Path, text: Path) -> list[int]:

@@ -4,31 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from posenc.dialects.understood import COMMON, READ
 from posenc.doctor.case import ALL, Case, type_of
 from posenc.doctor.rule import Hit, names, rule
 
 TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 OLD = ("su", "mrope", "deepseek_yarn", "telechat3-yarn", "deepseek_llama_scaling")
-COMMON = set(
-    "rope_type type rope_theta partial_rotary_factor mrope_section mrope_interleaved".split()
-)
-READ = {
-    "default": set(),
-    "linear": {"factor"},
-    "dynamic": {"factor", "alpha", "max_trained_positions", "original_max_position_embeddings"},
-    "yarn": {
-        "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
-        "mscale", "mscale_all_dim", "truncate", "llama_4_scaling_beta", "max_position_embeddings",
-    },
-    "longrope": {
-        "short_factor", "long_factor", "factor", "original_max_position_embeddings",
-        "attention_factor", "short_mscale", "long_mscale",
-    },
-    "llama3": {
-        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
-    },
-    "proportional": {"factor"},
-}  # fmt: skip
 OWN_RULE = {"attn_factor"}
 """Keys that have a rule of their own."""
 

@@ -9,17 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from posenc.dialects.files.inside import inside
+from posenc.dialects.files.inside import TOKENIZER_FILES, inside
 from posenc.dialects.files.json_object import LARGEST_INDEX, read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-TOKENIZER_FILES = tuple(
-    "tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json "
-    "added_tokens.json vocab.json vocab.txt vocab.bpe merges.txt spiece.model "
-    "sentencepiece.bpe.model spm.model tekken.json chat_template.jinja chat_template.json "
-    "generation_config.json".split()
-)
-"""Files copied next to exported weights: data, never code."""
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

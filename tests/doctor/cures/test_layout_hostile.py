@@ -24,6 +24,9 @@ def test_layout_runs_no_code_of_the_folder_even_if_told_to(where, tmp_path, call
     (folder / "evil.py").write_text(planted, encoding="utf-8")
     (tmp_path / "text").write_text("once upon a time " * 50, encoding="utf-8")
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
-    code, _, said = call("doctor", folder, "--layout", "--text", tmp_path / "text")
-    assert code == 2 and said.count("\n") == 1, said
+    code, out, said = call("doctor", folder, "--layout", "--text", tmp_path / "text")
+    if where == "config.json":  # a family that posenc does not know
+        assert (code, said) == (3, "") and "'evil'" in out
+    else:
+        assert code == 2 and said.count("\n") == 1, said
     assert not witness.exists()

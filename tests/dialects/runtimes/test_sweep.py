@@ -1,0 +1,124 @@
+"""Families of the table against the rotary modules of the installed transformers: a sample here,
+all of them in `make oracles` (tests/doctor/oracles/sweep.py)."""
+
+import copy
+import importlib
+
+import pytest
+
+from posenc.dialects.families import all_families
+from posenc.dialects.model import model_of
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+from tests.doctor.oracles import real, sweep  # noqa: E402 - they need transformers
+
+SAMPLE = (
+    "llama", "gpt_neox", "glm4v_text", "qwen2_vl_text", "qwen3_vl_text", "qwen2_5_vl_vision",
+    "modernbert", "eurobert", "mistral4", "step3p5", "deepseek_v3", "deepseek_v4", "minimax_m2",
+    "minimax_m3_vl_vision", "mimo_v2_flash", "dots3_note_text", "moonshine_streaming", "lfm3",
+    "beam", "gemma4_text", "pixtral", "granitemoehybrid", "falcon", "kimi_linear",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def classes():
+    real.quiet()
+    return {c.model_type: c for c in real.config_classes().values()}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_family_computes_what_its_modules_do(classes, name):
+    config = classes[name]
+    found = real.rotary_modules(real.default(config))
+    if name == "kimi_linear":
+        assert not found
+        return
+    raw = real.as_json(real.default(config))
+    wrong = {what: sweep.differs(config, found, v, what) for what, v in sweep.variations(raw)}
+    assert not {what: why for what, why in wrong.items() if why}
+
+
+PLANTED = {
+    "llama": ("transformers5", {"rope_theta": 10001.0}),
+    "glm4v_text": ("transformers5", {"partial_rotary_factor": 0.5}),
+    "qwen2_5_vl_vision": ("transformers5", {"axes": 1}),
+    "modernbert": ("transformers5", {"flat": ["full_attention"]}),
+    "beam": ("transformers5", {"nested": {"sliding_attention": None, "full_attention": None}}),
+    "deepseek_v4": ("transformers5", {"attention_factor": None}),
+    "mistral4": ("defaults", {"head_dim": 64}),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_wrong_fact_is_seen(classes, name, monkeypatch):
+    config, (cell, change) = classes[name], PLANTED[name]
+    found = real.rotary_modules(real.default(config))
+    facts = all_families()[name]
+    monkeypatch.setitem(facts, cell, {**facts[cell], **change})
+    raw = real.as_json(real.default(config))
+    assert any(sweep.differs(config, found, v, what) for what, v in sweep.variations(raw))
+
+
+TINY = {
+    "num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "intermediate_size": 32, "vocab_size": 32, "sliding_window": 4,
+    "num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+NEAR_FAR = ["sliding_attention", "full_attention"] * 4
+STILL = {
+    "smollm3": {}, "cohere2": {}, "afmoe": {}, "exaone4": {}, "exaone_moe": {},
+    "flint": {"layer_types": [*["full_attention"] * 2, *["sliding_attention"] * 6]},
+    "kolibri1": {}, "muse_glimmer_text": {}, "muse_spark_text": {},
+    "beam": {"n_group": 1, "topk_group": 1, "layer_types": NEAR_FAR},
+    "llama4_text": {"intermediate_size_mlp": 32}, "falcon": {"alibi": True, "head_dim": None},
+    "smollm3, listed": {"no_rope_layers": [1, 1, 0, 1, 0, 1, 1, 1]}, "llama": {},
+    "exaone4, no window": {"sliding_window": None, "layer_types": ["full_attention"] * 8},
+    "muse_glimmer_text, listed": {"layer_rope_theta": [0, 1, 1, 0, 1, 1, 1, 0]},
+}  # fmt: skip
+"""Families some of whose layers do not rotate, by the config that says which."""
+
+
+def rotating_layers(config):
+    """The layers whose attention applies a rotation, seen in a forward pass of a tiny model."""
+    module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
+    model = transformers.AutoModel.from_config(config).eval()
+    seen, current = set(), []
+    for part in model.modules():
+        if type(part).__name__.endswith("Attention") and hasattr(part, "layer_idx"):
+            part.register_forward_pre_hook(lambda m, a: current.append(m.layer_idx))
+    for name, function in list(vars(module).items()):
+        if name.startswith("apply_rotary"):
+
+            def noting(*args, _function=function, **kwargs):
+                seen.add(current[-1])
+                return _function(*args, **kwargs)
+
+            setattr(module, name, noting)
+    try:
+        with torch.inference_mode():
+            model(torch.tensor([[3, 4, 5, 6, 7, 8]]))
+    finally:
+        importlib.reload(module)
+    return seen, set(range(config.num_hidden_layers))
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_the_layers_that_do_not_rotate_are_the_real_ones(classes, name):
+    config_class = classes[name.partition(",")[0]]
+    given = {k: v for k, v in {**TINY, **STILL[name]}.items() if (k, v) != ("head_dim", None)}
+    config = config_class.from_dict(copy.deepcopy(given))
+    config._attn_implementation = "eager"
+    rotating, every = rotating_layers(config)
+    raw = {**given, "model_type": config.model_type}
+    assert every - rotating == set(model_of(raw).without_rotation)
+
+
+def test_every_class_is_known_or_listed():
+    """A class of a new transformers must be looked at before it is known."""
+    found = {c.model_type for c in real.config_classes().values()} - {""}
+    known = {name for name, facts in all_families().items() if facts.get("transformers5")}
+    rest = found - known - sweep.WITHOUT_ROTATION
+    assert rest == sweep.NOT_KNOWN

@@ -1,0 +1,199 @@
+"""Every config class with rotary positions of the installed transformers, judged by posenc and held
+to its real modules: python -m tests.doctor.oracles.sweep [OUT.json]
+
+A family is right if posenc says what the modules compute from the class's defaults and from each
+variation of them, or both refuse. Exits 1 if a family that posenc knows differs.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from posenc.dialects.families import WITHOUT_ROTATION, family
+from posenc.dialects.model import model_of
+from posenc.dialects.runtimes import RUNTIMES
+from posenc.dialects.runtimes.running import CELLS
+from tests.doctor.oracles import real
+
+TOLERANCE = 2e-6
+"""Relative. The ramp of yarn is computed in float32: 1.8e-6 off for gpt-oss."""
+RUNTIME = f"transformers-{transformers.__version__.partition('.')[0]}"
+CELL = CELLS[RUNTIME]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+NOT_KNOWN = frozenset(
+    """
+    blt clvp_encoder codegen cohere_compass_text edgetam_video ernie4_5_vl_moe_text
+    ernie4_5_vl_moe_vision gptj llama4_vision_model mimi molmo2_text musicflamingo
+    pocket_tts_audio_tokenizer qwen3_omni_moe_talker_text roformer sam2_video sam3_tracker_video
+    seamless_m4t t5_gemma_module t5gemma2_decoder ultrabert
+    """.split()
+)
+"""model_types with rotary keys that nobody has read yet; a class that is not here must be known."""
+OLD = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
+
+
+def variations(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Configs of a family, with the name of what was changed."""
+    yield "defaults", raw
+    yield "model_type alone", {"model_type": raw["model_type"]}
+    bare = {k: v for k, v in raw.items() if k not in OLD}
+    yield "another base, old dialect", {**bare, "rope_theta": 54321.0}
+    given = raw.get("rope_parameters") or {}
+    nested = {k: v for k, v in given.items() if isinstance(v, dict)}
+    if nested:
+        yield "another base, by kind", {
+            **raw, "rope_parameters": {k: {**v, "rope_theta": 54321.0} for k, v in nested.items()}
+        }  # fmt: skip
+        yield "yarn, by kind", {
+            **raw, "rope_parameters": {k: {**v, **YARN} for k, v in nested.items()},
+        }  # fmt: skip
+    else:
+        yield "another base, new dialect", {
+            **raw, "rope_parameters": {**given, "rope_theta": 54321.0}
+        }  # fmt: skip
+        yield "yarn", {**raw, "rope_parameters": {**given, "rope_theta": 54321.0, **YARN}}
+    facts = (family(raw["model_type"]) or {}).get(CELL) or {}
+    for key in {facts.get("theta_key"), *facts.get("theta_keys", {}).values()} - {
+        None,
+        "rope_theta",
+    }:
+        yield f"another {key}", {**bare, key: 54321.0}
+    yield "yarn, old dialect", {**bare, "rope_theta": 54321.0, "rope_scaling": YARN}
+    yield "half of each head", {**bare, "rope_theta": 54321.0, "partial_rotary_factor": 0.5}
+    if isinstance(raw.get("head_dim"), int):
+        yield "other heads", {**raw, "head_dim": 2 * raw["head_dim"]}
+
+
+def differs(config: type, found: list, raw: dict[str, Any], changed: str, build: Any = None) -> str:
+    """Why posenc's answer is not the real one; empty if it is. build: the config, if not made from
+    the same dict."""
+    try:
+        built = build or config.from_dict(json.loads(json.dumps(raw)))
+        wanted = {}
+        again = RUNTIME == "transformers-4" or not all(real.takes_config(r) for r in found)
+        if again:  # the model changes the config for a module, or hands it numbers
+            found = real.rotary_modules(built)
+        for rotary in found:
+            wanted |= real.rebuilt(rotary, None if again else built)
+        if "sliding_attention" in wanted and "all" in wanted:
+            wanted["full_attention"] = wanted.pop("all")
+        refused = ""
+    except Exception as error:  # whatever a class of transformers raises
+        wanted, refused = {}, f"{type(error).__name__}: {error}".split("\n")[0][:120]
+    try:
+        got = RUNTIMES[RUNTIME](raw, None)
+    except ValueError as error:
+        return "" if refused else f"posenc: {error}"
+    if refused:
+        return (
+            ""
+            if got.error or changed == "other heads"
+            else f"the class refuses ({refused}), posenc does not"
+        )
+    return compared(raw, wanted, got)
+
+
+def compared(raw: dict[str, Any], wanted: dict[str, Any], got: Any) -> str:
+    """Why an emulator's answer is not what the modules have; empty if it is."""
+    if got.error:
+        return f"posenc refuses: {got.error}"
+    unused = {kind for kind in wanted.keys() - got.layers.keys() if not _layers_of(raw, kind)}
+    if set(wanted) - unused != set(got.layers):
+        return f"kinds {sorted(got.layers)}, they are {sorted(wanted)}"
+    for kind, layer in got.layers.items():
+        inv_freq, multiplier = wanted[kind]
+        if len(layer.inv_freq) != len(inv_freq):
+            return f"{kind}: {len(layer.inv_freq)} pairs, they are {len(inv_freq)}"
+        for a, b in zip(layer.inv_freq, inv_freq, strict=True):
+            if not abs(a - b) <= TOLERANCE * abs(b) + 1e-20:
+                return f"{kind}: {a:.7g}, it is {b:.7g}"
+        if not abs(layer.multiplier - multiplier) <= TOLERANCE * multiplier:
+            return f"{kind}: multiplier {layer.multiplier}, it is {multiplier}"
+    return ""
+
+
+def _layers_of(raw: dict[str, Any], kind: str) -> tuple[int, ...]:
+    """The layers of a kind; a module may have frequencies for kinds that no layer has."""
+    model = model_of(raw)
+    return model.layers_of(kind) if model.nested else (0,)
+
+
+def sweep(only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
+    """By config class: model_type, verdict (right, differs, not known, no modules), and why."""
+    answer = {}
+    for name, config in sorted(real.config_classes().items()):
+        if only and name not in only and config.model_type not in only:
+            continue
+        row: dict[str, Any] = {"model_type": config.model_type, "why": {}}
+        answer[name] = row
+        try:
+            found = real.rotary_modules(real.default(config))
+        except Exception as error:  # whatever a class of transformers raises
+            row |= {"verdict": "cannot be built", "why": {"": f"{error}".split("\n")[0][:160]}}
+            continue
+        raw = real.as_json(real.default(config))
+        if config.model_type in WITHOUT_ROTATION:
+            row["verdict"] = "differs" if found else "right"
+            continue
+        if not family(config.model_type) or CELL not in (family(config.model_type) or {}):
+            row["verdict"] = "not known"
+            continue
+        if found and not any(real.has_buffers(rotary, config) for rotary in found):
+            row["verdict"] = "has no buffers to compare"
+            continue
+        for changed, varied in variations(raw):
+            if why := differs(config, found, varied, changed):
+                row["why"][changed] = why
+        row["verdict"] = "differs" if row["why"] else "right"
+        row["modules"] = len(found)
+    return answer
+
+
+def composites() -> dict[str, str]:
+    """By config class of several modalities, why posenc reads its language model otherwise than the
+    class does; empty if it does not. Only those whose language model posenc knows."""
+    answer = {}
+    for name, config in sorted(real.composite_classes().items()):
+        text = (family(config.model_type) or {}).get("text")
+        if text is None or CELL not in (family(text) or {}):
+            continue
+        try:
+            built = config()
+            inner = built.get_text_config()
+            found = real.rotary_modules(inner)
+            raw = real.as_json(built)
+        except Exception as error:  # whatever a class of transformers raises
+            answer[name] = f"cannot be built: {error}".split("\n")[0][:160]
+            continue
+        answer[name] = differs(type(inner), found, raw, "a tower", inner)
+    return answer
+
+
+def main(out: str = "") -> int:
+    real.quiet()
+    answer = sweep()
+    counts = Counter(row["verdict"] for row in answer.values())
+    print(f"transformers {transformers.__version__}: {len(answer)} config classes, {dict(counts)}")
+    for name, row in answer.items():
+        if row["verdict"] == "differs":
+            print(f"  {name} ({row['model_type']}): {row['why']}")
+    if out:
+        Path(out).write_text(json.dumps(answer, indent=1), encoding="utf-8")
+    held = composites()
+    wrong = {name: why for name, why in held.items() if why}
+    print(f"{len(held)} classes of several modalities, {len(held) - len(wrong)} right: {wrong}")
+    rest = {r["model_type"] for r in answer.values() if r["verdict"] == "not known"} - {""}
+    if new := rest - NOT_KNOWN if RUNTIME == "transformers-5" else set():
+        print(f"not known and not listed: {', '.join(sorted(new))}")
+    return int(
+        counts["differs"] > 0 or bool(new) or any("cannot" not in why for why in wrong.values())
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,176 @@
+"""What posenc has not read it does not judge, fix or prove."""
+
+import json
+
+import pytest
+
+from posenc.dialects.families import all_families
+from posenc.dialects.meaning import UnknownFamilyError, meaning_of
+from posenc.dialects.runtimes import RUNTIMES, emulate
+from posenc.dialects.runtimes.running import CELLS
+from posenc.doctor.options import Options
+from posenc.doctor.running import run
+from tests.doctor.threads import BASE
+
+SIMPLE = {**BASE, "rope_theta": 10000.0}
+BROKEN = {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+NO_TYPE = {k: v for k, v in SIMPLE.items() if k not in ("model_type", "architectures")}
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(value, name="config.json"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("raw", [{**SIMPLE, "model_type": "lama"}, NO_TYPE], ids=["typo", "none"])
+def test_an_unknown_family_is_not_judged(file, raw):
+    said, code = run(Options((file(raw),)))
+    assert code == 3
+    assert "Nothing was judged, fixed or proved." in said and "as meant" not in said
+    assert {c.known for c in emulate(raw).values()} == {"unknown"}
+    with pytest.raises(UnknownFamilyError):
+        meaning_of(raw)
+
+
+def test_a_typo_is_asked_about(file):
+    assert "did you mean 'llama'?" in run(Options((file({**SIMPLE, "model_type": "lama"}),)))[0]
+
+
+@pytest.mark.parametrize("what", ["fix", "overrides", "convert", "compare", "json"])
+def test_nothing_is_written_for_an_unknown_family(file, tmp_path, what):
+    path, out = file({**BROKEN, "model_type": "lama"}), tmp_path / "new"
+    options = {
+        "fix": Options((path,), fix=True, out=out),
+        "overrides": Options((path,), overrides="vllm"),
+        "convert": Options((path.parent,), convert_layout="interleaved", out=out),
+        "compare": Options((path, path)),
+        "json": Options((path,), as_json=True),
+    }[what]
+    said, code = run(options)
+    assert code == 3 and not out.exists() and "lama" in said
+    if what == "json":
+        assert json.loads(said)["judged"] is False
+
+
+def test_a_runtime_without_the_model_alone_judges_nothing(file):
+    gptneox = {**SIMPLE, "model_type": "gpt_neox_japanese"}
+    assert run(Options((file(gptneox),), for_="mlx-lm"))[1] == 3
+    assert run(Options((file(gptneox),)))[1] in (0, 1)
+
+
+def test_an_unread_column_is_named_and_changes_no_exit_code(file):
+    raw = {**SIMPLE, "model_type": "helium", "architectures": ["HeliumForCausalLM"]}
+    assert "vllm" not in all_families()["helium"]
+    said, code = run(Options((file(raw),)))
+    (row,) = [line for line in said.splitlines() if line.startswith("vllm ")]
+    assert row.split(maxsplit=1)[1] == "not known to posenc"
+    assert code == 0 and "Not known to posenc, and not judged: vllm, sglang" in said
+
+
+def test_each_passes_with_a_notice_and_fails_if_strict(file):
+    paths = (file({**SIMPLE, "model_type": "lama"}, "a/config.json"), file(SIMPLE, "b/config.json"))
+    said, code = run(Options(paths, each=True))
+    assert code == 0 and "notice: 1 of 2 files were not judged" in said
+    assert run(Options(paths, each=True, strict=True))[1] == 3
+    bad = file(BROKEN, "c/config.json")
+    assert run(Options((*paths, bad), each=True, strict=True))[1] == 1
+    with pytest.raises(ValueError, match="--strict goes with --each"):
+        run(Options(paths[:1], strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(all_families()))
+def test_every_cell_says_where_it_was_read(name):
+    facts = all_families()[name]
+    for cell in CELLS.values():
+        if facts.get(cell) is not None:
+            assert facts[cell]["read"].partition(":")[0].endswith(".py"), cell
+
+
+def test_a_cell_is_needed_for_every_runtime():
+    """No runtime computes anything from a row whose cell was taken out."""
+    facts = all_families()["llama"]
+    for runtime, cell in CELLS.items():
+        kept = facts.pop(cell)
+        try:
+            assert emulate(SIMPLE, None, [runtime])[runtime].known == "unknown"
+            facts[cell] = None
+            assert emulate(SIMPLE, None, [runtime])[runtime].known == "no model"
+        finally:
+            facts[cell] = kept
+        assert emulate(SIMPLE, None, [runtime])[runtime].known == "yes"
+    assert set(CELLS) == set(RUNTIMES)
+
+
+def test_five_refusals_are_an_error(file):
+    yarn = {**SIMPLE, "rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 99}}
+    said, code = run(Options((file(yarn),)))
+    assert code == 1 and said.count("E PD039") == 5
+
+
+def test_fix_names_a_key_that_it_does_not_understand(file, tmp_path):
+    for changes, words in (
+        ({"rope_magic": 3}, "rope_magic means for llama"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "warp": 1}}, "rope_scaling.warp"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            run(Options((file({**BROKEN, **changes}),), fix=True, out=tmp_path / "new"))
+        assert not (tmp_path / "new").exists()
+
+
+def test_fix_proves_only_what_has_the_model_and_says_what_it_looked_at(file, tmp_path):
+    raw = {
+        **BASE, "model_type": "arcee", "architectures": ["ArceeForCausalLM"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    }  # fmt: skip
+    said, _ = run(Options((file(raw, "some.json"),), fix=True, out=tmp_path / "new"))
+    (proved,) = [line for line in said.splitlines() if line.startswith("proved")]
+    assert "from config.json:" in proved and "mlx-lm" not in proved and "vllm" in proved
+    assert "not proved: mlx-lm: no such model" in said
+
+
+def folder_of(tmp_path, shape):
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(BROKEN))
+    tensors = {f"model.layers.{i}.self_attn.q_proj.weight": np.ones(shape, "f4") for i in range(6)}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_weights_that_do_not_fit_are_not_proved(tmp_path):
+    folder, out = folder_of(tmp_path, (60, 64)), tmp_path / "new"
+    with pytest.raises(ValueError, match=r"q_proj.weight has 60 rows, expected 64"):
+        run(Options((folder,), fix=True, out=out))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("size", [0, 100, -40])
+def test_cut_weights_are_not_proved(tmp_path, size):
+    folder, out = folder_of(tmp_path, (64, 64)), tmp_path / "new"
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match="damaged safetensors"):
+        run(Options((folder,), fix=True, out=out))
+    assert not out.exists()
+
+
+def test_code_pickles_and_auto_map_stay_behind(tmp_path):
+    folder, out = folder_of(tmp_path, (64, 64)), tmp_path / "new"
+    (folder / "config.json").write_text(json.dumps({**BROKEN, "auto_map": {"AutoConfig": "x.X"}}))
+    for name in ("x.py", "pytorch_model.bin", "run.sh", "tokenizer.json", "notes.txt"):
+        (folder / name).write_text("{}")
+    said, _ = run(Options((folder,), fix=True, out=out))
+    kept = {path.name for path in out.iterdir()}
+    assert kept == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert "auto_map" not in json.loads((out / "config.json").read_text())
+    assert "left behind: notes.txt, pytorch_model.bin, run.sh, x.py" in said
+    assert "the headers of 1 weight file and the shapes of 6 tensors" in said
