@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,8 @@ KERAS_LAYERS = {
     "Shaw": "ShawAttention",
 }
 """The layer of posenc.keras for each class."""
+STORED = Path(__file__).with_suffix(".json")
+"""What the list says of posenc's own encodings, so that it need not load torch."""
 
 
 def list_encodings(
@@ -44,7 +47,8 @@ def list_encodings(
         raise ValueError("posenc list: choose one of --json and --markdown.")
     from posenc.encodings.registry import problems
 
-    rows, wrong = encodings(names)
+    stored = [] if names else json.loads(STORED.read_text(encoding="utf-8"))
+    rows, wrong = encodings(names, stored)
     for line in wrong if names else (*problems(), *wrong):
         sys.stderr.write(f"posenc: {line}\n")
     if as_json:
@@ -57,18 +61,26 @@ def list_encodings(
         print_table(stdout(160), _HEADINGS, map(_cells, rows), overflow="fold")
 
 
-def encodings(asked: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
-    """What each encoding claims, by default each that is registered, with the registry's options;
-    and a line for each of another package that cannot be built.
+def encodings(
+    asked: Sequence[str] | None = None, stored: Sequence[dict[str, Any]] = ()
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what each encoding claims, by default each that is registered, with the registry's
+    options, and a line for each of another package that cannot be built. Those in `stored` are not
+    built.
 
     Raises: ValueError where one that was asked for cannot be built.
     """
     from posenc.encodings import registry
-    from posenc.encodings.base.shape import ModelShape
 
-    shape = ModelShape(embed_dim=512, num_heads=8, train_length=2048)
+    known = {row["name"]: row for row in stored}
     rows, wrong = [], []
     for name in asked or registry.names():
+        if name in known:
+            rows.append(known[name])
+            continue
+        from posenc.encodings.base.shape import ModelShape
+
+        shape = ModelShape(embed_dim=512, num_heads=8, train_length=2048)
         spec = registry.parse(name)
         named = len(spec.parts) == 1 and not spec.parts[0].attribute
         line = registry.entry(spec.parts[0].where) if named else registry.Entry(name, "unchecked")
