@@ -10,11 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from posenc.lazy import hint
-from posenc.report.machine.options import option
-
-TABLE = Path(__file__).with_suffix(".json")
-"""What `posenc list --json` prints where torch is installed; written by `make readme`."""
 KERAS_LAYERS = {
     "Sinusoidal": "SinusoidalPositionEncoding",
     "Learned": "LearnedPositionEmbedding",
@@ -24,7 +19,9 @@ KERAS_LAYERS = {
     "Kerple": "KerpleBias",
     "Shaw": "ShawAttention",
 }
-"""The layer of posenc.keras that matches each class."""
+"""The layer of posenc.keras for each class."""
+STORED = Path(__file__).with_suffix(".json")
+"""What the list says of posenc's own encodings, so that it need not load torch."""
 
 
 def list_encodings(
@@ -35,8 +32,12 @@ def list_encodings(
             show_default="every name",
         ),
     ] = None,
-    as_json: Annotated[bool, option("Print a list of objects in JSON.", "--json")] = False,
-    markdown: Annotated[bool, option("Print the table in Markdown.", "--markdown")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a list of objects in JSON.")
+    ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table in Markdown.")
+    ] = False,
 ) -> None:
     """List every encoding: place, parameters, claims, source, and how it is checked.
 
@@ -44,17 +45,11 @@ def list_encodings(
     """
     if as_json and markdown:
         raise ValueError("posenc list: choose one of --json and --markdown.")
-    try:
-        from posenc.encodings.registry import problems
+    from posenc.encodings.registry import problems
 
-        rows, wrong = encodings(names)
-        wrong = wrong if names else [*problems(), *wrong]
-    except ModuleNotFoundError as error:
-        said = hint(error)
-        if names or not said:
-            raise
-        rows, wrong = json.loads(TABLE.read_text(encoding="utf-8")), [f"posenc's own; {said}"]
-    for line in wrong:
+    stored = [] if names else json.loads(STORED.read_text(encoding="utf-8"))
+    rows, wrong = encodings(names, stored)
+    for line in wrong if names else (*problems(), *wrong):
         sys.stderr.write(f"posenc: {line}\n")
     if as_json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
@@ -66,24 +61,32 @@ def list_encodings(
         print_table(stdout(160), _HEADINGS, map(_cells, rows), overflow="fold")
 
 
-def encodings(asked: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the claims of each encoding, by default of all registered ones, and one line for each
-    encoding of another package that cannot be built.
+def encodings(
+    asked: Sequence[str] | None = None, stored: Sequence[dict[str, Any]] = ()
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what each encoding claims, by default each that is registered, with the registry's
+    options, and a line for each of another package that cannot be built. Those in `stored` are not
+    built.
 
-    Raises: ValueError if an encoding in `asked` cannot be built.
+    Raises: ValueError where one that was asked for cannot be built.
     """
     from posenc.encodings import registry
-    from posenc.encodings.base.shape import ModelShape
 
-    shape = ModelShape(embed_dim=512, num_heads=8, train_length=2048)
+    known = {row["name"]: row for row in stored}
     rows, wrong = [], []
     for name in asked or registry.names():
+        if name in known:
+            rows.append(known[name])
+            continue
+        from posenc.encodings.base.shape import ModelShape
+
+        shape = ModelShape(embed_dim=512, num_heads=8, train_length=2048)
         spec = registry.parse(name)
         named = len(spec.parts) == 1 and not spec.parts[0].attribute
         line = registry.entry(spec.parts[0].where) if named else registry.Entry(name, "unchecked")
         try:
             encoding = registry.create(name, shape)
-        except Exception as error:  # the constructor of another package may raise anything
+        except Exception as error:  # of another package: its constructor may raise anything
             if asked or not line.origin:
                 raise
             wrong.append(f"{error}" if name in str(error) else f"{name!r}: {error}")

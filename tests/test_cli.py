@@ -16,6 +16,7 @@ from posenc import cli, registry
 from posenc.compare import study as compare
 from posenc.compare.engines import sweep
 from posenc.compare.results import Study, TrialResult
+from posenc.list import STORED, encodings
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.lock import locked
 from posenc.report.files.record import seal
@@ -79,9 +80,19 @@ def test_list_markdown_is_a_table_with_one_line_per_encoding(call):
     assert {line.replace(r"\|", "").count("|") for line in lines} == {8}
 
 
-def test_list_shows_every_name(call):
+def test_list_shows_every_name_without_torch(call):
     _, out, _ = call("list")
     assert all(name in out for name in registry.names())
+    code = "import sys; from posenc import cli; sys.modules['torch'] = None; cli.main(['list'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "transformer_xl" in done.stdout, done.stderr
+
+
+def test_what_the_list_keeps_is_what_the_encodings_say():
+    kept = json.loads(STORED.read_text(encoding="utf-8"))
+    names = {row["name"] for row in kept}
+    said = [row for row in encodings()[0] if row["name"] in names]
+    assert kept == said, "run `make readme`"
 
 
 def test_compare_writes_report_table_and_results_and_then_skips(call, text, tmp_path):

@@ -84,6 +84,7 @@ def test_unknown_name_without_a_likeness(name):
 LAZY = (
     "posenc",
     "posenc.compare",
+    "posenc.encodings.registry",
     "posenc.extend",
     "posenc.hf",
     "posenc.inspect",

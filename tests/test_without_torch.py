@@ -59,7 +59,7 @@ def test_the_doctor_judges_explains_compares_and_fixes(config, tmp_path):
 def test_the_list_comes_from_a_table():
     done = posenc("list", "--json")
     assert done.returncode == 0
-    assert done.stderr.count("\n") == 1 and 'pip install "posenc[torch]"' in done.stderr
+    assert done.stderr == ""
     assert json.loads(done.stdout) == json.loads((ROOT / "posenc/list.json").read_text("utf-8"))
     assert posenc("list", "rope").returncode == 2
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
 
 from posenc.testing.harness import Layer, Make, assert_same, hidden, layer, room, tokens
 
 
 def assert_compiles_without_recompiling_per_length(make: Make) -> None:
     """Allow one graph, and one more when the length first changes."""
+    from torch._dynamo.testing import CompileCounter  # takes seconds, which commands need not pay
+
     model = layer(make)
     encoding = model.encoding
     lengths = sorted({room(encoding, n) for n in (7, 12, 19, 31)})

@@ -6,13 +6,6 @@
 True
 """
 
-from posenc.encodings.registry.build import create, encoding_class
-from posenc.encodings.registry.entries import Entry
-from posenc.encodings.registry.grammar import parse
-from posenc.encodings.registry.known import entry, names, problems, register
-from posenc.encodings.registry.spec import Spec, SpecError
+from posenc.lazy import attach
 
-__all__ = [
-    "Entry", "Spec", "SpecError", "create", "encoding_class", "entry", "names", "parse",
-    "problems", "register",
-]  # fmt: skip
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -9,11 +9,12 @@ import inspect
 import os
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.registry.code import load
 from posenc.encodings.registry.entries import _ENTRIES, Entry
+
+if TYPE_CHECKING:
+    from posenc.encodings.base.base import PositionEncoding
 
 GROUP = "posenc.encodings"
 """Group of entry points by which other packages name their encodings, as module:Class."""
@@ -54,6 +55,8 @@ def class_of(name: str) -> type[PositionEncoding]:
     found = entry(name)
     if name in _classes:
         return _classes[name]
+    from posenc.encodings.registry.code import load  # and with it torch, which names do without
+
     module, _, attribute = found.path.partition(":")
     try:
         return load(module, attribute)
@@ -82,6 +85,8 @@ def register(name: str, encoding: type[PositionEncoding], **defaults: Any) -> No
     >>> posenc.create("slow", posenc.ModelShape(64, 2)).slopes
     (0.25, 0.0625)
     """
+    from posenc.encodings.base.base import PositionEncoding
+
     if not (isinstance(encoding, type) and issubclass(encoding, PositionEncoding)):
         raise TypeError(f"register: {encoding!r} is no subclass of posenc.PositionEncoding.")
     if not _is_name(name):
