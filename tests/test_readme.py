@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from posenc.encodings import registry
+from posenc.tasks.known import TEXT
 from tests.compare.reports.test_leaderboard import of_text
 from tests.compare.test_tasks import result, study_of
 
@@ -52,6 +53,9 @@ def test_the_answer_and_the_figure_are_those_of_the_published_trials(document, t
     assert text == script.with_table(text, script.table(study, document)), "run `make readme`"
     script.draw(study, tmp_path)
     assert_same_picture(tmp_path / "leaderboard.svg")
+    drawn = (tmp_path / "leaderboard.svg").read_text(encoding="utf-8")
+    tasks = {trial.task for trial in study.trials} - {TEXT}
+    assert all(f">{task}<" in drawn for task in tasks) and drawn.count("<use ") > 150
     assert "docs/figures/leaderboard.svg" in text
 
 

@@ -48,7 +48,7 @@ EXPLAINED = (
 def matrix(study: Study) -> Iterator[Block]:
     """A row for each encoding, best first, and a column for each task."""
     standings = _columns(study)
-    tasks = list(dict.fromkeys(t.task for t in study.trials if t.task != TEXT))
+    tasks = _tasks(study)
     counts = {(row.encoding, row.task): (row.learned, row.num_seeds) for row in study.tasks}
     overall = standings.get("all")
     places = ranks_without_a_task(study) if overall else {}
@@ -102,7 +102,7 @@ def figures_of(study: Study) -> Iterator[Plot]:
 def every_trial(study: Study) -> Figure:
     """The score of every trial of a task: a row for each encoding, a marker for each task."""
     names = _best_first(study)[::-1]
-    tasks = list(dict.fromkeys(row.task for row in study.tasks))
+    tasks = _tasks(study)
     passed = {result.config for result in study.finished if learned(result)}
     height, styles = 1.0 + 0.28 * len(names), line_styles(tasks)
     with figure("score beyond the training length", "", height=height) as (drawn, axes):
@@ -131,9 +131,13 @@ def _columns(study: Study) -> dict[str, Standing]:
     text = study.of_task(TEXT)
     if text.trials:
         found |= {each.where: each for each in rows.standings(text)}
-    for task in dict.fromkeys(t.task for t in study.trials if t.task != TEXT):
+    for task in _tasks(study):
         found[task] = standing_of_task(study, task)
     return {key: standing for key, standing in found.items() if standing is not None}
+
+
+def _tasks(study: Study) -> list[str]:
+    return list(dict.fromkeys(trial.task for trial in study.trials if trial.task != TEXT))
 
 
 def _best_first(study: Study) -> list[str]:
@@ -165,7 +169,7 @@ def _places(low: int, high: int) -> str:
 
 def _every_score(study: Study) -> str:
     found: dict[str, list[str]] = {}
-    for task in dict.fromkeys(row.task for row in study.tasks):
+    for task in _tasks(study):
         for name, seeds in scores_of_task(study, task).items():
             said = ", ".join(f"{value:.2f}" for value in seeds.values())
             found.setdefault(name, []).append(f"{task} {said}")
