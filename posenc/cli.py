@@ -20,8 +20,8 @@ from posenc.report.page.failure import RunFailed, Stopped, disk_is_full
 COMMANDS = {
     "list": "posenc.list:list_encodings",
     "compare": "posenc.compare.command:compare",
-    "report": "posenc.compare.command:report",
-    "leaderboard": "posenc.compare.command:leaderboard",
+    "report": "posenc.compare.reports.command:report",
+    "leaderboard": "posenc.compare.reports.command:leaderboard",
     "bench": "posenc.bench.command:bench",
     "inspect": "posenc.inspect.command:inspect",
     "extend": "posenc.extend.command:extend",

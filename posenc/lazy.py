@@ -44,7 +44,9 @@ def attach(
 
     def load(name: str) -> Any:
         if name in public:
-            return getattr(importlib.import_module(public[name]), name)
+            found = importlib.import_module(public[name])
+            # A name may be a module of a package that has not imported it.
+            return vars(found).get(name) or importlib.import_module(f"{public[name]}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def names() -> list[str]:

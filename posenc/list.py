@@ -45,7 +45,7 @@ def list_encodings(
     """
     if as_json and markdown:
         raise ValueError("posenc list: choose one of --json and --markdown.")
-    from posenc.encodings.registry import problems
+    from posenc.encodings import problems
 
     stored = [] if names else json.loads(STORED.read_text(encoding="utf-8"))
     rows, wrong = encodings(names, stored)

@@ -14,9 +14,11 @@ ROOT = Path(__file__).parents[1]
 FACES = {"posenc/__init__.py", "posenc/cli.py"}
 NAMES = ("posenc.__version__", "posenc.encodings", "posenc.json", "posenc.safetensors")
 """What looks like a module and is none: the version, a group of entry points, files."""
-MAX_LOOSE, MAX_LINES, MAX_MODULES = 8, 500, 12
+MAX_LOOSE, MAX_LINES, MAX_MODULES, MAX_ARROWS = 8, 500, 12, 95
 HOUSES = ("encodings",)
 """Rooms whose inner rooms stand on floors of their own."""
+DIVIDED = (*HOUSES, "compare")
+"""Rooms whose inner rooms are counted where arrows are."""
 CATALOGUES = ("embeddings", "queries_keys", "scores", "values", "rules", "runtimes")
 """Folders with one method, rule or runtime a file, however many there are."""
 
@@ -47,9 +49,9 @@ def room(module: str) -> str:
     return "/".join(inner[: 2 if inner[0] in HOUSES else 1])
 
 
-def imported(path: str, source: str) -> Iterator[tuple[int, str]]:
+def imported(path: str, source: str, strings: bool = True) -> Iterator[tuple[int, str]]:
     """Line and full name of everything of posenc that a file imports, wherever in it: also under
-    TYPE_CHECKING, in functions, relative, or as a string that names a module."""
+    TYPE_CHECKING, in functions, relative, or, with `strings`, as a string that names a module."""
     package = path.rsplit("/", 1)[0].split("/")
     for node in ast.walk(ast.parse(source)):
         names: list[str] = []
@@ -59,7 +61,7 @@ def imported(path: str, source: str) -> Iterator[tuple[int, str]]:
             above = package[: len(package) - node.level + 1] if node.level else []
             start = ".".join([*above, *filter(None, [node.module])])
             names = [f"{start}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Constant) and path not in FACES:
+        elif isinstance(node, ast.Constant) and path not in FACES and strings:
             text = node.value if isinstance(node.value, str) else ""
             names = [text.partition(":")[0]] if re.fullmatch(r"posenc(\.\w+)+(:\w+)?", text) else []
         for name in names:
@@ -67,11 +69,36 @@ def imported(path: str, source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name  # type: ignore[attr-defined]
 
 
+def module_of(name: str, modules: set[str]) -> str:
+    """The module that an imported name is, or is in."""
+    while name not in modules and "." in name:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def arrows(files: dict[str, str]) -> set[tuple[str, str]]:
+    """Each pair of rooms of which the first imports the second, however often. Rooms are the
+    folders of posenc/ and those inside of DIVIDED ones; a loose file is in none."""
+    modules = {module_name(path) for path in files}
+
+    def folder(module: str) -> str:
+        package = f"{module.replace('.', '/')}/__init__.py" in files
+        _, *inner = module.split(".") if package else module.split(".")[:-1]
+        return "/".join(inner[: 2 if inner and inner[0] in DIVIDED else 1])
+
+    pairs = {
+        (folder(module_name(path)), folder(module_of(name, modules)))
+        for path, source in files.items()
+        for _, name in imported(path, source, strings=False)
+    }
+    return {(here, there) for here, there in pairs if here and there and here != there}
+
+
 def violations(files: dict[str, str], floors: list[list[str]]) -> list[str]:
     """What breaks the rules, one sentence each."""
     height = {name: -i for i, floor in enumerate(floors) for name in floor}
     modules = {module_name(path) for path in files}
-    rooms = {room(module) for module in modules} - {"posenc", *HOUSES}
+    rooms = {room(module) for module in modules} - {"posenc"}
     found = [f"{name} stands on no floor" for name in sorted(rooms - height.keys())]
     found += [f"no {name} in posenc/" for name in sorted(height.keys() - rooms)]
     for path, source in sorted(files.items()):
@@ -79,10 +106,7 @@ def violations(files: dict[str, str], floors: list[list[str]]) -> list[str]:
             found.append(f"{path} has {lines} lines, more than {MAX_LINES}")
         here = room(module_name(path))
         for line, name in imported(path, source):
-            target = name
-            while target not in modules and "." in target:
-                target = target.rpartition(".")[0]
-            there = room(target)
+            there = room(module_of(name, modules))
             if there == here or "posenc" == here:
                 continue
             if there == "posenc":
@@ -94,6 +118,8 @@ def violations(files: dict[str, str], floors: list[list[str]]) -> list[str]:
         catalogue = folder.rpartition("/")[2] in CATALOGUES
         if count > MAX_MODULES and folder != "posenc" and not catalogue:
             found.append(f"{folder} has {count} modules, more than {MAX_MODULES}")
+    if (count := len(arrows(files))) > MAX_ARROWS:
+        found.append(f"{count} pairs of rooms import each other, more than {MAX_ARROWS}")
     if (loose := sum(path.count("/") == 1 for path in files)) > MAX_LOOSE:
         found.append(f"{loose} loose files in posenc/, more than {MAX_LOOSE}")
     return found
@@ -177,10 +203,43 @@ def test_inner_rooms_of_the_encodings_have_floors_of_their_own():
         "posenc/encodings/terms/a.py": "",
         "posenc/encodings/scores/b.py": "from posenc.encodings.terms import a\n",
     }
-    floors = [*FLOORS, ["encodings/scores"], ["encodings/terms"]]
+    floors = [*FLOORS, ["encodings"], ["encodings/scores"], ["encodings/terms"]]
     assert violations(house, floors) == []
     house["posenc/encodings/terms/a.py"] = "from posenc.encodings.scores import b\n"
     assert len(violations(house, floors)) == 1
+
+
+def test_no_inner_room_imports_the_door_of_its_house():
+    house = {
+        **HOUSE,
+        "posenc/encodings/__init__.py": "",
+        "posenc/encodings/scores/a.py": "from posenc.encodings import Door\n",
+    }
+    (found,) = violations(house, [*FLOORS, ["encodings"], ["encodings/scores"]])
+    assert "(encodings/scores) imports posenc.encodings.Door" in found
+
+
+def test_arrows_between_rooms_are_counted_once():
+    inner = {
+        "posenc/compare/judge/__init__.py": "",
+        "posenc/compare/judge/a.py": "import posenc.hf\nfrom posenc.hf import b\n",
+        "posenc/compare/judge/b.py": "from posenc.hf import c\nload('posenc.bench')\n",
+        "posenc/compare/c.py": "from posenc.compare.judge import a\n",
+    }
+    new = arrows({**HOUSE, **inner}) - arrows(HOUSE)
+    assert new == {("compare/judge", "hf"), ("compare", "compare/judge")}
+    assert ("bench", "numbers") in arrows(HOUSE)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(14, []), (15, ["105 pairs of rooms import"])])
+def test_too_many_arrows_are_seen(count, expected):
+    names = [f"r{i}" for i in range(count)]
+    house = {
+        f"posenc/{name}/__init__.py": "".join(f"import posenc.{low}\n" for low in names[i + 1 :])
+        for i, name in enumerate(names)
+    }
+    found = violations(house, [[name] for name in names])
+    assert [each.partition(" each other")[0] for each in found] == expected
 
 
 def test_loose_files_are_counted():

@@ -139,12 +139,12 @@ def test_report_of_a_half_finished_study_says_what_is_missing(call, text, tmp_pa
 
 
 def test_failed_trial_gives_code_1_and_its_reason(call, text, tmp_path, monkeypatch):
-    def fail(folder, trials, engine, watcher):
+    def fail(folder, trials, engine, watchers):
         for trial in trials:
             (folder / trial.folder).mkdir()
             result = TrialResult(trial, reason="out of [memory]")
             write_atomically(folder / trial.folder / "result.json", result.to_json())
-            watcher.finished(trial, result)
+            watchers[0].finished(trial, result)
 
     monkeypatch.setattr(sweep, "run_trials", fail)
     code, _, told = call("compare", "rope", "--text", text, "--out", tmp_path / "out", *TINY)

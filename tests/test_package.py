@@ -84,6 +84,7 @@ def test_unknown_name_without_a_likeness(name):
 LAZY = (
     "posenc",
     "posenc.compare",
+    "posenc.encodings",
     "posenc.encodings.registry",
     "posenc.extend",
     "posenc.hf",
@@ -109,8 +110,8 @@ def test_type_checkers_see_what_is_loaded(package: str):
             found = importlib.util.find_spec(f"{node.module}.{alias.name}")
             assert found is not None and alias.name in posenc._MODULES
             continue
-        defined = getattr(importlib.import_module(str(node.module)), alias.name)
-        assert getattr(offered, alias.name) is defined
+        given = getattr(offered, alias.name)
+        assert given is getattr(importlib.import_module(str(node.module)), alias.name)
         assert alias.name in offered.__all__
     with pytest.raises(AttributeError, match=f"^module '{package}' has no attribute 'zzz'$"):
         offered.zzz  # noqa: B018

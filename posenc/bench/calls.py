@@ -17,10 +17,7 @@ from posenc.attend.attention import attention
 from posenc.attend.multihead import Attention
 from posenc.bench.cases import Case
 from posenc.bench.measure import Call, live_bytes
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.registry import create
+from posenc.encodings import ModelShape, PositionEncoding, RoPE, create
 
 Pair = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
@@ -141,13 +138,12 @@ def _attend(
     state = None if state is None else state.detach()
     last = slice(case.keys - case.q_len, None) if queries is None else queries
     prepared = encoding.prepare(positions) if how == "prepared" else None
-    options: dict[str, Any] = {
-        "q_positions": positions[last], "kv_positions": positions, "mask": masks.causal,
-        "q_state": None if state is None else state[:, :, last], "kv_state": state,
-        "prepared": prepared, "impl": "auto" if how in ("", "prepared") else how,
-    }  # fmt: skip
+    q_state = None if state is None else state[:, :, last]
+    options: dict[str, Any] = {"q_state": q_state, "kv_state": state, "mask": masks.causal}
+    options |= {"q_positions": positions[last], "kv_positions": positions, "prepared": prepared}
+    impl = "auto" if how in ("", "prepared") else how
     few = slice(None) if queries is None else queries
-    return lambda q, k, v: attention(q[:, :, few], k, v, encoding, **options)
+    return lambda q, k, v: attention(q[:, :, few], k, v, encoding, impl=impl, **options)
 
 
 def _sdpa(case: Case) -> Callable[..., Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 GROUPS = {
     "attention": "How much longer does attention take with an encoding?",
@@ -150,7 +151,9 @@ def _thousands(n: int) -> str:
 _SDPA = ("SDPA",)
 _ROTATIONS = ("interleaved", "half-split", "half-split, same positions")
 _OVER = ("clone", "transformers")
-_LLAMAS = ("Llama, sdpa", "Llama, eager")
+_LLAMAS, _HALF = ("Llama, sdpa", "Llama, eager"), "Llama, bfloat16"
+_SIZES = {"batch": 32, "heads": 4, "kv_heads": 4, "head_dim": 32, "layers": 4}
+_SMALL: dict[str, Any] = {**_SIZES, "backward": True}
 
 CASES = (
     # First, because memory freed by earlier cases is reused: a clone of 32 MiB takes 4 instead of
@@ -182,14 +185,8 @@ CASES = (
     Case("layer", ENCODINGS, ("plain layer",), 512, layers=1),
     Case("layer", ENCODINGS, ("plain layer",), 128, batch=32, layers=1),
     Case("decode", ("rope", "alibi", "t5", "rerope"), _LLAMAS, 1, 4096, layers=2),
-    Case(
-        "training", ("rope", "alibi", "t5"), _LLAMAS, 128, batch=32, heads=4, kv_heads=4,
-        head_dim=32, layers=4, backward=True,
-    ),
-    Case(
-        "training", ("rope", "alibi", "t5", "Llama, bfloat16"), _LLAMAS, 128, batch=32, heads=4,
-        kv_heads=4, head_dim=32, layers=4, dtype="bfloat16", backward=True,
-    ),
+    Case("training", ("rope", "alibi", "t5"), _LLAMAS, 128, **_SMALL),
+    Case("training", ("rope", "alibi", "t5", _HALF), _LLAMAS, 128, dtype="bfloat16", **_SMALL),
     Case("attach", ("rope", "alibi", "fox"), ("stock",), 2048, layers=2),
     Case("attach", ("rope", "alibi", "fox"), ("stock",), 2048, layers=2, backward=True),
-)  # fmt: skip
+)

@@ -111,18 +111,18 @@ def timed_rows(
 ) -> list[dict[str, Any]]:
     """Return a row for each call: median time, and ratio to each baseline with interval."""
     times = interleaved(calls, rounds, seconds, least)
+
+    def over(values: Sequence[float], base: str) -> list[float] | None:
+        found = ratio(values, times[base])
+        return None if found is None else [round(x, 4) for x in found]
+
     return [
         {
             "run": name,
             "milliseconds": round(1e3 * statistics.median_low(values), 4),
-            "ratios": {
-                base: None if (found := ratio(values, times[base])) is None else
-                [round(x, 4) for x in found]
-                for base in baselines
-                if base in times
-            },
+            "ratios": {base: over(values, base) for base in baselines if base in times},
             "rounds": len(values),
             "clock": clock_name(),
         }
         for name, values in times.items()
-    ]  # fmt: skip
+    ]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from posenc.bench.cases import Case
 from posenc.bench.measure import Call
-from posenc.encodings.registry import create
+from posenc.encodings import create
 from posenc.hf.attachment.attach import attach, shape_of
 from posenc.models.config import DecoderConfig
 from posenc.models.decoder import Decoder

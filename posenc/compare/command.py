@@ -1,15 +1,11 @@
-"""`posenc compare`, `posenc report` and `posenc leaderboard`. torch is imported when they run."""
+"""`posenc compare`. torch is imported when it runs."""
 
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from posenc.compare.options import Options
-from posenc.report.machine.options import Figures, option
 
 
 def compare(**given: Any) -> None:
@@ -23,50 +19,3 @@ def compare(**given: Any) -> None:
 
 
 compare.__signature__ = inspect.signature(Options, eval_str=True)  # type: ignore[attr-defined]
-
-
-def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Folders written by `posenc compare`, finished or not. Several of one recipe, "
-            "from any machines, become one page."
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        option(
-            "Folder for the report of several runs.  ",
-            shown="a folder below runs/ named by the trials",
-        ),
-    ] = None,
-    published: Annotated[
-        bool,
-        option("Compare the order with published tables, with p-values.", "--published"),
-    ] = False,
-    figures: Figures = None,
-) -> None:
-    """Write report.html and results.csv again from the trials of runs, and print the tables."""
-    from posenc.compare.reports import report_runs
-
-    report_runs.report_runs(runs, out, published, figures)
-
-
-def leaderboard(
-    mine: Annotated[
-        list[Path] | None,
-        option(
-            "A run of `posenc compare --suite` to add to the published trials, if it has the "
-            "same recipe; may be repeated."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        option("Folder for the page.  ", shown="a folder below runs/ named by the trials"),
-    ] = None,
-    figures: Figures = None,
-) -> None:
-    """Show the published leaderboard: the best encodings for each task, with significance."""
-    from posenc.compare.reports import report_runs
-
-    report_runs.show_leaderboard(mine or [], out, figures)

@@ -193,6 +193,10 @@ class TaskSummary(Record):
     cases: tuple[CaseSummary, ...]
 
 
+FACTORS = (0.5, 1.0, 2.0)
+"""Factors of --lr that are tried."""
+
+
 @dataclass(frozen=True)
 class RateTried(Record):
     """A learning rate: bits per byte or target on validation data, or why its trial failed."""

@@ -45,7 +45,7 @@ def run_study(options: Options, *, show: bool = True) -> Study:
     Stopped after Ctrl-C.
     """
     plan = make_plan(options)
-    engine = sweep.open_engine(plan)
+    engine = sweep.open_engine(plan.options, plan.tasks[0].device, plan.count)
     try:
         return _run_on(engine, plan, Console(stderr=True), show)
     finally:
@@ -80,8 +80,8 @@ def _run_on(engine: Engine, plan: Plan, console: Console, show: bool) -> Study:
         say(console, opening(study, workers, folder, seconds))
 
         def run(part: Study) -> None:
-            with watching(console, part, folder, workers, options.tensorboard) as watcher:
-                sweep.run_trials(folder, part.trials, engine, watcher)
+            with watching(console, part, folder, workers, options.tensorboard) as watchers:
+                sweep.run_trials(folder, part.trials, engine, watchers)
 
         try:
             if plan.checks:

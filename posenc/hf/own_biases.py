@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 from posenc.hf.attachment.attach import attached
 
 

@@ -10,22 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encodings.embeddings import grow
+from posenc.encodings import grow
 
 BERT = ("embeddings.position_embeddings", "max_position_embeddings", 0, 0)
 AFTER_PADDING = ("embeddings.position_embeddings", "max_position_embeddings", None, None)
+_LIKE_BERT = (
+    "albert bert bert-generation convbert distilbert electra ernie megatron-bert mobilebert "
+    "rembert roc_bert squeezebert"
+)
+_LIKE_ROBERTA = (
+    "camembert data2vec-text mpnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod"
+)
 FAMILIES: dict[str, tuple[str, str, int | None, int | None]] = {
-    **dict.fromkeys(
-        ("albert", "bert", "bert-generation", "convbert", "distilbert", "electra", "ernie",
-         "megatron-bert", "mobilebert", "rembert", "roc_bert", "squeezebert"), BERT),
-    **dict.fromkeys(
-        ("camembert", "data2vec-text", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
-         "xlm-roberta-xl", "xmod"), AFTER_PADDING),
+    **dict.fromkeys(_LIKE_BERT.split(), BERT),
+    **dict.fromkeys(_LIKE_ROBERTA.split(), AFTER_PADDING),
     "biogpt": ("biogpt.embed_positions", "max_position_embeddings", 2, 0),
     "gpt2": ("transformer.wpe", "n_positions", 0, 0),
     "gpt_bigcode": ("transformer.wpe", "n_positions", 0, 0),
     "opt": ("decoder.embed_positions", "max_position_embeddings", 2, 0),
-}  # fmt: skip
+}
 """By model_type: path of the table, config key of its length, number of leading rows without a
 position, and how many of those the key counts. None: positions start at the row after the
 padding token's."""

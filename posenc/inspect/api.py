@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from posenc.encodings.base.shape import ModelShape
+from posenc.encodings import ModelShape
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.report.files.atomic import check_figures
 from posenc.report.page.page import Page

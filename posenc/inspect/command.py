@@ -131,7 +131,7 @@ def inspect(
 
         claims_command.run(as_json)
         return
-    from posenc.encodings.base.shape import ModelShape
+    from posenc.encodings import ModelShape
     from posenc.inspect.encoding.command import run
 
     width = head_dim * num_heads
@@ -141,8 +141,7 @@ def inspect(
 
 def _kind(name: str) -> str:
     """Return the kind of a name: "claims", "encoding", "module" (a foreign one) or "folder"."""
-    from posenc.encodings.registry import names, parse
-    from posenc.encodings.registry.code import find, is_encoding
+    from posenc.encodings import find, is_encoding, names, parse
 
     if name == "claims":
         return "claims"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from posenc.encodings.registry import create
+from posenc.encodings import create
 from posenc.report.page.console import print_table, stdout
 from posenc.report.page.failure import RunFailed
 from posenc.report.page.progress import tell

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
+from posenc.encodings import rope_scaling as rs
 from posenc.encodings.numbers.frequencies import inverse_frequencies
-from posenc.encodings.queries_keys.rope_scaling import SCALINGS, Scaling, rope_frequencies
 from posenc.keras.angles import Phases
 from posenc.keras.layer import PositionLayer, ops, token_positions, wide
 
@@ -43,7 +43,7 @@ class RotaryEmbedding(PositionLayer):
         *,
         interleaved: bool,
         rotary_dim: int | None = None,
-        scaling: Scaling | dict[str, Any] | None = None,
+        scaling: rs.Scaling | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -118,26 +118,26 @@ class RotaryEmbedding(PositionLayer):
     def get_config(self) -> dict[str, Any]:
         config, scaling = super().get_config(), self.scaling
         if scaling is not None:
-            (name,) = [n for n, kind in SCALINGS.items() if kind is type(scaling)]
+            (name,) = [n for n, kind in rs.SCALINGS.items() if kind is type(scaling)]
             config["scaling"] = {"name": name, **dataclasses.asdict(scaling)}  # pyright: ignore
         return config
 
 
 @lru_cache(maxsize=128)
 def _phases(
-    rotary_dim: int, rope_theta: float, scaling: Scaling | None, length: int | None
+    rotary_dim: int, rope_theta: float, scaling: rs.Scaling | None, length: int | None
 ) -> tuple[Phases, float]:
-    inv_freq, factor = rope_frequencies(rotary_dim, rope_theta, scaling, length)
+    inv_freq, factor = rs.rope_frequencies(rotary_dim, rope_theta, scaling, length)
     return Phases(inv_freq), factor
 
 
-def _scaling(scaling: Scaling | dict[str, Any] | None) -> Scaling | None:
+def _scaling(scaling: rs.Scaling | dict[str, Any] | None) -> rs.Scaling | None:
     if not isinstance(scaling, dict):
         return scaling
     options = dict(scaling)
     name = options.pop("name", None)
-    if name not in SCALINGS:
+    if name not in rs.SCALINGS:
         raise ValueError(
-            f"RotaryEmbedding: unknown scaling {name!r}; known: {', '.join(SCALINGS)}."
+            f"RotaryEmbedding: unknown scaling {name!r}; known: {', '.join(rs.SCALINGS)}."
         )
-    return SCALINGS[name](**options)
+    return rs.SCALINGS[name](**options)

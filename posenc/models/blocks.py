@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc.attend.cache import KVCache
 from posenc.attend.multihead import Attention
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.positions import Positions
@@ -118,18 +118,20 @@ class Layer(nn.Module):
         context: Context | None = None,
         context_cache: KVCache | None = None,
     ) -> Float[Tensor, "batch len embed_dim"]:
-        y = self.attention(
-            self._before(self.attention_norm, x), positions,
-            cache=cache, mask=mask, encoding=encoding,
-        )  # fmt: skip
+        y = self._before(self.attention_norm, x)
+        y = self.attention(y, positions, cache=cache, mask=mask, encoding=encoding)
         x = self._after(self.attention_norm, x, y)
         if context is not None:
             assert self.cross_attention is not None and self.cross_norm is not None
             y = self.cross_attention(
-                self._before(self.cross_norm, x), positions,
-                context=context.hidden, context_positions=context.positions,
-                cache=context_cache, mask=context.mask, encoding=context.encoding,
-            )  # fmt: skip
+                self._before(self.cross_norm, x),
+                positions,
+                context=context.hidden,
+                context_positions=context.positions,
+                cache=context_cache,
+                mask=context.mask,
+                encoding=context.encoding,
+            )
             x = self._after(self.cross_norm, x, y)
         return self._after(self.ffn_norm, x, self.ffn(self._before(self.ffn_norm, x)))
 

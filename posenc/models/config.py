@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from posenc.attend.multihead import Projections
-from posenc.encodings.base.shape import ModelShape
+from posenc.encodings import ModelShape
 
 Activation = Literal["swiglu", "gelu", "relu"]
 Norm = Literal["rms", "layer"]

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from posenc import masks
 from posenc.attend.cache import KVCache
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import check_tokens
+from posenc.encodings import PositionEncoding, check_tokens
 from posenc.masks import Mask
 from posenc.models.blocks import head_layer
 from posenc.models.config import DecoderConfig
@@ -40,6 +39,8 @@ class Decoder(Stack):
     >>> model(torch.tensor([[5, 7, 9]])).shape
     torch.Size([1, 3, 256])
     """
+
+    default_mask = masks.causal
 
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding | None = None) -> None:
         super().__init__(config, encoding)
@@ -78,7 +79,7 @@ class Decoder(Stack):
         x = self.hidden(
             self.tokens(tokens),
             positions,
-            masks.causal if mask is None else mask,
+            self.default_mask if mask is None else mask,
             caches=caches,
             length=length,
         )

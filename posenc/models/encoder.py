@@ -6,8 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc import masks
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import check_tokens
+from posenc.encodings import PositionEncoding, check_tokens
 from posenc.masks import Mask
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise
@@ -35,6 +34,8 @@ class Encoder(Stack):
     >>> model(torch.tensor([[5, 7, 9]])).shape
     torch.Size([1, 3, 64])
     """
+
+    default_mask = masks.full
 
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding) -> None:
         require_bidirectional("Encoder", encoding)
@@ -66,5 +67,5 @@ class Encoder(Stack):
             length: the current length, for encodings whose frequencies depend on it.
         """
         check_tokens("Encoder", tokens, self.config.vocab_size)
-        x = self.tokens(tokens)
-        return self.hidden(x, positions, masks.full if mask is None else mask, length=length)
+        x, mask = self.tokens(tokens), self.default_mask if mask is None else mask
+        return self.hidden(x, positions, mask, length=length)

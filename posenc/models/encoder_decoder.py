@@ -10,19 +10,12 @@ from torch.nn import functional as F
 
 from posenc import masks
 from posenc.attend.cache import KVCache
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import check_tokens
+from posenc.encodings import PositionEncoding, check_tokens, one_per_model
 from posenc.masks import Mask
 from posenc.models.blocks import Context, head_layer
 from posenc.models.config import DecoderConfig
 from posenc.models.initial import initialise
-from posenc.models.stack import (
-    Stack,
-    check_caches,
-    default_positions,
-    one_per_model,
-    require_bidirectional,
-)
+from posenc.models.stack import Stack, check_caches, default_positions, require_bidirectional
 from posenc.positions import Positions
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posenc import masks
 from posenc.attend.cache import KVCache
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 from posenc.masks import Mask
 from posenc.positions import Positions
 

@@ -7,7 +7,7 @@ import zlib
 import torch
 from torch import Tensor, nn
 
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 from posenc.models.config import DecoderConfig
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -11,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.attend.cache import KVCache
-from posenc.encodings.base.base import PositionEncoding, require_encoding
-from posenc.encodings.base.boundary import check_embedded
-from posenc.encodings.base.per_layer import PerLayer
+from posenc.encodings import PositionEncoding, check_embedded, one_per_model, require_encoding
 from posenc.masks import Mask, check_mask
 from posenc.models.blocks import Context, Layer, norm_layer
 from posenc.models.config import DecoderConfig
@@ -27,6 +26,9 @@ class Stack(nn.Module):
 
     An encoding of scope "layer" is copied, with fresh parameters, for every layer.
     """
+
+    default_mask: ClassVar[Mask]
+    """The mask of calls without one."""
 
     def __init__(
         self, config: DecoderConfig, encoding: PositionEncoding | None, *, cross: bool = False
@@ -80,14 +82,6 @@ class Stack(nn.Module):
                     None if context_caches is None else context_caches[index],
                 )
         return x if self.norm is None else self.norm(x)
-
-
-def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> PositionEncoding:
-    """Return the encoding of a whole stack: a copy for each layer where its scope is "layer"."""
-    encoding = require_encoding("the model", encoding)
-    if encoding.claims.scope == "layer":
-        return PerLayer.replicate(encoding, num_layers)
-    return encoding
 
 
 def default_positions(

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 from posenc.nn.multihead import MultiheadAttention
 
 

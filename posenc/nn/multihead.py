@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.attend.attention import attention
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import check_encoding
+from posenc.encodings import PositionEncoding, check_encoding
 from posenc.nn.masks import mask_of
 from posenc.positions import as_range, counted, positions_from_mask, tensor
 

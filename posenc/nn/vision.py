@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.attend.attention import attention
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.boundary import check_encoding
+from posenc.encodings import PositionEncoding, check_encoding, one_per_model
 from posenc.masks import Mask, causal
-from posenc.models.stack import one_per_model
 from posenc.positions import counted, grid, tensor
 
 _PARTS = ("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop")

@@ -8,9 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.registry import create
+from posenc.encodings import ModelShape, PositionEncoding, create
 from posenc.testing import claims, memory, modules, numbers, sequences, tracing
 from posenc.testing.harness import Make
 

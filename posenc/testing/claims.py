@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from posenc import masks
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 from posenc.testing.harness import (
     LENGTH,
     SHAPE,
@@ -64,10 +66,8 @@ def assert_permutation_invariance_as_claimed(make: Make) -> None:
     mask = masks.causal if encoding.claims.num_axes == 1 else None
 
     def attend(k: Tensor, v: Tensor, kv_positions: Tensor, kv_state: Tensor | None) -> Tensor:
-        out = attention(
-            q, k, v, encoding, q_positions=positions, kv_positions=kv_positions, q_state=state,
-            kv_state=kv_state, mask=mask,
-        )  # fmt: skip
+        where: dict[str, Any] = {"q_positions": positions, "kv_positions": kv_positions}
+        out = attention(q, k, v, encoding, q_state=state, kv_state=kv_state, mask=mask, **where)
         assert isinstance(out, Tensor)
         return out
 

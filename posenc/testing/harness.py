@@ -7,16 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.terms.tokens import Tokens
+from posenc.encodings import ModelShape, PositionEncoding, Tokens
 from posenc.testing import layer as probe
-from posenc.testing.layer import Layer, tokens
-
-__all__ = [
-    "LENGTH", "SHAPE", "Layer", "Make", "assert_same", "build", "differs", "heads", "hidden",
-    "layer", "room", "scored", "sides", "tokens", "turned",
-]  # fmt: skip
+from posenc.testing.layer import Layer as Layer
+from posenc.testing.layer import tokens as tokens
 
 Make = Callable[[ModelShape], PositionEncoding]
 """A function that builds the encoding under test for a model of this shape."""

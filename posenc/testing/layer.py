@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -9,9 +11,7 @@ from posenc import masks
 from posenc.attend.attention import attention
 from posenc.attend.cache import KVCache
 from posenc.attend.multihead import Attention
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.per_layer import PerLayer
-from posenc.encodings.base.shape import ModelShape
+from posenc.encodings import ModelShape, PerLayer, PositionEncoding
 from posenc.masks import Mask
 
 
@@ -120,11 +120,11 @@ def pair_scores(
         return heads(embedded, shape), encoding.state(embedded, positions)
 
     (q, q_state), (k, kv_state) = split(x_q, q_positions), split(x_k, kv_positions)
-    _, scores = attention(
-        q, k, k, encoding.for_layer(0), q_positions=q_positions, kv_positions=kv_positions,
-        q_state=q_state, kv_state=kv_state, mask=None if one_key else _OWN_KEY, return_lse=True,
-        impl="reference",
-    )  # fmt: skip
+    where: dict[str, Any] = {"q_positions": q_positions, "kv_positions": kv_positions}
+    states: dict[str, Any] = {"q_state": q_state, "kv_state": kv_state}
+    how: dict[str, Any] = {"mask": None if one_key else _OWN_KEY, "impl": "reference"}
+    acting = encoding.for_layer(0)
+    _, scores = attention(q, k, k, acting, return_lse=True, **where, **states, **how)
     return scores
 
 

@@ -8,8 +8,7 @@ import re
 import torch
 
 from posenc import masks
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.shape import ModelShape
+from posenc.encodings import ModelShape, PositionEncoding
 from posenc.testing.harness import (
     SHAPE,
     Layer,

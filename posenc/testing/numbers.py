@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from posenc import masks
 from posenc.attend.attention import attention
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.queries_keys.xpos import XPos
+from posenc.encodings import ModelShape, PositionEncoding, XPos
 from posenc.testing.harness import LENGTH, SHAPE, Make, build, heads, hidden, layer, room, tokens
 
 ROUNDINGS = {torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
@@ -38,10 +37,9 @@ def outputs(
     q, k, v = (t.to(dtype) for t in heads(length, shape=shape, dtype=source))
     acting = encoding.for_layer(0)
     state = acting.state(x, positions)
-    out = attention(
-        q, k, v, acting, q_positions=positions, kv_positions=positions, q_state=state,
-        kv_state=state, mask=masks.causal if causal else None,
-    )  # fmt: skip
+    where: dict[str, Any] = {"q_positions": positions, "kv_positions": positions}
+    mask = masks.causal if causal else None
+    out = attention(q, k, v, acting, q_state=state, kv_state=state, mask=mask, **where)
     assert isinstance(out, Tensor)
     return encoding.embed(x, positions), out
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.attend.cache import KVCache
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 from posenc.testing.harness import Make, assert_same, differs, hidden, layer, room, tokens
 
 

@@ -27,8 +27,7 @@ JOIN = 60.0
 """Seconds for Ray to answer at an address, and for all machines of its cluster."""
 POLL = 0.5
 """Seconds between two looks for what trials have told."""
-_TRY = "import ray, sys; ray.init(sys.argv[1], logging_level=40, log_to_driver=False)"
-"""Joins a cluster and logs errors only (40)."""
+_TRY = "import ray, sys; ray.init(sys.argv[1], logging_level=40, log_to_driver=False)"  # errors
 
 
 class RayCluster(Remote):

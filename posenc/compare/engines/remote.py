@@ -23,7 +23,6 @@ from posenc.compare.trial.files import is_done, path_of
 from posenc.compare.trial.process import Tell, TrialProcess, make_home, write_failure
 from posenc.report.machine.processor import processor
 from posenc.report.page.failure import one_line
-from posenc.tasks.known import TEXT
 
 MOST = 3
 """Losses in a row without a step beyond those before; one more, and the trial counts as failed."""
@@ -85,10 +84,9 @@ class Lost(Exception):
 class Job:
     """A trial, and where its files are.
 
-    folder: the study's folder, which all machines see; with a storage, unused.
-    storage: URL of the storage; None where the folder is shared.
-    here, cwd: facts of the machine that the command runs on, and the command's current folder, from
-        which files with encodings are named.
+    folder: the study's folder, if all machines see it; else storage, the URL of one that they see.
+    here: facts of the machine that the command runs on.
+    cwd: the command's current folder, from which files with encodings are named.
     """
 
     trial: TrialConfig
@@ -114,7 +112,7 @@ class Job:
                 raise Lost(f"{self.storage}: {one_line(error)}") from error
 
     def _run_with(self, storage: Storage, folder: Path, tell: Tell) -> TrialResult:
-        if self.trial.task == TEXT:
+        if self.trial.of_text:
             kept = path_of(texts_of_this_machine(), self.trial.corpus)
             storage.take_text(kept)
             path_of(folder, self.trial.corpus).symlink_to(kept)
@@ -187,7 +185,7 @@ class Remote:
         self.folder, self.checkpoint_steps = folder.absolute(), checkpoint_steps
         if self.storage is None:
             return
-        for corpus in {trial.corpus for trial in trials if trial.task == TEXT}:
+        for corpus in {trial.corpus for trial in trials if trial.of_text}:
             self.storage.give_text(path_of(folder, corpus))
         finished = self.storage.with_results()
         for trial in trials:

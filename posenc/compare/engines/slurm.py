@@ -107,8 +107,7 @@ class Slurm(Remote):
 
     def _take(self, trial: TrialConfig, job: Any) -> None:
         del self.running[trial]
-        error = job.exception()
-        if error is None:
+        if (error := job.exception()) is None:
             self.ended(trial, job.result())
         else:
             said = re.findall(r"Lost:(.*)", str(error)) or [one_line(error)[:200]]

@@ -6,10 +6,10 @@ import shutil
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from posenc.compare.engines.engine import Engine, Local
-from posenc.compare.plan.plan import Plan
+from posenc.compare.options import Options
 from posenc.compare.results import TrialResult
 from posenc.compare.trial.checkpoint import clear_checkpoint
 from posenc.compare.trial.config import TrialConfig
@@ -27,39 +27,43 @@ class Watcher(Protocol):
     def finished(self, trial: TrialConfig, result: TrialResult) -> None: ...
 
 
-def open_engine(plan: Plan) -> Engine:
-    """Open the engine that a plan names.
+def open_engine(options: Options, device: str, count: int) -> Engine:
+    """Open the engine that the options name, for `count` trials.
 
     Raises: ValueError where it cannot be reached, or its machines differ from this one.
     """
-    options, device = plan.options, plan.tasks[0].device
     if options.engine == "local":
         workers = options.workers or (1 if device == "cuda" else num_cores())
-        return Local(min(workers, plan.count))
+        return Local(min(workers, count))
     if options.engine == "ray":
         from posenc.compare.engines.ray_cluster import RayCluster
 
         return RayCluster(options.address, options.storage, options.max_parallel, device)
     from posenc.compare.engines.slurm import Slurm
 
-    return Slurm(options.partition, options.max_parallel or plan.count, device)
+    return Slurm(options.partition, options.max_parallel or count, device)
 
 
 def run_trials(
-    folder: Path, trials: Sequence[TrialConfig], engine: Engine, watcher: Watcher
+    folder: Path, trials: Sequence[TrialConfig], engine: Engine, watchers: Sequence[Watcher]
 ) -> None:
     """Run all trials that have no result yet or have failed, on an engine that is settled. After an
     interruption of any kind the same call goes on from the last checkpoints."""
+
+    def tell(event: str, *values: Any, **named: Any) -> None:
+        for watcher in watchers:
+            getattr(watcher, event)(*values, **named)
+
     waiting: deque[TrialConfig] = deque()
     for trial in trials:
         try:
             result = load_result(folder, trial)
         except CorruptResult as error:
-            watcher.note(trial, f"the result is corrupt ({error}); running this trial again")
+            tell("note", trial, f"the result is corrupt ({error}); running this trial again")
             result = None
         if result is not None and result.reason is None:
             clear_checkpoint(folder / trial.folder)  # a kill after the result leaves it there
-            watcher.finished(trial, result)
+            tell("finished", trial, result)
         else:
             waiting.append(trial)
     running = 0
@@ -70,9 +74,9 @@ def run_trials(
         trial, heard = engine.wait()
         if isinstance(heard, TrialResult):
             running -= 1
-            watcher.finished(trial, heard)
+            tell("finished", trial, heard)
         else:
-            getattr(watcher, heard.pop("kind"))(trial, **heard)
+            tell(heard.pop("kind"), trial, **heard)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -9,9 +9,8 @@ from importlib.metadata import metadata
 from posenc.compare.judge import published
 from posenc.compare.judge.published import Agreement
 from posenc.compare.judge.standing import Standing
-from posenc.compare.page import captions, figures, rows, task_page
+from posenc.compare.page import captions, figures, rates, rows, task_page
 from posenc.compare.page.specs import specs_table
-from posenc.compare.plan import learning_rate_search
 from posenc.compare.results import Study
 from posenc.compare.trial.config import TrialConfig, name_of
 from posenc.compare.trial.objectives import objective_of
@@ -136,7 +135,7 @@ def _by_seeds_and_windows(standing: Standing) -> Table:
                 name,
                 f"{standing.mean(name):.3f}",
                 Cell(each),
-                "–" if name == first else rows.said(standing.gap(name)),
+                "–" if name == first else rows.said(standing, name),
                 "–" if over is None else f"± {over.half:.3f}",
                 rows.verdict_of(standing, name),
             ]
@@ -217,8 +216,8 @@ def _details(study: Study) -> Iterator[Block]:
     if study.tasks:
         yield Fold("Every task", [*task_page.tables(study)])
     if study.rates:
-        header, *rates = learning_rate_search.rate_rows(study)
-        yield Fold("Learning rates", [learning_rate_search.MEANING, Table(header, rates)])
+        header, *tried = rates.rate_rows(study)
+        yield Fold("Learning rates", [rates.MEANING, Table(header, tried)])
     if study.finished:
         yield Fold("The settings of every encoding", [specs_table(study)])
     yield Fold("How to repeat it", [Code(study.command), Facts(_facts(study))])
@@ -272,10 +271,10 @@ def _training_of(trial: TrialConfig) -> str:
 
 
 def _rate_of(trial: TrialConfig, study: Study) -> str:
-    rates = sorted({t.lr for t in study.trials if t.task == trial.task})
-    if len(rates) == 1:
-        return f"peak learning rate {rates[0]:g}"
-    return f"peak learning rates from {rates[0]:g} to {rates[-1]:g} as in their table"
+    peaks = sorted({t.lr for t in study.trials if t.task == trial.task})
+    if len(peaks) == 1:
+        return f"peak learning rate {peaks[0]:g}"
+    return f"peak learning rates from {peaks[0]:g} to {peaks[-1]:g} as in their table"
 
 
 def _unit(trial: TrialConfig) -> str:

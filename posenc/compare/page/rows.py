@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from posenc.compare.judge.standing import Standing, standing_at
 from posenc.compare.judge.summary import context_gains, describe_gains
 from posenc.compare.results import EncodingSummary, Study
-from posenc.statistics.pairs import Gap
 
 EXPLAINED = (
     "Bits per byte is the loss on held-out text; lower is better. Every length reads the same "
@@ -94,8 +93,9 @@ def verdict_of(standing: Standing, name: str) -> str:
     return "best" if len(standing.first) == 1 else "tied"
 
 
-def said(gap: Gap) -> str:
-    """A difference, and half of its interval where it has one."""
+def said(standing: Standing, name: str) -> str:
+    """The difference from the first, and half of its interval where it has one."""
+    gap = standing.gap(name)
     return f"{round(gap.value, 3) + 0.0:+.3f}" + (
         f" ± {gap.half:.3f}" if gap.half < math.inf else ""
     )
@@ -106,5 +106,5 @@ def _loss(standing: Standing | None, name: str, score) -> Loss:
         return Loss(None, cannot=score.cannot or "no reason given")
     if standing is None or name not in standing.order:
         return Loss(score.mean)
-    apart = "" if name == standing.order[0] else said(standing.gap(name))
+    apart = "" if name == standing.order[0] else said(standing, name)
     return Loss(score.mean, verdict_of(standing, name), apart)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,46 +19,16 @@ from posenc.compare.trial.config import TrialConfig
 EVENTS = "events.jsonl"
 
 
+@contextlib.contextmanager
 def watching(
     console: Console, study: Study, folder: Path, workers: int, tensorboard: bool
-) -> Together:
+) -> Iterator[list[Any]]:
     """What watches a comparison. Raises: ValueError where tensorboard is asked for and missing."""
     live = console.is_terminal
     screen = LiveBars(console, study.trials, workers) if live else PlainLines(console)
     boards = [TensorBoard(folder / "tensorboard")] if tensorboard else []
-    return Together([screen, EventFile(folder / EVENTS), *boards])
-
-
-class Together:
-    """Several watchers as one, each entered and left."""
-
-    def __init__(self, watchers: Sequence[Any]) -> None:
-        self.watchers = watchers
-        self.stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Together:
-        for watcher in self.watchers:
-            self.stack.enter_context(watcher)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.stack.close()
-
-    def step(self, trial: TrialConfig, step: int, loss: float) -> None:
-        for watcher in self.watchers:
-            watcher.step(trial, step, loss)
-
-    def testing(self, trial: TrialConfig) -> None:
-        for watcher in self.watchers:
-            watcher.testing(trial)
-
-    def note(self, trial: TrialConfig, text: str) -> None:
-        for watcher in self.watchers:
-            watcher.note(trial, text)
-
-    def finished(self, trial: TrialConfig, result: TrialResult) -> None:
-        for watcher in self.watchers:
-            watcher.finished(trial, result)
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(each) for each in (screen, EventFile(folder / EVENTS), *boards)]
 
 
 class EventFile:

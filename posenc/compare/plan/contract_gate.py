@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from posenc.compare.plan.encodings import Compared
-from posenc.encodings.registry import create, entry, parse
+from posenc.encodings import create, entry, parse
 from posenc.testing import CHECKS, VOIDING, maker, verdicts
 from posenc.testing.harness import SHAPE
 

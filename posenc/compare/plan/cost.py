@@ -12,11 +12,9 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import SEQUENCES, cannot, cannot_run
 from posenc.compare.trial.material import shape_length, task_of, train_tokens, vocabulary_of
 from posenc.compare.trial.objectives import objective_of
-from posenc.compare.trial.train import shape_of
+from posenc.compare.trial.train import shape_of, sizes_of
 from posenc.compare.trial.windows import HELD_OUT_BYTES
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.registry import create, parse
-from posenc.models import DecoderConfig
+from posenc.encodings import PositionEncoding, create, parse
 from posenc.report.files.bounds import check_memory, check_time
 from posenc.report.machine import machine
 from posenc.report.page.progress import clock
@@ -127,10 +125,8 @@ def _steps(trials: Sequence[TrialConfig]) -> str:
 
 def _parameters(trial: TrialConfig) -> int:
     """Count the parameters in the model's matrices, without those of the encoding."""
-    vocabulary = vocabulary_of(trial)
-    sizes = DecoderConfig(vocabulary, trial.width, trial.layers, trial.heads, trial.kv_heads)
-    attention = 4 * trial.width**2
-    layer = attention + trial.width * 3 * (sizes.ffn_dim or 0)
+    attention, vocabulary = 4 * trial.width**2, vocabulary_of(trial)
+    layer = attention + trial.width * 3 * (sizes_of(trial).ffn_dim or 0)
     stacks = len(objective_of(trial).stacks)  # all but the first also attend to the first
     return trial.layers * (stacks * (layer + attention) - attention) + vocabulary * trial.width
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-from posenc.compare.trial.effective_spec import code_of
-from posenc.encodings.registry import SpecError, parse
-from posenc.encodings.registry.known import entry, names, portable
-from posenc.encodings.registry.spec import Option, Part, Spec
+from posenc.encodings import anywhere, code_of, names, parse, tidy
 
 
 @dataclass(frozen=True)
@@ -51,47 +47,10 @@ def read_encoding(text: str) -> Compared:
     """Read one text."""
     spec = parse(text)
     code = code_of(text)
-    here = replace(
-        spec, layers=tuple(tuple(_anywhere(spec, part) for part in layer) for layer in spec.layers)
-    )
-    shown = str(replace(spec, layers=tuple(tuple(map(_tidy, layer)) for layer in spec.layers)))
+    here, shown = str(anywhere(spec)), str(tidy(spec))
     if spec.label in names() and spec.label != shown:
         raise ValueError(
             f"{spec.label!r} is the name of an encoding, and {shown} is another one: use another "
             f"label, as in my-{spec.label}={shown}."
         )
-    return Compared(str(here), spec.label or shown, code)
-
-
-def _anywhere(spec: Spec, part: Part) -> Part:
-    """Return the part without names that only this process knows."""
-    if part.attribute:
-        return _tidy(part)
-    try:
-        place = portable(part.where)
-    except ValueError as error:
-        raise spec.error(part.column, str(error)) from error
-    if place is None:
-        return part
-    own = {o.key for o in part.options}
-    defaults = [
-        Option(key, value) for key, value in entry(part.where).defaults.items() if key not in own
-    ]
-    for option in defaults:
-        if not isinstance(option.value, int | float | bool | str | None):
-            why = (
-                f"{part.where} was registered with {option.key}={option.value!r}, which cannot be "
-                "passed to another process; give numbers, words, true or false."
-            )
-            raise SpecError(spec.text, part.column, why)
-    return _tidy(Part(*place, options=(*defaults, *part.options), column=part.column))
-
-
-def _tidy(part: Part) -> Part:
-    """Return the part with its file as a path from the current folder."""
-    if not part.is_file:
-        return part
-    path = Path(part.where).expanduser()
-    full, here = path.resolve(), Path.cwd().resolve()
-    where = full.relative_to(here) if full.is_relative_to(here) else full
-    return replace(part, where=where.as_posix())
+    return Compared(here, spec.label or shown, code)

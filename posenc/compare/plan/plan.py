@@ -7,11 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
-from posenc.attend.multihead import Projections
 from posenc.compare.budget import BUDGETS, SUITE_SIZES, SUITES, Budget
 from posenc.compare.options import DEFAULT_BIDIRECTIONAL, DEFAULT_ENCODINGS, Options, check_options
 from posenc.compare.plan.contract_gate import find_void
@@ -23,8 +22,8 @@ from posenc.compare.plan.splits import Cut, Need, cut_text
 from posenc.compare.trial.config import CAUSAL, TrialConfig
 from posenc.compare.trial.material import content_hash
 from posenc.compare.trial.objectives import OBJECTIVES, Objective
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.registry import create
+from posenc.compare.trial.train import PROJECTIONS
+from posenc.encodings import ModelShape, create
 from posenc.report.files.atomic import check_figures
 from posenc.report.machine import machine
 from posenc.tasks.known import TASKS, TEXT, task_named
@@ -226,11 +225,9 @@ def _shared(options: Options, encoding: str) -> dict[str, Any]:
     if options.check_lr:
         check_rates(options.lr)
     sizes = sizes_of(options)
-    if options.projections not in get_args(Projections):
-        raise ValueError(
-            f"--projections must be one of {', '.join(get_args(Projections))}, got "
-            f"{options.projections!r}."
-        )
+    if options.projections not in PROJECTIONS:
+        known = ", ".join(PROJECTIONS)
+        raise ValueError(f"--projections must be one of {known}, got {options.projections!r}.")
     if options.projections in ("q=k", "none") and sizes["kv_heads"] != sizes["heads"]:
         raise ValueError(
             f"--projections {options.projections} needs as many key/value heads as query heads, "

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.compare.options import Options
-from posenc.dialects.files.json_object import read_json
-from posenc.hf.checkpoint.config_values import check_values
+from posenc.hf.checkpoint.config_values import text_config
 
 DEFAULTS = {"width": 128, "layers": 4, "heads": 4}
 _KEYS = {
@@ -36,7 +35,7 @@ def sizes_of(options: Options) -> dict[str, int]:
     else:
         path = Path(options.config)
         path = path / "config.json" if path.is_dir() else path
-        sizes = {**_of_config(read_json(path), path, options.small, given), **given}
+        sizes = {**_of_config(text_config(path), path, options.small, given), **given}
         if "heads" in given:  # the config's kv_heads may not fit another number of query heads
             sizes["kv_heads"] = given.get("kv_heads", given["heads"])
     return {"kv_heads": sizes["heads"], **sizes}
@@ -45,9 +44,6 @@ def sizes_of(options: Options) -> dict[str, int]:
 def _of_config(
     raw: Mapping[str, Any], path: Path, small: bool, given: Mapping[str, int]
 ) -> dict[str, int]:
-    inner = raw.get("text_config")
-    raw = inner if isinstance(inner, dict) else raw
-    check_values(dict(raw), path)
     sizes = {}
     for name, keys in _KEYS.items():
         found = [raw[key] for key in keys if raw.get(key) is not None]

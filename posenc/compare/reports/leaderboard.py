@@ -13,7 +13,6 @@ from posenc.compare.results import FORMAT, CorpusInfo, Study, TrialResult
 from posenc.compare.trial.config import TrialConfig
 from posenc.report.files.atomic import write_atomically
 from posenc.report.files.record import Record
-from posenc.tasks.known import TEXT
 
 ROWS = "trials.jsonl"
 PUBLISHED = Path("results/leaderboard")
@@ -181,4 +180,5 @@ def beside(board: Study, mine: Sequence[tuple[Path, Study]]) -> tuple[Study, lis
             if any(trial.task in kept for trial in study.trials)
         ]
     )
-    return replace(merged, corpus=board.corpus if TEXT in kept else None), lines + conflicts
+    text = any(trial.of_text for trial in merged.trials)
+    return replace(merged, corpus=board.corpus if text else None), lines + conflicts

@@ -84,6 +84,11 @@ class TrialConfig:
         return f"{name}{task}-seed{self.seed}"
 
     @property
+    def of_text(self) -> bool:
+        """True if it learns a text, not a task."""
+        return self.task == TEXT
+
+    @property
     def folder(self) -> str:
         """Return the name of the trial's folder."""
         return f"{self.name}-{self.hash}"

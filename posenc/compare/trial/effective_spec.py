@@ -6,20 +6,10 @@ import dataclasses
 import inspect
 from typing import Any
 
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.registry import entry, parse
-from posenc.encodings.registry.build import class_of_part
-from posenc.encodings.registry.content import hash_of
+from posenc.encodings import ModelShape, PositionEncoding, entry, parse
 
 AXES = "components of a position"
 """Key in the spec of an encoding whose positions have several components."""
-
-
-def code_of(text: str) -> str:
-    """Hash the current files behind an encoding, except posenc's; "" if there are none."""
-    spec = parse(text)
-    return hash_of([class_of_part(spec, part) for part in spec.parts])
 
 
 def effective_spec(name: str, encoding: PositionEncoding, shape: ModelShape) -> dict[str, str]:

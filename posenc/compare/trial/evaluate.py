@@ -12,7 +12,7 @@ from posenc.compare.results import CaseScore, LengthScore, PositionScore
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.forward import answers, target_loss, token_losses
 from posenc.compare.trial.windows import held_out_windows
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 from posenc.tasks.scoring import score_of
 from posenc.tasks.task import Case, Task
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.compare.trial.config import TrialConfig
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 from posenc.tasks.task import IGNORED, Batch
 
 

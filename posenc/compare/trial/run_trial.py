@@ -22,7 +22,7 @@ from posenc.compare.trial.files import SPLITS, save_result
 from posenc.compare.trial.material import task_of, train_tokens
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.windows import read_split
-from posenc.encodings.registry import create
+from posenc.encodings import create
 from posenc.hf.checkpoint.llama import export_llama, expressible
 from posenc.models import Decoder
 from posenc.report.files.atomic import write_atomically

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
@@ -21,10 +22,8 @@ from posenc.compare.trial.forward import target_loss
 from posenc.compare.trial.material import shape_length, task_of, vocabulary_of
 from posenc.compare.trial.objectives import objective_of
 from posenc.compare.trial.windows import batch_of, valid_windows
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.registry import create
-from posenc.models import DecoderConfig
+from posenc.encodings import ModelShape, PositionEncoding, create
+from posenc.models.config import DecoderConfig, Projections
 
 ENCODING_LR = 20.0
 """Learning rate of an encoding's tables and scalars, in multiples of the model's. Its linear layers
@@ -49,6 +48,8 @@ VALIDATIONS = 10
 Event = Callable[..., None]
 """Called during training, for example event("step", step=3, loss=2.5)."""
 
+PROJECTIONS = get_args(Projections)
+
 
 class TrialFailed(Exception):
     """The trial has no result; the message has the reason."""
@@ -65,13 +66,9 @@ def shape_of(config: TrialConfig, stack: int = -1) -> ModelShape:
     )
 
 
-def build_model(config: TrialConfig) -> nn.Module:
-    """Return the model with its initial weights, which are the same for all encodings of a seed."""
-    objective = objective_of(config)
-    torch.manual_seed(config.seed)
-    shapes = [shape_of(config, stack) for stack in range(len(objective.stacks))]
-    encodings = [create(config.encoding, shape) for shape in shapes]
-    sizes = DecoderConfig(
+def sizes_of(config: TrialConfig) -> DecoderConfig:
+    """Return the sizes of the trial's model."""
+    return DecoderConfig(
         vocabulary_of(config),
         config.width,
         config.layers,
@@ -79,8 +76,16 @@ def build_model(config: TrialConfig) -> nn.Module:
         config.kv_heads,
         projections=config.projections,  # type: ignore[arg-type]
     )
+
+
+def build_model(config: TrialConfig) -> nn.Module:
+    """Return the model with its initial weights, which are the same for all encodings of a seed."""
+    objective = objective_of(config)
     torch.manual_seed(config.seed)
-    return objective.model(sizes, *encodings).to(config.device)
+    shapes = [shape_of(config, stack) for stack in range(len(objective.stacks))]
+    encodings = [create(config.encoding, shape) for shape in shapes]
+    torch.manual_seed(config.seed)
+    return objective.model(sizes_of(config), *encodings).to(config.device)
 
 
 def learned_by_encodings(model: nn.Module) -> list[nn.Parameter]:

@@ -24,9 +24,9 @@ def main(parent: str, study_folder: str, trial_folder: str, checkpoint_steps: st
     os.dup2(2, 1)
     from posenc.compare.results import TrialResult
     from posenc.compare.trial.config import read_trial
-    from posenc.compare.trial.effective_spec import code_of
     from posenc.compare.trial.run_trial import reason_of, run_trial
     from posenc.compare.trial.train import TrialFailed
+    from posenc.encodings import code_of
     from posenc.report.files.atomic import write_atomically
 
     folder = Path(trial_folder)

@@ -1,20 +1,10 @@
 """The base class of position encodings, its claims, and ways to combine encodings."""
 
-from posenc.encodings.base.base import Pass, PositionEncoding
-from posenc.encodings.base.claims import Claims
-from posenc.encodings.base.compose import Compose
-from posenc.encodings.base.distance_bias import DistanceBias
-from posenc.encodings.base.per_layer import PerLayer
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.base.within import Within
-
-__all__ = [
-    "Claims",
-    "Compose",
-    "DistanceBias",
-    "ModelShape",
-    "Pass",
-    "PerLayer",
-    "PositionEncoding",
-    "Within",
-]
+from posenc.encodings.base.base import Pass as Pass
+from posenc.encodings.base.base import PositionEncoding as PositionEncoding
+from posenc.encodings.base.claims import Claims as Claims
+from posenc.encodings.base.compose import Compose as Compose
+from posenc.encodings.base.distance_bias import DistanceBias as DistanceBias
+from posenc.encodings.base.per_layer import PerLayer as PerLayer
+from posenc.encodings.base.shape import ModelShape as ModelShape
+from posenc.encodings.base.within import Within as Within

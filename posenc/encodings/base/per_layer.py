@@ -142,3 +142,11 @@ def _own_copy(encoding: PositionEncoding) -> PositionEncoding:
     copied = copy.deepcopy(encoding, {id(parameter): parameter for parameter in shared})
     copied.reset_parameters()
     return copied
+
+
+def one_per_model(encoding: PositionEncoding | None, num_layers: int) -> PositionEncoding:
+    """Return the encoding of a whole stack: a copy for each layer where its scope is "layer"."""
+    encoding = require_encoding("the model", encoding)
+    if encoding.claims.scope == "layer":
+        return PerLayer.replicate(encoding, num_layers)
+    return encoding

@@ -8,8 +8,6 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from posenc.dialects.pairs import order
-
 
 def layout_permutation(
     head_dim: int, rotary_dim: int | None = None, *, to: Literal["half_split", "interleaved"]
@@ -29,8 +27,8 @@ def layout_permutation(
         raise ValueError(
             f"layout_permutation: to must be 'half_split' or 'interleaved', got {to!r}."
         )
-    rotated = order(rotary_dim, to_interleaved=to == "interleaved")
-    return torch.tensor([*rotated, *range(rotary_dim, head_dim)])
+    rotated = torch.arange(rotary_dim).view((2, -1) if to == "interleaved" else (-1, 2)).T
+    return torch.cat([rotated.flatten(), torch.arange(rotary_dim, head_dim)])
 
 
 def convert_layout(

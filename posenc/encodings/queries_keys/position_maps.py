@@ -56,10 +56,8 @@ class ReRoPE(PositionMap):
         rotary_dim: int | None = None,
         scaling: Scaling | None = None,
     ) -> None:
-        super().__init__(
-            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling,
-            log_n_length=log_n_length,
-        )  # fmt: skip
+        rope: Any = {"rotary_dim": rotary_dim, "scaling": scaling, "log_n_length": log_n_length}
+        super().__init__(head_dim, rope_theta, interleaved=interleaved, **rope)
         if window < 1 or (leak is not None and leak < 1):
             raise ValueError(
                 f"ReRoPE: window and leak must be at least 1, got window={window}, leak={leak}."
@@ -120,10 +118,8 @@ class SelfExtend(PositionMap):
         rotary_dim: int | None = None,
         scaling: Scaling | None = None,
     ) -> None:
-        super().__init__(
-            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling,
-            log_n_length=log_n_length,
-        )  # fmt: skip
+        rope: Any = {"rotary_dim": rotary_dim, "scaling": scaling, "log_n_length": log_n_length}
+        super().__init__(head_dim, rope_theta, interleaved=interleaved, **rope)
         self.claims = replace(self.claims, shift_invariant=False)
         if window < 1 or group_size < 1:
             raise ValueError(
@@ -191,10 +187,8 @@ class DualChunk(PositionMap):
         rotary_dim: int | None = None,
         scaling: Scaling | None = None,
     ) -> None:
-        super().__init__(
-            head_dim, rope_theta, interleaved=interleaved, rotary_dim=rotary_dim, scaling=scaling,
-            log_n_length=log_n_length,
-        )  # fmt: skip
+        rope: Any = {"rotary_dim": rotary_dim, "scaling": scaling, "log_n_length": log_n_length}
+        super().__init__(head_dim, rope_theta, interleaved=interleaved, **rope)
         self.claims = replace(self.claims, shift_invariant=False)
         if not 0 <= local_window < chunk_size:
             raise ValueError(

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any, TypeGuard
 
 from posenc.encodings.base.base import PositionEncoding
-from posenc.report.page.failure import one_line
 
 MODULE = "posenc_file_"
 """Prefix in sys.modules of modules that were loaded by path."""
@@ -58,6 +57,14 @@ def find(where: str, attribute: str) -> Any:
     for name in attribute.split("."):
         found = getattr(found, name)
     return found
+
+
+def path_of(kind: type) -> str:
+    """module:Class of a class; of one from a user's file, with the file's name for its module."""
+    module = kind.__module__
+    if module.startswith(MODULE):
+        module = module.removeprefix(MODULE).partition("_")[2]
+    return f"{module}:{kind.__qualname__}"
 
 
 def is_encoding(found: Any) -> TypeGuard[type[PositionEncoding]]:
@@ -126,7 +133,8 @@ def _own_line(path: Path, error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    return one_line(error).rstrip(".: ") + "."
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return said.rstrip(".: ") + "."
 
 
 @contextlib.contextmanager

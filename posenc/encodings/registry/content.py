@@ -9,6 +9,9 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from posenc.encodings.registry.build import class_of_part
+from posenc.encodings.registry.grammar import parse
+
 
 def files_of(cls: type) -> tuple[Path, ...]:
     """Return the file of a class and the files next to it that it imports, directly or not; () for
@@ -20,6 +23,12 @@ def files_of(cls: type) -> tuple[Path, ...]:
     start = Path(found).resolve()
     depth = cls.__module__.count(".") + (start.name == "__init__.py")
     return tuple(sorted(_with_imports(start, start.parents[depth])))
+
+
+def code_of(text: str) -> str:
+    """Hash the current files behind an encoding, except posenc's; "" if there are none."""
+    spec = parse(text)
+    return hash_of([class_of_part(spec, part) for part in spec.parts])
 
 
 def hash_of(classes: Iterable[type]) -> str:

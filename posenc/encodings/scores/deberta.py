@@ -175,12 +175,10 @@ class DeBERTa(PositionEncoding):
             weights = (t for layer in layers if layer is not None for t in layer.parameters())
             return self.kept((key, dtype), compute, self.table, *weights)
 
-        return ByDistance(
-            q, k, (-self.max_distance, self.max_distance),
-            q.x.to(dtype) if self.c2p else None, for_q if self.c2p else None,
-            k.x.to(dtype) if self.p2c and k.x is not None else None, for_k if self.p2c else None,
-            kept=kept,
-        )  # fmt: skip
+        ends = -self.max_distance, self.max_distance
+        queries = (q.x.to(dtype), for_q) if self.c2p else (None, None)
+        keys = k.x.to(dtype) if self.p2c and k.x is not None else None
+        return ByDistance(q, k, ends, *queries, keys, for_k if self.p2c else None, kept=kept)
 
     def prepare(self, positions: Positions, length: int | None = None) -> Self:
         return self.with_kept_tables()

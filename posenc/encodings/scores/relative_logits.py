@@ -104,11 +104,12 @@ class RelativeLogits(PositionEncoding):
         # Zeros at both ends, for the future and for distances beyond `extent`.
         profiles = F.pad(self.profiles.to(q.state.dtype), (1, 1)).T
         extent = self.profiles.shape[1]
-        return Profiles(
-            q, k, ends=(-1, extent), q_vectors=q.state,
-            for_q=lambda distance: profiles[None, distance.clamp(-1, extent) + 1],
-            log_scaling=self.log_scaling,
-        )  # fmt: skip
+
+        def for_q(distance: Tensor) -> Tensor:
+            return profiles[None, distance.clamp(-1, extent) + 1]
+
+        ends, scaling = (-1, extent), self.log_scaling
+        return Profiles(q, k, ends=ends, q_vectors=q.state, for_q=for_q, log_scaling=scaling)
 
 
 class Profiles(ByDistance):

@@ -3,7 +3,9 @@ of the distance that of the key."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -137,11 +139,12 @@ class DistanceVectors(ByDistance):
         xl: TransformerXL,
     ) -> None:
         dtype, clamp = queries.dtype, xl.clamp_len
-        super().__init__(
-            q, k, None if clamp is None else (-clamp, clamp), queries,
-            lambda distance: xl.projected(distance, dtype),
-            kept=lambda key, compute: xl.kept((key, dtype), compute, xl.projection.weight),
-        )  # fmt: skip
+
+        def kept(key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
+            return xl.kept((key, dtype), compute, xl.projection.weight)
+
+        ends = None if clamp is None else (-clamp, clamp)
+        super().__init__(q, k, ends, queries, partial(xl.projected, dtype=dtype), kept=kept)
         self.xl = xl
 
     def _gathered(

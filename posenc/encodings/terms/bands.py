@@ -119,9 +119,13 @@ class Bands:
         return cls(kv_start, q_band, k_band, (lowest, highest))
 
     def add(
-        self, scores: Tensor, q: Tokens, k: Tokens, q_vectors: Tensor | None,
+        self,
+        scores: Tensor,
+        q: Tokens,
+        k: Tokens,
+        q_vectors: Tensor | None,
         k_vectors: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Add products with the block's query vectors (batch, num_heads, rows, width) and key
         vectors (batch, num_heads, keys, width) to its scores, in place.
 

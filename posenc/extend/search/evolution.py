@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posenc.encodings.queries_keys import rope_scaling as rs
+from posenc.encodings import rope_scaling as rs
 from posenc.extend.measure.losses import Reader
 from posenc.extend.restart import identity, read_sealed, write_sealed
 from posenc.extend.search.genome import Genome, monotone

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from posenc.encodings.queries_keys import rope_scaling as rs
+from posenc.encodings import rope_scaling as rs
 from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from posenc.encodings.queries_keys import rope_scaling as rs
+from posenc.encodings import rope_scaling as rs
 from posenc.hf.rope.settings import EXTENDED_LAYERS, RopeSetting
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encodings.queries_keys import rope_scaling as rs
-from posenc.encodings.queries_keys.position_map import PositionMap
-from posenc.encodings.queries_keys.position_maps import DualChunk, ReRoPE, SelfExtend
+from posenc.encodings import DualChunk, PositionMap, ReRoPE, SelfExtend
+from posenc.encodings import rope_scaling as rs
 from posenc.extend.variants.variant import Variant
 from posenc.hf.attachment.attach import attached
 from posenc.hf.attachment.attention import exchangeable

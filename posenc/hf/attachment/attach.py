@@ -9,15 +9,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-from posenc.encodings.base.base import PositionEncoding, require_encoding
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.registry import create
+from posenc.encodings import ModelShape, PositionEncoding, create, one_per_model, require_encoding
 from posenc.hf.attachment import hooks, own_positions
 from posenc.hf.attachment.attention import NAME, register_attention
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING, LAYER
 from posenc.hf.attachment.find import Stack, example_of, run, shape_from, trial, try_out
 from posenc.hf.attachment.save import save_beside
-from posenc.models.stack import one_per_model
 
 Own = Literal["replace", "keep"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.attend.attention import attention
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 from posenc.hf.attachment.calls import ATTENDING, FORWARD, LAYER, TRIAL, Attending, Forward, Reached
 from posenc.masks import Mask, causal, document
 from posenc.positions import as_range, counted, length_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 
 ATTACHMENT = "posenc_attachment"
 """The attribute of a model to which an encoding is attached."""

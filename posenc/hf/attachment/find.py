@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encodings.base.shape import ModelShape
+from posenc.encodings import ModelShape
 from posenc.hf.attachment.calls import TRIAL, Reached, Trial
 
 LENGTH, SOURCE_LENGTH = 5, 7

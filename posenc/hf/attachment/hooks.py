@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.compose import Compose
+from posenc.encodings import Compose, PositionEncoding
 from posenc.hf.attachment.attention import LazyMask
 from posenc.hf.attachment.cached import Columns, past_state, self_attention, watch
 from posenc.hf.attachment.calls import ATTENDING, ENCODING, FORWARD, LAYER, Attending, Forward

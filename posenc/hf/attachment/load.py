@@ -10,7 +10,7 @@ from torch import nn
 
 from posenc.dialects.files.inside import inside
 from posenc.dialects.files.json_object import read_json
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 from posenc.hf.attachment.attach import attach
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
 from posenc.hf.attachment.save import FORMAT, NUMBERS, RECORD, classes_of, fingerprint, says

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.encodings.scores.alibi import ALiBi
-from posenc.encodings.scores.t5 import T5Bias
+from posenc.encodings import ALiBi, T5Bias
 from posenc.hf.attachment.attention import attend
 from posenc.hf.attachment.find import Stack, run, trial
 from posenc.hf.rope.apply import rotary_modules

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.per_layer import PerLayer
+from posenc.encodings import PerLayer, PositionEncoding, path_of
 from posenc.hf.attachment.calls import ATTACHMENT, ENCODING
-from posenc.hf.attachment.written import name_of, written
+from posenc.hf.attachment.written import written
 from posenc.hf.checkpoint import files
 from posenc.report.files.atomic import write_atomically
 
@@ -91,7 +90,7 @@ def write_encoding(model: Any, folder: Path) -> None:
 def classes_of(encoding: nn.Module) -> list[str]:
     """Return the class names of an encoding and of those inside it, each once."""
     kinds = {
-        name_of(m)
+        path_of(type(m))
         for m in encoding.modules()
         if isinstance(m, PositionEncoding) and not isinstance(m, PerLayer)
     }

@@ -11,9 +11,8 @@ import inspect
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.queries_keys.rope_scaling import Scaling
-from posenc.encodings.registry.code import MODULE
+from posenc.encodings import PositionEncoding, path_of
+from posenc.encodings import rope_scaling as rs
 
 _OWN = "posenc."
 _PLAIN = (bool, int, float, str, type(None))
@@ -44,15 +43,6 @@ def rebuilt(record: Any) -> PositionEncoding:
     return found
 
 
-def name_of(thing: object) -> str:
-    """Return module:Class of an object. For a class from a user's file, the module is the file's
-    name without its folder."""
-    module = type(thing).__module__
-    if module.startswith(MODULE):
-        module = module.removeprefix(MODULE).partition("_")[2]
-    return f"{module}:{type(thing).__qualname__}"
-
-
 def _written(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
@@ -66,7 +56,7 @@ def _written(value: Any) -> Any:
     else:
         raise TypeError(f"{type(value).__name__} cannot be written")
     return {
-        "class": name_of(value),
+        "class": path_of(type(value)),
         "arguments": {name: _written(each) for name, each in arguments.items()},
     }
 
@@ -102,6 +92,6 @@ def _class(path: Any) -> Any:
             found = getattr(importlib.import_module(module), name, None)
         except ImportError:
             found = None
-    if not isinstance(found, type) or not issubclass(found, PositionEncoding | Scaling):
+    if not isinstance(found, type) or not issubclass(found, PositionEncoding | rs.Scaling):
         raise ValueError(f"{path!r} is no encoding of posenc: other code is not run from a file.")
     return found

@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from posenc.dialects.files.json_object import read_json
+
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 """Keys that must not be null where a family has them."""
 COUNTS = (
@@ -18,6 +20,18 @@ POSITIVE = tuple(
     "rope_theta rotary_emb_base rope_local_base_freq partial_rotary_factor rotary_pct".split()
 )
 LARGEST = 2**31 - 1
+
+
+def text_config(path: Path) -> dict[str, Any]:
+    """Read the part of a config.json that describes a text model.
+
+    Raises: ValueError for a file that cannot be read, or a value that no model can have.
+    """
+    raw = read_json(path)
+    inner = raw.get("text_config")
+    raw = inner if isinstance(inner, dict) else raw
+    check_values(raw, path)
+    return raw
 
 
 def check_values(raw: dict[str, Any], path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from posenc.encodings.queries_keys.rope import RoPE
+from posenc.encodings import RoPE
 from posenc.hf.checkpoint.config_values import check_values
 from posenc.hf.checkpoint.files import read_config, weight_files
 from posenc.models.config import DecoderConfig

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encodings.queries_keys.rope_scaling import Frequencies
+from posenc.encodings import rope_scaling as rs
 from posenc.hf.rope.settings import RopeSetting
 from posenc.hf.rope.write import write_settings
 
@@ -77,7 +77,7 @@ def other_frequencies(model: Any, settings: tuple[RopeSetting, ...]) -> bool:
     )
 
 
-def _same(inv_freq: Tensor, scale: float, said: Frequencies) -> bool:
+def _same(inv_freq: Tensor, scale: float, said: rs.Frequencies) -> bool:
     expected = torch.tensor([float(f) for f in said.inv_freq], dtype=torch.float64)
     got = inv_freq.detach().double().cpu()
     return (

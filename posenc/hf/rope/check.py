@@ -15,11 +15,12 @@ KNOWN_KEYS = frozenset(
     "short_mscale long_mscale low_freq_factor high_freq_factor mrope_section "
     "mrope_interleaved".split()
 )
-NEEDED = {
-    "default": (), "mrope": (), "proportional": (), "linear": ("factor",), "dynamic": ("factor",),
-    "yarn": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": ("short_factor", "long_factor"), "su": ("short_factor", "long_factor"),
-}  # fmt: skip
+NEEDED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("default", "mrope", "proportional"), ()),
+    **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    **dict.fromkeys(("longrope", "su"), ("short_factor", "long_factor")),
+}
 """The rope_types that posenc knows, with the keys that each requires. "su" and "mrope" are old
 names."""
 NUMBERS = tuple(

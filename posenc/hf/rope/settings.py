@@ -9,7 +9,7 @@ from typing import Any
 from posenc.dialects.meaning import is_length
 from posenc.dialects.model import TRAINED_KEY
 from posenc.dialects.runtimes.transformers5 import ALPHA
-from posenc.encodings.queries_keys import rope_scaling as rs
+from posenc.encodings import rope_scaling as rs
 
 EXTENDED_LAYERS = ("full_attention",)
 """Layer types without a window. The others never see a longer distance."""

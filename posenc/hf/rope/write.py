@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from posenc.encodings.queries_keys import rope_scaling as rs
+from posenc.encodings import rope_scaling as rs
 from posenc.hf.rope.settings import RopeSetting, head_size
 
 FEW_WORDS = ("phi3", "phi4_multimodal")

@@ -12,10 +12,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from posenc.inspect.encoding.figures import frame, heat_map
 from posenc.report.page.drawing import (
-    INK,
     LIGHT,
     figure,
     legend_above,
+    level,
     line_styles,
     readable,
     style,
@@ -110,17 +110,7 @@ def changed_layers(series: Mapping[str, Sequence[float]], rounding: float) -> Fi
         axes.set_ylim(lowest / 2, 10)
         axes.set_yticks([lowest, 1e-6, 1e-3, 1], ["0", "10⁻⁶", "10⁻³", "1"])
         axes.minorticks_off()
-        axes.axhline(rounding, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-        axes.annotate(
-            "below: rounding",
-            (1, rounding),
-            xycoords=("axes fraction", "data"),
-            xytext=(-2, -3),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=8,
-        )
+        level(axes, rounding, "below: rounding")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         legend_above(drawn)
     return drawn

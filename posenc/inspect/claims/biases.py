@@ -10,10 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.attend.multihead import Attention
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.scores.alibi import ALiBi
-from posenc.encodings.scores.forgetting import FoX
-from posenc.encodings.scores.t5 import T5Bias
+from posenc.encodings import ALiBi, FoX, PositionEncoding, T5Bias
 from posenc.inspect.claims.claim import IDENTITY, PARTLY, Group, Measured, amount
 
 CLAIMS = Group()

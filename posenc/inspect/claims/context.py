@@ -10,8 +10,7 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.attend.multihead import Attention
-from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rope_scaling import Proportional, rope_frequencies
+from posenc.encodings import Proportional, RoPE, rope_frequencies
 from posenc.inspect.claims.claim import PARTLY, Group, Measured, amount
 from posenc.inspect.claims.masking import weights_of
 from posenc.masks import Mask

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.encodings.embeddings.learned import Learned
-from posenc.encodings.embeddings.sinusoidal import Sinusoidal
+from posenc.encodings import Learned, Sinusoidal
 from posenc.inspect.claims.claim import Group, Measured, amount
 
 CLAIMS = Group()

@@ -7,14 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.encodings.queries_keys.rope import RoPE
-from posenc.encodings.queries_keys.rope_scaling import (
-    NTK,
-    Linear,
-    NTKByParts,
-    YaRN,
-    rope_frequencies,
-)
+from posenc.encodings import NTK, Linear, NTKByParts, RoPE, YaRN, rope_frequencies
 from posenc.inspect.claims.claim import OPEN, PARTLY, Group, Measured, amount
 
 CLAIMS = Group()

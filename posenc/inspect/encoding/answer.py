@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.registry import create
+from posenc.encodings import PositionEncoding, create
 from posenc.inspect.encoding.measurements import SpecSheet
 from posenc.inspect.encoding.precision import angles_of
 from posenc.inspect.encoding.scores import Decay

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc import masks
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.terms.tokens import Tokens
+from posenc.encodings import ModelShape, PositionEncoding, Tokens
 from posenc.testing.layer import Layer, heads, hidden, room, tokens
 
 COST_LENGTH = 512

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.registry import create, parse
+from posenc.encodings import ModelShape, create, parse
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.measurements import SpecSheet, measure
 from posenc.inspect.encoding.words import tables

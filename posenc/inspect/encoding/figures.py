@@ -17,10 +17,10 @@ from posenc.inspect.encoding.scores import Decay
 from posenc.report.page.drawing import (
     DECORATION,
     GRID,
-    INK,
     LIGHT,
     figure,
     legend_above,
+    level,
     line_styles,
     ordered_colours,
 )
@@ -71,17 +71,8 @@ def wavelengths(series: Mapping[str, Sequence[float | None]], train_length: int)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(_PLAIN)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        axes.axhline(train_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-        axes.annotate(
-            f"training length, {train_length:,}",
-            (1, train_length),
-            xycoords=("axes fraction", "data"),
-            xytext=(-3, -3),  # waves grow to the right: below the line it is free there
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=8,
-        )
+        # Waves grow to the right: below the line it is free there.
+        level(axes, train_length, f"training length, {train_length:,}")
         legend_above(drawn)
     return drawn
 

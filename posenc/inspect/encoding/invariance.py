@@ -15,8 +15,7 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.attend.cache import KVCache
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.shape import ModelShape
+from posenc.encodings import ModelShape, PositionEncoding
 from posenc.testing.layer import Layer, hidden, moved, room, tokens
 from posenc.testing.sequences import padded
 

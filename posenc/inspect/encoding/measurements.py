@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.registry import create
+from posenc.encodings import ModelShape, PositionEncoding, create
 from posenc.inspect.encoding import behaviour as running
 from posenc.inspect.encoding import invariance, precision, scores
 from posenc.inspect.encoding.precision import Precision

@@ -7,11 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.distance_bias import DistanceBias
-from posenc.encodings.registry import create
-from posenc.encodings.scores.alibi import ALiBi
-from posenc.encodings.scores.t5 import T5Bias
+from posenc.encodings import ALiBi, DistanceBias, PositionEncoding, T5Bias, create
 from posenc.inspect.encoding import captions, figures, precision
 from posenc.inspect.encoding.answer import answer
 from posenc.inspect.encoding.measurements import SpecSheet

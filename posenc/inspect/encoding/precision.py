@@ -9,9 +9,7 @@ from decimal import Decimal, localcontext
 import torch
 from torch import Tensor
 
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.numbers.angles import Angles
-from posenc.encodings.numbers.frequencies import PRECISION, TWO_PI
+from posenc.encodings import PRECISION, TWO_PI, Angles, PositionEncoding
 from posenc.testing.layer import first_layer
 
 BOUND = 1e-3

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.attend.problem import Known, Problem
-from posenc.encodings.base.base import PositionEncoding
-from posenc.encodings.base.shape import ModelShape
-from posenc.encodings.terms.tokens import Tokens
+from posenc.encodings import ModelShape, PositionEncoding, Tokens
 from posenc.testing.layer import heads, hidden, line, pair_scores
 
 FARTHEST = 2**16

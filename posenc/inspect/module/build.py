@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encodings.registry.code import find
+from posenc.encodings import find
 
 SCORE_MOD = 5
 """Arguments of a FlexAttention score_mod: score, batch, head, query index, key index."""

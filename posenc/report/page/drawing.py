@@ -263,15 +263,17 @@ def length_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = N
     axes.minorticks_off()
     if train_length is not None:
         axes.axvline(train_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        axes.annotate(
-            "trained to here",
-            (train_length, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(3, -2),
-            textcoords="offset points",
-            va="top",
-            fontsize=8,
-        )
+        style = {"textcoords": "offset points", "va": "top", "fontsize": 8}
+        place = {"xy": (train_length, 1), "xycoords": ("data", "axes fraction")}
+        axes.annotate("trained to here", xytext=(3, -2), **place, **style)
+
+
+def level(axes: Axes, at: float, text: str) -> None:
+    """A dotted line across the axes, with a word below its right end."""
+    axes.axhline(at, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+    style = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 8}
+    place = {"xy": (1, at), "xycoords": ("axes fraction", "data")}
+    axes.annotate(text, xytext=(-3, -3), **place, **style)
 
 
 def readable(text: str) -> str:

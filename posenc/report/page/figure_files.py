@@ -21,9 +21,7 @@ from posenc.report.page.figure_data import csv_text
 from posenc.report.page.page import Page, Plot
 
 DOTS_PER_INCH = 300
-PREFERRED = (
-    "NotoSansCJK", "SourceHanSans", "NotoSansSC", "PingFang", "msyh", "simhei", "wqy", "NotoSans",
-)  # fmt: skip
+PREFERRED = "NotoSansCJK SourceHanSans NotoSansSC PingFang msyh simhei wqy NotoSans".split()
 """Prefixes of font files that match the Latin letters of a figure, best first."""
 _ODD = ("bold", "italic", "oblique", "light", "thin", "black", "mono", "serif", "condensed")
 _WITHOUT_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}

@@ -88,7 +88,7 @@ def test_lost_workers_and_machines_change_no_number(cluster, study):
         assert engine.slots() == 2
         assert engine.about["machines"] == "2"
         engine.settle(study, trials, 5)
-        sweep.run_trials(study, trials, engine, log)
+        sweep.run_trials(study, trials, engine, [log])
     finally:
         engine.cancel()
     assert [what for what, _ in log.did] == ["worker", "machine"]

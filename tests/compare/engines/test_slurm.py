@@ -45,7 +45,7 @@ def test_preempted_and_killed_jobs_change_no_number(study):
     log = Disturber(engine, study)
     try:
         engine.settle(study, trials, 5)
-        sweep.run_trials(study, trials, engine, log)
+        sweep.run_trials(study, trials, engine, [log])
     finally:
         engine.cancel()
     assert log.did == {"rope": "preempted", "t5": "killed"}

@@ -65,7 +65,7 @@ def run_here_in(folder: Path, trials, workers: int, log) -> None:
     engine = Local(workers)
     engine.settle(folder, trials, 50)
     try:
-        sweep.run_trials(folder, trials, engine, log)
+        sweep.run_trials(folder, trials, engine, [log])
     finally:
         engine.cancel()
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from contextlib import ExitStack
 
 import pytest
 from rich.console import Console
 
+from posenc.compare.engines.sweep import run_trials
 from posenc.compare.page import watchers
-from posenc.compare.page.watchers import EventFile, TensorBoard, Together, watching
+from posenc.compare.page.watchers import EventFile, TensorBoard, watching
 from posenc.compare.results import Study, TrainingPoint, TrialResult
 from tests.compare.judge.test_summary import TRIAL
 
@@ -82,13 +84,30 @@ def test_all_watchers_hear_all(tmp_path):
             heard.append((self.name, "closed"))
 
         def __getattr__(self, what):
-            return lambda *values: heard.append((self.name, what, *values[1:]))
+            return lambda trial, *values, **named: heard.append(
+                (self.name, what, *values, *named.values())
+            )
 
-    with Together([Ear("a"), Ear("b")]) as both:
-        both.step(TRIAL, 1, 2.0)
-        both.testing(TRIAL)
-        both.note(TRIAL, "text")
-        both.finished(TRIAL, DONE)
+    class Says:
+        """An engine whose one trial says all that there is."""
+
+        events = iter([
+            {"kind": "step", "step": 1, "loss": 2.0}, {"kind": "testing"},
+            {"kind": "note", "text": "text"}, DONE,
+        ])  # fmt: skip
+
+        def slots(self):
+            return 1
+
+        def submit(self, trial):
+            assert trial == TRIAL
+
+        def wait(self):
+            return TRIAL, next(self.events)
+
+    with ExitStack() as stack:
+        ears = [stack.enter_context(Ear(name)) for name in "ab"]
+        run_trials(tmp_path, [TRIAL], Says(), ears)  # type: ignore[arg-type]
     for name in "ab":
         mine = [each[1:] for each in heard if each[0] == name]
         expected = [("step", 1, 2.0), ("testing",), ("note", "text"), ("finished", DONE)]
@@ -121,5 +140,6 @@ def test_tensorboard_that_is_not_installed_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     study = Study("", "", "", {}, {}, None, (TRIAL,))
     with pytest.raises(ValueError, match="tensorboard is not installed; install posenc"):
-        watching(Console(), study, tmp_path, 1, True)
-    assert len(watching(Console(), study, tmp_path, 1, False).watchers) == 2
+        watching(Console(), study, tmp_path, 1, True).__enter__()
+    with watching(Console(), study, tmp_path, 1, False) as found:
+        assert len(found) == 2

@@ -13,7 +13,7 @@ from posenc.compare.page.page import make_page
 from posenc.compare.plan.contract_gate import find_void
 from posenc.compare.plan.encodings import read_encodings
 from posenc.compare.results import Study, labelled
-from posenc.compare.trial.effective_spec import code_of
+from posenc.encodings import code_of
 from posenc.encodings.registry import known
 from posenc.testing import VOIDING
 from tests.compare.engines.test_sweep import Log, run_here_in, trial

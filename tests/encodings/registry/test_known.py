@@ -67,7 +67,7 @@ class Mine(posenc.ALiBi):
 posenc.register("mine_of_a_script", Mine)
 if __name__ == "__main__":
     from posenc.compare.plan.encodings import read_encodings
-    from posenc.compare.trial.effective_spec import code_of
+    from posenc.encodings import code_of
     (mine,) = read_encodings(["mine_of_a_script"])
     built = posenc.create(mine.text, posenc.ModelShape(64, 2))
     print(mine.text, mine.label, type(built).__qualname__, mine.code == code_of(mine.text))

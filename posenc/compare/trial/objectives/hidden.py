@@ -11,7 +11,7 @@ from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.evaluate import BUCKETS, TOKENS_AT_ONCE, bits, cannot, length_score
 from posenc.compare.trial.objectives.objective import Objective, Scores
 from posenc.compare.trial.windows import held_out_windows
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 
 
 @torch.no_grad()

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc import masks
 from posenc.compare.trial.config import TrialConfig
 from posenc.compare.trial.forward import autocast
 from posenc.compare.trial.objectives.hidden import evaluate_asked
 from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
 from posenc.compare.trial.windows import VOCABULARY
-from posenc.encodings.base.base import PositionEncoding
-from posenc.models import Decoder, DecoderConfig
+from posenc.encodings import PositionEncoding
+from posenc.models import Decoder, DecoderConfig, Encoder
 from posenc.models.stack import require_bidirectional
-from posenc.positions import Positions
 
 MASK = VOCABULARY
 """The symbol that replaces a masked byte."""
@@ -38,18 +33,11 @@ class MaskedModel(Decoder):
     Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, task 1.
     """
 
+    default_mask = Encoder.default_mask
+
     def __init__(self, config: DecoderConfig, encoding: PositionEncoding) -> None:
         require_bidirectional("--objective masked", encoding)
         super().__init__(config, encoding)
-
-    def forward(
-        self,
-        tokens: Int[Tensor, "batch len"],
-        positions: Positions | None = None,
-        **options: Any,
-    ) -> Float[Tensor, "batch len vocab_size"]:
-        """Return the logits of each token itself."""
-        return super().forward(tokens, positions, **options, mask=masks.full)
 
 
 def hidden_in_training(rows: Tensor, seed: int, step: int) -> Tensor:

@@ -15,7 +15,7 @@ from posenc.compare.trial.forward import autocast
 from posenc.compare.trial.objectives.hidden import evaluate_asked
 from posenc.compare.trial.objectives.objective import Asked, Objective, Scores
 from posenc.compare.trial.windows import VOCABULARY
-from posenc.encodings.base.base import PositionEncoding
+from posenc.encodings import PositionEncoding
 from posenc.models import EncoderDecoder
 
 BEGIN = VOCABULARY

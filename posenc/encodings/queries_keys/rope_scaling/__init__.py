@@ -4,21 +4,24 @@ Each scaling is a frozen dataclass with one formula. They compute with 50 decima
 angles are as exact as unscaled ones.
 """
 
-from posenc.encodings.queries_keys.rope_scaling.by_parts import Llama3, NTKByParts, NTKByPartsV1
-from posenc.encodings.queries_keys.rope_scaling.longrope import LongRoPE, longrope_temperature
-from posenc.encodings.queries_keys.rope_scaling.proportional import Proportional
-from posenc.encodings.queries_keys.rope_scaling.scaling import (
-    Frequencies,
-    Scaling,
-    rope_frequencies,
+from posenc.encodings.queries_keys.rope_scaling.by_parts import Llama3 as Llama3
+from posenc.encodings.queries_keys.rope_scaling.by_parts import NTKByParts as NTKByParts
+from posenc.encodings.queries_keys.rope_scaling.by_parts import NTKByPartsV1 as NTKByPartsV1
+from posenc.encodings.queries_keys.rope_scaling.longrope import LongRoPE as LongRoPE
+from posenc.encodings.queries_keys.rope_scaling.longrope import (
+    longrope_temperature as longrope_temperature,
 )
-from posenc.encodings.queries_keys.rope_scaling.uniform import (
-    NTK,
-    DynamicLinear,
-    DynamicNTK,
-    Linear,
-)
-from posenc.encodings.queries_keys.rope_scaling.yarn import DynamicYaRN, YaRN, yarn_temperature
+from posenc.encodings.queries_keys.rope_scaling.proportional import Proportional as Proportional
+from posenc.encodings.queries_keys.rope_scaling.scaling import Frequencies as Frequencies
+from posenc.encodings.queries_keys.rope_scaling.scaling import Scaling as Scaling
+from posenc.encodings.queries_keys.rope_scaling.scaling import rope_frequencies as rope_frequencies
+from posenc.encodings.queries_keys.rope_scaling.uniform import NTK as NTK
+from posenc.encodings.queries_keys.rope_scaling.uniform import DynamicLinear as DynamicLinear
+from posenc.encodings.queries_keys.rope_scaling.uniform import DynamicNTK as DynamicNTK
+from posenc.encodings.queries_keys.rope_scaling.uniform import Linear as Linear
+from posenc.encodings.queries_keys.rope_scaling.yarn import DynamicYaRN as DynamicYaRN
+from posenc.encodings.queries_keys.rope_scaling.yarn import YaRN as YaRN
+from posenc.encodings.queries_keys.rope_scaling.yarn import yarn_temperature as yarn_temperature
 
 SCALINGS: dict[str, type[Scaling]] = {
     "linear": Linear,
@@ -34,23 +37,3 @@ SCALINGS: dict[str, type[Scaling]] = {
     "dynamic_yarn": DynamicYaRN,
 }
 """The scalings by the names that the registry, the commands and Hugging Face use."""
-
-__all__ = [
-    "NTK",
-    "SCALINGS",
-    "DynamicLinear",
-    "DynamicNTK",
-    "DynamicYaRN",
-    "Frequencies",
-    "Linear",
-    "Llama3",
-    "LongRoPE",
-    "NTKByParts",
-    "NTKByPartsV1",
-    "Proportional",
-    "Scaling",
-    "YaRN",
-    "longrope_temperature",
-    "rope_frequencies",
-    "yarn_temperature",
-]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posenc.encodings.numbers.slopes_and_buckets import slopes as authors_slopes
+from posenc.encodings import ALiBi
 from posenc.inspect.module.checks.measured import Measured
 from posenc.inspect.module.subject import Subject
 
@@ -26,7 +26,7 @@ def slopes(subject: Subject) -> Measured:
         return None, "does not fall with distance"
     count = len(found)
     ahead = _ahead(bias)
-    authors = torch.tensor([float(slope) for slope in authors_slopes(count)], dtype=torch.float64)
+    authors = torch.tensor(ALiBi(count).slopes, dtype=torch.float64)
     plain = 2.0 ** (-8 * torch.arange(1, count + 1, dtype=torch.float64) / count)
     shown = ", ".join(f"{slope:.3g}" for slope in found[:3].tolist())
     if _equal(found, authors):
